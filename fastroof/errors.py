@@ -14,6 +14,7 @@ __all__ = [
     "PlanError",
     "PlanRangeError",
     "SimulationError",
+    "StoppedError",
     "SweepError",
     "TableError",
     "TraceError",
@@ -71,6 +72,10 @@ class TraceError(FastroofError):
 
 class SimulationError(FastroofError):
     """An engine cannot serve what it is to be simulated with."""
+
+
+class StoppedError(FastroofError):
+    """Work was ended before its end: at a time limit, or because nobody waits for its answer."""
 
 
 class SweepError(FastroofError):

@@ -85,6 +85,13 @@ def serve(
     max_calls: Annotated[
         int | None, typer.Option(min=1, help="Calls at once, of all that connect.  [default: 32]")
     ] = None,
+    max_call_s: Annotated[
+        int | None, typer.Option(min=1, help="Seconds that a call may take.  [default: 60]")
+    ] = None,
+    max_simulated_steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of a simulation, looks at replicas included.  [default: 268435456]"),
+    ] = None,
 ) -> None:
     """Answer other processes that ask how long steps take.
 
@@ -97,6 +104,8 @@ def serve(
         "max_requests": max_requests,
         "max_message_bytes": max_message_bytes,
         "max_calls": max_calls,
+        "max_call_s": max_call_s,
+        "max_simulated_steps": max_simulated_steps,
     }
     if stdio + (flight is not None) + (http is not None) != 1:
         raise BackendError("fastroof serve needs one of --stdio, --flight HOST:PORT and --http HOST:PORT")

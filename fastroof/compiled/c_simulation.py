@@ -285,6 +285,7 @@ def _simulate(
         think_us=reals[THINK_US],
         timeout_us=reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf,
         time_scale=reals[TIME_SCALE],
+        stop=scalars[NUM_SCALARS - 1 :],  # which nothing sets
     )
     state = EngineState(scalars, clock, slots, calendar, due, firsts, fresh)
     requests = Requests(served_arrivals, prompts, outputs, cached, next_arrived)

@@ -97,9 +97,7 @@ _CONSTANTS: Final = (
 
 
 def paced_plan(plan: StepPlan) -> StepPlan:
-    """Answer ``plan.paced``: the slowest stage, as often as there are stages."""
-    if len(plan.stages) == 1:
-        return plan
+    """Answer ``plan.paced`` of a plan with stages: the slowest one, as often as there are stages."""
     batch, times = min(TYPICAL_BATCH, plan.max_tokens, plan.max_seqs), len(plan.stages)
     slowest = max(plan.stages, key=lambda stage: stage.decode_us(batch, TYPICAL_KV_LEN))
     attention = (

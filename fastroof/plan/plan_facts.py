@@ -203,7 +203,15 @@ class PlanFacts:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("decode_lines", "made_from", "memory", "paced", "scalar", "step_scalar", "verification_arena")
+        made = (
+            "decode_lines",
+            "made_from",
+            "memory",
+            "_paced",
+            "scalar",
+            "step_scalar",
+            "verification_arena",
+        )
         # a list: another thread may be adding one of them
         return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 

@@ -45,13 +45,18 @@ class StepPlan(PlanFacts):
         """
         return self.stage_plans or (self,)
 
-    @lazy_property
+    @property
     def paced(self) -> StepPlan:
         """The same plan at the pace of its slowest pipeline stage; of a plan without stages, itself.
 
         Its steps take as many times the slowest stage as there are stages: what a batch takes in an engine
         that has one in each, where this plan's are those of one batch alone.
         """
+        # one that held itself would go only when Python looks for circles
+        return self._paced if self.stage_plans else self
+
+    @lazy_property
+    def _paced(self) -> StepPlan:
         return pipeline.paced_plan(self)
 
     @lazy_property

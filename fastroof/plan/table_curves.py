@@ -69,7 +69,11 @@ class TableCurves:
         except MissingTableError as error:
             self._check_modelled(error)
             return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
-        made = self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes)
+        key = ("row nodes", *self._key(call, max_rows))
+        if self.method == "roofline":
+            made = self.tables.kept(key, nodes)
+        else:  # a node at every row
+            made = self.tables.kept_lately(key, nodes, lambda made: 3 * made.axis.nbytes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
@@ -78,7 +82,14 @@ class TableCurves:
         def values() -> tuple[Floats, Flags]:
             return row_values(self.row_curve(call, max_rows), max_rows)
 
-        return self.tables.kept(("row values", max_rows, *self._key(call, max_rows)), values)
+        latency_us, origin = self.tables.kept_lately(
+            ("row values", *self._key(call, max_rows)),
+            values,
+            lambda made: made[0].nbytes + made[1].nbytes,
+            lambda made: len(made[0]) > max_rows,
+        )
+        # those up to a larger number begin alike
+        return latency_us[: max_rows + 1], origin[: max_rows + 1]
 
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
         """What a curve depends on: not the call's role, nor how often it runs."""

@@ -14,6 +14,7 @@ from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS, SERIES_F
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
+    CODE_STOPPED,
     CODE_STUCK,
     DECODE_TOKENS,
     FIRST_SIZE,
@@ -40,6 +41,7 @@ from fastroof.errors import SimulationError
 from fastroof.simulation.outcomes import REJECTED, Outcomes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
+from fastroof.stopping import check_stopped, stop_flag
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
     ------
     SimulationError
         If steps take no time, or less, or so much that clocks overflow.
+    StoppedError
+        If the work that this is part of is to end (:mod:`fastroof.stopping`).
     """
     if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
         raise SimulationError(
@@ -104,6 +108,7 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         think_us=trace.think_s * US_PER_S,
         timeout_us=settings.timeout_s * US_PER_S,
         time_scale=float(time_scale),
+        stop=stop_flag(),
     )
 
 
@@ -253,6 +258,8 @@ def counters_of(state: EngineState) -> dict[str, Any]:
 
 def raise_stuck(code: int) -> None:
     """Raise what a loop's code means."""
+    if code & CODE_STOPPED:
+        check_stopped()
     if code & CODE_STUCK:
         raise SimulationError(
             "the first request that waits has no room in an empty engine: give it more blocks"

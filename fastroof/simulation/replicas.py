@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -185,7 +186,9 @@ def run_replicas(
         fleet_of_one = partial(new_fleet, routing, settings, count, longest, rules=rules)
         run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
         with ThreadPoolExecutor(min(workers, replicas)) as pool:
-            done = list(pool.map(run, range(replicas)))
+            # each thread knows what ends the work that this is part of
+            contexts = [copy_context() for _ in range(replicas)]
+            done = list(pool.map(lambda one, context: context.run(run, one), range(replicas), contexts))
         record = merged([record for record, _ in done])
         counters = added_up([counters for _, counters in done])
     else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
+from fastroof.bounded_cache import BoundedCache
 from fastroof.columns import LATENCY, ORIGIN, Column
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError, TableError
@@ -28,6 +29,13 @@ Key = tuple[Any, ...]
 T = TypeVar("T")
 Packed = TypeVar("Packed", covariant=True)
 
+LATELY_BYTES: Final = 2**27
+"""Of what is made from tables in any number: some 1,500 curves at every number of tokens up to 8,192."""
+
+
+def _cache() -> BoundedCache[Any]:
+    return BoundedCache(LATELY_BYTES)
+
 
 class _Packs(Protocol[Packed]):
     """An operator, and what its packed form is."""
@@ -43,7 +51,8 @@ class _Packs(Protocol[Packed]):
 class Tables:
     """The tables of one GPU: look kernels up, or compile them into plans.
 
-    Made by :func:`load_tables`. Packed forms are built when first used and kept; pickling drops them.
+    Made by :func:`load_tables`. Packed forms are built when first used and kept, curves at every number of
+    rows as long as there is room; pickling drops both.
 
     Attributes
     ----------
@@ -59,10 +68,12 @@ class Tables:
     gpu: GpuSpec
     order: KernelOrder = BY_RANK
     _kept: dict[tuple[Hashable, ...], Any] = field(init=False, repr=False, default_factory=dict)
+    _lately: BoundedCache[Any] = field(init=False, repr=False, default_factory=_cache)
     _of_all: Tables | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"measured": self.measured, "gpu": self.gpu, "order": self.order, "_kept": {}, "_of_all": None}
+        made = {"_kept": {}, "_lately": _cache(), "_of_all": None}
+        return {"measured": self.measured, "gpu": self.gpu, "order": self.order, **made}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {t.num_rows:,}" for name, t in self.measured.tables.items())
@@ -341,6 +352,27 @@ class Tables:
             return kept
         made: T = self._kept.setdefault(key, make())
         return made
+
+    def kept_lately(
+        self,
+        key: tuple[Hashable, ...],
+        make: Callable[[], T],
+        bytes_of: Callable[[T], int],
+        serves: Callable[[T], bool] | None = None,
+    ) -> T:
+        """Return what was made from these tables lately; for what there is any number of.
+
+        All orders of the tables together hold :data:`LATELY_BYTES` of it at most.
+
+        Parameters
+        ----------
+        key, make : tuple, callable
+            As of :meth:`kept`.
+        bytes_of, serves : callable
+            As of :meth:`fastroof.bounded_cache.BoundedCache.get`.
+        """
+        lately: BoundedCache[T] = (self._of_all or self)._lately
+        return lately.get((self.order, *key), make, bytes_of, serves)
 
     def groups(self, operator: str) -> dict[Key, Longs]:
         """Row indices by key of the table that serves an operator first."""

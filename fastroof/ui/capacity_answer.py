@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from fastroof.errors import SimulationError
 from fastroof.simulation import Workload
 from fastroof.simulation.capacity import capacity
+from fastroof.simulation.replicas import ranks_of
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.work import simulated_steps
 from fastroof.ui.commands import CAPACITY_REQUESTS, capacity_command, capacity_limits, lengths_written
 
 if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
     from fastroof.ui.plans import PlanStore
     from fastroof.ui.view import View
 
 __all__ = ["capacity_answer"]
 
 MOST_STEPS: Final = 2**24
-"""Of a simulation: tokens of all outputs and chunks of all prompts, each of which may be a step."""
+"""Of a simulation, as :func:`fastroof.simulation.work.simulated_steps` counts them."""
 
 
 def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
@@ -49,8 +51,8 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
         raise SimulationError("a capacity keeps limits, and there is none: give one on TTFT or TPOT")
     prompts, outputs = lengths_written(view)
     workload = Workload(requests=CAPACITY_REQUESTS, input_tokens=prompts, output_tokens=outputs)
-    _check_work(workload, view)
     plan = store.plan(view, view.capacity_sizes).plan
+    _check_work(plan, workload, view)
     # sizes that are None are the engine's own
     options: dict[str, Any] = {"max_num_batched_tokens": view.max_batched_tokens}
     options |= {"max_num_seqs": None, "block_size": None, **limits}
@@ -58,10 +60,10 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     return {**found.document(), "limits": limits, "command": capacity_command(store, view)}
 
 
-def _check_work(workload: Workload, view: View) -> None:
+def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
     drawn = workload.trace(rate=1.0)
-    chunks = int((-(-drawn.input_tokens // view.budget)).sum())
-    steps = int(drawn.output_tokens.sum(dtype=np.int64)) + chunks
+    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_batched_tokens)
+    steps = simulated_steps(drawn, settings, ranks=ranks_of(plan))
     if steps > MOST_STEPS:
         raise SimulationError(
             f"{len(drawn):,} requests may take {steps:,} steps, more than the {MOST_STEPS:,} of a simulation "

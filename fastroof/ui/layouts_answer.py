@@ -11,6 +11,7 @@ from fastroof.errors import FastroofError
 from fastroof.models.layout import ALL_TP_SIZES, Layout
 from fastroof.report.front import pareto_front
 from fastroof.serving import estimate
+from fastroof.stopping import check_stopped
 from fastroof.ui.commands import serving_command
 from fastroof.ui.step_answer import spread_sizes
 
@@ -83,6 +84,7 @@ def splits_of(store: PlanStore, view: View) -> Iterator[dict[str, int]]:
 
 
 def _over_clients(store: PlanStore, view: View, split: dict[str, int], clients: Any) -> dict[str, Any]:
+    check_stopped()
     told: dict[str, Any] = {"split": split}
     try:
         layout = Layout(**split)

@@ -23,10 +23,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastroof.backends.serve.answer import as_refusal
+from fastroof.backends.serve.http_calls import Calls
 from fastroof.backends.serve.http_requests import (
     JSON_TYPE,
     LET_IN,
     LOCAL_HOSTS,
+    Bodies,
     Refused,
     check_host,
     content_type,
@@ -38,7 +40,8 @@ from fastroof.backends.serve.json_values import for_json
 from fastroof.backends.serve.messages import write_reply
 from fastroof.checks import shown
 from fastroof.documents import parse_json
-from fastroof.errors import BatchError, FastroofError
+from fastroof.errors import BatchError, FastroofError, StoppedError
+from fastroof.stopping import check_stopped
 from fastroof.ui.capacity_answer import capacity_answer
 from fastroof.ui.choices import choices
 from fastroof.ui.layouts_answer import layouts_answer
@@ -55,6 +58,12 @@ MOST_BYTES: Final = 2**12
 
 MOST_CALLS: Final = 16
 """Questions at once; a page asks three."""
+
+MOST_CALL_S: Final = 300
+"""Seconds that a question may take: the first ones wait for tables, and for loops to be compiled."""
+
+MOST_BODIES_BYTES: Final = 2**20
+"""Of all views that are being read."""
 
 QUICK, LONG = 2, 2
 """Threads that answer what is shown at once, and what takes longer."""
@@ -120,8 +129,8 @@ class PageApp:
         self._files = page_files()
         self._choices = write_reply(choices(store, start))
         self._quick, self._long = Workers(QUICK), Workers(LONG)
-        self.running = 0
-        self.is_draining = False
+        self._calls = Calls(MOST_CALLS, MOST_CALL_S, "questions")
+        self._bodies = Bodies(MOST_BODIES_BYTES)
         self.asgi = Starlette(
             routes=[
                 Route("/", self._guarded(self._page)),
@@ -134,6 +143,20 @@ class PageApp:
             exception_handlers={HTTPException: self._not_routed},
         )
 
+    @property
+    def running(self) -> int:
+        """Questions that have not ended."""
+        return self._calls.running
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new questions are refused."""
+        return self._calls.is_draining
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self._calls.is_draining = value
+
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         async def answered(request: Request) -> Response:
             try:
@@ -145,6 +168,8 @@ class PageApp:
                 response = refusal(refused.status, refused.words, refused.headers)
             except ClientDisconnect:
                 response = Response(status_code=400)  # nobody reads it
+            except StoppedError as error:
+                response = refusal(503, error)
             except FastroofError as error:
                 response = refusal(400, error)
             except Exception as error:
@@ -176,24 +201,20 @@ class PageApp:
 
     def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], workers: Workers) -> Endpoint:
         def answered(body: bytes) -> bytes:
+            check_stopped()
             view = View.of(parse_json(body, "a view", BatchError))
             return write_reply(for_json(answer(self._store, view)))
 
         async def asked(request: Request) -> Response:
             if content_type(request) != JSON_TYPE:
                 raise Refused(415, f"a view is {JSON_TYPE}; got {shown(content_type(request))}")
-            again = {"Retry-After": "1", "Connection": "close"}
-            if self.is_draining:
-                raise Refused(503, "the page is closing: nothing is answered any more", **again)
-            if self.running >= MOST_CALLS:
-                raise Refused(503, f"{self.running} questions are open, as many as may be at once", **again)
-            self.running += 1
+            self._calls.check()
+            body = await read_body(request, MOST_BYTES, self._bodies)
+            call = self._calls.take(request)
             try:
-                return Response(
-                    await workers.run(answered, await read_body(request, MOST_BYTES)), media_type=JSON_TYPE
-                )
+                return Response(await call.run(workers, answered, body), media_type=JSON_TYPE)
             finally:
-                self.running -= 1
+                call.end()
 
         return self._guarded(asked)
 

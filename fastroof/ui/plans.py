@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from fastroof.bounded_cache import BoundedCache
 from fastroof.checks import shown
 from fastroof.config import gpu_names, load_gpu
 from fastroof.errors import FastroofError, GpuError, ModelError, TableError
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledPlan", "GpuTables", "PlanStore"]
 
-MOST_PLANS: Final = 192
-"""Plans that are kept, of some 200 kB each: those of two mixtures of experts in all their layouts."""
+PLANS_BYTES: Final = 2**27
+"""Of plans that are cached: some 180, those of two mixtures of experts in all their layouts."""
+
+ARENAS: Final = 4
+"""Arenas that a plan takes the bytes of, with the errors and lines that it works out later."""
 
 MOST_GPUS: Final = 4
 """GPUs whose tables are kept, of up to some 100 MB each."""
@@ -67,24 +72,37 @@ class _Kept(Generic[T]):
             self._kept.move_to_end(key)
             kept = self._kept[key]
         else:
-            try:
-                kept = make()
-            except FastroofError as error:
-                # asked for again with every move of a slider: finding out what is missing takes as long
-                kept = error
-            self._kept[key] = kept
+            kept = self._kept[key] = _or_error(make)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        if isinstance(kept, FastroofError):
-            raise kept.with_traceback(None)
-        return kept
+                # tables and those in an engine's order hold each other
+                gc.collect()
+        return _raised(kept)
 
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
 
-    def __len__(self) -> int:
-        return len(self._kept)
+
+def _or_error(make: Callable[[], T]) -> T | FastroofError:
+    """What is made, or why it is not: finding out what is missing takes as long each time it is asked for."""
+    try:
+        return make()
+    except FastroofError as error:
+        return error.with_traceback(None)
+
+
+def _raised(made: T | FastroofError) -> T:
+    if isinstance(made, FastroofError):
+        raise made.with_traceback(None)
+    return made
+
+
+def _bytes_of(made: CompiledPlan | FastroofError) -> int:
+    if isinstance(made, FastroofError):
+        return 2**10
+    plan = made.plan
+    return ARENAS * sum(each.arena.nbytes for each in (plan, *plan.stage_plans))
 
 
 class PlanStore:
@@ -116,7 +134,7 @@ class PlanStore:
         self.gpus = {**{name: name for name in gpu_names()}, **(gpus or {})}
         self._specs: dict[str, ModelSpec] = {}
         self._tables: _Kept[GpuTables] = _Kept(MOST_GPUS)
-        self._plans: _Kept[CompiledPlan] = _Kept(MOST_PLANS)
+        self._plans: BoundedCache[CompiledPlan | FastroofError] = BoundedCache(PLANS_BYTES)
         self._lock = Lock()
         self._read = FilesRead()
         self._checked_s = time.monotonic()
@@ -215,7 +233,7 @@ class PlanStore:
             return CompiledPlan(plan, tuple(str(each.message) for each in said))
 
         with self._reading():
-            return self._plans.get(key, compiled)
+            return _raised(self._plans.get(key, lambda: _or_error(compiled), _bytes_of))
 
     def measured(self, name: str) -> GpuTables:
         """Return a GPU with its tables, as a command loads them that names it."""

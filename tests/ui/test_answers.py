@@ -310,11 +310,11 @@ def test_a_gpu_without_tables_is_timed_by_its_datasheet(store: PlanStore, capsys
 def test_plans_are_kept_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastroof.ui import plans
 
-    monkeypatch.setattr(plans, "MOST_PLANS", 3)
+    monkeypatch.setattr(plans, "PLANS_BYTES", 3 * 2**20)
     store = PlanStore()
     first = store.plan(View(model="llama-3.1-8b", tp=1), View().step_sizes)
     for tp in (2, 4, 8, 2):
         kept = store.plan(View(model="llama-3.1-8b", tp=tp), View().step_sizes)
         assert kept is store.plan(View(model="llama-3.1-8b", tp=tp), View().step_sizes)
-        assert len(store) <= 3
+        assert len(store) <= 4
     assert store.plan(View(model="llama-3.1-8b", tp=1), View().step_sizes) is not first

@@ -16,12 +16,14 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from fastroof.errors import BackendError
+from fastroof.simulation import Workload, simulate
 from fastroof.ui.view import View
 from tests.fuzz.mutators import mutated_bytes
 
@@ -204,10 +206,66 @@ def test_it_listens_to_this_machine_alone(page: PageServer) -> None:
     assert listens == [f"0100007F:{page.port:04X}"] or not sockets[0].exists()
 
 
-def test_too_many_questions_are_refused(page, monkeypatch) -> None:
+def test_too_many_questions_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(page_app, "MOST_CALLS", 0)
-    reply = post(page, "step", SMALL.document())
+    with PageServer(start=SMALL) as page:
+        reply = post(page, "step", SMALL.document())
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+
+
+def _long_answer(store: Any, view: View) -> dict[str, Any]:
+    """Simulate for minutes."""
+    plan = store.plan(view, view.capacity_sizes).plan
+    trace = Workload(rate=1e5, requests=2**18, input_tokens=1, output_tokens=2).trace()
+    options = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "routing": "least_kv"}
+    simulate(plan, trace.limited(10), **options, replicas=2)
+    return simulate(plan, trace, **options, replicas=4096).summary()
+
+
+def _ends(page: PageServer, seconds: float) -> None:
+    began = time.monotonic()
+    while page._app.running:
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    spent = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - spent < 0.15
+
+
+def test_a_question_that_nobody_waits_for_ends(monkeypatch) -> None:
+    monkeypatch.setattr(page_app, "capacity_answer", _long_answer)
+    with PageServer(start=SMALL) as page:
+        for _ in range(3):  # more than there are threads
+            connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+            connection.request("POST", "/ask/capacity", json.dumps(SMALL.document()), JSON)
+            while not page._app.running:
+                time.sleep(0.01)
+            time.sleep(0.5)
+            connection.close()
+        _ends(page, 2.5)
+        assert post(page, "step", SMALL.document()).status == 200
+
+
+def test_a_question_ends_at_its_time_limit(monkeypatch) -> None:
+    monkeypatch.setattr(page_app, "capacity_answer", _long_answer)
+    monkeypatch.setattr(page_app, "MOST_CALL_S", 1)
+    with PageServer(start=SMALL) as page:
+        assert post(page, "step", SMALL.document()).status in (200, 503)  # with its tables and plan
+        reply = post(page, "capacity", SMALL.document())
+        assert (reply.status, reply.read["error"]) == (503, "StoppedError")
+        assert "longer than the 1 s" in reply.read["message"]
+        _ends(page, 2.5)
+
+
+def test_slow_questions_keep_nobody_out() -> None:
+    with PageServer(start=SMALL) as page, ExitStack() as held:
+        for _ in range(2 * page_app.MOST_CALLS):
+            client = held.enter_context(socket.create_connection(("127.0.0.1", page.port), 60))
+            head = b"POST /ask/step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        time.sleep(0.1)
+        assert page._app.running == 0
+        assert post(page, "step", SMALL.document()).status == 200
 
 
 # -- files -----------------------------------------------------------------------------------------

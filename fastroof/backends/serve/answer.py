@@ -33,6 +33,7 @@ from fastroof.checks import shown
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
+from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -251,11 +252,11 @@ class ServedPlans:
         plan = self.plan(which)
         num_requests = steps.num_requests if errors or isinstance(steps, AnySteps) else 0
         check_detailed(steps.num_steps, len(plan.stages) if stages else 1, num_requests, self.limits)
-        return Detail(
-            steps.times_us(plan),
-            steps.relative_errors(plan) if errors else None,
-            stage_times_us(plan, steps) if stages else None,
-        )
+        times_us = steps.times_us(plan)
+        check_stopped()
+        relative_error = steps.relative_errors(plan) if errors else None
+        check_stopped()
+        return Detail(times_us, relative_error, stage_times_us(plan, steps) if stages else None)
 
     def with_errors(self, which: str | int, steps: AskedSteps) -> TimesAndErrors:
         """Time steps with their standard errors; limits and errors as in :meth:`detailed`."""
@@ -360,6 +361,7 @@ class ServedPlans:
                 "max_simulated_requests",
                 "max_answered_requests",
                 "max_simulated_steps",
+                "max_call_s",
             )
         }
         return {"fastroof": __version__, "protocol": PROTOCOL, "plans": plans, "limits": limits}

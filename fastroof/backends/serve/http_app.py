@@ -7,8 +7,12 @@ calls are taken.
 
 Whatever is refused gets ``{"id": null, "error": ..., "message": ...}`` and a status: 400 for a wrong
 message, 401 without the token, 404, 405, 408 for a body that is too slow, 413 for one too long, 415 for
-another content type, 421 for another host's name, 500 for a fault of the server, 503 where too many calls run
-or the server is stopping.
+another content type, 421 for another host's name, 500 for a fault of the server, 503 where too many calls
+run, a call took longer than its limit or the server is stopping. At its time limit a stream of lines ends:
+the line that was in work has an error, those behind it have no reply.
+
+A call is counted once its body is there, and as long as it costs anything: until its work has ended, which
+it does soon after its client has left.
 
 No page of another origin can ask: for JSON's content type a browser asks first, which nobody answers, and
 where no token is needed the host must be one of this machine's names.
@@ -19,22 +23,24 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from fastroof.backends.serve.answer import ServedPlans, as_refusal
+from fastroof.backends.serve.http_calls import Call, Calls
 from fastroof.backends.serve.http_metrics import METRICS_TYPE, ServeMetrics
 from fastroof.backends.serve.http_openapi import JSON_LINES, LINES_TYPES, openapi_document
 from fastroof.backends.serve.http_requests import (
     JSON_TYPE,
     LET_IN,
+    Bodies,
     Refused,
     check_host,
     content_type,
@@ -42,12 +48,12 @@ from fastroof.backends.serve.http_requests import (
     refusal,
 )
 from fastroof.backends.serve.http_workers import Workers
-from fastroof.backends.serve.messages import Answered, answer_text, write_reply
+from fastroof.backends.serve.messages import answer_text, write_reply
 from fastroof.checks import shown
-from fastroof.errors import FastroofError
+from fastroof.errors import FastroofError, StoppedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from fastroof.plan import StepPlan
 
@@ -55,6 +61,9 @@ __all__ = ["PlanApp"]
 
 REPLY_BYTES: Final = 2**18
 """Of replies to lines that are made before they are sent."""
+
+STOPPED: Final = 503
+"""Status of a message whose work was ended."""
 
 
 class PlanApp:
@@ -86,10 +95,11 @@ class PlanApp:
         self._token = None if token is None else f"Bearer {token}".encode()
         self._hosts = hosts
         self._openapi = json.dumps(openapi_document(token is not None)).encode()
-        self._metrics = ServeMetrics(plans, lambda: self.running, connections, lambda: self.is_draining)
-        self._workers = Workers(served.limits.max_calls)
-        self.running = 0
-        self.is_draining = False
+        self._calls = calls = Calls(served.limits.max_calls, served.limits.max_call_s)
+        self._metrics = ServeMetrics(plans, calls, connections)
+        limits = served.limits
+        self._workers = Workers(limits.max_calls)
+        self._bodies = Bodies(max(limits.max_message_bytes, limits.max_calls * limits.json_bytes))
         self.asgi = Starlette(
             routes=[
                 Route("/message", self._guarded(self._message), methods=["POST"]),
@@ -100,6 +110,20 @@ class PlanApp:
             ],
             exception_handlers={HTTPException: self._not_routed},
         )
+
+    @property
+    def running(self) -> int:
+        """Calls that have not ended."""
+        return self._calls.running
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new calls are refused."""
+        return self._calls.is_draining
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self._calls.is_draining = value
 
     def _guarded(
         self, endpoint: Callable[[Request], Awaitable[Response]]
@@ -146,43 +170,41 @@ class PlanApp:
         if kind != JSON_TYPE and kind not in LINES_TYPES:
             raise Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {shown(kind)}")
         limits = self._served.limits
-        with self._call() as end:
-            if kind == JSON_TYPE:
-                text = await read_body(request, limits.json_bytes)
-                answered = await self._workers.run(self._answer, text)
-                error = answered.error
-                status = 200 if error is None else 400 if isinstance(error, FastroofError) else 500
-                end()
-                return Response(write_reply(answered.reply), status, media_type=JSON_TYPE)
-            body = await read_body(request, limits.max_message_bytes)
-            # the call lasts until its last line is answered
-            return _Lines(self._answered_lines(body), end, media_type=JSON_LINES)
+        self._calls.check()
+        most_bytes = limits.json_bytes if kind == JSON_TYPE else limits.max_message_bytes
+        body = await read_body(request, most_bytes, self._bodies)
+        if kind == JSON_TYPE:
+            return await self._answered(request, body)
+        return _Lines(self._calls.take(request), self._workers, partial(self._some_replies, _lines(body)))
 
-    def _answer(self, text: bytes) -> Answered:
+    async def _answered(self, request: Request, text: bytes) -> Response:
+        call = self._calls.take(request)
+        try:
+            status, reply = await call.run(self._workers, self._answer, text)
+        finally:
+            call.end()
+        return Response(reply, status, media_type=JSON_TYPE)
+
+    def _answer(self, text: bytes) -> tuple[int, bytes]:
         began = time.perf_counter()
         answered = answer_text(self._served, text)
         self._metrics.count(answered, time.perf_counter() - began)
-        return answered
+        return _status(answered.error), write_reply(answered.reply)
 
-    async def _answered_lines(self, body: bytes) -> AsyncIterator[bytes]:
-        lines = _lines(body)
-        while replies := await self._workers.run(self._some_replies, lines):
-            yield replies
-
-    def _some_replies(self, lines: Iterator[bytes]) -> bytes:
-        """Answer lines until there is something to send; nothing at their end."""
+    def _some_replies(self, lines: Generator[bytes, None, None]) -> bytes:
+        """Answer lines until there is something to send; nothing at their end, or that of their time."""
         replies = bytearray()
         for line in lines:
-            replies += write_reply(self._answer(line).reply) + b"\n"
+            status, reply = self._answer(line)
+            replies += reply + b"\n"
+            if status == STOPPED:
+                lines.close()
             if len(replies) >= REPLY_BYTES:
                 break
         return bytes(replies)
 
     async def _describe(self, request: Request) -> Response:
-        with self._call() as end:
-            answered = await self._workers.run(self._answer, b'{"describe": true}')
-            end()
-            return Response(write_reply(answered.reply), media_type=JSON_TYPE)
+        return await self._answered(request, b'{"describe": true}')
 
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type=METRICS_TYPE)
@@ -191,51 +213,46 @@ class PlanApp:
         return Response(self._openapi, media_type=JSON_TYPE)
 
     async def _health(self, request: Request) -> Response:
-        state = {"status": "draining" if self.is_draining else "ok", "calls": self.running}
-        return Response(json.dumps(state), 503 if self.is_draining else 200, media_type=JSON_TYPE)
-
-    @contextmanager
-    def _call(self) -> Iterator[Callable[[], None]]:
-        """Count a call; it lasts until what this yields is called, or something is raised."""
-        again = {"Retry-After": "1", "Connection": "close"}
-        if self.is_draining:
-            raise Refused(503, "the server is stopping: no new calls are taken", **again)
-        if self.running >= self._served.limits.max_calls:
-            raise Refused(
-                503, f"{self.running} calls are running, as many as may at once: try again later", **again
-            )
-        self.running += 1
-        has_ended = False
-
-        def end() -> None:
-            nonlocal has_ended
-            if not has_ended:
-                has_ended = True
-                self.running -= 1
-
-        try:
-            yield end
-        except BaseException:
-            end()
-            raise
+        calls = self._calls
+        state = {
+            "status": "draining" if calls.is_draining else "ok",
+            "calls": calls.running,
+            "abandoned": calls.abandoned,
+            "timed_out": calls.timed_out,
+        }
+        return Response(json.dumps(state), 503 if calls.is_draining else 200, media_type=JSON_TYPE)
 
 
-class _Lines(StreamingResponse):
+class _Lines(Response):
     """Replies to lines, sent as they are made; whatever becomes of the client, the call ends."""
 
-    def __init__(self, content: AsyncIterator[bytes], end: Callable[[], None], media_type: str) -> None:
-        super().__init__(content, media_type=media_type)
-        self._end = end
+    def __init__(self, call: Call, workers: Workers, some_replies: Callable[[], bytes]) -> None:
+        self._call, self._workers, self._some_replies = call, workers, some_replies
+        super().__init__(media_type=JSON_LINES)
+        del self.headers["content-length"]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send them."""
         try:
-            await super().__call__(scope, receive, send)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while replies := await self._call.run(self._workers, self._some_replies):
+                await send({"type": "http.response.body", "body": replies, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except ClientDisconnect:
+            return  # nobody reads it
         finally:
-            self._end()
+            self._call.end()
 
 
-def _lines(body: bytes) -> Iterator[bytes]:
+def _status(error: Exception | None) -> int:
+    if error is None:
+        return 200
+    if isinstance(error, StoppedError):
+        return STOPPED
+    return 400 if isinstance(error, FastroofError) else 500
+
+
+def _lines(body: bytes) -> Generator[bytes, None, None]:
     """Lines that are not blank, one after the other."""
     start = 0
     while start < len(body):

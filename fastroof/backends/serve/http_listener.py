@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 import time
@@ -25,7 +26,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from fastroof.backends.serve.connections import NONE_LEFT, Connections, Standing, peer_of
-from fastroof.backends.serve.http_requests import JSON_TYPE, LET_IN
+from fastroof.backends.serve.http_framing import framing_fault
+from fastroof.backends.serve.http_requests import ASKS, CUT, JSON_TYPE, LET_IN
 from fastroof.backends.serve.messages import error_reply, write_reply
 from fastroof.backends.serve.process import DRAIN_S, wait_while
 from fastroof.errors import BackendError
@@ -43,6 +45,7 @@ _HEAD_BYTES: Final = 2**14
 _SWEEP_S: Final = 0.5
 _CLOSING_S: Final = 5.0
 _BACKLOG: Final = 128
+_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _NO_FILES_S: Final = 0.1
 """Until the next connection is taken where no file descriptors are left."""
 
@@ -53,8 +56,9 @@ class HttpApp(Protocol):
     Attributes
     ----------
     asgi : ASGI application
-        What answers. The state of a request has a function :data:`~.http_requests.LET_IN`, to be called where
-        its client may ask.
+        What answers. The state of a request has functions :data:`~.http_requests.LET_IN`, to be called where
+        its client may ask, :data:`~.http_requests.ASKS`, before its body is waited for, and
+        :data:`~.http_requests.CUT`, which ends its connection.
     running : int
         Calls that are not answered yet.
     is_draining : bool
@@ -73,6 +77,10 @@ class _Arrival:
         self.taken = taken
         self.peer = peer
         self.standing = Standing.SILENT
+
+    def asks(self) -> None:
+        """Know that its client has something to ask, which is not there yet."""
+        self.standing = Standing.ASKED
 
     def let_in(self) -> None:
         """Know that its client may ask."""
@@ -108,6 +116,13 @@ class _Connection(H11Protocol):
         self.moved_s = time.monotonic()
         super().on_response_complete()
 
+    def handle_events(self) -> None:
+        """Go on with what has come; refuse a head whose length proxies may read otherwise."""
+        if self.conn.their_state is h11.IDLE and (why := framing_fault(self.conn.trailing_data[0])):
+            self.send_400_response(why)
+            return
+        super().handle_events()
+
     def send_400_response(self, msg: str) -> None:
         """Say that it is no HTTP, in the form of all errors."""
         body = write_reply(error_reply(BackendError(f"this is no request of HTTP/1.1: {msg}")))
@@ -124,12 +139,25 @@ class _Connection(H11Protocol):
         """End it where its client lets it hang."""
         unsent = self.transport.get_write_buffer_size()
         is_working = self.cycle is not None and not self.cycle.response_complete
+        if is_working and _has_left(self.transport):
+            self.transport.abort()
+            return
         if (is_working and not unsent) or unsent != self.unsent:
             self.moved_s = now_s
         self.unsent = unsent
         longest = STALLED_S if unsent or self.transport.is_closing() else IDLE_S if self.has_asked else HEAD_S
         if now_s - self.moved_s > longest:
             self.transport.abort()
+
+
+def _has_left(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its end: unread bytes before that hide it from asyncio."""
+    taken = transport.get_extra_info("socket")
+    if taken is None or taken.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(taken.fileno(), _GONE)
+    return bool(poll.poll(0))
 
 
 class HttpListener:
@@ -290,7 +318,9 @@ class HttpListener:
         """Have a connection served, where TLS is spoken if it has to be."""
 
         def connection() -> _Connection:
-            made = _Connection(config, self._state, {LET_IN: arrival.let_in})
+            made = _Connection(
+                config, self._state, {ASKS: arrival.asks, LET_IN: arrival.let_in, CUT: arrival.cut}
+            )
             made.left = lambda: self._arrivals.forget(arrival)
             return made
 

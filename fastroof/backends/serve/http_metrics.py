@@ -13,12 +13,17 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from fastroof._version import __version__
 from fastroof.backends.serve.message_forms import FORMS, PROTOCOL
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastroof.backends.serve.http_calls import Calls
     from fastroof.backends.serve.messages import Answered
     from fastroof.plan import StepPlan
 
@@ -54,23 +59,25 @@ class ServeMetrics:
     ``fastroof_messages_total`` by form and outcome (answered, refused: the message is wrong, failed: a fault
     of the server), ``fastroof_message_seconds`` by form (computing alone), ``fastroof_steps_total``,
     ``fastroof_turned_away_total`` by status (what never became a message: no token, too long, too many),
-    ``fastroof_calls`` and ``fastroof_connections`` now, ``fastroof_draining``, and what is served:
-    ``fastroof_build_info``, ``fastroof_plan_info``.
+    ``fastroof_abandoned_calls_total`` and ``fastroof_timed_out_calls_total`` (ended since their client had
+    left, and at the time limit), ``fastroof_calls`` and ``fastroof_connections`` now, ``fastroof_draining``,
+    and what is served: ``fastroof_build_info``, ``fastroof_plan_info``.
 
     Parameters
     ----------
     plans : mapping of str to StepPlan
         By name.
-    calls, connections, draining : callable
-        What they are now.
+    calls : Calls
+        How many run, were abandoned and timed out.
+    connections : callable
+        How many there are now.
     """
 
     def __init__(
         self,
         plans: Mapping[str, StepPlan],
-        calls: Callable[[], float],
+        calls: Calls,
         connections: Callable[[], float],
-        draining: Callable[[], float],
     ) -> None:
         self._registry = registry = CollectorRegistry()
         self._messages = Counter(
@@ -95,11 +102,16 @@ class ServeMetrics:
             for outcome in _OUTCOMES:
                 self._messages.labels(form, outcome)
         for name, words, now in (
-            ("fastroof_calls", "Messages that are being answered.", calls),
+            (
+                "fastroof_calls",
+                "Calls that are being answered, or whose work goes on.",
+                lambda: calls.running,
+            ),
             ("fastroof_connections", "Open connections.", connections),
-            ("fastroof_draining", "1 once the server is told to stop.", draining),
+            ("fastroof_draining", "1 once the server is told to stop.", lambda: calls.is_draining),
         ):
             Gauge(name, words, registry=registry).set_function(now)
+        registry.register(_Ended(calls))
         built = Gauge("fastroof_build_info", "What serves.", ("version", "protocol"), registry=registry)
         built.labels(__version__, str(PROTOCOL)).set(1)
         plan_info = Gauge(
@@ -125,3 +137,18 @@ class ServeMetrics:
     def text(self) -> bytes:
         """Return all of it."""
         return generate_latest(self._registry)
+
+
+class _Ended(Collector):
+    """Calls that were ended early, as they are counted where they end."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield both counts."""
+        for name, words, count in (
+            ("abandoned", "Calls whose client left before their answer.", self._calls.abandoned),
+            ("timed_out", "Calls that took longer than the limit.", self._calls.timed_out),
+        ):
+            yield CounterMetricFamily(f"fastroof_{name}_calls", words, value=count)

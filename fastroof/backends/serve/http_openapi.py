@@ -21,7 +21,7 @@ _ERRORS: Final = {
     413: "The body, or a line of it, is too long.",
     415: "The body is said to be something else than JSON.",
     500: "A fault of the server.",
-    503: "Too many calls are running, or the server is stopping: try again later.",
+    503: "Too many calls are running, the call took too long, or the server is stopping.",
 }
 
 
@@ -73,10 +73,21 @@ def openapi_document(needs_token: bool) -> dict[str, Any]:
             }
         }
 
+    counts = {
+        "calls": "calls that are being answered, or whose work goes on",
+        "abandoned": "calls whose client left before their answer, since the start",
+        "timed_out": "calls that took longer than the limit, since the start",
+    }
     health = {
         "type": "object",
-        "properties": {"status": {"enum": ["ok", "draining"]}, "calls": {"type": "integer", "minimum": 0}},
-        "required": ["status", "calls"],
+        "properties": {
+            "status": {"enum": ["ok", "draining"]},
+            **{
+                name: {"type": "integer", "minimum": 0, "description": words}
+                for name, words in counts.items()
+            },
+        },
+        "required": ["status", *counts],
         "additionalProperties": False,
     }
     draining = {"503": {"description": "The server is stopping.", **_content(JSON_TYPE, health)}}

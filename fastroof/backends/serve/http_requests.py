@@ -14,9 +14,12 @@ from fastroof.backends.serve.messages import error_reply, write_reply
 from fastroof.errors import BackendError, FastroofError
 
 __all__ = [
+    "ASKS",
+    "CUT",
     "JSON_TYPE",
     "LET_IN",
     "LOCAL_HOSTS",
+    "Bodies",
     "Refused",
     "check_host",
     "content_type",
@@ -30,11 +33,17 @@ LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 LET_IN: Final = "let_in"
 """What the state of a request has for its connection to be told that its client may ask."""
 
+ASKS: Final = "asks"
+"""Likewise, to be told that its client has something to ask, which is not there yet."""
+
+CUT: Final = "cut"
+"""Likewise, to be cut."""
+
 CHUNK_S: Final = 10.0
 """Longest wait for the next part of a body."""
 
 BODY_BYTES_PER_S: Final = 2**14
-"""Slowest body that is waited for, beyond the first :data:`CHUNK_S`."""
+"""Slowest body that is waited for, over every :data:`CHUNK_S`."""
 
 
 class Refused(Exception):
@@ -66,8 +75,36 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
+class Bodies:
+    """Bodies that are being read: together they hold no more than there is room for, the largest gives way.
+
+    Parameters
+    ----------
+    most_bytes : int
+        Room for all of them.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held: dict[Request, int] = {}
+
+    def hold(self, request: Request, num_bytes: int) -> None:
+        """Note how much has come of a body."""
+        self._held[request] = num_bytes
+        if sum(self._held.values()) > self._most_bytes:
+            largest = max(self._held, key=lambda each: self._held[each])
+            self.leave(largest)
+            largest.scope["state"][CUT]()
+
+    def leave(self, request: Request) -> None:
+        """Forget a body that has come, or does not come any more."""
+        self._held.pop(request, None)
+
+
+async def read_body(request: Request, most_bytes: int, bodies: Bodies) -> bytes:
     """Read a body that is neither too long nor too slow.
+
+    Meanwhile its connection has asked, and no more: where there are too many, it may have to give way.
 
     Raises
     ------
@@ -78,8 +115,18 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     told = request.headers.get("content-length", "")
     if told.isdigit() and (len(told) > 18 or int(told) > most_bytes):
         raise Refused(413, words, Connection="close")
+    request.scope["state"][ASKS]()
+    try:
+        body = await _whole_body(request, most_bytes, bodies, words)
+    finally:
+        bodies.leave(request)
+    request.scope["state"][LET_IN]()
+    return body
+
+
+async def _whole_body(request: Request, most_bytes: int, bodies: Bodies, words: str) -> bytes:
     body = bytearray()
-    began = time.monotonic()
+    since_s, since_bytes = time.monotonic(), 0
     parts = request.stream()
     while True:
         try:
@@ -91,8 +138,13 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
         body += part
         if len(body) > most_bytes:
             raise Refused(413, words, Connection="close")
-        if time.monotonic() - began > CHUNK_S + len(body) / BODY_BYTES_PER_S:
-            raise Refused(408, f"the body is slower than {BODY_BYTES_PER_S} bytes/s", Connection="close")
+        bodies.hold(request, len(body))
+        passed_s = time.monotonic() - since_s
+        if passed_s > CHUNK_S:
+            # of every such while, so that a fast beginning pays for nothing
+            if len(body) - since_bytes < passed_s * BODY_BYTES_PER_S:
+                raise Refused(408, f"the body is slower than {BODY_BYTES_PER_S} bytes/s", Connection="close")
+            since_s, since_bytes = time.monotonic(), len(body)
 
 
 def refusal(status: int, error: str | FastroofError, headers: dict[str, str] | None = None) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TypeVar
 
 __all__ = ["Workers"]
 
@@ -27,7 +27,9 @@ class Workers:
     Examples
     --------
     >>> workers = Workers(2)
-    >>> asyncio.run(workers.run(sum, [1, 2]))
+    >>> async def three():
+    ...     return await workers.start(lambda: 1 + 2)
+    >>> asyncio.run(three())
     3
     """
 
@@ -37,8 +39,8 @@ class Workers:
         self._waiting = 0
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, and wait for what it returns or raises."""
+    def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Call a function in a thread; the future has what it returns or raises."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
@@ -53,7 +55,7 @@ class Workers:
 
         def task() -> None:
             try:
-                value, error = function(*arguments), None
+                value, error = function(), None
             except BaseException as raised:
                 value, error = None, raised
             with suppress(RuntimeError):  # the loop has closed
@@ -64,7 +66,7 @@ class Workers:
             self._started += 1
             Thread(target=self._work, name="fastroof-http", daemon=True).start()
         self._tasks.put(task)
-        return await result
+        return result
 
     def _work(self) -> None:
         while True:

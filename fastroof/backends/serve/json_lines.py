@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastroof.backends.serve.limits import call_stop
 from fastroof.backends.serve.messages import answer_text, error_reply, write_reply
 from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow
 from fastroof.errors import BackendError, FastroofError
@@ -111,8 +112,9 @@ class LineReader:
 
 
 def answer_line(served: ServedPlans, line: bytes) -> bytes:
-    """Answer a line that is not blank, whatever it holds, with a line."""
-    return write_reply(answer_text(served, line).reply) + b"\n"
+    """Answer a line that is not blank, whatever it holds, with a line, as a call of its own."""
+    with call_stop(served.limits.max_call_s).watched():
+        return write_reply(answer_text(served, line).reply) + b"\n"
 
 
 def error_line(error: FastroofError, request_id: str | int | None = None) -> bytes:

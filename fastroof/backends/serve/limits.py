@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError
+from fastroof.stopping import Stop
 
-__all__ = ["ServeLimits"]
+__all__ = ["ServeLimits", "call_stop"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,12 @@ class ServeLimits:
     max_simulated_requests, max_answered_requests : int
         Requests of a simulation, and of one whose answer has all of them.
     max_simulated_steps : int
-        Steps that a simulation may take at most: tokens of all outputs, and chunks of all prompts.
+        Steps that a simulation may take at most, as :func:`fastroof.simulation.work.simulated_steps` counts
+        them: tokens of all outputs, chunks of all prompts, and looks at replicas.
+    max_call_s : int
+        Seconds that a call may take, from when it has been read; then its work is ended. A stream of lines
+        is one call. Simulations are ended at once, and everything else between its parts, which take seconds
+        at most by the other limits.
 
     Raises
     ------
@@ -57,6 +63,7 @@ class ServeLimits:
     max_simulated_requests: int = 2**20
     max_answered_requests: int = 2**17
     max_simulated_steps: int = 2**28
+    max_call_s: int = 60
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -79,3 +86,10 @@ class ServeLimits:
             raise BackendError(
                 f"a message of JSON is longer than the {self.json_bytes} bytes of a line: send several"
             )
+
+
+def call_stop(limit_s: int) -> Stop:
+    """Return what ends a call at its time limit, from now on."""
+    return Stop(
+        limit_s, f"the call took longer than the {limit_s} s that one may take (max_call_s): ask for less"
+    )

@@ -19,6 +19,7 @@ from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
+from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,10 @@ __all__ = [
     "take_id",
     "write_reply",
 ]
+
+
+_PART: Final = 2**15
+"""Elements of a list that are written at once."""
 
 
 class Answered(NamedTuple):
@@ -74,6 +79,7 @@ def answer_text(served: ServedPlans, text: bytes) -> Answered:
         served.limits.check_line(len(text))
         message = parse_message(text)
         request_id = take_id(message)
+        check_stopped()
         found = FORM_OF.get(frozenset(message))
         form = "none" if found is None else found.name
         return Answered(form, {"id": request_id, **answer_message(served, message)}, None)
@@ -164,8 +170,25 @@ def error_reply(error: FastroofError, request_id: str | int | None = None) -> di
 
 
 def write_reply(reply: dict[str, Any]) -> bytes:
-    """Write a reply as JSON, whose numbers read back to the same bits."""
-    return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode()
+    """Write a reply as JSON, whose numbers read back to the same bits.
+
+    Long lists are written in parts: while Python writes one, no other thread runs.
+    """
+    if not any(type(value) is list and len(value) > _PART for value in reply.values()):
+        return _json(reply)
+    members = []
+    for name, value in reply.items():
+        if type(value) is list and len(value) > _PART:
+            parts = (_json(value[at : at + _PART])[1:-1] for at in range(0, len(value), _PART))
+            text = b"[" + b",".join(parts) + b"]"
+        else:
+            text = _json(value)
+        members.append(_json(name) + b":" + text)
+    return b"{" + b",".join(members) + b"}"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _check_version(message: dict[str, Any]) -> None:

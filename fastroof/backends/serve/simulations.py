@@ -15,6 +15,8 @@ and the columns of ``Simulation.requests``. What is not a number is null. Nothin
 
 from __future__ import annotations
 
+from dataclasses import fields
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,6 +24,7 @@ import numpy as np
 from fastroof.backends.serve.json_values import for_json
 from fastroof.checks import is_whole_number, shown
 from fastroof.errors import BackendError
+from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.limits import ServeLimits
@@ -57,7 +60,6 @@ _WORDS: Final = (
     '"simulate" must be an object with a "trace" or a "workload", and may have "options" and "requests"'
 )
 _SLOT_BYTES, _BUCKET_BYTES = 128, 32
-_DEFAULT_BUDGET: Final = 2048
 
 
 def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[str, Any]:
@@ -104,10 +106,15 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
         raise BackendError(f'"requests" must be true or false, got {shown(wants_requests)}')
     options = _options(asked.get("options", {}))
     most = limits.max_answered_requests if wants_requests else limits.max_simulated_requests
-    trace = _trace(asked["trace"], most) if "trace" in asked else _drawn(asked["workload"], most)
-    _check_work(trace, options, limits)
+    if "trace" in asked:
+        trace = _trace(asked["trace"], most)
+    else:
+        _check_drawing(asked["workload"], options, limits)
+        trace = _drawn(asked["workload"], most)
+    _check_work(plan, trace, options, limits)
     simulated = fastroof.simulate(plan, trace, **options)
     answer = {"summary": for_json(simulated.summary())}
+    check_stopped()
     if wants_requests:
         answer["requests"] = for_json(simulated.requests.to_pydict())
     return answer
@@ -167,27 +174,46 @@ def _check_count(count: int, most: int) -> None:
         raise BackendError(f"{count} requests are more than the {most} of a simulation here: send fewer")
 
 
-def _check_work(trace: Trace, options: dict[str, Any], limits: ServeLimits) -> None:
-    """Refuse what would take long or much memory: each token of an output may be a step, each chunk too."""
-    if not len(trace):
-        return
-    budget = _size(options, "max_num_batched_tokens", _DEFAULT_BUDGET)
-    steps = int(trace.output_tokens.sum(dtype=np.int64)) + int((-(-trace.input_tokens // budget)).sum())
-    if steps > limits.max_simulated_steps:
+def _check_work(plan: StepPlan, trace: Trace, options: dict[str, Any], limits: ServeLimits) -> None:
+    """Refuse what would take long or much memory, before anything is simulated."""
+    from fastroof.simulation import simulate
+    from fastroof.simulation.replicas import ranks_of
+    from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.work import simulated_steps
+
+    arguments = signature(simulate).parameters
+    names = [field.name for field in fields(EngineSettings) if field.name in arguments]
+    settings = EngineSettings.of_plan(plan, **{n: options.get(n, arguments[n].default) for n in names})
+    replicas, ranks = options.get("replicas", 1), ranks_of(plan)
+    if not is_whole_number(replicas):
+        return  # which is refused by who simulates
+    seqs = min(settings.max_num_seqs, len(trace))
+    a_rank = _SLOT_BYTES * seqs + _BUCKET_BYTES * int(trace.output_tokens.max()) + 8 * settings.block_size
+    if replicas * ranks * a_rank > limits.max_message_bytes:
         raise BackendError(
-            f"the requests may take {steps} steps, more than the {limits.max_simulated_steps} of a "
-            "simulation here: send fewer"
-        )
-    seqs, replicas = (_size(options, name, 1) for name in ("max_num_seqs", "replicas"))
-    block_size = _size(options, "block_size", 1)
-    a_replica = _SLOT_BYTES * seqs + _BUCKET_BYTES * int(trace.output_tokens.max()) + 8 * block_size
-    if replicas * a_replica > limits.max_message_bytes:
-        raise BackendError(
-            f"{replicas} replicas of {seqs} requests would take {replicas * a_replica} bytes, more than "
+            f"{replicas} replicas of {seqs} requests would take {replicas * ranks * a_rank} bytes, more than "
             f"{limits.max_message_bytes}: ask for fewer"
         )
+    steps = simulated_steps(trace, settings, replicas, options.get("routing", "round_robin"), ranks)
+    _check_steps(steps, len(trace), replicas, limits)
 
 
-def _size(options: dict[str, Any], name: str, default: int) -> int:
-    value = options.get(name)
-    return max(int(value), 1) if value is not None and is_whole_number(value) else default
+def _check_drawing(workload: Any, options: dict[str, Any], limits: ServeLimits) -> None:
+    """Refuse at once what would take too many steps though each request had one: drawing takes time too."""
+    from fastroof.simulation.work import routed_steps
+
+    requests: Any = workload.get("requests") if isinstance(workload, dict) else None
+    replicas: Any = options.get("replicas", 1)
+    if is_whole_number(requests) and is_whole_number(replicas):
+        is_closed, routing = workload.get("clients") is not None, options.get("routing", "round_robin")
+        steps = routed_steps(requests, requests, is_closed, replicas, routing)
+        _check_steps(steps, requests, replicas, limits)
+
+
+def _check_steps(steps: int, requests: int, replicas: int, limits: ServeLimits) -> None:
+    if steps > limits.max_simulated_steps:
+        on = f" on {replicas} replicas" if replicas > 1 else ""
+        raise BackendError(
+            f"{requests} requests{on} may take {steps} steps, more than the {limits.max_simulated_steps} of "
+            "a simulation here (max_simulated_steps): ask for less"
+        )

@@ -23,6 +23,7 @@ from fastroof.backends.serve import frames
 from fastroof.backends.serve.answer import ServedPlans, as_refusal
 from fastroof.backends.serve.frame_reader import Frame, FrameReader
 from fastroof.backends.serve.json_lines import LineReader, answer_line, error_line
+from fastroof.backends.serve.limits import call_stop
 from fastroof.backends.serve.messages import answer_message, parse_message, take_id, write_reply
 from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow, Outflow, widen
 from fastroof.backends.serve.steps_asked import AnySteps
@@ -190,7 +191,8 @@ def _reply_text(served: ServedPlans, text: bytes) -> bytes:
     """Answer a message of JSON as a line is answered, but for its errors, which are raised."""
     message = parse_message(text)
     request_id = take_id(message)
-    return write_reply({"id": request_id, **answer_message(served, message)})
+    with call_stop(served.limits.max_call_s).watched():
+        return write_reply({"id": request_id, **answer_message(served, message)})
 
 
 def _one_step_us(served: ServedPlans, which: str | int, arrays: list[memoryview]) -> float:

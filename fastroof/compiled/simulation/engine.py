@@ -13,6 +13,7 @@ from fastroof.compiled.simulation.records import Record, add_interval
 from fastroof.compiled.simulation.scheduling import make_step
 from fastroof.compiled.simulation.state import (
     ARRIVED,
+    CODE_STOPPED,
     CODE_STUCK,
     DEADLINE,
     END,
@@ -129,6 +130,9 @@ def advance(
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
+        # read again each time: every store of the loop might be to it
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         if scalars[IN_FLIGHT] > 0:
             now_us = clock[END]
             if now_us >= until_us:

@@ -22,6 +22,7 @@ from fastroof.compiled.simulation.state import (
     ARRIVED,
     BUCKET_NEXT,
     BUSY_US,
+    CODE_STOPPED,
     CODE_STUCK,
     END,
     ENTERED,
@@ -219,6 +220,8 @@ def advance_pooled(
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         if scalars[IN_FLIGHT] > 0:
             if clock[END] >= until_us:
                 return 0

@@ -30,6 +30,7 @@ from fastroof.compiled.simulation.replicas import (
     Router,
 )
 from fastroof.compiled.simulation.state import (
+    CODE_STOPPED,
     END,
     FREE,
     IN_FLIGHT,
@@ -146,6 +147,8 @@ def pooled_replicas_run(
     count = len(requests.arrival_us)
     # once more after the last request, until all have ended
     for request in range(count + 1):
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         until_us = requests.arrival_us[request] if request < count else math.inf
         for replica in range(replicas):
             if states.scalars[replica, IN_FLIGHT] > 0 and states.clock[replica, END] >= until_us:

@@ -26,6 +26,7 @@ from fastroof.compiled.simulation.leaving import time_out
 from fastroof.compiled.simulation.records import Record, add_interval
 from fastroof.compiled.simulation.scheduling import has_prompt, make_step
 from fastroof.compiled.simulation.state import (
+    CODE_STOPPED,
     CODE_STUCK,
     DECODES,
     END,
@@ -369,6 +370,8 @@ def advance_ranks(
     """Run ranks until their next event is not before ``until_us``. Returns a code, as ``advance`` does."""
     plan = open_plan(arena)
     while True:
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         now_us = group_next_us(states, group, requests)
         if now_us >= until_us:
             return 0

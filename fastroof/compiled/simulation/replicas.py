@@ -27,6 +27,7 @@ from fastroof.compiled.simulation.ranks import (
 )
 from fastroof.compiled.simulation.records import Record
 from fastroof.compiled.simulation.state import (
+    CODE_STOPPED,
     END,
     FREE,
     IN_FLIGHT,
@@ -296,6 +297,9 @@ def replicas_run(
     """
     _restart(fleet)
     for request in range(len(requests.arrival_us)):
+        # replicas that need not advance do not look
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         now_us = requests.arrival_us[request]
         code = _advance_all(arena, options, fleet, requests, served, record, now_us)
         if code != 0:
@@ -352,6 +356,8 @@ def closed_loop_run(
     released = _release(requests, 0, clients, 0.0)
     next_sent = 0
     while True:
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         first = 0
         now_us = math.inf
         for engine in range(len(fleet.router.pushed)):

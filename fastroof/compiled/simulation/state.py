@@ -14,6 +14,7 @@ from fastroof.arrays import Flags, Floats, Ints, Longs
 from fastroof.compiled.jit import jit_stateful_inline
 
 __all__ = [
+    "CODE_STOPPED",
     "CODE_STUCK",
     "FINISHED",
     "FIRST_SIZE",
@@ -46,6 +47,9 @@ FINISHED, TIMED_OUT, REJECTED = 0, 1, 2
 CODE_STUCK = 1
 """Requests wait, none runs, and the first of them has no room: it never will."""
 
+CODE_STOPPED = 2
+"""Another thread set ``EngineOptions.stop``: what was written is part of a run."""
+
 
 class EngineOptions(NamedTuple):
     """How an engine makes steps; flags are 0 or 1.
@@ -53,7 +57,8 @@ class EngineOptions(NamedTuple):
     ``depth`` steps are scheduled at once, the running one included: 1, or 2 where scheduling is asynchronous.
     ``block_shift`` is the block size's logarithm where that is a power of two, else NONE.
     ``clients`` is 0 where arrivals are given; else so many send their next request ``think_us`` after the
-    last token of the one before.
+    last token of the one before. ``stop`` has one element; a loop returns CODE_STOPPED soon after another
+    thread has set it.
     """
 
     budget: int
@@ -69,6 +74,7 @@ class EngineOptions(NamedTuple):
     think_us: float
     timeout_us: float
     time_scale: float
+    stop: Longs
 
 
 class Requests(NamedTuple):

@@ -187,7 +187,7 @@ def test_metrics_count(server, plan):
 
 
 def test_health_and_description(server, plan):
-    assert ask(server, "GET", "/healthz").read == {"status": "ok", "calls": 0}
+    assert ask(server, "GET", "/healthz").read == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 0}
     described = ask(server, "GET", "/describe").read
     assert described == {"id": None, **ServedPlans({"eight": plan}).describe()}
 

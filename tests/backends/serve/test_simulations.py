@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 
 import pytest
 
@@ -14,7 +16,8 @@ from fastroof.backends.serve.flight_client import FlightSteps
 from fastroof.backends.serve.json_lines import answer_line
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.simulations import OPTIONS, simulation_answer
-from fastroof.errors import BackendError, FastroofError
+from fastroof.backends.serve.stdio import _reply_text
+from fastroof.errors import BackendError, FastroofError, StoppedError
 from fastroof.simulation import Workload, load_trace
 
 LIMITS = ServeLimits(
@@ -105,14 +108,25 @@ WRONG = {
     "too many requests": ({"workload": {**WORKLOAD, "requests": 2001}}, "more than the 2000"),
     "too many to be told": ({"workload": {**WORKLOAD, "requests": 51}, "requests": True}, "more than the 50"),
     "too many steps": (
-        {"workload": {**WORKLOAD, "requests": 2000, "output_tokens": 101}}, "more than the 200000",
+        {"workload": {**WORKLOAD, "requests": 2000, "output_tokens": 101}, "options": OPTIONS_GIVEN},
+        "more than the 200000",
     ),
     "too many chunks": (
         {"workload": {**WORKLOAD, "requests": 1000, "input_tokens": 3000},
          "options": {"max_num_batched_tokens": 16, "max_num_seqs": 4}},
         "more than the 200000",
     ),
-    "too many replicas": ({"workload": WORKLOAD, "options": {"replicas": 10**6}}, "bytes, more than"),
+    "too many looks": (
+        {"workload": {**WORKLOAD, "requests": 400, "output_tokens": 2},
+         "options": {**OPTIONS_GIVEN, "replicas": 64, "routing": "least_kv"}},
+        "400 requests on 64 replicas may take 205200 steps, more than the 200000",
+    ),
+    "too many replicas": (
+        {"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "replicas": 10**6}}, "more than the 200000",
+    ),
+    "too much memory": (
+        {"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "replicas": 4096}}, "bytes, more than",
+    ),
     "beyond the plan": ({"workload": WORKLOAD, "options": OPTIONS_GIVEN | {"max_num_seqs": 65}}, "seqs 65"),
     "no size": ({"workload": WORKLOAD, "options": {"max_num_seqs": "many"}}, "max_num_seqs"),
     "blocks of nothing": ({"workload": WORKLOAD, "options": {"block_size": 0}}, "block_size"),
@@ -135,6 +149,32 @@ def test_a_wrong_message_is_an_error(plan, served, name):
     assert "the server failed" not in said["message"]
 
 
+UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=1)
+LONG = {
+    "workload": {"rate": 1e5, "requests": 2**20, "input_tokens": 1, "output_tokens": 2},
+    "options": {**OPTIONS_GIVEN, "replicas": 4096, "routing": "least_kv"},
+}
+
+
+def test_a_line_and_a_message_of_a_frame_end_at_the_time_limit(plan):
+    served = ServedPlans({"eight": plan}, UNBOUNDED)
+    fastroof.simulate(plan, TRACE, **{**OPTIONS_GIVEN, "replicas": 2, "routing": "least_kv"})  # compiled
+
+    def in_a_frame(text):
+        with pytest.raises(StoppedError) as raised:
+            _reply_text(served, text)
+        return str(raised.value)
+
+    for answered in (lambda text: json.loads(answer_line(served, text))["message"], in_a_frame):
+        began, spent = time.monotonic(), time.process_time()
+        said = answered(json.dumps({"id": 7, "simulate": LONG}).encode())
+        assert said == "the call took longer than the 1 s that one may take (max_call_s): ask for less"
+        assert time.monotonic() - began < 4
+        assert time.process_time() - spent < 4
+    assert "latency_us" in asked(served, {"batch_size": 1, "kv_len": 9})
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
 def test_simulate_goes_with_nothing_else(served):
     said = asked(served, {"simulate": {"workload": WORKLOAD}, "batch_size": 1, "kv_len": 1})
     assert (said["error"], "simulate" in said["message"]) == ("BackendError", True)
@@ -147,6 +187,7 @@ def test_what_a_server_takes_is_described(served):
     assert limits["max_simulated_requests"] == 2000
     assert limits["max_answered_requests"] == 50
     assert limits["max_simulated_steps"] == 200_000
+    assert limits["max_call_s"] == 60
 
 
 def test_every_option_is_an_argument_of_simulate():
@@ -169,3 +210,9 @@ def test_over_flight(plan):
         with pytest.raises(BackendError, match="no plan 'nine'"):
             steps.simulate("nine", workload=WORKLOAD)
         assert steps.health()["plans"][0]["name"] == "eight"
+    with (
+        FlightServer({"eight": plan}, limits=UNBOUNDED) as server,
+        FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps,
+        pytest.raises(StoppedError, match="longer than the 1 s"),
+    ):
+        steps.simulate("eight", **LONG)

@@ -1,0 +1,89 @@
+"""A cache of what was used lately, up to some bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["BoundedCache"]
+
+T = TypeVar("T")
+
+
+class BoundedCache(Generic[T]):
+    """Values by key; what was not used for longest goes where there is no more room.
+
+    Values lie in two generations of half the bytes each. What is used moves to the young one; when that is
+    full it becomes the old one, and what the old one held is dropped. So nothing is sorted, and there is no
+    lock, which a child that is forked meanwhile would wait for: threads that meet make a value twice, or lose
+    one that is made again.
+
+    Parameters
+    ----------
+    most_bytes : int
+        Of all values together; a single one may be larger.
+
+    Examples
+    --------
+    >>> cache = BoundedCache(200)
+    >>> for i in (1, 2, 1, 3, 1):
+    ...     value = cache.get(i, lambda i=i: "made " * i, lambda value: 100)
+    >>> 1 in cache, 2 in cache, 3 in cache, cache.num_bytes
+    (True, False, True, 200)
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._young: dict[Hashable, tuple[T, int]] = {}
+        self._old: dict[Hashable, tuple[T, int]] = {}
+        self._young_bytes = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._young or key in self._old
+
+    def __len__(self) -> int:
+        return len(self._young.keys() | self._old.keys())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values now."""
+        held = {**self._old, **self._young}
+        return sum(num_bytes for _, num_bytes in held.values())
+
+    def get(
+        self,
+        key: Hashable,
+        make: Callable[[], T],
+        bytes_of: Callable[[T], int],
+        serves: Callable[[T], bool] | None = None,
+    ) -> T:
+        """Return the value of a key, made now if it is not there.
+
+        Parameters
+        ----------
+        key : hashable
+            Its key.
+        make : callable
+            Makes it.
+        bytes_of : callable
+            Says how many bytes it takes.
+        serves : callable, optional
+            Whether a value that is there will do; another one replaces it.
+        """
+        held = self._young.get(key)
+        if held is not None and (serves is None or serves(held[0])):
+            return held[0]
+        held = self._old.get(key)
+        if held is None or (serves is not None and not serves(held[0])):
+            made = make()
+            held = made, bytes_of(made)
+        before = self._young.get(key)
+        self._young[key] = held
+        self._young_bytes += held[1] - (0 if before is None else before[1])
+        if 2 * self._young_bytes > self.most_bytes:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+        return held[0]
+
+    def clear(self) -> None:
+        """Forget every value."""
+        self._young, self._old, self._young_bytes = {}, {}, 0

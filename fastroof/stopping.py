@@ -1,0 +1,119 @@
+"""Ending work early: at a time limit, or because nobody waits for its answer any more.
+
+Whoever starts work makes a :class:`Stop` and runs the work within ``with stop.watched():``. What takes long
+asks :func:`check_stopped` now and then; compiled loops read :func:`stop_flag`, which another thread sets.
+The stop travels in a context variable, so that a path from a server to a loop need not hand it on, and none
+can forget to. Threads that the work itself starts run in a copy of its context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Timer
+
+import numpy as np
+
+from fastroof.arrays import Longs
+from fastroof.errors import StoppedError
+
+__all__ = ["Stop", "check_stopped", "stop_flag"]
+
+_CURRENT: ContextVar[Stop | None] = ContextVar("fastroof_stop", default=None)
+
+
+class Stop:
+    """What ends one piece of work; the first reason counts.
+
+    Parameters
+    ----------
+    limit_s : float, optional
+        Seconds that the work may take, from now on.
+    words : str
+        What the error says then.
+
+    Attributes
+    ----------
+    flag : ndarray of int64, shape (1,)
+        Not 0 once the work is to end.
+    reason : str
+        What :class:`~fastroof.errors.StoppedError` says; empty while the work goes on.
+    is_late : bool
+        Whether the time limit ended it.
+
+    Examples
+    --------
+    >>> stop = Stop()
+    >>> stop.set("nobody waits for it")
+    >>> with stop.watched():
+    ...     check_stopped()
+    Traceback (most recent call last):
+    fastroof.errors.StoppedError: nobody waits for it
+    """
+
+    def __init__(self, limit_s: float | None = None, words: str = "it took too long") -> None:
+        self.flag: Longs = np.zeros(1, np.int64)
+        self.reason = ""
+        self.is_late = False
+        self._words = words
+        self._until_s = None if limit_s is None else time.monotonic() + limit_s
+        self._timer: Timer | None = None
+
+    def set(self, reason: str) -> None:
+        """End the work, from any thread."""
+        if not self.reason:
+            self.reason = reason
+            self.flag[0] = 1
+
+    def check(self) -> None:
+        """Raise where the work is to end."""
+        if self._until_s is not None and time.monotonic() >= self._until_s:
+            self._end_late()
+        if self.reason:
+            raise StoppedError(self.reason)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Run the work of a block under this stop."""
+        before = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(before)
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def watched_flag(self) -> Longs:
+        """Return the flag for a loop, which a timer sets at the time limit."""
+        self.check()
+        if self._until_s is not None and self._timer is None:
+            self._timer = Timer(self._until_s - time.monotonic(), self._end_late)
+            self._timer.daemon = True
+            self._timer.start()
+        return self.flag
+
+    def _end_late(self) -> None:
+        if not self.reason:
+            self.is_late = True
+            self.set(self._words)
+
+
+def check_stopped() -> None:
+    """End the work that this is part of, where it is to end.
+
+    Raises
+    ------
+    StoppedError
+        With the reason.
+    """
+    stop = _CURRENT.get()
+    if stop is not None:
+        stop.check()
+
+
+def stop_flag() -> Longs:
+    """Return what a compiled loop reads to know whether it is to end; see :func:`check_stopped`."""
+    stop = _CURRENT.get()
+    return np.zeros(1, np.int64) if stop is None else stop.watched_flag()

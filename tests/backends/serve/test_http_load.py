@@ -1,0 +1,299 @@
+"""What a server over HTTP does with messages that cost much, clients that leave, and bodies that are slow."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+import fastroof
+from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
+from fastroof.backends.serve.limits import ServeLimits
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+
+from fastroof.backends.serve import http_requests
+from fastroof.backends.serve.http_server import HttpServer
+from tests.backends.serve.test_http import JSON, LINES, ONE, ask, metric, post
+
+OPTIONS = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
+SMALL = {"rate": 100, "requests": 100, "input_tokens": 100, "output_tokens": 10}
+MANY = {"rate": 100_000, "requests": 2**20, "input_tokens": 1, "output_tokens": 2}
+
+
+def simulating(workload: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {"id": 7, "simulate": {"workload": workload, "options": {**OPTIONS, **options}}}
+
+
+LONG = simulating(MANY, replicas=4096, routing="least_kv")
+"""A message of some 200 bytes whose answer takes minutes."""
+
+UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=600)
+
+
+@pytest.fixture(scope="module")
+def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=1024, max_seqs=64)
+    # compiled before anything is timed
+    for options in ({}, {"replicas": 2}, {"replicas": 2, "routing": "least_kv"}):
+        fastroof.simulate(plan, fastroof.Workload(**SMALL).trace(), **OPTIONS, **options)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def server(plan: fastroof.StepPlan) -> Iterator[HttpServer]:
+    with HttpServer({"eight": plan}) as running:
+        yield running
+
+
+def health(server: HttpServer) -> dict[str, Any]:
+    return dict(ask(server, "GET", "/healthz").read)
+
+
+def until(is_so: Any, seconds: float = 30.0) -> float:
+    """Wait until something is so; returns how long it took."""
+    began = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def busy_share(seconds: float = 0.5) -> float:
+    """How much of a processor this process takes."""
+    began, spent = time.monotonic(), time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - spent) / (time.monotonic() - began)
+
+
+def sent_off(server: HttpServer, message: Any, kind: dict[str, str], more: bytes = b"") -> socket.socket:
+    """Post a message and do not wait for its answer."""
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    client = socket.create_connection(("127.0.0.1", server.port), 60)
+    head = f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    client.sendall(f"{head}Content-Type: {kind['Content-Type']}\r\n\r\n".encode() + body + more)
+    return client
+
+
+# What it costs
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        LONG,
+        simulating(MANY, replicas=256, routing="power_of_two"),
+        simulating({**SMALL, "requests": 2**20, "output_tokens": 300}),
+        simulating({**SMALL, "input_tokens": 2**20, "requests": 2**18}, max_num_batched_tokens=64),
+        simulating(
+            {"clients": 100, "requests": 10_000, "input_tokens": 9, "output_tokens": 99}, replicas=999
+        ),
+        simulating(MANY, replicas=4096),
+    ],
+    ids=["issue", "routed", "outputs", "chunks", "closed", "round robin"],
+)
+def test_what_would_cost_too_much_is_refused_at_once(server: HttpServer, message: dict[str, Any]) -> None:
+    began, spent = time.monotonic(), time.process_time()
+    reply = post(server, message)
+    assert (reply.status, reply.read["id"]) == (400, 7)
+    most = ServeLimits().max_simulated_steps
+    assert f"more than the {most} of a simulation here (max_simulated_steps)" in reply.read["message"]
+    assert time.monotonic() - began < 5
+    assert time.process_time() - spent < 2
+
+
+def test_a_call_ends_at_its_time_limit(plan: fastroof.StepPlan) -> None:
+    limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=1)
+    with HttpServer({"eight": plan}, limits=limits) as server:
+        began = time.monotonic()
+        reply = post(server, LONG)
+        assert time.monotonic() - began < 4
+        assert (reply.status, reply.read["id"], reply.read["error"]) == (503, 7, "StoppedError")
+        assert "longer than the 1 s that one may take (max_call_s)" in reply.read["message"]
+        assert busy_share() < 0.3
+        assert health(server) == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 1}
+        assert metric(server, "fastroof_timed_out_calls_total") == 1
+        assert post(server, ONE).status == 200
+
+
+def test_a_stream_of_lines_is_one_call(plan: fastroof.StepPlan) -> None:
+    limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_call_s=1)
+    lines = b"\n".join(json.dumps(message).encode() for message in [ONE, *[LONG] * 50, ONE])
+    with HttpServer({"eight": plan}, limits=limits) as server:
+        began = time.monotonic()
+        first, second = map(json.loads, ask(server, "POST", "/message", lines, LINES).body.splitlines())
+        assert time.monotonic() - began < 4
+        assert "latency_us" in first
+        assert (second["id"], second["error"]) == (7, "StoppedError")
+        until(lambda: health(server) == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 1})
+
+
+# Who leaves
+
+
+@pytest.mark.parametrize("kind", [JSON, LINES], ids=["message", "lines"])
+@pytest.mark.parametrize("more", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 9])
+def test_work_ends_when_its_client_leaves(plan: fastroof.StepPlan, kind: dict[str, str], more: bytes) -> None:
+    """Also where bytes that nobody has read yet lie before its end."""
+    message: Any = LONG if kind is JSON else b"\n".join([json.dumps(LONG).encode()] * 9)
+    with HttpServer({"eight": plan}, limits=UNBOUNDED) as server:
+        client = sent_off(server, message, kind, more)
+        until(lambda: health(server)["calls"] == 1)
+        time.sleep(0.5)
+        assert health(server)["calls"] == 1
+        client.close()
+        assert until(lambda: health(server)["calls"] == 0) < 2.5
+        assert busy_share() < 0.3
+        assert health(server) == {"status": "ok", "calls": 0, "abandoned": 1, "timed_out": 0}
+        assert metric(server, "fastroof_abandoned_calls_total") == 1
+
+
+def test_clients_that_leave_do_not_stop_the_service(plan: fastroof.StepPlan) -> None:
+    """As many costly messages as there may be calls, sent off again and again."""
+    limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_calls=4)
+    with HttpServer({"eight": plan}, limits=limits) as server:
+        for kind in (JSON, LINES):
+            for _ in range(3):
+                clients = [sent_off(server, LONG, kind) for _ in range(4)]
+                time.sleep(0.1)
+                for client in clients:
+                    client.close()
+                until(lambda: post(server, ONE).status == 200, 5)
+        until(lambda: health(server)["calls"] == 0, 5)
+        assert health(server)["abandoned"] > 0
+        assert busy_share() < 0.3
+
+
+def test_a_server_that_stops_leaves_no_work_behind(plan: fastroof.StepPlan) -> None:
+    server = HttpServer({"eight": plan}, limits=UNBOUNDED)
+    with sent_off(server, LONG, JSON):
+        until(lambda: health(server)["calls"] == 1)
+        assert not server.drain(0.1)
+    assert busy_share() < 0.3
+
+
+# Who is slow
+
+
+def slow_upload(server: HttpServer, sent: bytes = b"{") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", server.port), 60)
+    head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    client.sendall(head + b"Content-Length: 1000000\r\n\r\n" + sent)
+    return client
+
+
+@pytest.mark.parametrize("uploads", [5, 3 * PEER_CONNECTIONS_A_CALL])
+def test_slow_bodies_keep_nobody_out(plan: fastroof.StepPlan, uploads: int) -> None:
+    """More than there may be calls, and more than there may be connections."""
+    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server, ExitStack() as held:
+        for _ in range(uploads):
+            held.enter_context(slow_upload(server))
+        time.sleep(0.2)
+        for _ in range(3):
+            assert post(server, ONE).status == 200
+            assert health(server)["calls"] == 0
+
+
+def test_a_fast_beginning_does_not_pay_for_a_slow_rest(
+    plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_requests, "CHUNK_S", 0.3)
+    with (
+        HttpServer({"eight": plan}) as server,
+        slow_upload(server, b" " * 500_000) as client,
+    ):
+        client.settimeout(0.05)
+        began = time.monotonic()
+        said = b""
+        while not said:
+            assert time.monotonic() - began < 20
+            client.sendall(b" ")
+            with suppress(TimeoutError):
+                said = client.recv(4096)
+        client.settimeout(60)
+        said += client.makefile("rb").read()
+        assert said.startswith(b"HTTP/1.1 408")
+        assert b"slower than" in said
+
+
+def test_bodies_together_have_room_and_the_largest_gives_way() -> None:
+    gone = []
+
+    class Body:
+        def __init__(self, name: str) -> None:
+            self.scope = {"state": {http_requests.CUT: lambda: gone.append(name)}}
+
+    bodies = http_requests.Bodies(100)
+    small, large, other = (Body(name) for name in ("small", "large", "other"))
+    bodies.hold(small, 30)  # type: ignore[arg-type]
+    bodies.hold(large, 70)  # type: ignore[arg-type]
+    assert gone == []
+    bodies.hold(small, 31)  # type: ignore[arg-type]
+    assert gone == ["large"]
+    bodies.hold(other, 60)  # type: ignore[arg-type]
+    bodies.leave(small)  # type: ignore[arg-type]
+    bodies.hold(other, 100)  # type: ignore[arg-type]
+    assert gone == ["large"]
+
+
+# Who hides a request in a body
+
+
+HEADS = {
+    "both": "Content-Length: {n}\r\nTransfer-Encoding: chunked\r\n",
+    "both, the other way round": "Transfer-Encoding: chunked\r\ncontent-length: {n}\r\n",
+    "a length twice": "Content-Length: {n}\r\nContent-Length: {n}\r\n",
+    "two lengths": "Content-Length: {n}\r\nContent-Length: 5\r\n",
+    "a list": "Content-Length: {n}, {n}\r\n",
+    "a line that goes on": "Content-Length: {n}\r\n ,{n}\r\n",
+    "codings twice": "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    "another coding": "Transfer-Encoding: gzip, chunked\r\n",
+}
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_body_whose_end_is_not_sure_is_refused(server: HttpServer, name: str, is_second: bool) -> None:
+    body = json.dumps(ONE).encode()
+    lengths = HEADS[name].format(n=len(body))
+    head = f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}\r\n"
+    good = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+        client.sendall(good * is_second + head.encode() + body + good)
+        said = client.makefile("rb").read()  # the connection is closed
+    assert said.count(b"HTTP/1.1 200") == is_second
+    assert said.count(b"HTTP/1.1 ") == 1 + is_second
+    refused = said[said.rindex(b"HTTP/1.1 ") :]
+    assert refused.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501"))
+    assert json.loads(refused.partition(b"\r\n\r\n")[2])["message"]
+
+
+def test_bodies_of_one_length_are_taken(server: HttpServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    whole = json.dumps(ONE).encode()
+    for body in (whole, iter([whole]), whole, iter([whole[:9], whole[9:]])):
+        connection.request("POST", "/message", body, JSON)
+        assert connection.getresponse().read().startswith(b'{"id":null,"latency_us"')
+    connection.close()
+
+
+def test_others_are_answered_while_a_long_reply_is_made(plan: fastroof.StepPlan) -> None:
+    body = json.dumps({"batch_size": [64] * 2**20, "kv_len": 4096}).encode()
+    with HttpServer({"eight": plan}) as server:
+        longest = 0.0
+        thread = threading.Thread(target=lambda: post(server, body))
+        thread.start()
+        while thread.is_alive():
+            began = time.monotonic()
+            assert health(server)["status"] == "ok"
+            longest = max(longest, time.monotonic() - began)
+        assert longest < 1.0

@@ -1,0 +1,121 @@
+"""Work that is ended: every loop of simulations sees it, and what it may cost is known before it runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof.errors import StoppedError
+from fastroof.simulation import Trace, Workload, engine
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.work import simulated_steps
+from fastroof.stopping import Stop, check_stopped, stop_flag
+
+OPTIONS = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
+OPEN = Workload(rate=50, requests=30, input_tokens=100, output_tokens=20).trace()
+CLOSED = Workload(clients=4, requests=30, input_tokens=100, output_tokens=20).trace()
+LOOPS: dict[str, tuple[Trace, dict[str, Any]]] = {
+    "one engine": (OPEN, {}),
+    "clients of one engine": (CLOSED, {}),
+    "replicas that share": (OPEN, {"replicas": 3}),
+    "replicas that are routed to": (OPEN, {"replicas": 3, "routing": "least_kv"}),
+    "clients of replicas": (CLOSED, {"replicas": 3, "routing": "least_load"}),
+    "a pool": (OPEN, {"prefix_cache": "lru"}),
+    "pools": (OPEN, {"prefix_cache": "lru", "replicas": 3, "routing": "prefix_aware"}),
+}
+RANKED = ("one engine", "clients of one engine", "replicas that share", "replicas that are routed to")
+
+
+@pytest.fixture(scope="module")
+def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
+    sizes = {"max_tokens": 512, "max_seqs": 16, "runtime": "vllm"}
+    return {
+        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **sizes),
+        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **sizes),
+    }
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(1, name) for name in LOOPS] + [(2, name) for name in RANKED])
+def test_every_loop_ends_when_it_is_told_to(plans, monkeypatch, ranks, name) -> None:
+    trace, options = LOOPS[name]
+    whole = fastroof.simulate(plans[ranks], trace, **OPTIONS, **options).summary()
+    stop = Stop()
+    with stop.watched():
+        assert fastroof.simulate(plans[ranks], trace, **OPTIONS, **options).summary() == whole
+        stop.set("nobody waits")
+        # so that the loop begins
+        monkeypatch.setattr(engine, "stop_flag", lambda: np.ones(1, np.int64))
+        with pytest.raises(StoppedError, match="nobody waits"):
+            fastroof.simulate(plans[ranks], trace, **OPTIONS, **options)
+
+
+def test_a_loop_that_runs_is_ended_by_another_thread(plans) -> None:
+    trace = Workload(rate=1e5, requests=2**16, input_tokens=1, output_tokens=2).trace()
+    options = {**OPTIONS, "replicas": 512, "routing": "least_kv"}
+    fastroof.simulate(plans[1], OPEN, **options)
+    stop = Stop()
+    timer = threading.Timer(0.1, stop.set, ["enough"])
+    with stop.watched():
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(StoppedError, match="enough"):
+            fastroof.simulate(plans[1], trace, **options)
+        assert time.monotonic() - began < 1.0
+    assert not stop.is_late
+
+
+def test_a_time_limit_sets_the_flag_of_a_loop() -> None:
+    stop = Stop(0.2, "too long")
+    before = threading.active_count()
+    with stop.watched():
+        check_stopped()
+        assert threading.active_count() == before  # nothing that takes long yet
+        flag = stop_flag()
+        assert flag[0] == 0
+        time.sleep(0.4)
+        assert (int(flag[0]), stop.is_late) == (1, True)
+        for ended in (check_stopped, stop_flag):
+            with pytest.raises(StoppedError, match="too long"):
+                ended()
+    check_stopped()  # this is of another work
+    assert stop_flag()[0] == 0
+    with Stop(60.0).watched():
+        stop_flag()
+    time.sleep(0.05)
+    assert threading.active_count() == before
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 40)), min_size=1, max_size=12),
+    replicas=st.integers(1, 3),
+    budget=st.sampled_from([16, 100, 512]),
+    routing=st.sampled_from(["round_robin", "least_kv"]),
+    clients=st.sampled_from([None, 1, 3]),
+)
+def test_no_simulation_takes_more_steps_than_were_said(
+    plans, sizes, replicas, budget, routing, clients
+) -> None:
+    prompts, outputs = zip(*sizes, strict=True)
+    trace = Trace(np.linspace(0.0, 0.1, len(sizes)), prompts, outputs, clients=clients)
+    settings = EngineSettings.of_plan(plans[1], max_num_batched_tokens=budget, max_num_seqs=16)
+    options = {"max_num_batched_tokens": budget, "max_num_seqs": 16, "replicas": replicas}
+    sim = fastroof.simulate(plans[1], trace, **options, routing=routing)
+    assert sim.summary()["steps"] <= simulated_steps(trace, settings, replicas, routing)
+    assert sim.summary()["steps"] <= simulated_steps(trace, settings)
+
+
+def test_what_a_router_looks_at_counts() -> None:
+    settings = EngineSettings(512, 16, 1000)
+    steps = simulated_steps(OPEN, settings)
+    assert steps == 30 * 21
+    assert simulated_steps(OPEN, settings, 4) == steps + 4 * 30
+    assert simulated_steps(OPEN, settings, 4, "least_kv") == steps + 8 * 4 * 30
+    assert simulated_steps(CLOSED, settings, 4) == 4 * steps + 8 * 4 * 30
+    assert simulated_steps(OPEN, settings, 4, "least_kv", 2) == 2 * (steps + 8 * 4 * 30)
