@@ -87,6 +87,7 @@ class DeploymentOptions(NamedTuple):
     transfer_state_tokens: float
     is_prefill_first: bool
     length_spread: float
+    steps_met: float
 
 
 class Scratch(NamedTuple):
@@ -161,6 +162,7 @@ def _aggregated(
         options.is_prefill_first,
         options.length_spread,
         0.0,
+        options.steps_met,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated

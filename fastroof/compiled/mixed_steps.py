@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
 from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
-from fastroof.compiled.jit import jit
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
@@ -50,7 +50,6 @@ __all__ = ["add_prefix", "mixed_scenario"]
 MAX_QUEUE = 0.999
 """Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
 
-
 HELD_ROUNDS = 3
 """Times that held prompts and arrivals, which decide each other, are worked out in turn."""
 
@@ -60,7 +59,8 @@ class SteadyState(NamedTuple):
 
     ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
     a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``. A
-    prompt is held back for ``held_steps``, until ``held_prompts`` others have come.
+    prompt is held back for ``held_steps``, until ``held_prompts`` others have come, and waits in a queue for
+    ``queue_steps``.
     """
 
     admitted: float
@@ -74,6 +74,19 @@ class SteadyState(NamedTuple):
     prefill_tokens: float
     held_steps: float
     held_prompts: float
+    queue_steps: float
+
+
+@jit_inline
+def _queue_steps(others: float, cycle_steps: float, own_steps: float) -> float:
+    """Steps that a prompt waits for those of ``others`` clients, of ``own_steps`` (part of a step, too) each.
+
+    As in a queue that is served at an even pace (M/D/1), ``own rho / 2 (1 - rho)``, in which the others are
+    the seldomer, the longer they wait themselves: ``rho = others own / (cycle + wait)``.
+    """
+    work = others * own_steps
+    spare = cycle_steps - work
+    return 0.5 * (math.sqrt(spare * spare + 2.0 * own_steps * work) - spare)
 
 
 @jit
@@ -96,8 +109,9 @@ def _steady_state(
     prompt_steps = max(1.0, isl / room)
     gaps = osl - 1.0
     says = decode_steps(osl, speculation.accepted)
-    # a request comes in one step and is prefilled from the next on; the last of these says its first token
-    cycle_steps = (osl - (gaps - says)) + prompt_steps
+    # at random, a request comes in one step and is prefilled from the next on; the last of these says its
+    # first token
+    cycle_steps = (says + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
     held_steps, held_prompts = 0.0, 0.0
     if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
@@ -108,6 +122,7 @@ def _steady_state(
             held_steps = held_prompts / arrivals * (1.0 + 0.5 * held_prompts) / (1.0 + held_prompts)
             arrivals = (admitted - 1.0) / (cycle_steps + held_steps)
         cycle_steps += held_steps
+    queue_steps = _queue_steps(admitted - 1.0, cycle_steps, isl / room)
     if arrivals * isl >= room:
         # more prompts than the budget takes: every step is full of them
         if options.is_chunked:
@@ -119,7 +134,7 @@ def _steady_state(
         running = min(admitted, arrivals * (says + prompt_steps))
         decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
         return SteadyState(
-            admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0
+            admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0, 0.0
         )
     decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
     mixed_share = 0.0
@@ -142,6 +157,7 @@ def _steady_state(
         prefill_tokens,
         held_steps,
         held_prompts,
+        queue_steps,
     )
 
 
@@ -215,19 +231,26 @@ def mixed_scenario(
             )
     step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
 
-    # a prompt comes while a step runs, waits for its end and for earlier prompts, and is prefilled
+    # a prompt waits for the running step and for earlier prompts, and is prefilled
     beside = max(state.decodes - min(says, 1.0), 0.0)
     wait_us = 0.0
     others = 0.0
     if state.admitted > 1.0:
-        square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
         # alone, a request never finds a step running
-        wait_us = min(state.admitted - 1.0, 1.0) * square / (2.0 * step_us)
-        others = state.arrivals * square / step_us**2
-        load = min(state.arrivals * isl / state.room, MAX_QUEUE)
-        wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+        busy = min(state.admitted - 1.0, 1.0)
+        if options.steps_met < 0.0:
+            square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
+            wait_us = busy * square / (2.0 * step_us)
+            others = state.arrivals * square / step_us**2
+            load = min(state.arrivals * isl / state.room, MAX_QUEUE)
+            wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+        else:
+            # any step is as likely as another to be the one that ends, and others end with it
+            wait_us = busy * options.steps_met * step_us
+            others = state.arrivals
+            wait_us += state.queue_steps * mixed_us
         if state.held_prompts > 0.0:
-            wait_us += min(state.admitted - 1.0, 1.0) * state.held_steps * step_us
+            wait_us += busy * state.held_steps * step_us
             others += state.held_prompts
     beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
     beside_us = mixed_decode_attention_us(arena, plan, speculation, beside_us, beside, isl, osl)
@@ -332,7 +355,8 @@ def add_prefix(
     own_us += pair_us * crossed + token_us * read
     own_us += draft_own_us
     if concurrency > 1.0:
-        own_us += mixed_more_us * chunks + 0.5 * (step_us - before_us)
+        waited = 0.5 if options.steps_met < 0.0 else options.steps_met
+        own_us += mixed_more_us * chunks + waited * (step_us - before_us)
     steady_us = out[TTFT_US] - out[WAIT_US]
     # the more a request takes, the longer others wait for its place
     grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)

@@ -187,10 +187,12 @@ def _shared(
     step_us: float,
     same: float,
     looks: float,
+    steps_met: float,
 ) -> Shared:
     """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request.
 
-    The engine looks for new ones every ``looks`` steps of decodes, and after prompts.
+    The engine looks for new ones every ``looks`` steps of decodes, and after prompts. Requests arrive as a
+    decode step ends, ``steps_met`` steps before they are seen, or at random (``AT_RANDOM``).
     """
     # as a request sees them, and as steps do: those in which requests end
     ending = min(same * looks, 1.0)
@@ -209,15 +211,24 @@ def _shared(
         alone_us = prompts.one_us + min(seen - 1.0, 1.0) * (alone_us - prompts.one_us)
         own_us += same * (alone_us - own_us)
     decoding = (1.0 - same) * min(clients - 1.0, 1.0)
-    # of those that end while prompts of the step before are computed, who come next without a step between
-    found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
-    joining = found / (looks + found)
-    covered_us = min(group_us, step_us)
-    wait_us = decoding * ((1.0 - joining) * 0.5 * looks * step_us + joining * (group_us - 0.5 * covered_us))
+    if steps_met < 0.0:
+        # of those that end while prompts of the step before are computed, who come next, no step between
+        found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
+        joining = found / (looks + found)
+        covered_us = min(group_us, step_us)
+        missed = (1.0 - joining) * 0.5 * (looks + 1.0)
+        before_us = joining * (group_us - covered_us)
+        wait_us = (1.0 - joining) * 0.5 * looks * step_us + joining * (group_us - 0.5 * covered_us)
+    else:
+        # a step that is made ahead holds the prompts of those who ended a step before, or is one of decodes
+        prompts_met = steps_met * (1.0 - math.exp(-ended)) / looks
+        missed = 0.5 * (looks - 1.0) + (steps_met - prompts_met)
+        before_us = prompts_met * group_us
+        wait_us = missed * step_us + before_us
     # all prompts once, less what is seen before the first token
-    after_us = clients / group * group_us - own_us - decoding * joining * (group_us - covered_us)
-    decodes = clients * steps / (steps + decoding * (1.0 - joining) * 0.5 * (looks + 1.0))
-    return Shared(wait_us + own_us, max(after_us, 0.0), decodes, group)
+    after_us = clients / group * group_us - own_us - decoding * before_us
+    decodes = clients * steps / (steps + decoding * missed)
+    return Shared(decoding * wait_us + own_us, max(after_us, 0.0), decodes, group)
 
 
 @jit_inline
@@ -263,7 +274,19 @@ def prefill_first_scenario(
         same = same_step_share(steps, options.length_spread, options.requests_per_client)
         decode_us = _decode_us(arena, plan, speculation, clients, isl, osl)
         looks = max(options.wait_steps, 1.0)
-        mean = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, same, looks)
+        mean = _shared(
+            arena,
+            plan,
+            speculation,
+            sizes,
+            prompts,
+            clients,
+            steps,
+            decode_us,
+            same,
+            looks,
+            options.steps_met,
+        )
         decodes = mean.decodes
         decode_us = _decode_us(arena, plan, speculation, decodes, isl, osl)
         together = mean.together
@@ -284,7 +307,19 @@ def prefill_first_scenario(
     if options.requests_per_client > 0.0:
         first_us, first_after_us = ttft_us, after_us
         if gaps > 0.0:
-            first = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, 1.0, 1.0)
+            first = _shared(
+                arena,
+                plan,
+                speculation,
+                sizes,
+                prompts,
+                clients,
+                steps,
+                decode_us,
+                1.0,
+                1.0,
+                options.steps_met,
+            )
             first_us, first_after_us = first.ttft_us, first.after_us
         else:
             first_us = _row_us(arena, plan, speculation, sizes, prompts, clients)[1]

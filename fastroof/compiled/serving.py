@@ -125,6 +125,7 @@ def serving_estimates(
             options.is_prefill_first,
             options.length_spread,
             options.wait_steps,
+            options.steps_met,
         )
         if options.is_prefill_first:
             sizes = PromptSizes(isl[i], new, osl[i], clients, budget)

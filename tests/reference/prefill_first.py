@@ -175,9 +175,13 @@ def closed_form(
     rounds: float | None = None,
     spread: float = 0.2,
     looks: float = 1.0,
+    steps_met: float | None = None,
     verified: Verified = ONE_TOKEN,
 ) -> ClosedForm:
-    """The formulas in the notes of ``fastroof.serving.estimate``; ``cached`` tokens go before ``isl``."""
+    """The formulas in the notes of ``fastroof.serving.estimate``; ``cached`` tokens go before ``isl``.
+
+    Requests arrive at random moments, or as a decode step ends, which they see ``steps_met`` steps later.
+    """
     steps = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     # what a prefix takes leaves less room
     fit = min(concurrency, max_kv_tokens / (isl + cached + osl_reserved * osl))
@@ -231,17 +235,21 @@ def closed_form(
             behind = one_us() + min(mine - 1, 1) * (behind - one_us())
             own = (1 - same) * own + same * behind
         decoding = (1 - same) * min(fit - 1, 1)
-        found = (1 - math.exp(-fit * same)) * min(in_all / decode, 1) * decoding
-        joins = found / (looks + found)
-        short = min(in_all, decode)
-        wait = decoding * ((1 - joins) * looks * decode / 2 + joins * (in_all - short / 2))
-        after = fit / group * in_all - own - decoding * joins * (in_all - short)
-        return (
-            wait + own,
-            max(after, 0.0),
-            fit * steps / (steps + decoding * (1 - joins) * (looks + 1) / 2),
-            group,
-        )
+        if steps_met is None:
+            found = (1 - math.exp(-fit * same)) * min(in_all / decode, 1) * decoding
+            joins = found / (looks + found)
+            short = min(in_all, decode)
+            wait = (1 - joins) * looks * decode / 2 + joins * (in_all - short / 2)
+            before = joins * (in_all - short)
+            missed = (1 - joins) * (looks + 1) / 2
+        else:
+            # a step made ahead is of prompts where somebody ended a step before and the engine looked then
+            of_prompts = steps_met * (1 - math.exp(-fit * same)) / looks
+            missed = (looks - 1) / 2 + steps_met - of_prompts
+            before = of_prompts * in_all
+            wait = missed * decode + before
+        after = fit / group * in_all - own - decoding * before
+        return own + decoding * wait, max(after, 0.0), fit * steps / (steps + decoding * missed), group
 
     mixed = share = decode = after = 0.0
     group = fit

@@ -346,6 +346,8 @@ def closed_form(
             held_steps = held / arrivals * (1 + held / 2) / (1 + held)
             arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
     own_decode = min(says, 1)
+    cycle, work = says + met + prompt_steps + held_steps, (fit - 1) * isl / room
+    queue_steps = (math.sqrt((cycle - work) ** 2 + 2 * isl / room * work) - (cycle - work)) / 2
     is_bound = arrivals * isl >= room
     if is_bound:
         room = budget * isl / (says * q + isl) if is_chunked else max(budget // (says * q + isl), 1) * isl
@@ -380,9 +382,11 @@ def closed_form(
         wait = min(fit - 1, 1.0) * square / (2 * mean)
         others = arrivals * square / mean**2
         if steps_met is not None:
-            wait, others = met * mean, arrivals
+            wait, others = min(fit - 1, 1.0) * met * mean, arrivals
         load = min(arrivals * isl / room, 0.999)
         queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
+        if steps_met is not None:
+            queue = 0.0 if is_bound else queue_steps * mixed_us
         if held and not is_bound:
             wait += min(fit - 1, 1.0) * held_steps * mean
             others += held
