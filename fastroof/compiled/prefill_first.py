@@ -203,7 +203,7 @@ def _shared(
         group = max(clients * ending / (1.0 - (1.0 - ending) ** clients), 1.0)
     group_us, _ = _row_us(arena, plan, speculation, sizes, prompts, group)
     _, own_us = _row_us(arena, plan, speculation, sizes, prompts, seen)
-    if same > 0.0 and clients > 1.0:
+    if steps_met < 0.0 and same > 0.0 and clients > 1.0:
         # where nobody is left to decode, the first that comes is begun by itself, the others after it
         others = max(seen - 1.0, 1.0)
         behind_us = _row_us(arena, plan, speculation, sizes, prompts, others)[1]

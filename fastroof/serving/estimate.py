@@ -327,9 +327,9 @@ def estimate(
     cache for each request as if no other shared them: the room for requests is a lower bound where all share
     one prefix.
 
-    Against simulated closed loops, lengths spread by 20 %, the median error of TTFT is 1 % (within 5 % in four
-    of five questions), of TPOT 0.2 %; whole prompts almost as long as the budget queue longer than modelled.
-    At random moments TPOT and throughput are within 5 %, TTFT within 25 % below a load rho of 0.8. Not modelled:
+    Against simulated closed loops, lengths spread by 20 %, the median error of TTFT is 1 % (within 5 % in
+    four of five questions), of TPOT 0.2 %; whole prompts almost as long as the budget queue for longer. At
+    random moments TPOT and throughput are within 5 %, TTFT within 25 % below a load rho of 0.8. Not modelled:
     preemption with kv_reservation ``mean`` (TPOT up to 30 % too low where long outputs overflow the KV
     cache), and waves of requests of equal lengths that stay together under a mixed schedule.
 

@@ -229,7 +229,7 @@ def closed_form(
         mine = 1 + (fit - 1) * ending
         group = fit if ending == 1 else max(fit * ending / (1 - (1 - ending) ** fit), 1.0)
         in_all, own = row(group)[0], row(mine)[1]
-        if fit > 1:
+        if fit > 1 and steps_met is None:
             others = max(mine - 1, 1)
             behind = (one_us() + others * (one_us() + row(others)[1])) / (1 + others)
             behind = one_us() + min(mine - 1, 1) * (behind - one_us())
