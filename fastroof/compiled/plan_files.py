@@ -43,8 +43,10 @@ from fastroof.compiled.steps import (
     ARENA_MAGIC,
     ARENA_SIZE,
     DECODE_AT,
+    DECODE_EXPERT_AT,
     DECODE_TOKENS_AT,
     DECODE_TOKENS_ORIGIN_AT,
+    EXPERT_AT,
     FORMAT,
     HEADER_SIZE,
     LOGITS_AT,
@@ -56,6 +58,7 @@ from fastroof.compiled.steps import (
     MIXED_KV_US,
     MIXED_WINDOW_KV_US,
     PREFILL_AT,
+    RANKS,
     TOKENS_AT,
     TOKENS_ORIGIN_AT,
     WINDOW,
@@ -199,6 +202,18 @@ def arena_fits(arena: Floats) -> bool:
             at += tokens + 1.0
     elif arena[DECODE_TOKENS_ORIGIN_AT] != arena[TOKENS_ORIGIN_AT]:
         return False
+    expert_at, decode_expert_at = arena[EXPERT_AT], arena[DECODE_EXPERT_AT]
+    if expert_at == 0.0:
+        if decode_expert_at != 0.0 or arena[RANKS] != 0.0:
+            return False
+    else:
+        if expert_at != at or not is_whole(arena[RANKS], 2.0, LARGEST_INDEX):
+            return False
+        at += tokens + 1.0
+        if decode_expert_at != expert_at:
+            if decode_expert_at != at:
+                return False
+            at += tokens + 1.0
     prefill_at = arena[PREFILL_AT]
     if arena[DECODE_AT] != at or not is_whole(prefill_at, at, size):
         return False

@@ -80,12 +80,15 @@ WINDOW, WINDOW_PAIR_US, WINDOW_TOKEN_US, WINDOW_DECODE_AT, WINDOW_PREFILL_AT = 2
 # In a step that prefills too, decode attention takes at least so long a KV token, us: of all layers but those
 # within a window, and of these a token that they see.
 MIXED_KV_US, MIXED_WINDOW_KV_US = 25, 26
+# What follows the tokens of all ranks of attention data parallelism, by the tokens of each where all have as
+# many: in all steps, in steps of decodes alone; and how many ranks there are. 0 where there is no such part.
+EXPERT_AT, DECODE_EXPERT_AT, RANKS = 27, 28, 29
 # Where fastroof.compiled.verification finds what follows a plan; 0 in a plan by itself.
 SPECULATION_AT = 31
 HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 6.0
+ARENA_FORMAT = 7.0
 """Goes up when the arena's layout changes."""
 
 CODE_SIZES = 1

@@ -6,6 +6,7 @@ public benchmark launched it. It needs the standard library alone.
 
 from __future__ import annotations
 
+from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.mixed_attention import MixedAttention
@@ -28,6 +29,7 @@ __all__ = [
     "KV_RESERVATIONS",
     "STEP_ORDERS",
     "CostForm",
+    "DataParallel",
     "EngineProfile",
     "KernelChoices",
     "KvMemory",

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fastroof.checks import shown
 from fastroof.documents import parse_toml, read_toml
+from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.layouts import LayoutRules
 from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.profile import (
@@ -36,6 +37,7 @@ _PARTS: Final[dict[str, type]] = {
     "memory": KvMemory,
     "kernels": KernelChoices,
     "layout": LayoutRules,
+    "data_parallel": DataParallel,
     "errors": ServingErrors,
     "fit": CostForm,
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
+from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.kernel_choices import (
     ANY_KERNELS,
     FP8_SCALES,
@@ -26,6 +27,7 @@ __all__ = [
     "KV_RESERVATIONS",
     "STEP_ORDERS",
     "CostForm",
+    "DataParallel",
     "EngineProfile",
     "KernelChoices",
     "KvMemory",
@@ -275,6 +277,8 @@ class EngineProfile:
         Which kernels it runs.
     layout : LayoutRules
         Which layouts it accepts, and what its GPUs send each other.
+    data_parallel : DataParallel
+        Which ranks of attention data parallelism wait for each other, and what their experts compute.
     errors : ServingErrors
         How far off its serving estimates are on runs that no fit has seen.
     fit : CostForm, optional
@@ -291,6 +295,7 @@ class EngineProfile:
     memory: KvMemory = DATASHEET_MEMORY
     kernels: KernelChoices = ANY_KERNELS
     layout: LayoutRules = ANY_LAYOUT
+    data_parallel: DataParallel = ONE_SUM
     errors: ServingErrors = NO_ERRORS
     fit: CostForm | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)

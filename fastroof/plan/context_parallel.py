@@ -127,7 +127,7 @@ def in_prompts(
         curve = replace(call.curve, operator=replace(operator, steps="with_prefill"), share=own)
         latency_us, origin = call.latency_us[share], call.origin[share]
         curve = every_row(curve, latency_us, origin, ranks)
-        made.append((RowCall(call.kind, curve, latency_us, origin),))
+        made.append((call._replace(curve=curve, latency_us=latency_us, origin=origin),))
     return made
 
 

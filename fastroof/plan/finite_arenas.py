@@ -26,6 +26,12 @@ _ORIGIN: Final = "the tables, GPU or engine's profile that it is made of have a 
 _ROWS: Final = {
     "what runs for each token": (steps.TOKENS_AT, steps.MAX_TOKENS, _LEAST_US),
     "what runs for each token of decodes alone": (steps.DECODE_TOKENS_AT, steps.MAX_TOKENS, _LEAST_US),
+    "what runs for the tokens of all ranks": (steps.EXPERT_AT, steps.MAX_TOKENS, _LEAST_US),
+    "what runs for the tokens of all ranks in decodes alone": (
+        steps.DECODE_EXPERT_AT,
+        steps.MAX_TOKENS,
+        _LEAST_US,
+    ),
     "what runs for each sequence": (steps.LOGITS_AT, steps.MAX_SEQS, 0.0),
 }
 _BLOCKS: Final = {
@@ -74,6 +80,8 @@ def check_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError
     for name, slot in _PRICES.items():
         _check(header[slot], header[slot], name, what, error)
     for name, (slot, limit, least) in _ROWS.items():
+        if header[slot] == 0.0:
+            continue
         # the first is of none
         rows = arena[int(header[slot]) + 1 :][: int(header[limit])]
         _check(rows.min(), rows.max(), name, what, error, least)

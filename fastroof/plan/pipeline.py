@@ -71,7 +71,14 @@ TYPICAL_BATCH: Final = 64
 TYPICAL_KV_LEN: Final = 2048
 """Decodes that say which stage is the slowest: it is the one with the LM head, or with a layer more."""
 
-_TIMES: Final = (steps.TOKENS_AT, steps.DECODE_TOKENS_AT, steps.LOGITS_AT)
+_TIMES: Final = (
+    steps.TOKENS_AT,
+    steps.DECODE_TOKENS_AT,
+    steps.LOGITS_AT,
+    steps.EXPERT_AT,
+    steps.DECODE_EXPERT_AT,
+)
+"""Sections of times; 0 where a plan has no such section."""
 _BLOCKS: Final = (steps.DECODE_AT, steps.PREFILL_AT, steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT)
 _ORIGINS: Final = (steps.TOKENS_ORIGIN_AT, steps.DECODE_TOKENS_ORIGIN_AT, steps.LOGITS_ORIGIN_AT)
 _CONSTANTS: Final = (
@@ -116,9 +123,9 @@ def _scaled_arena(arena: Floats, times: int) -> Floats:
     """An arena whose steps take so many times as long."""
     scaled = arena.copy()
     scaled[list(_CONSTANTS)] *= times
-    starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS, *_ORIGINS)})
+    starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS, *_ORIGINS)} - {0})
     ends = dict(zip(starts, [*starts[1:], int(arena[steps.ARENA_SIZE])], strict=True))
-    for start in {int(arena[slot]) for slot in _TIMES}:
+    for start in {int(arena[slot]) for slot in _TIMES} - {0}:
         scaled[start : ends[start]] *= times
     for start in {int(arena[slot]) for slot in _BLOCKS}:
         scaled[start : ends[start]] = scaled_block(arena[start : ends[start]], times)

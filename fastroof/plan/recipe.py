@@ -54,7 +54,8 @@ class PlanRecipe:
 
     def row_sums(self, counts: Sequence[Sequence[int]]) -> RowSums:
         """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
-        return sums_of(self.calls, counts, self.options.max_tokens, self.options.max_seqs)
+        are_alike = self.options.dp > 1 and self.execution.dp_imbalance == 1.0
+        return sums_of(self.calls, counts, self.options.max_tokens, self.options.max_seqs, are_alike)
 
     @lazy_property
     def _origins(self) -> dict[str, Flags]:
@@ -69,7 +70,7 @@ class PlanRecipe:
     def plan(self, model: ModelSpec, sums: RowSums, row: int, stage: int | None = None) -> StepPlan:
         """Compile the plan of one model, or of a pipeline stage, from its row of :meth:`row_sums`."""
         counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
-        row_curves = tuple(curve.in_layers(counts[kind]) for kind, curve, _, _ in self.calls)
+        row_curves = tuple(call.curve.in_layers(counts[call.kind]) for call in self.calls)
         attention = tuple(_all_layers(part, counts[part.kind]) for part in self.attention)
         options = self.options
         return StepPlan(
@@ -147,6 +148,10 @@ class PlanRecipe:
         if sums.decode_tokens_us is not sums.tokens_us:
             sections[steps.DECODE_TOKENS_AT] = sums.decode_tokens_us
             sections[steps.DECODE_TOKENS_ORIGIN_AT] = self._origins["decode_tokens"]
+        if sums.expert_us is not None and sums.decode_expert_us is not None:
+            sections[steps.EXPERT_AT] = sums.expert_us
+            if sums.decode_expert_us is not sums.expert_us:
+                sections[steps.DECODE_EXPERT_AT] = sums.decode_expert_us
         sections[steps.DECODE_AT] = sum_blocks([part.decode_block for part in attention])
         sections[steps.PREFILL_AT] = sum_blocks([part.prefill_block for part in attention])
         windowed = [part for part in attention if part.call.window]
@@ -163,6 +168,10 @@ class PlanRecipe:
         if steps.DECODE_TOKENS_AT not in sections:
             header[steps.DECODE_TOKENS_AT] = header[steps.TOKENS_AT]
             header[steps.DECODE_TOKENS_ORIGIN_AT] = header[steps.TOKENS_ORIGIN_AT]
+        if steps.EXPERT_AT in sections:
+            header[steps.RANKS] = options.dp
+            if steps.DECODE_EXPERT_AT not in sections:
+                header[steps.DECODE_EXPERT_AT] = header[steps.EXPERT_AT]
         if steps.WINDOW_DECODE_AT not in sections:
             header[steps.WINDOW_DECODE_AT] = header[steps.DECODE_AT]
             header[steps.WINDOW_PREFILL_AT] = header[steps.PREFILL_AT]

@@ -7,7 +7,7 @@ ranks of attention data parallelism have together, and which calls steps of deco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ ONCE = -1
 Section = Literal["tokens", "decode_tokens", "sequences"]
 """Arrays of an arena: steps with prefill or of both, steps of decodes alone, sequences."""
 
+_OF_ALL_RANKS: Final = ("experts_gather",)
+"""Roles of calls over a rank's own tokens whose time follows those of all ranks."""
+
 
 class RowCall(NamedTuple):
     """One call, looked up.
@@ -42,12 +45,15 @@ class RowCall(NamedTuple):
         Its latency at 0, 1, 2, ... tokens or sequences of the step.
     origin : ndarray of uint8
         How each is made.
+    is_of_all_ranks : bool
+        Whether its time follows the tokens of all ranks of attention data parallelism, not a rank's own.
     """
 
     kind: int
     curve: RowCurve
     latency_us: Floats
     origin: Flags
+    is_of_all_ranks: bool = False
 
     def is_in(self, section: Section) -> bool:
         """Whether an array of the arena holds it."""
@@ -68,17 +74,31 @@ class RowSums(NamedTuple):
         The same in steps of decodes alone; ``tokens_us`` itself where no call tells them apart.
     logits_us : ndarray of float64, shape (plans, max_seqs + 1)
         The LM head, by sequences.
+    expert_us, decode_expert_us : ndarray of float64, shape (plans, max_tokens + 1), optional
+        The part of ``tokens_us`` and of ``decode_tokens_us`` that follows the tokens of all ranks; None where
+        there is no such part, the same array where steps of decodes alone run the same calls.
     """
 
     tokens_us: Floats
     decode_tokens_us: Floats
     logits_us: Floats
+    expert_us: Floats | None = None
+    decode_expert_us: Floats | None = None
 
     def of_plan(self, row: int) -> RowSums:
         """Times of one plan: its row."""
-        tokens_us = self.tokens_us[row]
-        same = self.decode_tokens_us is self.tokens_us
-        return RowSums(tokens_us, tokens_us if same else self.decode_tokens_us[row], self.logits_us[row])
+        tokens_us, decode_us = _rows_of(row, self.tokens_us, self.decode_tokens_us)
+        sums = RowSums(tokens_us, decode_us, self.logits_us[row])
+        if self.expert_us is None or self.decode_expert_us is None:
+            return sums
+        expert_us, decode_expert_us = _rows_of(row, self.expert_us, self.decode_expert_us)
+        return sums._replace(expert_us=expert_us, decode_expert_us=decode_expert_us)
+
+
+def _rows_of(row: int, one: Floats, other: Floats) -> tuple[Floats, Floats]:
+    """A row of two arrays, which stay one where they are."""
+    own = one[row]
+    return own, own if other is one else other[row]
 
 
 class Ranks(NamedTuple):
@@ -151,19 +171,24 @@ def _looked_up(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, 
     if most > row_limit:
         rows = ranks.rows(call, row_limit)
         latency_us, origin = latency_us[rows], origin[rows]
-    return RowCall(kind, curve, latency_us, origin)
+    is_of_all = ranks.dp > 1 and (call.rows == "expert_tokens" or call.role in _OF_ALL_RANKS)
+    return RowCall(kind, curve, latency_us, origin, is_of_all)
 
 
 def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[RowCall, ...]:
-    """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
+    """Calls of parallel paths: at each number of rows those of the longest path keep their time.
+
+    Beside experts that see the tokens of all ranks, both paths count as if each rank had the mean of them.
+    """
     path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
     longest = np.argmax(path_us, axis=0)
+    is_of_all = any(part.is_of_all_ranks for path in paths for part in path)
     calls = []
     for number, path in enumerate(paths):
         for part in path:
             latency_us = np.where(longest == number, part.latency_us, 0.0)
             curve = every_row(part.curve, latency_us, part.origin, ranks)
-            calls.append(part._replace(curve=curve, latency_us=latency_us))
+            calls.append(part._replace(curve=curve, latency_us=latency_us, is_of_all_ranks=is_of_all))
     return tuple(calls)
 
 
@@ -177,15 +202,27 @@ def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) 
 
 
 def sums_of(
-    calls: Sequence[RowCall], counts: Sequence[Sequence[int]], max_tokens: int, max_seqs: int
+    calls: Sequence[RowCall],
+    counts: Sequence[Sequence[int]],
+    max_tokens: int,
+    max_seqs: int,
+    are_ranks_alike: bool = False,
 ) -> RowSums:
-    """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
+    """Sum the calls of plans with these numbers of layers of each kind, in the order of the step.
+
+    ``are_ranks_alike`` where all ranks have as many tokens as the one that is timed: then the part that
+    follows the tokens of all ranks is summed by itself too.
+    """
     layers = np.c_[np.asarray(counts, np.float64), np.ones(len(counts))]  # ONCE is the last
     times = np.array([call.curve.operator.times for call in calls], np.float64)
     times = times * layers[:, [call.kind for call in calls]]
 
-    def summed(section: Section, limit: int) -> Floats:
-        of = [i for i, call in enumerate(calls) if call.is_in(section)]
+    def summed(section: Section, limit: int, is_of_all_ranks: bool = False) -> Floats:
+        of = [
+            i
+            for i, call in enumerate(calls)
+            if call.is_in(section) and (call.is_of_all_ranks or not is_of_all_ranks)
+        ]
         sums = np.zeros((len(times), limit + 1))
         if not of:
             return sums
@@ -195,7 +232,14 @@ def sums_of(
     tokens_us = summed("tokens", max_tokens)
     same = all(call.curve.operator.steps == "all" for call in calls)
     decode_tokens_us = tokens_us if same else summed("decode_tokens", max_tokens)
-    return RowSums(tokens_us, decode_tokens_us, summed("sequences", max_seqs))
+    sums = RowSums(tokens_us, decode_tokens_us, summed("sequences", max_seqs))
+    of_all = [call for call in calls if call.is_of_all_ranks]
+    if not are_ranks_alike or not of_all:
+        return sums
+    expert_us = summed("tokens", max_tokens, is_of_all_ranks=True)
+    same = all(call.curve.operator.steps == "all" for call in of_all)
+    decode_us = expert_us if same else summed("decode_tokens", max_tokens, is_of_all_ranks=True)
+    return sums._replace(expert_us=expert_us, decode_expert_us=decode_us)
 
 
 def origins_of(calls: Sequence[RowCall], section: Section, limit: int) -> Flags:

@@ -189,6 +189,8 @@ def _other_half(
 
 def _call(like: RowCall, operator: object, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCall:
     curve = replace(like.curve, operator=operator)  # type: ignore[arg-type]
-    return RowCall(
-        like.kind, every_row(curve, latency_us, origin.astype(np.uint8), ranks), latency_us, origin
+    return like._replace(
+        curve=every_row(curve, latency_us, origin.astype(np.uint8), ranks),
+        latency_us=latency_us,
+        origin=origin,
     )

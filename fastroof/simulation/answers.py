@@ -33,8 +33,11 @@ def duration_us(outcomes: Outcomes) -> float:
     return float(outcomes.counters["end_us"]) - float(outcomes.arrival_us.min())
 
 
-def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, replicas: int) -> dict[str, Any]:
-    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them."""
+def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: int) -> dict[str, Any]:
+    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them.
+
+    ``engines`` are those that step by themselves.
+    """
     over_us = duration_us(outcomes)
     per_s = US_PER_S / over_us if over_us > 0.0 else math.nan
     finished = times.is_finished
@@ -55,7 +58,7 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, replicas:
         "output_tokens_per_s": int(trace.output_tokens[finished].sum()) * per_s,
         **{name: int(outcomes.counters[name]) for name in STEPS},
         "preemptions": int(outcomes.counters["preemptions"]),
-        **engine_use(outcomes, replicas, over_us),
+        **engine_use(outcomes, engines, over_us),
         **_prefix_cache(outcomes.counters),
     }
 

@@ -14,6 +14,7 @@ from fastroof.columns import Column
 from fastroof.errors import SimulationError
 from fastroof.lazy_property import lazy_property
 from fastroof.simulation.disaggregated import Link, Pool, PooledOutcomes, pools_too_long, run_pools
+from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.request_table import request_table
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -82,6 +83,11 @@ class DisaggregatedSimulation(Simulation):
             replicas=prefill.replicas + decode.replicas,
             rerun=rerun,
         )
+
+    @property
+    def engines(self) -> int:
+        """Engines that step by themselves, of both pools."""
+        return sum(engines_of(pool.plan) * pool.replicas for pool in (self.prefill, self.decode))
 
     @property
     def gpus(self) -> int:

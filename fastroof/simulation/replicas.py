@@ -11,11 +11,13 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.checks import one_of, whole_number
+from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.records import SERIES_BINS, Record
 from fastroof.compiled.simulation.state import EngineOptions, EngineState
 from fastroof.errors import SimulationError
+from fastroof.plan.rank_rules import rank_rules
 from fastroof.processors import usable_processors
 from fastroof.simulation.engine import (
     Arrays,
@@ -36,7 +38,7 @@ from fastroof.simulation.trace import Trace
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["MOST_REPLICAS", "ROUTINGS", "merged", "new_fleet", "ranks_of", "run_replicas"]
+__all__ = ["MOST_REPLICAS", "ROUTINGS", "engines_of", "merged", "new_fleet", "ranks_of", "run_replicas"]
 
 _RULES: Final = {
     "round_robin": loops.ROUND_ROBIN,
@@ -78,6 +80,22 @@ def ranks_of(plan: StepPlan) -> int:
             "no scheduler here holds apart; compile the plan with pp=1"
         )
     return int(plan.layout.dp)
+
+
+def engines_of(plan: StepPlan) -> int:
+    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> tables = fastroof.load_tables("h100")
+    >>> dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=2)
+    >>> experts = fastroof.compile_plan("qwen3-30b-a3b", "h100", tables, dp=2, ep=2)
+    >>> engines_of(dense), engines_of(experts)
+    (2, 1)
+    """
+    rules = rank_rules(plan)
+    return 1 if rules.in_lockstep else rules.ranks
 
 
 def run_replicas(
@@ -130,11 +148,12 @@ def run_replicas(
     A router knows all replicas as they are when the request arrives: what ends at that very time has not
     ended. A closed loop's clients send their next request to whichever replica the routing says then.
 
-    Ranks have schedulers, slots and blocks of their own. Their steps start together and take as long as the
-    longest of theirs would on all of them: engines that run their steps as CUDA graphs fill the others up to
-    as many tokens (vllm/v1/worker/gpu_model_runner.py: ``allow_dp_padding``), and attention is waited for in
-    any case. A request goes to the rank of the least load when the engine sees it, as ``least_load`` says.
-    The loops are :mod:`fastroof.compiled.simulation.replicas` and :mod:`fastroof.compiled.simulation.ranks`.
+    Ranks have schedulers, slots and blocks of their own. Where the engine's profile has them in lockstep
+    (``data_parallel``), their steps start together and take as long as the longest of theirs, whose experts
+    compute the tokens of all ranks, or the fullest rank's for each; a request goes to a rank when the engine
+    sees it. Ranks of dense models are engines by themselves otherwise, and a request goes to one when it
+    arrives. The loops are :mod:`fastroof.compiled.simulation.replicas` and
+    :mod:`fastroof.compiled.simulation.ranks`.
 
     Examples
     --------
@@ -148,14 +167,14 @@ def run_replicas(
     one_of("routing", routing, ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
-    ranks = ranks_of(plan)
-    if replicas == ranks == 1:
+    if replicas == ranks_of(plan) == 1:
         return run_engine(plan, trace, settings, time_scale=time_scale)
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
     requests = arrays_of(trace, ~rejected if some else None)
     options = options_of(settings, trace, time_scale)
     longest = int(trace.output_tokens.max())
+    rules = rank_rules(plan)
 
     arrays = new_arrays(settings, requests, longest)
     count = len(requests.arrival_us)
@@ -163,7 +182,7 @@ def run_replicas(
 
     if routing == "round_robin" and trace.clients is None and replicas > 1:
         replica_of[:] = np.arange(count) % replicas
-        fleet_of_one = partial(new_fleet, routing, settings, count, longest, ranks=ranks)
+        fleet_of_one = partial(new_fleet, routing, settings, count, longest, rules=rules)
         run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
         with ThreadPoolExecutor(min(workers, replicas)) as pool:
             done = list(pool.map(run, range(replicas)))
@@ -171,7 +190,7 @@ def run_replicas(
         counters = added_up([counters for _, counters in done])
     else:
         drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
-        fleet = new_fleet(routing, settings, count, longest, replicas, ranks, drawn)
+        fleet = new_fleet(routing, settings, count, longest, replicas, rules, drawn)
         record = arrays.record
         given = (fleet, requests, arrays.served, record, replica_of)
         if trace.clients is None:
@@ -204,7 +223,7 @@ def new_fleet(
     count: int,
     longest: int,
     replicas: int = 1,
-    ranks: int = 1,
+    rules: RankRules = ONE_RANK,
     drawn: Ints | None = None,
 ) -> loops.Fleet:
     """Make replicas as the loops read them.
@@ -217,21 +236,26 @@ def new_fleet(
         Of each rank.
     count, longest : int
         Requests of all, and tokens of their longest output.
-    replicas, ranks : int, default 1
-        Replicas, and ranks of each.
+    replicas : int, default 1
+        Replicas.
+    rules : RankRules
+        How the ranks of each step: together, or each as an engine by itself; by default one rank.
     drawn : ndarray of int32, shape (2, count), optional
         Two replicas a request, for a routing that draws.
     """
+    apart = 1 if rules.in_lockstep else rules.ranks
+    engines, ranks = replicas * apart, rules.ranks // apart
     groups = rank_loops.RankGroup(
-        np.zeros((replicas, rank_loops.GROUP_SCALARS), np.int64),
-        np.zeros((replicas, rank_loops.GROUP_CLOCKS)),
-        np.zeros((replicas, 2, ranks), np.int64),
+        np.zeros((engines, rank_loops.GROUP_SCALARS), np.int64),
+        np.zeros((engines, rank_loops.GROUP_CLOCKS)),
+        np.zeros((engines, 2, ranks), np.int64),
+        rules,
     )
     if drawn is None:
         drawn = np.zeros((2, count), np.int32)
-    router = loops.Router(_RULES[routing], drawn, np.zeros(replicas, np.int64))
-    states = new_state(settings, count, longest, replicas * ranks)
-    return loops.Fleet(states, groups, router, settings.num_gpu_blocks)
+    router = loops.Router(_RULES[routing], drawn, np.zeros(engines, np.int64))
+    states = new_state(settings, count, longest, engines * ranks)
+    return loops.Fleet(states, groups, router, settings.num_gpu_blocks, np.zeros(apart, np.int64))
 
 
 def _share(

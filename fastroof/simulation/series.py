@@ -37,8 +37,8 @@ SERIES_COLUMNS: Final = (
 RUNNING_US, WAITING_US, BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS = range(len(SERIES))
 
 
-def series_table(outcomes: Outcomes, replicas: int, made_from: Mapping[str, str]) -> pa.Table:
-    """Lay the series out as a table, up to the end of the last step."""
+def series_table(outcomes: Outcomes, engines: int, made_from: Mapping[str, str]) -> pa.Table:
+    """Lay the series out as a table, up to the end of the last step; of so many that step by themselves."""
     width_us, end_us = float(outcomes.bin_us), float(outcomes.counters["end_us"])
     count = min(max(int(np.ceil(end_us / width_us)), 1), len(outcomes.series))
     series = outcomes.series[:count]
@@ -52,7 +52,7 @@ def series_table(outcomes: Outcomes, replicas: int, made_from: Mapping[str, str]
         "running": series[:, RUNNING_US] / length_us,
         "waiting": series[:, WAITING_US] / length_us,
         "kv_use": series[:, BLOCKS_US] / length_us / max(blocks, 1.0),
-        "busy": series[:, BUSY_US] / length_us / replicas,
+        "busy": series[:, BUSY_US] / length_us / engines,
         "computed_tokens_per_s": series[:, NEW_TOKENS] / length_us * US_PER_S,
         "output_tokens_per_s": series[:, OUTPUT_TOKENS] / length_us * US_PER_S,
     }
@@ -61,7 +61,7 @@ def series_table(outcomes: Outcomes, replicas: int, made_from: Mapping[str, str]
     return pa.table([pa.array(values[name], from_pandas=True) for name in schema.names], schema=schema)
 
 
-def engine_use(outcomes: Outcomes, replicas: int, duration_us: float) -> dict[str, Any]:
+def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str, Any]:
     """Say how full the engines were: means over the run, and the most at any step."""
     totals, counters = outcomes.series.sum(axis=0), outcomes.counters
     over_us = duration_us if duration_us > 0.0 else np.nan
@@ -75,13 +75,16 @@ def engine_use(outcomes: Outcomes, replicas: int, duration_us: float) -> dict[st
         "running": use(RUNNING_US, "peak_running", 1.0),
         "waiting": use(WAITING_US, "peak_waiting", 1.0),
         "kv_use": use(BLOCKS_US, "peak_blocks", blocks),
-        "busy": float(totals[BUSY_US]) / over_us / replicas,
+        "busy": float(totals[BUSY_US]) / over_us / engines,
     }
 
 
-def mean_step(outcomes: Outcomes, settings: EngineSettings) -> tuple[float, float]:
-    """Return requests that run in the mean of a step's time, and tokens that each of them holds."""
+def mean_step(outcomes: Outcomes, settings: EngineSettings, ranks: int = 1) -> tuple[float, float]:
+    """Return requests of a rank that run in the mean of a step's time, and tokens that each of them holds.
+
+    ``ranks`` are those whose steps are one.
+    """
     running_us, _, blocks_us, busy_us = outcomes.series[:, : BUSY_US + 1].sum(axis=0).tolist()
     if not (running_us > 0.0 and busy_us > 0.0):
         return 1.0, 1.0
-    return running_us / busy_us, blocks_us * settings.block_size / running_us
+    return running_us / busy_us / ranks, blocks_us * settings.block_size / running_us

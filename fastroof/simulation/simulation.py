@@ -16,6 +16,7 @@ from fastroof.lazy_property import lazy_property
 from fastroof.simulation import step_range
 from fastroof.simulation.answer_table import answers_html
 from fastroof.simulation.answers import duration_us, run_answers
+from fastroof.simulation.replicas import engines_of
 from fastroof.simulation.request_table import checked_requests_path, request_table, write_table
 from fastroof.simulation.request_times import RequestTimes, checked_limits
 from fastroof.simulation.run_notes import queue_growth, range_notes, run_notes
@@ -112,6 +113,11 @@ class Simulation(ArrowRows):
         )
 
     @property
+    def engines(self) -> int:
+        """Engines that step by themselves: replicas, or their ranks where these wait for nobody."""
+        return engines_of(self.plan) * self.replicas
+
+    @property
     def gpus(self) -> int:
         """GPUs of all engines."""
         return int(self.plan.layout.world_size) * self.replicas
@@ -181,7 +187,7 @@ class Simulation(ArrowRows):
             ``kv_use`` and ``busy``, shares; ``computed_tokens_per_s``, of prompts and answers, and
             ``output_tokens_per_s``. The length is in its metadata, ``fastroof.stretch_s``.
         """
-        return series_table(self.outcomes, self.replicas, self.made_from)
+        return series_table(self.outcomes, self.engines, self.made_from)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ class Simulation(ArrowRows):
         mantissa: within 0.4 % of the exact ones (``fastroof.simulation.percentiles.GAP_ERROR``).
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
-        answers = run_answers(self.trace, self.outcomes, self.times, self.replicas)
+        answers = run_answers(self.trace, self.outcomes, self.times, self.engines)
         if limits:
             answers["goodput"] = self.goodput(**limits)
         has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
@@ -275,7 +281,8 @@ class Simulation(ArrowRows):
     @lazy_property
     def step_error(self) -> StepError:
         """How far off all steps together may be, one standard error, and where that is from."""
-        return step_range.step_error(self.plan, *mean_step(self.outcomes, self.settings))
+        ranks = self.plan.layout.dp // engines_of(self.plan)
+        return step_range.step_error(self.plan, *mean_step(self.outcomes, self.settings, ranks))
 
     def range(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None
@@ -324,7 +331,7 @@ class Simulation(ArrowRows):
         found["near_saturation"] = is_growing or amplified > step_range.AMPLIFIED
         found["flips"] = step_range.flipped_limits(fast, slow, limits)
         answers = (
-            run_answers(self.trace, run, times, self.replicas)
+            run_answers(self.trace, run, times, self.engines)
             for run, times in zip(runs, (fast, slow), strict=True)
         )
         return found | step_range.paired(*answers)

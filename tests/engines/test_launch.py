@@ -133,7 +133,13 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
     assert sglangs["--max-prefill-tokens"] == "2048"
     # TensorRT-LLM: tp of all GPUs, the YAML says that ranks attend for themselves
     assert (trtllms["--tp_size"], trtllms["--ep_size"], trtllms["--max_batch_size"]) == ("8", "8", "1024")
-    assert trtllm.server(ranks).config["enable_attention_dp"] is True
+    config = trtllm.server(ranks).config
+    assert config["enable_attention_dp"] is True
+    # the profiles time prompts that wait so long for those of other ranks
+    balance = config["attention_dp_config"]
+    assert balance["enable_balance"] is True
+    for name in ("trtllm", "trtllm-1.1"):
+        assert load_engine(name).data_parallel.balance_steps == balance["timeout_iters"]
     stages = asked(tp=4, pp=2)
     assert options_of(vllm.server(stages))["--max-num-seqs"] == "2048"
     assert options_of(sglang.server(stages))["--max-running-requests"] == "2048"

@@ -1,5 +1,7 @@
 """Replicas, pools and ranks, naively: engines that step by themselves, and who gets the next request.
 
+Ranks of attention data parallelism step together, or are engines by themselves.
+
 The scheduler of each engine is that of ``tests.reference.scheduler``; here is what goes on around it. Times
 are us.
 """
@@ -7,14 +9,82 @@ are us.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fastroof.compiled import steps
+from fastroof.plan.rank_rules import rank_rules
 from tests.reference.scheduler import FINISHED, TIMED_OUT, US_PER_S, Request, Scheduler, Step, StepUs
 
 WAITING_WEIGHT = 4
+
+
+@dataclass
+class Ranks:
+    """How ranks step: ``together`` says what a step of all takes, us, of the steps of each.
+
+    ``said`` is an engine's data_parallel; ``experts_us`` the time of what follows the tokens of all ranks, of
+    how many these are, and whether the step is one of decodes alone.
+    """
+
+    said: Any
+    step_us: StepUs
+    experts_us: Callable[[float, bool], float]
+    floor_us: float = 0.0
+
+    @classmethod
+    def of_plan(cls, plan: Any) -> Ranks | None:
+        """Those of a plan; None where its ranks are engines by themselves."""
+        if not rank_rules(plan).in_lockstep:
+            return None
+        header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
+        rows = [plan.arena[at : at + plan.max_tokens + 1] for at in header]
+
+        def experts_us(total: float, is_decode: bool) -> float:
+            if not header[0]:
+                return 0.0
+            tokens = min(max(total / plan.layout.dp, 1.0), float(plan.max_tokens))
+            at = min(int(tokens), plan.max_tokens - 1)
+            low, high = rows[is_decode][at : at + 2]
+            return float(low + (high - low) * (tokens - at))
+
+        floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
+        return cls(plan.engine.data_parallel, plan.step_scalar, experts_us, floor_us)
+
+    def together_us(self, made: Sequence[Step]) -> list[float]:
+        """Time of each rank's own step, us, where experts compute what all ranks have."""
+        dp = len(made)
+        tokens = [sum(step.new_tokens) if step.requests else self.said.idle_tokens for step in made]
+        fullest = max(sum(step.new_tokens) for step in made)
+        is_decode = all(is_of_decodes(step) for step in made)
+        seen = self.seen(sum(tokens), fullest, dp, self.said.decode_tokens if is_decode else None)
+        times_us = []
+        for step in made:
+            if not step.requests:
+                continue
+            own = self.experts_us(dp * sum(step.new_tokens), is_of_decodes(step))
+            us = self.step_us(step.new_tokens, step.context_len)
+            us += self.experts_us(seen, is_decode) - own
+            times_us.append(us if is_of_decodes(step) else max(us, self.floor_us))
+        return times_us
+
+    def seen(self, total: int, fullest: int, dp: int, decode_tokens: str | None) -> int:
+        """Tokens that experts compute."""
+        rule = decode_tokens or self.said.prompt_tokens
+        is_padded = {
+            "sum": False,
+            "fullest": True,
+            "graphs": fullest <= self.said.graph_tokens,
+            "half_full": 2 * total >= dp * fullest,
+        }[rule]
+        return dp * fullest if is_padded else total
+
+
+def is_of_decodes(step: Step) -> bool:
+    """Whether all of a step are timed as decodes: one token after others."""
+    return all(n == 1 and c > 0 for n, c in zip(step.new_tokens, step.context_len, strict=True))
 
 
 @dataclass
@@ -24,6 +94,11 @@ class Engine:
     settings: Any
     step_us: StepUs
     ranks: int = 1
+    rules: Ranks | None = None
+    given: int = 0
+    """Requests that its ranks were given."""
+    held_steps: int = 0
+    """Steps that prompts have waited for those of other ranks."""
     now_us: float = 0.0
     end_us: float = 0.0
     steps: int = 0
@@ -90,10 +165,10 @@ class Engine:
     def arrive(self) -> None:
         """Let requests in that have arrived."""
         while self.sent and self.sent[0].arrival_us <= self.now_us:
-            least = min(
-                self.schedulers, key=lambda rank: WAITING_WEIGHT * len(rank.waiting) + len(rank.running)
-            )
-            least.waiting.append(self.sent.popleft())
+            rule = self.rules.said.assignment if self.rules else "least_load"
+            has = [(len(rank.waiting), len(rank.running), rank.blocks) for rank in self.schedulers]
+            self.schedulers[assigned(rule, has, self.given)].waiting.append(self.sent.popleft())
+            self.given += 1
 
     def drop(self) -> None:
         """Let requests out that have no time left."""
@@ -110,20 +185,69 @@ class Engine:
         """Make steps until one runs and, with asynchronous scheduling, one more is made."""
         self.arrive()
         while len(self.queue) < (2 if self.settings.async_scheduling else 1):
-            made = [rank.make_step() for rank in self.schedulers]
+            begins = self._prompts_begin()
+            made = [rank.make_step(admits=begins) for rank in self.schedulers]
             if not any(step.requests for step in made):
                 break
             self.queue.append(made)
         if self.queue:
-            times_us = (
-                self.step_us(one.new_tokens, one.context_len) for one in self.queue[0] if one.requests
-            )
-            self.end_us = self.now_us + max(times_us)
+            self.end_us = self.now_us + max(self._times_us(self.queue[0]))
+
+    def _times_us(self, made: Sequence[Step]) -> list[float]:
+        if self.rules is not None:
+            return self.rules.together_us(made)
+        return [self.step_us(one.new_tokens, one.context_len) for one in made if one.requests]
+
+    def _prompts_begin(self) -> bool:
+        """Whether waiting prompts may begin: all ranks have one, one has no decodes, or time is up."""
+        wait = self.rules.said.balance_steps if self.rules else 0
+        if not wait:
+            return True
+        if not all(rank.has_prompt for rank in self.schedulers):
+            self.held_steps += 1
+            if all(rank.decodes for rank in self.schedulers) and self.held_steps < wait:
+                return False
+        self.held_steps = 0
+        return True
 
     def _leave(self, rank: Scheduler, request: Request, status: int) -> None:
         rank.leave(request)
         request.status = status
         self.ended += 1
+
+
+def assigned(rule: str, has: Sequence[tuple[int, int, int]], given: int) -> int:
+    """Which rank gets a request, of the requests that wait and run at each and the blocks that it holds.
+
+    ``given`` are the requests that they were given before.
+    """
+    places = range(len(has))
+    if rule == "round_robin":
+        return given % len(has)
+    if rule == "fewest_tokens":
+        active = [waiting + running for waiting, running, _ in has]
+        share = max(math.ceil((sum(active) + 1) / len(has)), max(active))
+        return min((at for at in places if active[at] < share), key=lambda at: has[at][2], default=0)
+    return min(places, key=lambda at: WAITING_WEIGHT * has[at][0] + has[at][1])
+
+
+@dataclass
+class RanksApart:
+    """Engines that are the ranks of one replica."""
+
+    engines: Sequence[Engine]
+
+    @property
+    def waiting(self) -> int:
+        return sum(engine.waiting for engine in self.engines)
+
+    @property
+    def running(self) -> int:
+        return sum(engine.running for engine in self.engines)
+
+    @property
+    def blocks(self) -> int:
+        return sum(engine.blocks for engine in self.engines)
 
 
 Route = Callable[[int, Request, Sequence[Engine]], int]
@@ -158,6 +282,20 @@ def drawn_route(drawn: Sequence[Sequence[int]]) -> Route:
         return min(drawn[index], key=lambda at: engines[at].waiting + engines[at].running)
 
     return route
+
+
+def ranks_apart(route: Route, apart: int, rule: str) -> Route:
+    """Route to replicas of so many engines each, and within one by a rule of ranks."""
+    given = Counter[int]()
+
+    def choose(index: int, request: Request, engines: Sequence[Engine]) -> int:
+        replicas = [RanksApart(engines[at : at + apart]) for at in range(0, len(engines), apart)]
+        replica = route(index, request, replicas)  # type: ignore[arg-type]
+        has = [(one.waiting, one.running, one.blocks) for one in replicas[replica].engines]
+        given[replica] += 1
+        return replica * apart + assigned(rule, has, given[replica] - 1)
+
+    return choose
 
 
 ROUTES: dict[str, Route] = {
@@ -202,9 +340,10 @@ def run_engines(
     route: Route,
     *,
     ranks: int = 1,
+    rules: Ranks | None = None,
 ) -> Served:
     """Serve requests, sorted by arrival, by so many engines of a kind."""
-    engines = [Engine(settings, step_us, ranks) for _ in range(replicas)]
+    engines = [Engine(settings, step_us, ranks, rules) for _ in range(replicas)]
     replica = []
     for index, request in enumerate(requests):
         for engine in engines:
@@ -227,13 +366,14 @@ def run_closed_loop(
     think_us: float,
     *,
     ranks: int = 1,
+    rules: Ranks | None = None,
 ) -> Served:
     """Serve clients who send a request ``think_us`` after the end of their last, in one order of events.
 
     Of engines whose steps end at one time, the first goes first; of an engine's instants, the requests that
     it ends free its room, their clients' next ones are routed, then its next step is made.
     """
-    engines = [Engine(settings, step_us, ranks) for _ in range(replicas)]
+    engines = [Engine(settings, step_us, ranks, rules) for _ in range(replicas)]
     unsent = deque(requests)
     coming: deque[Request] = deque()
     replica = [-1] * len(requests)

@@ -86,18 +86,43 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.free: int = self.settings.num_gpu_blocks
 
-    def make_step(self) -> Step:
-        """Schedule one step, which is empty where there is nothing to do."""
+    @property
+    def decodes(self) -> int:
+        """Requests that run and have a token to come in the next step."""
+        return sum(request.to_compute > 0 and not request.is_cut for request in self.running)
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether the next step could compute a prompt: one that was cut, or the first that waits."""
+        if any(request.is_cut for request in self.running):
+            return True
+        settings = self.settings
+        budget = settings.max_num_batched_tokens - (self.decodes if settings.order == "mixed" else 0)
+        if not self.waiting or budget <= 0 or len(self.running) >= settings.max_num_seqs:
+            return False
+        request = self.waiting[0]
+        new = request.whole - request.cached
+        if new > budget and not settings.chunked_prefill:
+            return False
+        return max(self._tokens_asked(request, min(new, budget))) <= self.free * settings.block_size
+
+    def _tokens_asked(self, request: Request, new: int) -> tuple[int, int]:
+        """Tokens that a request takes blocks of when it begins, and of which it wants to see room."""
+        tokens = request.prompt + request.output if self.settings.reserve_output else request.cached + new
+        return tokens, max(tokens, request.whole) if self.settings.admit_whole_prompt else tokens
+
+    def make_step(self, *, admits: bool = True) -> Step:
+        """Schedule one step, which is empty where there is nothing to do; none begins without ``admits``."""
         step = Step()
         budget = self.settings.max_num_batched_tokens
         if self.settings.order == "mixed":
             left, preempted = self._run_running(step, budget)
-            if not preempted:
+            if admits and not preempted:
                 self._admit(step, left)
             return step
         # prompts alone: the one that was cut, which is the last that runs, then those that wait
         left, preempted = self._run_running(step, budget, only_cut=True)
-        if not preempted:
+        if admits and not preempted:
             self._admit(step, left)
         if not step.requests:
             self._run_running(step, len(self.running))
@@ -135,10 +160,7 @@ class Scheduler:
             if new > budget and not settings.chunked_prefill:
                 return
             new = min(new, budget)
-            tokens = request.cached + new
-            if settings.reserve_output:
-                tokens = request.prompt + request.output
-            in_all = max(tokens, request.whole) if settings.admit_whole_prompt else tokens
+            tokens, in_all = self._tokens_asked(request, new)
             # an engine may want room for all of a prompt, though it takes blocks chunk by chunk
             if self.blocks_of(in_all) > self.free or not self._take_blocks(request, tokens):
                 return
@@ -157,6 +179,12 @@ class Scheduler:
         if not request.is_cut:
             request.sent += 1
             step.with_token.append(request)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that requests hold."""
+        held: int = self.settings.num_gpu_blocks - self.free
+        return held
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that so many tokens of one request take."""

@@ -15,6 +15,8 @@ from fastroof.errors import BatchError
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.replay import RankStep, ReplayedTimes, Schedule, TimedRequest, replay
+from tests.reference.replicas import Ranks
+from tests.reference.scheduler import Step
 
 MS = 1e-3
 
@@ -222,8 +224,13 @@ def test_the_compiled_engine_serves_as_it_does(
         for at, isl, osl, hit in zip(arrival_s, prompt, output, cached, strict=True)
     ]
 
+    together = Ranks.of_plan(plan)
+
     def longest_us(steps: Sequence[RankStep]) -> float:
-        return max(plan.step_scalar(*step) for step in steps if step[0])
+        if together is None:
+            return float(max(plan.step_scalar(*step) for step in steps if step[0]))
+        # what a step's requests are is nothing to its time
+        return max(together.together_us([Step(list(step[0]), *map(list, step)) for step in steps]))
 
     schedule = Schedule(16, 256, blocks, ranks=ranks, is_asynchronous=asynchronous)
     seen = replay(given, longest_us, schedule)

@@ -13,6 +13,7 @@ import pytest
 
 import fastroof
 from fastroof import StepBatch, Trace
+from fastroof.compiled.expert_rows import ONE_RANK
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError
@@ -20,13 +21,16 @@ from fastroof.plan import StepPlan
 from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
 from fastroof.simulation.outcomes import Outcomes
 from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
+from fastroof.simulation.series import mean_step
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.replay import RankStep, Schedule, TimedRequest, replay
 from tests.reference.replicas import (
     ROUTES,
+    Ranks,
     Route,
     Served,
     drawn_route,
+    ranks_apart,
     requests_of,
     run_closed_loop,
     run_engines,
@@ -36,9 +40,34 @@ US_PER_S = 1e6
 
 
 @functools.cache
-def a_plan(dp: int = 1, model: str = "llama-3.1-8b") -> StepPlan:
+def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPlan:
+    """A plan whose engine has these rules of ranks, ``key=value key=value``."""
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan(model, "h100", tables, dp=dp, max_tokens=512, max_seqs=64)
+    said: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
+    said |= {key: int(value) for key, value in said.items() if value.isdigit()}
+    costs = {"step_us": 100.0, "prefill_floor_layer_us": 30.0 if said.pop("floor", 0) else 0.0}
+    return fastroof.compile_plan(
+        model,
+        "h100",
+        tables,
+        dp=dp,
+        ep=dp if model in MOE else 1,
+        max_tokens=512,
+        max_seqs=64,
+        runtime={"name": "ranks", "costs": costs, "data_parallel": said},
+    )
+
+
+MOE = ("qwen3-30b-a3b",)
+RULES = [
+    "",
+    "prompt_tokens=fullest decode_tokens=fullest",
+    "prompt_tokens=graphs decode_tokens=graphs graph_tokens=24",
+    "decode_tokens=half_full idle_tokens=0 assignment=round_robin",
+    "decode_tokens=fullest assignment=fewest_tokens balance_steps=4",
+    "assignment=fewest_tokens balance_steps=40 floor=1",
+]
+"""Of ranks that share experts; the last two let prompts wait for each other."""
 
 
 def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
@@ -96,35 +125,110 @@ def test_replicas_serve_as_naive_engines_do(routing: str, clients: bool) -> None
     for seed in range(25):
         trace, settings = a_workload(rng, clients=clients)
         replicas, dp = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2, 3]))
-        plan = a_plan(dp)
+        plan = a_plan(dp, rng.choice(["", "lockstep=all", "assignment=round_robin"]))
         outcomes = run_replicas(plan, trace, settings, replicas, routing, seed=seed, threads=2)
-        timed = functools.partial(step_us, plan)
-        route = route_of(routing, trace, replicas, seed)
-        engines: Any = (requests_of(trace, settings), settings, timed, replicas, route)
-        if trace.clients is None:
-            served = run_engines(*engines, ranks=dp)
-        else:
-            think_us = trace.think_s * US_PER_S
-            served = run_closed_loop(*engines, trace.clients, think_us, ranks=dp)
-        assert_equal(outcomes, served)
+        assert_equal(outcomes, naively(plan, trace, settings, replicas, routing, seed))
         preemptions += outcomes.preemptions.sum()
         timed_out += (outcomes.status == 1).sum()
     assert preemptions > 10
     assert timed_out > 10
 
 
+def naively(
+    plan: StepPlan, trace: Trace, settings: EngineSettings, replicas: int, routing: str, seed: int = 0
+) -> Served:
+    """Serve with naive engines, whose ranks step together or are engines by themselves."""
+    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
+    route, engines, ranks = route_of(routing, trace, replicas, seed), replicas, dp
+    if rules is None:
+        engines, ranks = replicas * dp, 1
+        route = ranks_apart(route, dp, plan.engine.data_parallel.assignment)
+    given: Any = (requests_of(trace, settings), settings, functools.partial(step_us, plan), engines, route)
+    if trace.clients is None:
+        served = run_engines(*given, ranks=ranks, rules=rules)
+    else:
+        think_us = trace.think_s * US_PER_S
+        served = run_closed_loop(*given, trace.clients, think_us, ranks=ranks, rules=rules)
+    return served._replace(replica=[at * ranks // dp for at in served.replica])
+
+
 @pytest.mark.loops
-def test_prompts_that_are_given_up_before_they_decode_leave_room_for_others() -> None:
-    """Prompts go ahead of decodes: more are computed, one after the other, than run at once."""
-    count = 60
-    trace = Trace(np.arange(count) * 0.004, np.full(count, 40), np.full(count, 20))
-    settings = EngineSettings(64, 4, 400, 4, order="prefill_first", async_scheduling=True, timeout_s=0.03)
-    plan = a_plan()
-    outcomes = run_replicas(plan, trace, settings, 2, "least_outstanding")
-    timed = functools.partial(step_us, plan)
-    served = run_engines(requests_of(trace, settings), settings, timed, 2, ROUTES["least_outstanding"])
-    assert_equal(outcomes, served)
-    assert (outcomes.status == 1).sum() > 20
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("clients", [False, True])
+def test_ranks_that_share_experts_serve_as_naive_ones_do(rules: str, clients: bool) -> None:
+    """What experts compute, who gets a request and which prompts wait: by every rule that an engine has."""
+    rng = np.random.default_rng([len(rules), clients])
+    differ = 0
+    for seed in range(12):
+        trace, settings = a_workload(rng, clients=clients)
+        replicas, dp = int(rng.integers(1, 3)), int(rng.choice([2, 4]))
+        plan = a_plan(dp, rules, MOE[0])
+        outcomes = run_replicas(plan, trace, settings, replicas, "least_load", seed=seed)
+        assert_equal(outcomes, naively(plan, trace, settings, replicas, "least_load", seed))
+        if settings.timeout_s == math.inf:
+            ended_us = float(outcomes.last_us.max()) * (1.0 + 1e-9)
+            assert outcomes.counters["busy_us"] <= replicas * dp * ended_us
+        padded = a_plan(dp, f"{rules} prompt_tokens=fullest decode_tokens=fullest", MOE[0])
+        other = run_replicas(padded, trace, settings, replicas, "least_load", seed=seed)
+        differ += not np.array_equal(other.last_us, outcomes.last_us, equal_nan=True)
+    # padding says nothing of the one that pads already
+    assert (differ > 1) == (rules != RULES[1])
+
+
+def test_a_prompt_of_one_rank_costs_the_others_what_its_experts_take() -> None:
+    """One rank computes a prompt, three have a decode each: experts see 403 tokens, not 4 x 400."""
+    trace = Trace([0.0, 0.0, 0.0, 1.0], [4, 4, 4, 400], [200, 200, 200, 2])
+    settings = EngineSettings(512, 8, 1000)
+    plan, padded = (a_plan(4, rules, MOE[0]) for rules in ("", "prompt_tokens=fullest"))
+    took_ms = [
+        float(outcomes.first_us[3] - outcomes.arrival_us[3])
+        for one in (plan, padded)
+        for outcomes in [run_replicas(one, trace, settings)]
+    ]
+    assert took_ms[0] < 0.75 * took_ms[1]
+
+
+def test_prompts_wait_for_those_of_other_ranks() -> None:
+    """A prompt beside decodes of all ranks begins when each has one, or after so many steps."""
+    trace = Trace([0.0] * 4 + [0.3 + 0.13 * at for at in range(6)], [4] * 10, [400] * 4 + [2] * 6)
+    settings = EngineSettings(512, 8, 1000)
+    waits_us = {}
+    for wait in (0, 10, 40):
+        plan = a_plan(4, f"balance_steps={wait}", MOE[0])
+        outcomes = run_replicas(plan, trace, settings)
+        waits_us[wait] = float(np.mean((outcomes.first_us - outcomes.arrival_us)[4:]))
+    step = plan.decode_us(1, 400)
+    # the count goes on whether a prompt waits or not: one comes in the middle of it
+    assert waits_us[0] < 2.5 * step
+    for wait in (10, 40):
+        assert 0.25 * wait * step < waits_us[wait] - waits_us[0] < 0.75 * wait * step
+
+
+@pytest.mark.parametrize(("model", "engines"), [("llama-3.1-8b", 3), (MOE[0], 1)])
+def test_the_share_in_which_steps_run_is_no_more_than_all(model: str, engines: int) -> None:
+    """Ranks by themselves have clocks of their own; those in lockstep one."""
+    ranks = 3 if engines == 3 else 4
+    plan = a_plan(ranks, model=model)
+    trace = Trace([0.0] * 24, [60] * 24, [50] * 24)
+    sim = fastroof.simulate(plan, trace, max_num_batched_tokens=64, max_num_seqs=8, num_gpu_blocks=400)
+    assert sim.engines == engines
+    assert 0.9 < sim.summary(with_range=False)["busy"] < 1.0 + 1e-9
+    assert 0.0 < max(sim.series()["busy"].to_pylist()) < 1.0 + 1e-9
+    # a step of one rank: eight requests, or fewer
+    running, _ = mean_step(sim.outcomes, sim.settings, ranks // engines)
+    assert running < 8.0 + 1e-9
+
+
+def test_ranks_of_a_dense_model_wait_for_nobody() -> None:
+    """Each is an engine by itself: replicas behind a router that looks at the load when a request comes."""
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        trace, settings = a_workload(rng)
+        apart = run_replicas(a_plan(3), trace, settings, 1)
+        alone = run_replicas(a_plan(), trace, settings, 3, "least_load")
+        assert np.array_equal(apart.last_us, alone.last_us, equal_nan=True)
+        assert set(apart.replica.tolist()) <= {0, -1}
+        assert apart.counters == alone.counters
 
 
 @pytest.mark.loops
@@ -154,14 +258,19 @@ def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
 
 @pytest.mark.loops
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("in_lockstep", [0, 1])
 @pytest.mark.parametrize("arrivals_s", [[0.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
-def test_a_request_without_room_stops_the_loops(ranks: int, arrivals_s: list[float]) -> None:
+def test_a_request_without_room_stops_the_loops(
+    ranks: int, in_lockstep: int, arrivals_s: list[float]
+) -> None:
     """The wrapper rejects it beforehand; the loops say so, and do not hang."""
     trace = Trace(arrivals_s, [10, 500, 10], [2, 2, 2])
     settings = EngineSettings(64, 8, 20)
     for clients in (None, 2):
         arrays = new_arrays(settings, arrays_of(trace), 2)
-        fleet = new_fleet("round_robin", settings, 3, 2, 2, ranks)
+        fleet = new_fleet(
+            "round_robin", settings, 3, 2, 2, ONE_RANK._replace(ranks=ranks, in_lockstep=in_lockstep)
+        )
         run: Any = (fleet, arrays.requests, arrays.served, arrays.record, np.zeros(3, np.int32))
         options = options_of(settings, trace)
         if clients is None:
@@ -184,7 +293,7 @@ def test_a_fleet_of_one_is_the_engine() -> None:
 def test_ranks_are_those_of_the_replay(asynchronous: bool) -> None:
     """The replay of logs counts in seconds: with times in halves of a us both are exact."""
     rng = np.random.default_rng(asynchronous)
-    plan = a_plan(3)
+    plan = a_plan(3, "lockstep=all")
 
     def half_us(new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
         return round(2.0 * step_us(plan, new_tokens, context_len)) / 2.0

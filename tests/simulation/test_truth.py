@@ -27,10 +27,10 @@ QUANTITIES = ("ttft", "tpot", "e2e")
 LAYOUTS = {"llama-3.1-8b": {}, "qwen3-30b-a3b": {"dp": 2, "ep": 2}}
 """Logs by model, and how each was served."""
 
-# relative errors beyond which something has broken; Qwen's link is slower than its table says
+# relative errors beyond which something has broken; no table has the uneven gathers of Qwen's ranks
 LIMITS = {
     "llama-3.1-8b": {"ttft": 0.16, "tpot": 0.05, "e2e": 0.08},
-    "qwen3-30b-a3b": {"ttft": 0.40, "tpot": 0.09, "e2e": 0.10},
+    "qwen3-30b-a3b": {"ttft": 0.65, "tpot": 0.12, "e2e": 0.14},
 }
 
 

@@ -170,7 +170,8 @@ enum { FASTROOF_FINISHED = 0, FASTROOF_TIMED_OUT = 1 };
  * longest output, 67 kB beside. */
 int64_t fastroof_simulate_bytes(const fastroof_engine *engine, int64_t num_requests, int64_t longest_output);
 
-/* Serve num_requests by one engine, as fastroof.simulate does, to the last bit.
+/* Serve num_requests by one engine, as fastroof.simulate does, to the last bit. Of a plan with several ranks of
+ * attention data parallelism it is one rank, whose fellows have as many tokens in each of its steps.
  *
  * arrival_us rises from 0 on; with clients it is written instead, as they send. A request has a prompt of
  * input_tokens, of which cached_tokens are in the prefix cache (NULL: none are), and an output of

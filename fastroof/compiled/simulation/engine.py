@@ -96,7 +96,7 @@ def _at_instant(
     now_us = clock[NOW]
     while scalars[IN_FLIGHT] < options.depth:
         was_idle = scalars[IN_FLIGHT] == 0
-        step_us = make_step(arena, plan, options, state, requests, served)
+        step_us = make_step(arena, plan, options, state, requests, served, True)
         if step_us == 0.0:
             break
         if was_idle:

@@ -1,7 +1,9 @@
 """Ranks of attention data parallelism: schedulers of their own, whose steps start together.
 
-A step of all ranks takes as long as the longest of theirs, and a rank without a request in it waits. A
-request goes to the rank with the least load when the engine sees it. One rank is an engine by itself.
+A step of all ranks takes as long as the longest of theirs, whose experts compute the tokens of all ranks, or
+more, as the rules of the engine say (fastroof.compiled.expert_rows); a rank without a request in it waits. A
+request goes to a rank when the engine sees it. Prompts may wait for those of other ranks. One rank is an
+engine by itself.
 """
 
 from __future__ import annotations
@@ -10,19 +12,30 @@ import math
 from typing import NamedTuple
 
 from fastroof.arrays import Floats, Longs
+from fastroof.compiled.expert_rows import (
+    FEWEST_TOKENS,
+    TAKES_TURNS,
+    RankRules,
+    seen_tokens,
+    wait_for_others_us,
+)
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.completion import complete_step
 from fastroof.compiled.simulation.engine import see_arrivals
 from fastroof.compiled.simulation.leaving import time_out
 from fastroof.compiled.simulation.records import Record, add_interval
-from fastroof.compiled.simulation.scheduling import make_step
+from fastroof.compiled.simulation.scheduling import has_prompt, make_step
 from fastroof.compiled.simulation.state import (
     CODE_STUCK,
+    DECODES,
     END,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
+    FLIGHT_NEW,
     FLIGHT_TOKENS,
+    FLIGHT_US,
     FREE,
+    IN_FLIGHT,
     NONE,
     NOW,
     NUM_BLOCKS,
@@ -39,7 +52,7 @@ from fastroof.compiled.simulation.state import (
     push_request,
     restart,
 )
-from fastroof.compiled.steps import PlanParts, open_plan
+from fastroof.compiled.steps import EXPERT_AT, PlanParts, open_plan
 
 __all__ = [
     "GROUP_CLOCKS",
@@ -47,6 +60,7 @@ __all__ = [
     "WAITING_WEIGHT",
     "RankGroup",
     "advance_ranks",
+    "choose_rank",
     "group_next_us",
     "group_of",
     "group_schedule",
@@ -69,15 +83,19 @@ class RankGroup(NamedTuple):
         By the names below.
     takes_part
         Whether a rank has requests in a step, of two steps in flight: a row each.
+    rules
+        How ranks step together, the same for all.
     """
 
     scalars: Longs
     clock: Floats
     takes_part: Longs
+    rules: RankRules
 
 
-# scalars: first and last of the requests that no rank has yet, how many they are, steps
-FIRST_SENT, LAST_SENT, SENT, GROUP_IN_FLIGHT, GROUP_OLDEST, GROUP_STEPS = range(6)
+# scalars: first and last of the requests that no rank has yet, how many they are, steps; requests that ranks
+# were given, steps that prompts have waited for those of other ranks
+FIRST_SENT, LAST_SENT, SENT, GROUP_IN_FLIGHT, GROUP_OLDEST, GROUP_STEPS, GIVEN, HELD_STEPS = range(8)
 GROUP_SCALARS = 8
 
 # clock, us
@@ -88,7 +106,7 @@ GROUP_CLOCKS = 4
 @jit_stateful_inline
 def group_of(groups: RankGroup, replica: int) -> RankGroup:
     """One replica's of several."""
-    return RankGroup(groups.scalars[replica], groups.clock[replica], groups.takes_part[replica])
+    return RankGroup(groups.scalars[replica], groups.clock[replica], groups.takes_part[replica], groups.rules)
 
 
 @jit_stateful_inline
@@ -124,22 +142,48 @@ def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> 
     return max(float(states.clock[0, NOW]), float(requests.arrival_us[group.scalars[FIRST_SENT]]))
 
 
+@jit_stateful
+def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
+    """Say which of some ranks gets a request, the first of equals, by the scalars of each.
+
+    ``waits`` are requests that wait at each, ``given`` requests that they had before.
+    """
+    ranks = scalars.shape[0]
+    if rule == TAKES_TURNS:
+        return int(given % ranks)
+    active, most = 0, 0
+    for rank in range(ranks):
+        has = waits[rank] + scalars[rank, RUNNING]
+        active += has
+        most = max(most, has)
+    # an even share of the requests, this one included
+    share = max((active + ranks) // ranks, most)
+    least = 0
+    least_load = math.inf
+    for rank in range(ranks):
+        if rule == FEWEST_TOKENS:
+            if waits[rank] + scalars[rank, RUNNING] >= share:
+                continue
+            load = scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
+        else:
+            load = WAITING_WEIGHT * waits[rank] + scalars[rank, RUNNING]
+        if load < least_load:
+            least = rank
+            least_load = load
+    return least
+
+
 @jit_stateful_inline
 def _see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: float) -> None:
-    """Give what has arrived to the rank with the least load, the first of equals."""
+    """Give what has arrived to the ranks that the rules say."""
     scalars = group.scalars
     while scalars[FIRST_SENT] != NONE and requests.arrival_us[scalars[FIRST_SENT]] <= now_us:
         request = scalars[FIRST_SENT]
         scalars[FIRST_SENT] = requests.next_arrived[request]
         scalars[SENT] -= 1
-        least = 0
-        least_load = math.inf
-        for rank in range(states.scalars.shape[0]):
-            load = WAITING_WEIGHT * states.scalars[rank, WAITING] + states.scalars[rank, RUNNING]
-            if load < least_load:
-                least = rank
-                least_load = load
-        state = engine_of(states, least)
+        rank = choose_rank(states.scalars, states.scalars[:, WAITING], scalars[GIVEN], group.rules.assignment)
+        scalars[GIVEN] += 1
+        state = engine_of(states, rank)
         push_request(state, requests, request)
         see_arrivals(state, requests, now_us)
 
@@ -200,6 +244,64 @@ def group_time_out(
     return left
 
 
+@jit_stateful_inline
+def _prompts_begin(
+    options: EngineOptions, states: EngineState, group: RankGroup, requests: Requests, served: Served
+) -> bool:
+    """Whether prompts that wait may begin now, where they wait for each other (``balance_steps``)."""
+    all_have, all_decode = True, True
+    for rank in range(states.scalars.shape[0]):
+        state = engine_of(states, rank)
+        all_have &= has_prompt(state, options, requests, served)
+        all_decode &= state.scalars[DECODES] > 0
+    scalars = group.scalars
+    if not all_have:
+        scalars[HELD_STEPS] += 1
+        if all_decode and scalars[HELD_STEPS] < group.rules.balance_steps:
+            return False
+    scalars[HELD_STEPS] = 0
+    return True
+
+
+@jit_stateful_inline
+def _together_us(
+    arena: Floats, plan: PlanParts, options: EngineOptions, states: EngineState, group: RankGroup, flight: int
+) -> float:
+    """Time a step of all ranks, us: the longest of their own, with experts that compute for all of them."""
+    rules = group.rules
+    ranks = states.scalars.shape[0]
+    total, fullest, new = 0, 0, 0
+    for rank in range(ranks):
+        if group.takes_part[flight, rank]:
+            state = engine_of(states, rank)
+            own = (state.scalars[OLDEST] + state.scalars[IN_FLIGHT] - 1) & 1
+            tokens = state.scalars[FLIGHT_TOKENS + own]
+            total += tokens
+            fullest = max(fullest, tokens)
+            new += state.scalars[FLIGHT_NEW + own]
+        else:
+            total += rules.idle_tokens
+    is_decode = new == 0
+    seen = seen_tokens(rules, float(total), float(fullest), is_decode)
+    has_experts = arena[plan.header_at + EXPERT_AT] > 0.0
+    longest_us = 0.0
+    for rank in range(ranks):
+        if group.takes_part[flight, rank]:
+            state = engine_of(states, rank)
+            own = (state.scalars[OLDEST] + state.scalars[IN_FLIGHT] - 1) & 1
+            step_us = state.clock[FLIGHT_US + own]
+            if has_experts:
+                own_new = state.scalars[FLIGHT_NEW + own]
+                own_tokens = float(state.scalars[FLIGHT_TOKENS + own])
+                waits_us = wait_for_others_us(arena, plan, own_tokens, own_new == 0, seen, is_decode)
+                step_us += waits_us * options.time_scale
+                if own_new > 0:
+                    step_us = max(step_us, plan.prefill_floor_us * options.time_scale)
+                state.clock[FLIGHT_US + own] = step_us
+            longest_us = max(longest_us, step_us)
+    return longest_us
+
+
 @jit_stateful
 def group_schedule(
     arena: Floats,
@@ -218,13 +320,17 @@ def group_schedule(
     _see_sent(states, group, requests, now_us)
     while scalars[GROUP_IN_FLIGHT] < options.depth:
         flight = (scalars[GROUP_OLDEST] + scalars[GROUP_IN_FLIGHT]) & 1
-        longest_us = 0.0
+        admits = True
+        if group.rules.balance_steps > 0:
+            admits = _prompts_begin(options, states, group, requests, served)
+        has_step = False
         for rank in range(ranks):
-            step_us = make_step(arena, plan, options, engine_of(states, rank), requests, served)
+            step_us = make_step(arena, plan, options, engine_of(states, rank), requests, served, admits)
             group.takes_part[flight, rank] = step_us > 0.0
-            longest_us = max(longest_us, step_us)
-        if longest_us == 0.0:
+            has_step |= step_us > 0.0
+        if not has_step:
             break
+        longest_us = _together_us(arena, plan, options, states, group, flight)
         clock[GROUP_FLIGHT_US + flight] = longest_us
         if scalars[GROUP_IN_FLIGHT] == 0:
             clock[GROUP_END] = now_us + longest_us

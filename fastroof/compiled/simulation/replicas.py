@@ -16,6 +16,7 @@ from fastroof.compiled.simulation.ranks import (
     WAITING_WEIGHT,
     RankGroup,
     advance_ranks,
+    choose_rank,
     group_next_us,
     group_of,
     group_schedule,
@@ -68,7 +69,7 @@ class Router(NamedTuple):
     drawn
         Two replicas a request, which may be one and the same, where the rule draws them.
     pushed
-        How many requests each replica was sent, to be counted; 0.
+        How many requests each engine was sent, to be counted; 0.
     """
 
     rule: int
@@ -77,19 +78,24 @@ class Router(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """Replicas, and who sends them requests; each of ``num_blocks`` blocks a rank."""
+    """Engines, and who sends them requests; each of ``num_blocks`` blocks a rank.
+
+    An engine is a replica, or one of its ranks that step by themselves: as many in a row as ``waits`` has
+    room for (the requests that wait at each).
+    """
 
     states: EngineState
     groups: RankGroup
     router: Router
     num_blocks: int
+    waits: Longs
 
 
 @jit_stateful_inline
-def _ranks_of(fleet: Fleet, replica: int) -> EngineState:
-    """The ranks of one replica."""
+def _ranks_of(fleet: Fleet, engine: int) -> EngineState:
+    """The ranks of one engine."""
     states, ranks = fleet.states, fleet.groups.takes_part.shape[2]
-    first, last = replica * ranks, (replica + 1) * ranks
+    first, last = engine * ranks, (engine + 1) * ranks
     return EngineState(
         states.scalars[first:last],
         states.clock[first:last],
@@ -102,12 +108,20 @@ def _ranks_of(fleet: Fleet, replica: int) -> EngineState:
 
 
 @jit_stateful_inline
+def _apart(fleet: Fleet) -> int:
+    """Engines of a replica: ranks that step by themselves."""
+    return len(fleet.waits)
+
+
+@jit_stateful_inline
 def _outstanding(fleet: Fleet, replica: int) -> int:
     """Requests that wait at a replica or run."""
-    there = fleet.router.pushed[replica]
-    scalars = _ranks_of(fleet, replica).scalars
-    for rank in range(scalars.shape[0]):
-        there -= scalars[rank, NUM_FINISHED] + scalars[rank, NUM_TIMED_OUT]
+    there = 0
+    for engine in range(replica * _apart(fleet), (replica + 1) * _apart(fleet)):
+        there += fleet.router.pushed[engine]
+        scalars = _ranks_of(fleet, engine).scalars
+        for rank in range(scalars.shape[0]):
+            there -= scalars[rank, NUM_FINISHED] + scalars[rank, NUM_TIMED_OUT]
     return int(there)
 
 
@@ -115,9 +129,10 @@ def _outstanding(fleet: Fleet, replica: int) -> int:
 def _running(fleet: Fleet, replica: int) -> int:
     """Requests that run at a replica."""
     running = 0
-    scalars = _ranks_of(fleet, replica).scalars
-    for rank in range(scalars.shape[0]):
-        running += scalars[rank, RUNNING]
+    for engine in range(replica * _apart(fleet), (replica + 1) * _apart(fleet)):
+        scalars = _ranks_of(fleet, engine).scalars
+        for rank in range(scalars.shape[0]):
+            running += scalars[rank, RUNNING]
     return running
 
 
@@ -125,17 +140,18 @@ def _running(fleet: Fleet, replica: int) -> int:
 def _blocks(fleet: Fleet, replica: int) -> int:
     """Blocks of KV cache that requests of a replica hold."""
     blocks = 0
-    scalars = _ranks_of(fleet, replica).scalars
-    for rank in range(scalars.shape[0]):
-        blocks += scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
+    for engine in range(replica * _apart(fleet), (replica + 1) * _apart(fleet)):
+        scalars = _ranks_of(fleet, engine).scalars
+        for rank in range(scalars.shape[0]):
+            blocks += scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
     return blocks
 
 
 @jit_stateful
-def _choose(fleet: Fleet, request: int) -> int:
+def _choose_replica(fleet: Fleet, request: int) -> int:
     """Say which replica gets a request; of equals the first."""
     router = fleet.router
-    replicas = len(router.pushed)
+    replicas = len(router.pushed) // _apart(fleet)
     if router.rule == ROUND_ROBIN:
         return request % replicas
     if router.rule == POWER_OF_TWO:
@@ -160,6 +176,24 @@ def _choose(fleet: Fleet, request: int) -> int:
     return least
 
 
+@jit_stateful
+def _engine_in(fleet: Fleet, replica: int) -> int:
+    """Say which engine of a replica gets its next request: ranks that step by themselves."""
+    apart = _apart(fleet)
+    if apart == 1:
+        return replica
+    first = replica * apart
+    pushed, waits = fleet.router.pushed[first : first + apart], fleet.waits
+    scalars = fleet.states.scalars[first : first + apart]
+    given = 0
+    for one in range(apart):
+        given += pushed[one]
+        waits[one] = (
+            pushed[one] - scalars[one, NUM_FINISHED] - scalars[one, NUM_TIMED_OUT] - scalars[one, RUNNING]
+        )
+    return first + choose_rank(scalars, waits, given, fleet.groups.rules.assignment)
+
+
 @jit_stateful_inline
 def _advance(
     arena: Floats,
@@ -168,36 +202,54 @@ def _advance(
     requests: Requests,
     served: Served,
     record: Record,
-    replica: int,
+    engine: int,
     until_us: float,
 ) -> int:
-    """Run a replica until its next event is not before a time. Returns a code."""
+    """Run an engine until its next event is not before a time. Returns a code."""
     states = fleet.states
     if fleet.groups.takes_part.shape[2] > 1:
-        group = group_of(fleet.groups, replica)
-        there = _ranks_of(fleet, replica)
+        group = group_of(fleet.groups, engine)
+        there = _ranks_of(fleet, engine)
         return int(advance_ranks(arena, options, there, group, requests, served, record, until_us))
-    if states.scalars[replica, IN_FLIGHT] > 0 and states.clock[replica, END] >= until_us:
+    if states.scalars[engine, IN_FLIGHT] > 0 and states.clock[engine, END] >= until_us:
         return 0
-    return int(advance(arena, options, engine_of(states, replica), requests, served, record, until_us))
+    return int(advance(arena, options, engine_of(states, engine), requests, served, record, until_us))
 
 
 @jit_stateful_inline
-def _push(fleet: Fleet, requests: Requests, replica: int, request: int) -> None:
-    """Send a request to a replica, where it waits for its arrival."""
+def _push(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
+    """Send a request to an engine, where it waits for its arrival."""
     if fleet.groups.takes_part.shape[2] > 1:
-        push_to_group(group_of(fleet.groups, replica), requests, request)
+        push_to_group(group_of(fleet.groups, engine), requests, request)
     else:
-        push_request(engine_of(fleet.states, replica), requests, request)
-    fleet.router.pushed[replica] += 1
+        push_request(engine_of(fleet.states, engine), requests, request)
+    fleet.router.pushed[engine] += 1
 
 
 @jit_stateful_inline
 def _restart(fleet: Fleet) -> None:
-    """Empty all replicas."""
+    """Empty all engines."""
     fleet.router.pushed[:] = 0
-    for replica in range(len(fleet.router.pushed)):
-        restart_group(_ranks_of(fleet, replica), group_of(fleet.groups, replica), fleet.num_blocks)
+    for engine in range(len(fleet.router.pushed)):
+        restart_group(_ranks_of(fleet, engine), group_of(fleet.groups, engine), fleet.num_blocks)
+
+
+@jit_stateful_inline
+def _advance_all(
+    arena: Floats,
+    options: EngineOptions,
+    fleet: Fleet,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    until_us: float,
+) -> int:
+    """Run all engines until a time. Returns a code."""
+    for engine in range(len(fleet.router.pushed)):
+        code = _advance(arena, options, fleet, requests, served, record, engine, until_us)
+        if code != 0:
+            return code
+    return 0
 
 
 @jit_stateful
@@ -213,13 +265,18 @@ def share_run(
 ) -> int:
     """Serve those requests of a trace that are this replica's already. Returns a code.
 
-    For rules that look at nothing, so that replicas run apart: the fleet is one of one.
+    For rules that look at nothing, so that replicas run apart: the fleet is one of one replica.
     """
     _restart(fleet)
     for request in range(len(requests.arrival_us)):
         if replica_of[request] == replica:
-            _push(fleet, requests, 0, request)
-    return int(_advance(arena, options, fleet, requests, served, record, 0, math.inf))
+            if _apart(fleet) > 1:
+                now_us = requests.arrival_us[request]
+                code = _advance_all(arena, options, fleet, requests, served, record, now_us)
+                if code != 0:
+                    return code
+            _push(fleet, requests, _engine_in(fleet, 0), request)
+    return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
 
 @jit_stateful
@@ -238,21 +295,15 @@ def replicas_run(
     router draws.
     """
     _restart(fleet)
-    replicas = len(fleet.router.pushed)
     for request in range(len(requests.arrival_us)):
         now_us = requests.arrival_us[request]
-        for replica in range(replicas):
-            code = _advance(arena, options, fleet, requests, served, record, replica, now_us)
-            if code != 0:
-                return code
-        chosen = _choose(fleet, request)
-        _push(fleet, requests, chosen, request)
-        replica_of[request] = chosen
-    for replica in range(replicas):
-        code = _advance(arena, options, fleet, requests, served, record, replica, math.inf)
+        code = _advance_all(arena, options, fleet, requests, served, record, now_us)
         if code != 0:
             return code
-    return 0
+        replica = _choose_replica(fleet, request)
+        _push(fleet, requests, _engine_in(fleet, replica), request)
+        replica_of[request] = replica
+    return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
 
 
 @jit_stateful_inline
@@ -270,10 +321,11 @@ def _route_until(
 ) -> int:
     """Route what has been sent until now. Returns the first request that has not."""
     while next_sent < released and requests.arrival_us[next_sent] <= now_us:
-        chosen = _choose(fleet, next_sent)
-        push_to_group(group_of(fleet.groups, chosen), requests, next_sent)
-        fleet.router.pushed[chosen] += 1
-        replica_of[next_sent] = chosen
+        replica = _choose_replica(fleet, next_sent)
+        engine = _engine_in(fleet, replica)
+        push_to_group(group_of(fleet.groups, engine), requests, next_sent)
+        fleet.router.pushed[engine] += 1
+        replica_of[next_sent] = replica
         next_sent += 1
     return next_sent
 
@@ -291,8 +343,8 @@ def closed_loop_run(
 ) -> int:
     """Serve the clients of a closed loop by replicas of an engine. Returns a code.
 
-    As :func:`replicas_run`, with the events of all replicas in one order, of equals the first replica's
-    first. When a step has ended, clients who do not think are back, and are routed, before the replica's
+    As :func:`replicas_run`, with the events of all engines in one order, of equals the first engine's
+    first. When a step has ended, clients who do not think are back, and are routed, before the engine's
     next step is made. Engines know of no clients: it is the router who knows where a next request goes.
     """
     _restart(fleet)
@@ -302,10 +354,10 @@ def closed_loop_run(
     while True:
         first = 0
         now_us = math.inf
-        for replica in range(len(fleet.router.pushed)):
-            next_us = group_next_us(_ranks_of(fleet, replica), group_of(fleet.groups, replica), requests)
+        for engine in range(len(fleet.router.pushed)):
+            next_us = group_next_us(_ranks_of(fleet, engine), group_of(fleet.groups, engine), requests)
             if next_us < now_us:
-                first = replica
+                first = engine
                 now_us = next_us
         if next_sent < released and requests.arrival_us[next_sent] <= now_us:
             now_us = requests.arrival_us[next_sent]

@@ -27,6 +27,7 @@ from fastroof.compiled.simulation.state import (
     FIRST_SLOT,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
+    FLIGHT_NEW,
     FLIGHT_STEP,
     FLIGHT_TOKENS,
     FLIGHT_US,
@@ -70,7 +71,7 @@ from fastroof.compiled.simulation.state import (
 from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us
 from fastroof.compiled.windows import no_window_sums, with_request
 
-__all__ = ["make_step"]
+__all__ = ["has_prompt", "make_step"]
 
 
 @jit_stateful_inline
@@ -244,6 +245,38 @@ def _end_prompts(
 
 
 @jit_stateful_inline
+def _blocks_asked(
+    requests: Requests, options: EngineOptions, request: int, tokens: int, whole: int
+) -> tuple[int, int]:
+    """Blocks that a request takes when it begins with so many of its ``whole`` tokens, and asks for."""
+    if options.reserves_output:
+        held = blocks_of(requests.input_tokens[request] + requests.output_tokens[request], options)
+        return held, held
+    held = blocks_of(tokens, options)
+    return held, blocks_of(whole, options) if options.admits_whole else held
+
+
+@jit_stateful_inline
+def has_prompt(state: EngineState, options: EngineOptions, requests: Requests, served: Served) -> bool:
+    """Whether an engine's next step could compute a prompt: one that was cut, or the first that waits."""
+    scalars = state.scalars
+    if scalars[PARTIAL] != NONE:
+        return True
+    left = options.budget - (scalars[DECODES] if options.prefill_first == 0 else 0)
+    if left <= 0 or scalars[RUNNING] >= options.max_seqs:
+        return False
+    request = _next_waiting(state, requests, served, state.clock[NOW])
+    if request == NONE:
+        return False
+    context = 0 if request == scalars[PREEMPTED] else requests.cached_tokens[request]
+    whole = requests.input_tokens[request] + served.sent[request]
+    if whole - context > left and options.is_chunked == 0:
+        return False
+    _, asked = _blocks_asked(requests, options, request, context + min(whole - context, left), whole)
+    return bool(asked <= scalars[FREE])
+
+
+@jit_stateful_inline
 def make_step(
     arena: Floats,
     plan: PlanParts,
@@ -251,8 +284,12 @@ def make_step(
     state: EngineState,
     requests: Requests,
     served: Served,
+    admits: bool,
 ) -> float:
-    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none."""
+    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none.
+
+    Without ``admits`` no request that waits begins.
+    """
     scalars = state.scalars
     window = plan.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
@@ -279,7 +316,7 @@ def make_step(
             in_window = with_request(in_window, new, context, window)
         scalars[PARTIAL] = NONE
         firsts = _begin_chunk(state, flight, state.slots[REQUEST, slot], slot, context, new, whole, firsts)
-    while left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
+    while admits and left > 0 and not is_short and scalars[RUNNING] < options.max_seqs:
         request = _next_waiting(state, requests, served, state.clock[NOW])
         if request == NONE:
             break
@@ -291,13 +328,7 @@ def make_step(
             if options.is_chunked == 0:
                 break
             new = left
-        held = blocks_of(context + new, options)
-        asked = held
-        if options.reserves_output:
-            held = blocks_of(requests.input_tokens[request] + requests.output_tokens[request], options)
-            asked = held
-        elif options.admits_whole:
-            asked = blocks_of(whole, options)
+        held, asked = _blocks_asked(requests, options, request, context + new, whole)
         if asked > scalars[FREE]:
             break
         if comes_back:
@@ -344,6 +375,7 @@ def make_step(
     scalars[FLIGHT_DECODES + flight] = decodes
     scalars[FLIGHT_FIRSTS + flight] = firsts
     scalars[FLIGHT_TOKENS + flight] = decodes + prompt_tokens
+    scalars[FLIGHT_NEW + flight] = sums.new_sum
     state.clock[FLIGHT_US + flight] = step_us
     scalars[IN_FLIGHT] += 1
     scalars[STEPS] += 1

@@ -165,7 +165,9 @@ class EngineState(NamedTuple):
     NUM_FINISHED,
     NUM_BLOCKS,
     NUM_TIMED_OUT,
-) = range(43)
+    FLIGHT_NEW,  # tokens of prompts, but for those of chunks that are timed as decodes
+    _,
+) = range(45)
 NUM_SCALARS = 48
 
 # clock, us

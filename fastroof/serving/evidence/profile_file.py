@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from fastroof.engines import EngineProfile, KvMemory, OperatorKernel
+from fastroof.engines.data_parallel import ONE_SUM
 from fastroof.engines.layouts import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
@@ -88,6 +89,9 @@ def profile_text(profile: EngineProfile) -> str:
         layout["gathered_bytes"] = dict(layout["gathered_bytes"])
     if layout:
         content["layout"] = layout
+    ranks, unsaid_ranks = content.pop("data_parallel"), asdict(ONE_SUM)
+    if ranks != unsaid_ranks:
+        content["data_parallel"] = {k: value for k, value in ranks.items() if value != unsaid_ranks[k]}
     order = [field.name for field in fields(profile)]
     return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
 

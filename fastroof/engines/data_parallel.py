@@ -1,0 +1,73 @@
+"""How an engine runs ranks of attention data parallelism: which wait for each other, what experts see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fastroof.checks import whole_number
+from fastroof.engines.values import MOST, check_one_of, check_text
+from fastroof.errors import PlanError
+
+__all__ = ["ASSIGNMENTS", "LOCKSTEPS", "ONE_SUM", "PADDINGS", "DataParallel"]
+
+LOCKSTEPS: Final = ("experts", "all")
+"""Which ranks step together: those that share routed experts, or those of dense models too."""
+
+PADDINGS: Final = ("sum", "fullest", "graphs", "half_full")
+"""What experts compute: the tokens of all ranks, or the fullest rank's for each of them: always, in steps
+that run as CUDA graphs, or where the ranks together have at least half of that."""
+
+ASSIGNMENTS: Final = ("least_load", "round_robin", "fewest_tokens")
+"""The rank of a request: the least loaded (a waiting request counts as four running ones), each in turn, or
+the one with the fewest tokens to compute of those with room for it."""
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Ranks of attention data parallelism.
+
+    Attributes
+    ----------
+    lockstep : str
+        ``experts``: ranks that share routed experts start their steps together, ranks of dense models are
+        replicas; ``all``: ranks of dense models start theirs together too.
+    prompt_tokens, decode_tokens : str
+        Tokens that experts compute in a step in which a rank has a prompt, and in one of decodes alone:
+        ``sum``, ``fullest``, ``graphs`` or ``half_full`` (:data:`PADDINGS`).
+    graph_tokens : int
+        Most tokens of a rank's step that runs as CUDA graphs, for ``graphs``.
+    idle_tokens : int
+        Tokens of a rank without requests in a step of the others: 1 where it runs a dummy request.
+    assignment : str
+        How a request gets its rank: ``least_load``, ``round_robin`` or ``fewest_tokens``
+        (:data:`ASSIGNMENTS`).
+    balance_steps : int
+        Prompts wait until every rank has one, until a rank has no decodes, or so many steps; 0: they do not
+        wait.
+    source : str
+        Where this is from: files and versions; and versions that were not read.
+    """
+
+    lockstep: str = "experts"
+    prompt_tokens: str = "sum"
+    decode_tokens: str = "sum"
+    graph_tokens: int = 0
+    idle_tokens: int = 1
+    assignment: str = "least_load"
+    balance_steps: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        check_one_of("lockstep", self.lockstep, LOCKSTEPS)
+        for name in ("prompt_tokens", "decode_tokens"):
+            check_one_of(name, getattr(self, name), PADDINGS)
+        check_one_of("assignment", self.assignment, ASSIGNMENTS)
+        for name, most in (("graph_tokens", MOST), ("idle_tokens", 1), ("balance_steps", MOST)):
+            whole_number(name, getattr(self, name), least=0, most=most, error=PlanError)
+        check_text("source", self.source)
+
+
+ONE_SUM: Final = DataParallel()
+"""Ranks whose experts see the tokens of all, whatever the step: profiles that say nothing."""

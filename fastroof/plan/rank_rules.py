@@ -1,0 +1,45 @@
+"""How the ranks of a plan's attention data parallelism step, as compiled loops read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastroof.compiled.expert_rows import RankRules
+from fastroof.engines.data_parallel import ASSIGNMENTS, PADDINGS
+
+if TYPE_CHECKING:
+    from fastroof.plan.step_plan import StepPlan
+
+__all__ = ["rank_rules"]
+
+
+def rank_rules(plan: StepPlan) -> RankRules:
+    """Return how the ranks of a plan step together, by its engine's profile.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        Its layout has the ranks, its model routed experts or none, its engine ``data_parallel``.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> tables = fastroof.load_tables("h100")
+    >>> dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=2, runtime="vllm")
+    >>> rank_rules(dense).in_lockstep
+    0
+    >>> experts = fastroof.compile_plan("qwen3-30b-a3b", "h100", tables, dp=2, ep=2, runtime="vllm")
+    >>> rank_rules(experts).in_lockstep, rank_rules(experts).graph_tokens
+    (1, 512)
+    """
+    said, ranks = plan.engine.data_parallel, int(plan.layout.dp)
+    return RankRules(
+        ranks=ranks,
+        in_lockstep=int(ranks > 1 and (said.lockstep == "all" or plan.model.has_experts)),
+        prompt_padding=PADDINGS.index(said.prompt_tokens),
+        decode_padding=PADDINGS.index(said.decode_tokens),
+        graph_tokens=said.graph_tokens,
+        idle_tokens=said.idle_tokens,
+        assignment=ASSIGNMENTS.index(said.assignment),
+        balance_steps=said.balance_steps,
+    )
