@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_tokens
 
@@ -39,6 +40,8 @@ class ServingOptions(NamedTuple):
     with: up to ``wait_steps`` from the first that came on, or until the engine looks, which it does every so
     many steps where prompts go first. ``steps_met`` is how many whole steps a request waits for that arrives
     as a step ends: 0, or 1 with asynchronous scheduling; ``AT_RANDOM`` if requests arrive at random moments.
+    Ranks step together as ``rules`` say; ``batches`` are in flight, each with its part of the clients, fewer
+    than one where some are idle.
     """
 
     max_kv_tokens: float
@@ -54,6 +57,8 @@ class ServingOptions(NamedTuple):
     length_spread: float = 0.0
     wait_steps: float = 0.0
     steps_met: float = AT_RANDOM
+    rules: RankRules = ONE_RANK
+    batches: float = 1.0
 
 
 @jit

@@ -15,6 +15,7 @@ from fastroof.columns import Column
 from fastroof.compiled import serving
 from fastroof.errors import BatchError
 from fastroof.plan.given_plan import check_plan
+from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -207,7 +208,7 @@ def estimate(
         Mean tokens of a prompt, and of an output, its first token included. Broadcast, as are the next two.
     concurrency : number or array_like
         Clients, each of which sends its next request as soon as it has an answer. They spread evenly over
-        the ranks and pipeline stages of a plan that has several.
+        the ranks and pipeline stages of a plan that has several; with fewer than there are some are idle.
     max_batched_tokens : number or array_like, optional
         Tokens that a step holds at most. It, the next two and ``max_seqs`` are the engine's own by default.
     chunked_prefill : bool, optional
@@ -317,6 +318,20 @@ def estimate(
     Those who arrive while a step of prompts runs come next, without a decode step between. A benchmark of
     ``requests_per_client`` begins with e = 1, and has the mean e of the others after.
 
+    Ranks of attention data parallelism that step together (:func:`fastroof.plan.rank_rules.rank_rules`) wait
+    for the longest of theirs, while experts compute the tokens of all, or what the engine pads them to. Each
+    of the n other ranks that have requests has prompts in a share s of its steps, as above but with all of
+    its clients; with E(t) the time of experts for t tokens, D, M and a prompt's own steps become::
+
+        L(T) = sum over m of Binomial(m; n, s) max(T + E(t(m)) - E(dp own), M + E(t(m)) - E(dp fullest))
+
+    of which D and M count all ranks alike: T is a rank's step of ``own`` tokens by itself, t(m) the tokens of
+    all ranks if m others have prompts, and the second part is there for m > 0. ``decode_step_us`` and
+    ``mixed_step_us`` are then steps without and with a prompt of any rank, and ``mixed_share`` that of all
+    steps; where prompts run first ``mixed_share`` is of the rank's own, and clients who go on together do
+    so on all ranks. Prompts that wait for those of other ranks (TensorRT-LLM's balance) are taken to start
+    on all of them in one step, and their wait is not in TTFT. Other ranks of dense models are replicas.
+
     With speculation a decode has q tokens of a step, 1 and its drafts, and says a of them: outputs take
     ``max((osl - 1)/a, 1)`` steps, which stands for osl - 1 above, decodes count q times in B, D and M are
     verifications (:meth:`fastroof.StepPlan.verify_us`) and what drafting takes, and TPOT is the step over a.
@@ -392,15 +407,16 @@ def estimate(
         length_spread=spread,
         wait_steps=at_least("wait_steps", wait_steps, 0),
         steps_met=steps_met(plan.engine, arrivals, async_scheduling),
+        rules=rank_rules(plan),
+        batches=float(flight),
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
     busy: Any = 1.0
     if flight > 1:
-        # with less than one client each, some are idle; less than one in all is for the loop to refuse
-        of_each = clients / flight
-        busy = np.minimum(of_each, 1.0)
-        clients = np.where(clients < 1.0, clients, np.maximum(of_each, 1.0))
+        # with less than one client each, some are idle
+        clients = clients / flight
+        busy = np.minimum(clients, 1.0)
     code, position, needed = serving.serving_estimates(
         target.arena, lengths, new, outputs, clients, budgets, options, out
     )
