@@ -13,6 +13,7 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.compiled import disaggregated, serving
 from fastroof.compiled.disaggregated import DISAGGREGATED_ROWS, LinkOptions, disaggregated_estimates
+from fastroof.compiled.expert_rows import RankRules
 from fastroof.compiled.jit import jit
 from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, most_admitted, serving_estimates
@@ -87,6 +88,9 @@ class DeploymentOptions(NamedTuple):
     transfer_state_tokens: float
     is_prefill_first: bool
     length_spread: float
+    steps_met: float
+    rules: RankRules
+    batches: float
 
 
 class Scratch(NamedTuple):
@@ -161,6 +165,9 @@ def _aggregated(
         options.is_prefill_first,
         options.length_spread,
         0.0,
+        options.steps_met,
+        options.rules,
+        options.batches,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated
@@ -229,11 +236,14 @@ def _disaggregated(
 def closed_loop(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
-    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it."""
+    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it.
+
+    Of a replica of several batches ``clients`` are those of each, of which a part may have none.
+    """
     if options.is_disaggregated:
         code = _disaggregated(arena, sizes, max(clients, 1.0), options, scratch)
     else:
-        code = _aggregated(arena, sizes, max(clients, 1.0), options, scratch)
+        code = _aggregated(arena, sizes, max(clients, 1.0 / options.batches), options, scratch)
     # sizes and memory have been seen to
     return FEASIBLE if code == 0 else PLAN_SIZE
 

@@ -46,11 +46,17 @@ GAUSS = 0.5773502691896257
 
 
 class Prompt(NamedTuple):
-    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest."""
+    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest.
+
+    The last of them, of ``last_tokens``, comes after ``full_steps`` of equal size.
+    """
 
     us: float
     tokens: float
     seqs: float
+    full_steps: float
+    last_us: float
+    last_tokens: float
 
 
 class ChunkSums(NamedTuple):
@@ -314,6 +320,7 @@ def prompt_steps_us(
     in_window = NO_SUMS
     if plan.window > 0:
         in_window = _last_in_window(float(plan.window), isl, context, chunk, shared)
-    total += _mixed_us(arena, plan, speculation, decode_attention_us, decodes, last, in_window, seqs)
+    last_us = _mixed_us(arena, plan, speculation, decode_attention_us, decodes, last, in_window, seqs)
     tokens = max(rest + shared, room if full > 0.0 else 0.0)
-    return Prompt(total, decodes * speculation.tokens + tokens, seqs)
+    verified = decodes * speculation.tokens
+    return Prompt(total + last_us, verified + tokens, seqs, full, last_us, verified + rest + shared)

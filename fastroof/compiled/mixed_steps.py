@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
 from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
-from fastroof.compiled.jit import jit
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
+    mean_decode_step_us,
     mean_mixed_step_us,
     mixed_decode_attention_us,
     prompt_steps_us,
@@ -50,7 +52,6 @@ __all__ = ["add_prefix", "mixed_scenario"]
 MAX_QUEUE = 0.999
 """Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
 
-
 HELD_ROUNDS = 3
 """Times that held prompts and arrivals, which decide each other, are worked out in turn."""
 
@@ -59,8 +60,10 @@ class SteadyState(NamedTuple):
     """Mean composition of a scenario's steps, real numbers.
 
     ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
-    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``. A
-    prompt is held back for ``held_steps``, until ``held_prompts`` others have come.
+    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``; from a
+    request to the next of its client are ``cycle_steps``. A
+    prompt is held back for ``held_steps``, until ``held_prompts`` others have come, and waits in a queue for
+    ``queue_steps``.
     """
 
     admitted: float
@@ -74,6 +77,20 @@ class SteadyState(NamedTuple):
     prefill_tokens: float
     held_steps: float
     held_prompts: float
+    queue_steps: float
+    cycle_steps: float
+
+
+@jit_inline
+def _queue_steps(others: float, cycle_steps: float, own_steps: float) -> float:
+    """Steps that a prompt waits for those of ``others`` clients, of ``own_steps`` (part of a step, too) each.
+
+    As in a queue that is served at an even pace (M/D/1), ``own rho / 2 (1 - rho)``, in which the others are
+    the seldomer, the longer they wait themselves: ``rho = others own / (cycle + wait)``.
+    """
+    work = others * own_steps
+    spare = cycle_steps - work
+    return 0.5 * (math.sqrt(spare * spare + 2.0 * own_steps * work) - spare)
 
 
 @jit
@@ -96,8 +113,9 @@ def _steady_state(
     prompt_steps = max(1.0, isl / room)
     gaps = osl - 1.0
     says = decode_steps(osl, speculation.accepted)
-    # a request comes in one step and is prefilled from the next on; the last of these says its first token
-    cycle_steps = (osl - (gaps - says)) + prompt_steps
+    # at random, a request comes in one step and is prefilled from the next on; the last of these says its
+    # first token
+    cycle_steps = (says + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
     held_steps, held_prompts = 0.0, 0.0
     if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
@@ -108,6 +126,7 @@ def _steady_state(
             held_steps = held_prompts / arrivals * (1.0 + 0.5 * held_prompts) / (1.0 + held_prompts)
             arrivals = (admitted - 1.0) / (cycle_steps + held_steps)
         cycle_steps += held_steps
+    queue_steps = _queue_steps(admitted - 1.0, cycle_steps, isl / room)
     if arrivals * isl >= room:
         # more prompts than the budget takes: every step is full of them
         if options.is_chunked:
@@ -119,8 +138,9 @@ def _steady_state(
         running = min(admitted, arrivals * (says + prompt_steps))
         decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
         return SteadyState(
-            admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0
-        )
+            admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0, 0.0,
+            admitted / arrivals,
+        )  # fmt: skip
     decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
     mixed_share = 0.0
     prefill_tokens = 0.0
@@ -142,6 +162,66 @@ def _steady_state(
         prefill_tokens,
         held_steps,
         held_prompts,
+        queue_steps,
+        cycle_steps,
+    )
+
+
+@jit
+def _other_ranks(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    isl: float,
+    osl: float,
+    concurrency: float,
+    with_requests: float,
+    state: SteadyState,
+    options: ServingOptions,
+) -> OtherRanks:
+    """What the other ranks do in a step, all of their requests included."""
+    says = decode_steps(osl, speculation.accepted)
+    arrivals = state.admitted / state.cycle_steps
+    if state.is_bound:
+        share = 1.0
+    elif state.held_prompts > 0.0:
+        share = arrivals * state.prompt_steps / (1.0 + state.held_prompts)
+    else:
+        # what a prompt's last chunk leaves of a step is taken by other prompts where they wait for it
+        free = max(1.0 - arrivals * isl / state.room, 0.0)
+        steps = state.prompt_steps + free * (math.ceil(state.prompt_steps - 1e-9) - state.prompt_steps)
+        share = 1.0 - (1.0 - min(steps / state.cycle_steps, 1.0)) ** state.admitted
+    share = min(max(share, arrivals * isl / state.room), 1.0)
+    prefill_tokens = min(arrivals * isl / share, state.room)
+    decodes = (state.admitted - 1.0) * says / state.cycle_steps
+    if state.is_bound:
+        decodes = state.decodes
+    attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    attention_us = mixed_decode_attention_us(arena, plan, speculation, attention_us, decodes, isl, osl)
+    prompt_us = mean_mixed_step_us(
+        arena, plan, speculation, attention_us, decodes, prefill_tokens, isl, state.room
+    )
+    if speculation.draft_at > 0:
+        prompt_us += draft_mixed_us(arena, speculation, decodes, prefill_tokens, isl, osl, state.room)
+    alone = decodes
+    if share < 1.0:
+        alone = max((state.admitted * says / state.cycle_steps - share * decodes) / (1.0 - share), 0.0)
+    full, full_us = 0.0, 0.0
+    more = math.ceil(concurrency - 1e-9) - concurrency
+    if more > 0.0 and state.admitted >= concurrency and not state.is_bound and osl > 1.0:
+        full = state.decodes + more * says / state.cycle_steps
+        full_us = mean_decode_step_us(arena, plan, speculation, full, isl, osl)
+        if speculation.draft_at > 0:
+            full_us += draft_decode_us(arena, speculation, full, isl, osl)
+    return OtherRanks(
+        with_requests,
+        share,
+        prefill_tokens + decodes * speculation.tokens,
+        alone * speculation.tokens,
+        (options.rules.ranks - 1.0 - with_requests) * options.rules.idle_tokens,
+        prompt_us,
+        full * speculation.tokens,
+        full_us,
     )
 
 
@@ -188,6 +268,7 @@ def mixed_scenario(
     isl: float,
     osl: float,
     concurrency: float,
+    with_requests: float,
     budget: float,
     options: ServingOptions,
     out: Any,
@@ -213,26 +294,63 @@ def mixed_scenario(
             mixed_us += draft_mixed_us(
                 arena, speculation, state.decodes, state.prefill_tokens, isl, osl, state.room
             )
+    rules = options.rules
+    in_lockstep = rules.in_lockstep > 0 and rules.balance_steps == 0
+    verified = state.decodes * speculation.tokens
+    # of all steps, those without a prompt of any rank
+    share = state.mixed_share
+    alone_us = decode_us
+    others_in = NO_OTHERS
+    if in_lockstep:
+        others_in = _other_ranks(
+            arena, plan, speculation, isl, osl, concurrency, with_requests, state, options
+        )
+        share = 1.0 - (1.0 - share) * others_idle(others_in)
+        without = OtherRanks(
+            with_requests, 0.0, 0.0, others_in.decode_tokens, others_in.idle_tokens, 0.0,
+            others_in.full_tokens, others_in.full_us,
+        )  # fmt: skip
+        if gaps > 0.0:
+            alone_us = together_us(arena, plan, rules, without, decode_us, verified, True)
+            decode_us = together_us(arena, plan, rules, others_in, decode_us, verified, True)
+        if mixed_us > 0.0:
+            tokens = verified + state.prefill_tokens
+            mixed_us = together_us(arena, plan, rules, others_in, mixed_us, tokens, False)
     step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
 
-    # a prompt comes while a step runs, waits for its end and for earlier prompts, and is prefilled
+    # a prompt waits for the running step and for earlier prompts, and is prefilled
     beside = max(state.decodes - min(says, 1.0), 0.0)
     wait_us = 0.0
     others = 0.0
-    if state.admitted > 1.0:
-        square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
-        # alone, a request never finds a step running
-        wait_us = min(state.admitted - 1.0, 1.0) * square / (2.0 * step_us)
-        others = state.arrivals * square / step_us**2
-        load = min(state.arrivals * isl / state.room, MAX_QUEUE)
-        wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+    # alone, a request never finds a step running
+    busy = min(state.admitted - 1.0 + with_requests, 1.0)
+    if busy > 0.0:
+        if options.steps_met < 0.0:
+            square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
+            wait_us = busy * square / (2.0 * step_us)
+            others = state.arrivals * square / step_us**2
+            load = min(state.arrivals * isl / state.room, MAX_QUEUE)
+            wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+        else:
+            # any step is as likely as another to be the one that ends, and others end with it
+            wait_us = busy * options.steps_met * step_us
+            others = state.arrivals
+            wait_us += state.queue_steps * mixed_us
         if state.held_prompts > 0.0:
-            wait_us += min(state.admitted - 1.0, 1.0) * state.held_steps * step_us
+            wait_us += busy * state.held_steps * step_us
             others += state.held_prompts
     beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
     beside_us = mixed_decode_attention_us(arena, plan, speculation, beside_us, beside, isl, osl)
     own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
     ttft_us = wait_us + own.us
+    if in_lockstep:
+        full_us = 0.0
+        if own.full_steps > 0.0:
+            full_us = (own.us - own.last_us) / own.full_steps
+            tokens = state.room + beside * speculation.tokens
+            full_us = together_us(arena, plan, rules, others_in, full_us, tokens, False)
+        last_us = together_us(arena, plan, rules, others_in, own.last_us, own.last_tokens, False)
+        ttft_us = wait_us + own.full_steps * full_us + last_us
     if speculation.draft_at > 0:
         ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
 
@@ -258,13 +376,19 @@ def mixed_scenario(
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = concurrency * osl / request_us
     out[WAIT_US] = not_fitting_us
-    out[DECODE_STEP_US] = decode_us
+    if in_lockstep:
+        mixed_us = (step_us - (1.0 - share) * alone_us) / share if share > 0.0 else 0.0
+    out[DECODE_STEP_US] = alone_us
     out[MIXED_STEP_US] = mixed_us
     out[EFFECTIVE_CONCURRENCY] = state.running
-    out[MIXED_SHARE] = state.mixed_share
+    out[MIXED_SHARE] = share
+    prefill_tokens = state.prefill_tokens
+    if in_lockstep and prefill_tokens <= 0.0 and share > 0.0:
+        # of a rank whose one client waits for the prompts of others alone
+        prefill_tokens = min(isl, state.room)
     out[DECODES] = state.decodes
-    out[PREFILL_TOKENS] = state.prefill_tokens
-    out[PROMPTS] = state.prefill_tokens / isl
+    out[PREFILL_TOKENS] = prefill_tokens
+    out[PROMPTS] = prefill_tokens / isl
     out[KV_LEN] = isl + 0.5 * osl
     seqs = max(own.seqs, state.decodes + state.prefill_tokens / isl)
     if seqs > plan.max_seqs:
@@ -332,7 +456,8 @@ def add_prefix(
     own_us += pair_us * crossed + token_us * read
     own_us += draft_own_us
     if concurrency > 1.0:
-        own_us += mixed_more_us * chunks + 0.5 * (step_us - before_us)
+        waited = 0.5 if options.steps_met < 0.0 else options.steps_met
+        own_us += mixed_more_us * chunks + waited * (step_us - before_us)
     steady_us = out[TTFT_US] - out[WAIT_US]
     # the more a request takes, the longer others wait for its place
     grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
 from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
+from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_tokens
+from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, together_us
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
@@ -60,6 +62,21 @@ class PromptSizes(NamedTuple):
     osl: float
     concurrency: float
     budget: float
+
+
+class Lockstep(NamedTuple):
+    """What the other ranks do while one computes prompts, and while it decodes.
+
+    Without a lockstep nothing of it is read.
+    """
+
+    is_on: bool
+    rules: RankRules
+    prompting: OtherRanks
+    decoding: OtherRanks
+
+
+NO_LOCKSTEP = Lockstep(False, ONE_RANK, NO_OTHERS, NO_OTHERS)
 
 
 class Prompts(NamedTuple):
@@ -107,7 +124,13 @@ def same_step_share(steps: float, spread: float, requests_per_client: float) -> 
 
 @jit
 def _prompts_us(
-    arena: Floats, plan: PlanParts, speculation: Speculation, sizes: PromptSizes, tokens: float, room: float
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    tokens: float,
+    room: float,
+    lockstep: Lockstep,
 ) -> float:
     """A step of ``tokens`` of prompts anywhere in their prefill, us, and what a draft does with them."""
     new = sizes.new
@@ -125,18 +148,31 @@ def _prompts_us(
         total += pair_us * prompts * crossed + token_us * read / chunks * readers
         if speculation.draft_at > 0:
             total += draft_prefix_us(arena, speculation, new, cached, chunks, prompts)[0]
+    if lockstep.is_on:
+        total = together_us(arena, plan, lockstep.rules, lockstep.prompting, total, tokens, False)
     return total
 
 
 @jit
 def _one_prompt_us(
-    arena: Floats, plan: PlanParts, speculation: Speculation, sizes: PromptSizes, room: float
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    room: float,
+    lockstep: Lockstep,
 ) -> float:
     """One prompt by itself, in as many steps as it takes, us."""
     new = sizes.new
     if new <= room:
-        return _prompts_us(arena, plan, speculation, sizes, new, room)
-    total: float = prompt_steps_us(arena, plan, speculation, new, room, 0.0, 0.0, 0.0).us
+        return _prompts_us(arena, plan, speculation, sizes, new, room, lockstep)
+    one = prompt_steps_us(arena, plan, speculation, new, room, 0.0, 0.0, 0.0)
+    total = one.us
+    if lockstep.is_on:
+        rules, others = lockstep.rules, lockstep.prompting
+        full_us = (one.us - one.last_us) / one.full_steps
+        total = one.full_steps * together_us(arena, plan, rules, others, full_us, room, False)
+        total += together_us(arena, plan, rules, others, one.last_us, one.last_tokens, False)
     if speculation.draft_at > 0:
         total += draft_prompt_us(arena, speculation, new, sizes.osl, room, 0.0, 0.0)
     cached = sizes.isl - new
@@ -159,13 +195,14 @@ def _row_us(
     sizes: PromptSizes,
     prompts: Prompts,
     together: float,
+    lockstep: Lockstep,
 ) -> tuple[float, float]:
     """Steps of prompts that come together, us: all of them, and until a prompt is done, in the mean."""
     new, room = sizes.new, prompts.room
     if together <= 1.0:
         return together * prompts.one_us, prompts.one_us
     if together * new <= room:
-        step_us = _prompts_us(arena, plan, speculation, sizes, together * new, room)
+        step_us = _prompts_us(arena, plan, speculation, sizes, together * new, room, lockstep)
         return step_us, step_us
     if new > room:
         # several steps each: whoever is j-th waits for j of them
@@ -173,6 +210,58 @@ def _row_us(
         return prompts.one_us + more_us, prompts.one_us + 0.5 * more_us
     steps = together * new / room
     return steps * prompts.full_us, 0.5 * (steps + 1.0) * prompts.full_us
+
+
+@jit_inline
+def _group(clients: float, ending: float) -> float:
+    """Prompts that come together, as steps see them, where a share ``ending`` of the others ends with one."""
+    if ending >= 1.0:
+        return clients
+    return float(max(clients * ending / (1.0 - (1.0 - ending) ** clients), 1.0))
+
+
+@jit
+def _lockstep(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    with_requests: float,
+    clients: float,
+    room: float,
+    options: ServingOptions,
+) -> Lockstep:
+    """What the other ranks do in a step: prompts alone in a share of theirs, else decodes of all."""
+    rules = options.rules
+    if rules.in_lockstep == 0 or rules.balance_steps > 0:
+        return NO_LOCKSTEP
+    steps = decode_steps(sizes.osl, speculation.accepted)
+    together, same = clients, 1.0
+    if steps > 0.0:
+        looks = max(options.wait_steps, 1.0)
+        same = same_step_share(steps, options.length_spread, options.requests_per_client)
+        together = _group(clients, min(same * looks, 1.0))
+    tokens = together * sizes.new
+    of_prompts = clients / together * max(tokens / room, 1.0)
+    share = of_prompts / (of_prompts + steps)
+    tokens = min(tokens, room)
+    prompt_us = _prompts_us(arena, plan, speculation, sizes, tokens, room, NO_LOCKSTEP)
+    idle_tokens = (rules.ranks - 1.0 - with_requests) * rules.idle_tokens
+    decode_tokens = clients * speculation.tokens
+    full, full_us = 0.0, 0.0
+    if math.ceil(clients - 1e-9) > clients >= sizes.concurrency and steps > 0.0:
+        full = float(math.ceil(clients))
+        full_us = _decode_us(arena, plan, speculation, full, sizes.isl, sizes.osl, NO_LOCKSTEP)
+    # clients of all ranks that go on together compute their prompts in the same steps
+    prompting = OtherRanks(
+        with_requests, share + (1.0 - share) * same, tokens, decode_tokens, idle_tokens, prompt_us,
+        full * speculation.tokens, full_us,
+    )  # fmt: skip
+    decoding = OtherRanks(
+        with_requests, share * (1.0 - same), tokens, decode_tokens, idle_tokens, prompt_us,
+        full * speculation.tokens, full_us,
+    )  # fmt: skip
+    return Lockstep(True, rules, prompting, decoding)
 
 
 @jit
@@ -187,48 +276,67 @@ def _shared(
     step_us: float,
     same: float,
     looks: float,
+    steps_met: float,
+    lockstep: Lockstep,
 ) -> Shared:
     """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request.
 
-    The engine looks for new ones every ``looks`` steps of decodes, and after prompts.
+    The engine looks for new ones every ``looks`` steps of decodes, and after prompts. Requests arrive as a
+    decode step ends, ``steps_met`` steps before they are seen, or at random (``AT_RANDOM``).
     """
     # as a request sees them, and as steps do: those in which requests end
     ending = min(same * looks, 1.0)
     seen = 1.0 + (clients - 1.0) * ending
     ended = clients * same
-    group = clients
-    if ending < 1.0:
-        group = max(clients * ending / (1.0 - (1.0 - ending) ** clients), 1.0)
-    group_us, _ = _row_us(arena, plan, speculation, sizes, prompts, group)
-    _, own_us = _row_us(arena, plan, speculation, sizes, prompts, seen)
-    if same > 0.0 and clients > 1.0:
+    group = _group(clients, ending)
+    group_us, _ = _row_us(arena, plan, speculation, sizes, prompts, group, lockstep)
+    _, own_us = _row_us(arena, plan, speculation, sizes, prompts, seen, lockstep)
+    if steps_met < 0.0 and same > 0.0 and clients > 1.0:
         # where nobody is left to decode, the first that comes is begun by itself, the others after it
         others = max(seen - 1.0, 1.0)
-        behind_us = _row_us(arena, plan, speculation, sizes, prompts, others)[1]
+        behind_us = _row_us(arena, plan, speculation, sizes, prompts, others, lockstep)[1]
         alone_us = (prompts.one_us + others * (prompts.one_us + behind_us)) / (1.0 + others)
         alone_us = prompts.one_us + min(seen - 1.0, 1.0) * (alone_us - prompts.one_us)
         own_us += same * (alone_us - own_us)
     decoding = (1.0 - same) * min(clients - 1.0, 1.0)
-    # of those that end while prompts of the step before are computed, who come next without a step between
-    found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
-    joining = found / (looks + found)
-    covered_us = min(group_us, step_us)
-    wait_us = decoding * ((1.0 - joining) * 0.5 * looks * step_us + joining * (group_us - 0.5 * covered_us))
+    if steps_met < 0.0:
+        # of those that end while prompts of the step before are computed, who come next, no step between
+        found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
+        joining = found / (looks + found)
+        covered_us = min(group_us, step_us)
+        missed = (1.0 - joining) * 0.5 * (looks + 1.0)
+        before_us = joining * (group_us - covered_us)
+        wait_us = (1.0 - joining) * 0.5 * looks * step_us + joining * (group_us - 0.5 * covered_us)
+    else:
+        # a step that is made ahead holds the prompts of those who ended a step before, or is one of decodes
+        prompts_met = steps_met * (1.0 - math.exp(-ended)) / looks
+        missed = 0.5 * (looks - 1.0) + (steps_met - prompts_met)
+        before_us = prompts_met * group_us
+        wait_us = missed * step_us + before_us
     # all prompts once, less what is seen before the first token
-    after_us = clients / group * group_us - own_us - decoding * joining * (group_us - covered_us)
-    decodes = clients * steps / (steps + decoding * (1.0 - joining) * 0.5 * (looks + 1.0))
-    return Shared(wait_us + own_us, max(after_us, 0.0), decodes, group)
+    after_us = clients / group * group_us - own_us - decoding * before_us
+    decodes = clients * steps / (steps + decoding * missed)
+    return Shared(decoding * wait_us + own_us, max(after_us, 0.0), decodes, group)
 
 
 @jit_inline
 def _decode_us(
-    arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    decodes: float,
+    isl: float,
+    osl: float,
+    lockstep: Lockstep,
 ) -> float:
     """Mean step of decodes, us, and what drafting it takes."""
     total = mean_decode_rows_us(arena, plan, speculation, decodes)
     total += mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
     if speculation.draft_at > 0:
         total += draft_decode_us(arena, speculation, decodes, isl, osl)
+    if lockstep.is_on:
+        tokens = decodes * speculation.tokens
+        total = together_us(arena, plan, lockstep.rules, lockstep.decoding, total, tokens, True)
     return total
 
 
@@ -238,6 +346,7 @@ def prefill_first_scenario(
     plan: PlanParts,
     speculation: Speculation,
     sizes: PromptSizes,
+    with_requests: float,
     options: ServingOptions,
     out: Any,
 ) -> tuple[int, float]:
@@ -252,20 +361,34 @@ def prefill_first_scenario(
         room = max(math.floor(room / new), 1.0) * new
     gaps = osl - 1.0
     steps = decode_steps(osl, speculation.accepted)
+    lockstep = _lockstep(arena, plan, speculation, sizes, with_requests, clients, room, options)
     prompts = Prompts(
-        _one_prompt_us(arena, plan, speculation, sizes, room),
-        _prompts_us(arena, plan, speculation, sizes, room, room),
+        _one_prompt_us(arena, plan, speculation, sizes, room, lockstep),
+        _prompts_us(arena, plan, speculation, sizes, room, room, lockstep),
         room,
     )
     decodes, decode_us, mixed_us, share = 0.0, 0.0, 0.0, 0.0
     largest = min(clients * new, room)
     if gaps > 0.0:
         same = same_step_share(steps, options.length_spread, options.requests_per_client)
-        decode_us = _decode_us(arena, plan, speculation, clients, isl, osl)
+        decode_us = _decode_us(arena, plan, speculation, clients, isl, osl, lockstep)
         looks = max(options.wait_steps, 1.0)
-        mean = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, same, looks)
+        mean = _shared(
+            arena,
+            plan,
+            speculation,
+            sizes,
+            prompts,
+            clients,
+            steps,
+            decode_us,
+            same,
+            looks,
+            options.steps_met,
+            lockstep,
+        )
         decodes = mean.decodes
-        decode_us = _decode_us(arena, plan, speculation, decodes, isl, osl)
+        decode_us = _decode_us(arena, plan, speculation, decodes, isl, osl, lockstep)
         together = mean.together
         if options.requests_per_client <= 0.0 and same < 1.0:
             largest = min(together * new, room)
@@ -274,7 +397,7 @@ def prefill_first_scenario(
         # nobody decodes: all wait for all
         together = clients
         after_us = 0.0
-        ttft_us = _row_us(arena, plan, speculation, sizes, prompts, clients)[0]
+        ttft_us = _row_us(arena, plan, speculation, sizes, prompts, clients, lockstep)[0]
     step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
 
     steady_us = ttft_us
@@ -284,10 +407,23 @@ def prefill_first_scenario(
     if options.requests_per_client > 0.0:
         first_us, first_after_us = ttft_us, after_us
         if gaps > 0.0:
-            first = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, 1.0, 1.0)
+            first = _shared(
+                arena,
+                plan,
+                speculation,
+                sizes,
+                prompts,
+                clients,
+                steps,
+                decode_us,
+                1.0,
+                1.0,
+                options.steps_met,
+                lockstep,
+            )
             first_us, first_after_us = first.ttft_us, first.after_us
         else:
-            first_us = _row_us(arena, plan, speculation, sizes, prompts, clients)[1]
+            first_us = _row_us(arena, plan, speculation, sizes, prompts, clients, lockstep)[1]
         ttft_us += (first_us - steady_us) / options.requests_per_client
         after_us += (first_after_us - after_us) / options.requests_per_client
         step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
@@ -295,10 +431,12 @@ def prefill_first_scenario(
 
     prefill_tokens = min(together * new, room)
     if after_us > 0.0:
-        mixed_us = _prompts_us(arena, plan, speculation, sizes, max(prefill_tokens, min(new, room)), room)
+        mixed_us = _prompts_us(
+            arena, plan, speculation, sizes, max(prefill_tokens, min(new, room)), room, lockstep
+        )
         share = after_us / (after_us + steps * mixed_us)
     elif clients > 1.0 and gaps <= 0.0:
-        mixed_us, share = _prompts_us(arena, plan, speculation, sizes, prefill_tokens, room), 1.0
+        mixed_us, share = _prompts_us(arena, plan, speculation, sizes, prefill_tokens, room, lockstep), 1.0
     if share <= 0.0:
         prefill_tokens = 0.0
     request_us = ttft_us + steps * step_us

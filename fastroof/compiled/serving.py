@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit
+from fastroof.compiled.lockstep import others_with_requests
 from fastroof.compiled.mixed_steps import add_prefix, mixed_scenario
 from fastroof.compiled.prefill_first import PromptSizes, prefill_first_scenario
 from fastroof.compiled.serving_options import (
@@ -70,7 +71,8 @@ def _refused(
     """What is wrong with a scenario before it is estimated: a code, and what it needs."""
     if not (1.0 <= isl <= MAX_KV_LEN and 1.0 <= osl <= MAX_KV_LEN and 1.0 <= new <= isl):
         return CODE_SIZES, 0.0
-    if not (1.0 <= concurrency <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
+    # of ranks and stages, clients of one batch may be a part of one
+    if not (1.0 - 1e-9 <= concurrency * options.batches <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
     held = held_room(isl + osl, options)
     if held > options.max_kv_tokens or isl + osl > MAX_KV_LEN:
@@ -125,18 +127,36 @@ def serving_estimates(
             options.is_prefill_first,
             options.length_spread,
             options.wait_steps,
+            options.steps_met,
+            options.rules,
+            options.batches,
         )
+        with_requests = others_with_requests(clients * options.batches, options.rules)
+        clients = max(clients, 1.0)
         if options.is_prefill_first:
             sizes = PromptSizes(isl[i], new, osl[i], clients, budget)
-            code, needed = prefill_first_scenario(arena, plan, speculation, sizes, chosen, out[:, i])
+            code, needed = prefill_first_scenario(
+                arena, plan, speculation, sizes, with_requests, chosen, out[:, i]
+            )
             if code != 0:
                 return code, i, needed
             continue
         code, needed = mixed_scenario(
-            arena, plan, speculation, new, osl[i], clients, budget, chosen, out[:, i]
+            arena, plan, speculation, new, osl[i], clients, with_requests, budget, chosen, out[:, i]
         )
         if code == 0 and new < isl[i]:
-            add_prefix(arena, plan, speculation, isl[i], new, osl[i], clients, budget, options, out[:, i])
+            add_prefix(
+                arena,
+                plan,
+                speculation,
+                isl[i],
+                new,
+                osl[i],
+                clients,
+                budget,
+                chosen,
+                out[:, i],
+            )
         if code != 0:
             return code, i, needed
     return 0, 0, 0.0

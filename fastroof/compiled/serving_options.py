@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_tokens
 
@@ -25,6 +26,10 @@ EFFECTIVE_CONCURRENCY, MIXED_SHARE, DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = r
 ESTIMATE_ROWS = 13
 
 
+AT_RANDOM = -1.0
+"""``ServingOptions.steps_met`` of requests that arrive at random moments, not as another one ends."""
+
+
 class ServingOptions(NamedTuple):
     """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
 
@@ -33,7 +38,10 @@ class ServingOptions(NamedTuple):
     prompts go ahead of decodes instead of beside them (fastroof.compiled.prefill_first), and outputs are
     drawn evenly, the shortest ``length_spread`` of the longest below it. Prompts wait for others to come
     with: up to ``wait_steps`` from the first that came on, or until the engine looks, which it does every so
-    many steps where prompts go first.
+    many steps where prompts go first. ``steps_met`` is how many whole steps a request waits for that arrives
+    as a step ends: 0, or 1 with asynchronous scheduling; ``AT_RANDOM`` if requests arrive at random moments.
+    Ranks step together as ``rules`` say; ``batches`` are in flight, each with its part of the clients, fewer
+    than one where some are idle.
     """
 
     max_kv_tokens: float
@@ -48,6 +56,9 @@ class ServingOptions(NamedTuple):
     is_prefill_first: bool = False
     length_spread: float = 0.0
     wait_steps: float = 0.0
+    steps_met: float = AT_RANDOM
+    rules: RankRules = ONE_RANK
+    batches: float = 1.0
 
 
 @jit

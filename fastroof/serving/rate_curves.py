@@ -79,7 +79,7 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsk
     estimates = estimate(
         plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
         kv_reservation=asked.kv_reservation, max_seqs=engine.max_seqs, speculation=asked.speculation,
-        prefix_hit=asked.prefix_hit,
+        prefix_hit=asked.prefix_hit, arrivals="random",
     )  # fmt: skip
     times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
     rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)

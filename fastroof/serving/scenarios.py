@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.checks import is_number, one_of, shown
 from fastroof.compiled import serving
+from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
@@ -30,7 +31,11 @@ __all__ = [
     "new_tokens",
     "prefix_options",
     "raise_scenario",
+    "steps_met",
 ]
+
+ARRIVALS: Final = ("closed", "random")
+"""When requests arrive: as the last answer of their client ends, or at any moment of a step."""
 
 
 class EngineLimits(NamedTuple):
@@ -206,6 +211,22 @@ def engine_limits(
         math.inf if type(max_seqs) is float and max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
         order == "prefill_first",
     )
+
+
+def steps_met(engine: EngineProfile, arrivals: str, async_scheduling: bool | None = None) -> float:
+    """Return the whole steps that an arriving request waits for, as the loops read them.
+
+    Raises
+    ------
+    BatchError
+        If there are no such arrivals, or async_scheduling is not a truth value.
+    """
+    one_of("arrivals", arrivals, ARRIVALS, BatchError)
+    if async_scheduling is None:
+        async_scheduling = engine.scheduling.async_scheduling
+    if not isinstance(async_scheduling, bool | np.bool_):
+        raise BatchError(f"async_scheduling must be True or False, got {shown(async_scheduling)}")
+    return float(async_scheduling) if arrivals == "closed" else AT_RANDOM
 
 
 def raise_scenario(

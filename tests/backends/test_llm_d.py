@@ -47,7 +47,7 @@ def test_the_simulator_answers_what_the_fit_says(
 
 def test_the_fit_is_of_what_clients_see(plan: fastroof.StepPlan) -> None:
     fit = fit_llm_d(plan)
-    seen = estimate(plan, fit.isl, fit.osl, fit.concurrency)
+    seen = estimate(plan, fit.isl, fit.osl, fit.concurrency, arrivals="random")
     assert np.array_equal(fit.ttft_ms, seen.ttft_ms)
     assert np.array_equal(fit.tpot_ms, seen.tpot_ms)
     assert len(fit.isl) == 7 * 5 * 2

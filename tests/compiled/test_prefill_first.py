@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import prefill_first, serving, steps
+from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.compiled.verification import open_speculation
 from fastroof.plan.verification import verification_arena
 from tests.compiled.test_serving import ANY, PROFILE, SIZE
@@ -48,11 +49,13 @@ def draft():
 
 
 def options(
-    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2, looks=0
-):
+    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2, looks=0,
+    steps_met=None,
+):  # fmt: skip
     unused = (0.0, 0.0, 0.0, 0.0)
+    met = AT_RANDOM if steps_met is None else steps_met
     return serving.ServingOptions(
-        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, *unused, True, spread, float(looks)
+        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, *unused, True, spread, float(looks), met
     )
 
 
@@ -79,14 +82,17 @@ ROWS = [
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("met", [None, 0.0, 1.0])
 @pytest.mark.parametrize(
     ("kv", "reserved", "rounds", "spread"),
     [(1e6, 0.5, 0, 0.2), (1e6, 1.0, 1, 0.2), (2000, 0.5, 4, 0.2), (1200, 1.0, 0, 0.0), (1e6, 0.5, 90, 0.01)],
 )
 def test_the_loop_is_the_closed_form(
-    plan, isl, osl, clients, budget, is_chunked, kv, reserved, rounds, spread
+    plan, isl, osl, clients, budget, is_chunked, met, kv, reserved, rounds, spread
 ):
-    chosen = options(kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds), spread=spread)
+    chosen = options(
+        kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds), spread=spread, steps_met=met
+    )
     code, _, got = one(plan.arena, (isl, isl, osl, clients, budget), chosen)
     if not is_chunked and isl > budget:
         assert code == serving.CODE_WHOLE_PROMPT
@@ -94,7 +100,7 @@ def test_the_loop_is_the_closed_form(
     assert code == 0
     expected = closed_form(
         plan, isl, osl, clients, budget, is_chunked=is_chunked, osl_reserved=reserved, max_kv_tokens=kv,
-        rounds=rounds or None, spread=spread,
+        rounds=rounds or None, spread=spread, steps_met=met,
     )  # fmt: skip
     np.testing.assert_allclose(got[ROWS], expected, rtol=1e-5, atol=1e-12)
     request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
@@ -106,12 +112,12 @@ def test_the_loop_is_the_closed_form(
 @pytest.mark.parametrize("spread", [0.0, 0.2])
 def test_an_engine_that_looks_seldom_takes_more_at_once(plan, looks, spread):
     for clients in (1, 2, 40):
-        for rounds in (0, 5):
-            chosen = options(looks=looks, rounds=float(rounds), spread=spread)
+        for rounds, met in ((0, None), (5, None), (5, 0.0), (0, 1.0)):
+            chosen = options(looks=looks, rounds=float(rounds), spread=spread, steps_met=met)
             code, _, got = one(plan.arena, (64, 64, 300, clients, 512), chosen)
             assert code == 0
             expected = closed_form(
-                plan, 64, 300, clients, 512, looks=looks, rounds=rounds or None, spread=spread
+                plan, 64, 300, clients, 512, looks=looks, rounds=rounds or None, spread=spread, steps_met=met
             )
             np.testing.assert_allclose(got[ROWS], expected, rtol=1e-5, atol=1e-12)
 

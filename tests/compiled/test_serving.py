@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import disaggregated, mean_steps, serving, steps, verification
+from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, StepCosts
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import closed_form, mean_step_us
@@ -46,11 +47,12 @@ def plan(request):
 
 def options(
     max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0,
-    wait_steps=0.0,
+    wait_steps=0.0, steps_met=None,
 ):  # fmt: skip
     return serving.ServingOptions(
-        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us, wait_steps=wait_steps
-    )
+        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us, wait_steps=wait_steps,
+        steps_met=AT_RANDOM if steps_met is None else steps_met,
+    )  # fmt: skip
 
 
 def one(plan, sizes, chosen=None):
@@ -71,11 +73,12 @@ def one(plan, sizes, chosen=None):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("met", [None, 0.0, 1.0])
 @pytest.mark.parametrize(
     ("kv", "reserved", "rounds"), [(1e6, 0.5, 0), (1e6, 1.0, 1), (2000, 0.5, 4), (1200, 1.0, 0)]
 )
-def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked, kv, reserved, rounds):
-    chosen = options(kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds))
+def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked, met, kv, reserved, rounds):
+    chosen = options(kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds), steps_met=met)
     code, _, got = one(plan, (isl, osl, clients, budget), chosen)
     if not is_chunked and isl > budget:
         assert code == serving.CODE_WHOLE_PROMPT
@@ -83,7 +86,7 @@ def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked
     assert code == 0
     expected = closed_form(
         plan, isl, osl, clients, budget,
-        is_chunked=is_chunked, osl_reserved=reserved, max_kv_tokens=kv, rounds=rounds or None,
+        is_chunked=is_chunked, osl_reserved=reserved, max_kv_tokens=kv, rounds=rounds or None, steps_met=met,
     )  # fmt: skip
     rows = (
         serving.TTFT_US,

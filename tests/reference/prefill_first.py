@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastroof.compiled.expert_rows import RankRules
+from tests.reference.lockstep import Others, together_us
 from tests.reference.serving import ONE_TOKEN, Verified, draft_us, mean_step_us
 
 PrefillUs = Callable[[list[tuple[int, int]]], float]
@@ -175,13 +177,30 @@ def closed_form(
     rounds: float | None = None,
     spread: float = 0.2,
     looks: float = 1.0,
+    steps_met: float | None = None,
     verified: Verified = ONE_TOKEN,
+    rules: RankRules | None = None,
 ) -> ClosedForm:
-    """The formulas in the notes of ``fastroof.serving.estimate``; ``cached`` tokens go before ``isl``."""
+    """The formulas in the notes of ``fastroof.serving.estimate``; ``cached`` tokens go before ``isl``.
+
+    Requests arrive at random moments, or as a decode step ends, which they see ``steps_met`` steps later.
+    Ranks step together by ``rules``; clients are those of each.
+    """
+    others_count = min(max(concurrency * rules.ranks, 1), rules.ranks) - 1 if rules else 0.0
+    concurrency = max(concurrency, 1.0)
+    others: Others | None = None
+    same = 1.0
     steps = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     # what a prefix takes leaves less room
     fit = min(concurrency, max_kv_tokens / (isl + cached + osl_reserved * osl))
     room = budget if is_chunked else budget // isl * isl
+
+    def of_all(us: float, tokens: float, is_decode: bool) -> float:
+        if rules is None or others is None:
+            return us
+        # clients of all ranks that go on together compute their prompts in the same steps
+        share = others.share * (1 - same) if is_decode else others.share + (1 - others.share) * same
+        return together_us(plan, rules, others._replace(share=share), us, tokens, is_decode)
 
     def chunks_us(chunks: list[tuple[float, float, float]], seqs: float) -> float:
         new = sum(count * q for count, q, _ in chunks)
@@ -191,7 +210,8 @@ def closed_form(
 
     def step_us(tokens: float) -> float:
         chunk = min(isl, room, tokens)
-        return chunks_us([(tokens / chunk, chunk, (isl - chunk) / 2)], tokens / isl)
+        alone = chunks_us([(tokens / chunk, chunk, (isl - chunk) / 2)], tokens / isl)
+        return of_all(alone, tokens, is_decode=False)
 
     def one_us() -> float:
         if isl <= room:
@@ -203,11 +223,14 @@ def closed_form(
             + draft_us(verified, 0.0, isl, osl, [(1, room, i * room + cached)], 1.0)
             for i in range(full)
         )
-        return total + chunks_us([(1, isl - full * room, full * room)], 1.0)
+        total = full * of_all(total / full, room, is_decode=False)
+        last = isl - full * room
+        return total + of_all(chunks_us([(1, last, full * room)], 1.0), last, is_decode=False)
 
     def decode_us(requests: float) -> float:
         total = mean_step_us(plan, requests, isl + cached, osl, [], requests, requests, verified)
-        return total + draft_us(verified, requests, isl + cached, osl, [], 0.0)
+        total += draft_us(verified, requests, isl + cached, osl, [], 0.0)
+        return of_all(total, requests * verified.tokens, is_decode=True)
 
     def row(together: float) -> tuple[float, float]:
         if together <= 1:
@@ -225,24 +248,43 @@ def closed_form(
         mine = 1 + (fit - 1) * ending
         group = fit if ending == 1 else max(fit * ending / (1 - (1 - ending) ** fit), 1.0)
         in_all, own = row(group)[0], row(mine)[1]
-        if fit > 1:
+        if fit > 1 and steps_met is None:
             others = max(mine - 1, 1)
             behind = (one_us() + others * (one_us() + row(others)[1])) / (1 + others)
             behind = one_us() + min(mine - 1, 1) * (behind - one_us())
             own = (1 - same) * own + same * behind
         decoding = (1 - same) * min(fit - 1, 1)
-        found = (1 - math.exp(-fit * same)) * min(in_all / decode, 1) * decoding
-        joins = found / (looks + found)
-        short = min(in_all, decode)
-        wait = decoding * ((1 - joins) * looks * decode / 2 + joins * (in_all - short / 2))
-        after = fit / group * in_all - own - decoding * joins * (in_all - short)
-        return (
-            wait + own,
-            max(after, 0.0),
-            fit * steps / (steps + decoding * (1 - joins) * (looks + 1) / 2),
-            group,
-        )
+        if steps_met is None:
+            found = (1 - math.exp(-fit * same)) * min(in_all / decode, 1) * decoding
+            joins = found / (looks + found)
+            short = min(in_all, decode)
+            wait = (1 - joins) * looks * decode / 2 + joins * (in_all - short / 2)
+            before = joins * (in_all - short)
+            missed = (1 - joins) * (looks + 1) / 2
+        else:
+            # a step made ahead is of prompts where somebody ended a step before and the engine looked then
+            of_prompts = steps_met * (1 - math.exp(-fit * same)) / looks
+            missed = (looks - 1) / 2 + steps_met - of_prompts
+            before = of_prompts * in_all
+            wait = missed * decode + before
+        after = fit / group * in_all - own - decoding * before
+        return own + decoding * wait, max(after, 0.0), fit * steps / (steps + decoding * missed), group
 
+    if rules and rules.in_lockstep and not rules.balance_steps:
+        together = fit
+        if osl > 1:
+            same = same_step(steps, spread, rounds)
+            ending = min(same * looks, 1.0)
+            together = fit if ending == 1 else max(fit * ending / (1 - (1 - ending) ** fit), 1.0)
+        prompt_steps = fit / together * max(together * isl / room, 1)
+        tokens = min(together * isl, room)
+        share = prompt_steps / (prompt_steps + steps)
+        alone_us = step_us(tokens)
+        full = math.ceil(fit) if math.ceil(fit - 1e-9) > fit >= concurrency and osl > 1 else 0.0
+        full_us = decode_us(full) if full else 0.0
+        others = Others(
+            others_count, share, tokens, fit * verified.tokens, alone_us, full * verified.tokens, full_us
+        )
     mixed = share = decode = after = 0.0
     group = fit
     if osl > 1:

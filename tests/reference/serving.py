@@ -10,8 +10,10 @@ import numpy as np
 
 from fastroof import StepBatch
 from fastroof.compiled import steps
+from fastroof.compiled.expert_rows import RankRules
 from fastroof.compiled.grids import grid_value
 from tests.reference import mixed_attention, verification
+from tests.reference.lockstep import Others, together_us
 
 
 @dataclass
@@ -323,14 +325,17 @@ def closed_form(
     wait_steps: float = 0.0,
     steps_met: float | None = None,
     verified: Verified = ONE_TOKEN,
+    rules: RankRules | None = None,
 ) -> ClosedForm:
     """The formulas in the notes of ``fastroof.serving.estimate``, one after the other.
 
-    ``steps_met`` is no part of them. There a request comes at a random time: most likely while a long step
-    runs, of which it waits for the rest. A client that sends its next request as its last answer ends meets
-    steps as they start, long and short ones alike: all of the next one where an asynchronous scheduler has
-    made it by then (1), none otherwise (0).
+    Without ``steps_met`` a request comes at a random time: most likely while a long step runs, of which it
+    waits for the rest. A client that sends its next request as its last answer ends meets steps as they
+    start, long and short ones alike: all of the next one where an asynchronous scheduler has made it by then
+    (1), none otherwise (0). Ranks step together by ``rules``; clients are those of each.
     """
+    clients_of_all = concurrency * rules.ranks if rules else 1.0
+    concurrency = max(concurrency, 1.0)
     met = 1.0 if steps_met is None else steps_met
     q = verified.tokens
     says = max((osl - 1) / verified.accepted, min(osl - 1, 1))
@@ -346,6 +351,10 @@ def closed_form(
             held_steps = held / arrivals * (1 + held / 2) / (1 + held)
             arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
     own_decode = min(says, 1)
+    in_lockstep = rules is not None and bool(rules.in_lockstep) and not rules.balance_steps
+    others_count = min(max(clients_of_all, 1), rules.ranks) - 1 if in_lockstep else 0
+    cycle, work = says + met + prompt_steps + held_steps, (fit - 1) * isl / room
+    queue_steps = (math.sqrt((cycle - work) ** 2 + 2 * isl / room * work) - (cycle - work)) / 2
     is_bound = arrivals * isl >= room
     if is_bound:
         room = budget * isl / (says * q + isl) if is_chunked else max(budget // (says * q + isl), 1) * isl
@@ -373,28 +382,65 @@ def closed_form(
 
     decode_us = step(decodes, 0.0, [], decodes) if osl > 1 else 0.0
     mixed_us = prompts(decodes, prefill, room) if mixed else 0.0
+    any_prompts, alone_us = mixed, decode_us
+    others = Others(0, 0, 0, 0, 0)
+    if in_lockstep:
+        cycle = fit / arrivals if is_bound else cycle
+        each = fit / cycle
+        # a prompt alone takes whole steps, among others that wait a part of one
+        spare = max(1 - each * isl / room, 0)
+        whole = prompt_steps + spare * (math.ceil(prompt_steps - 1e-9) - prompt_steps)
+        share = 1 - (1 - min(whole / cycle, 1)) ** fit
+        share = each * prompt_steps / (1 + held) if held else share
+        share = 1.0 if is_bound else min(max(share, each * isl / room), 1.0)
+        theirs = min(each * isl / share, room)
+        beside_theirs = decodes if is_bound else (fit - 1) * says / cycle
+        prompts_us = prompts(beside_theirs, theirs, room)
+        decoding = max((fit * says / cycle - share * beside_theirs) / (1 - share), 0) if share < 1 else 0
+        decoding = beside_theirs if share == 1 else decoding
+        others = Others(others_count, share, theirs + beside_theirs * q, decoding * q, prompts_us)
+        more = math.ceil(concurrency - 1e-9) - concurrency
+        if more > 0 and fit >= concurrency and not is_bound and osl > 1:
+            full = decodes + more * says / cycle
+            others = others._replace(full_tokens=full * q, full_us=step(full, 0.0, [], full))
+        ranks = math.ceil(others_count - 1e-9)
+        none = (1 - share * others_count / ranks) ** ranks if ranks else 1.0
+        any_prompts = 1 - (1 - mixed) * none
+        if osl > 1:
+            alone_us = together_us(plan, rules, others._replace(share=0), decode_us, decodes * q, True)
+            decode_us = together_us(plan, rules, others, decode_us, decodes * q, True)
+        if mixed:
+            mixed_us = together_us(plan, rules, others, mixed_us, decodes * q + prefill, False)
     mean = (1 - mixed) * decode_us + mixed * mixed_us
     square = (1 - mixed) * decode_us**2 + mixed * mixed_us**2
-    wait = others = queue = 0.0
-    if fit > 1:
-        wait = min(fit - 1, 1.0) * square / (2 * mean)
-        others = arrivals * square / mean**2
+    wait = come = queue = 0.0
+    if fit - 1 + others_count > 0:
+        busy = min(fit - 1 + others_count, 1.0)
+        wait = busy * square / (2 * mean)
+        come = arrivals * square / mean**2
         if steps_met is not None:
-            wait, others = met * mean, arrivals
+            wait, come = busy * met * mean, arrivals
         load = min(arrivals * isl / room, 0.999)
         queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
+        if steps_met is not None:
+            queue = 0.0 if is_bound else queue_steps * mixed_us
         if held and not is_bound:
-            wait += min(fit - 1, 1.0) * held_steps * mean
-            others += held
+            wait += busy * held_steps * mean
+            come += held
     beside = max(decodes - own_decode, 0.0)
     full = math.ceil(isl / room) - 1
     # a prompt's first chunks say nothing, yet the draft is taken to go on after each of them
     own = sum(step(beside, room, [(1, room, i * room)], beside, 1.0) for i in range(full))
+    if in_lockstep and full:
+        own = full * together_us(plan, rules, others, own / full, room + beside * q, False)
     rest = isl - full * room
-    more = min(others * isl, room - rest)
+    more = min(come * isl, room - rest)
     chunk = min(isl, room)
     last = [(1, rest, full * room), (more / chunk, chunk, (isl - chunk) / 2)]
-    own += step(beside, rest + more, last, beside + 1 + more / isl, 1.0)
+    last_us = step(beside, rest + more, last, beside + 1 + more / isl, 1.0)
+    if in_lockstep:
+        last_us = together_us(plan, rules, others, last_us, rest + more + beside * q, False)
+    own += last_us
     steady = ttft = wait + queue + own
     if is_bound:
         ttft = max(steady, concurrency / arrivals * mixed_us - says * mean)
@@ -409,4 +455,6 @@ def closed_form(
             burst *= max(1.0, isl / room_at_first) * (fit / a_step + 1) / 2
         ttft += (burst - steady) / rounds
     tpot = mean * says / (osl - 1) if osl > 1 else math.nan
-    return ClosedForm(ttft, tpot, decode_us, mixed_us, mixed, running)
+    if in_lockstep:
+        mixed_us = (mean - (1 - any_prompts) * alone_us) / any_prompts if any_prompts else 0.0
+    return ClosedForm(ttft, tpot, alone_us, mixed_us, any_prompts, running)

@@ -36,7 +36,7 @@ def fewest_replicas(
     best = 0.0
     places = []
     for c in clients:
-        found = estimate(plan, isl, osl, c, plan.max_tokens)
+        found = estimate(plan, isl, osl, c, plan.max_tokens, arrivals="random")
         times = (found.ttft_ms, found.tpot_ms, found.request_latency_ms)
         rate = found.tokens_per_s_per_gpu * (plan.tp / osl)
         if any(time > limit for time, limit in zip(times, limits_ms, strict=True)):

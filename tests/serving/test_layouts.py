@@ -90,7 +90,7 @@ def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
     assert (sized.total_gpus == 4 * sized.replicas).all()
     plan = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, max_tokens=16384)
     clients = sized.concurrency / sized.replicas
-    again = estimate(plan, 1000, 100, np.maximum(clients, 4))
+    again = estimate(plan, 1000, 100, np.maximum(clients, 4), arrivals="random")
     np.testing.assert_allclose(again.tpot_ms, sized.tpot_ms, rtol=1e-9)
 
 

@@ -31,8 +31,8 @@ def simulated(plan):
     def decodes_us(batch, kv_len):
         return float(plan.decode_us(batch, kv_len))
 
-    def run(isl, osl, clients, **options):
-        think_us = decodes_us(clients, isl + osl // 2)
+    def run(isl, osl, clients, arrivals, **options):
+        think_us = decodes_us(clients, isl + osl // 2) if arrivals == "random" else 0.0
         return simulate(
             lambda chunks: prompts_us(tuple(chunks)),
             # lengths a few tokens apart are one
@@ -59,24 +59,26 @@ BENCHES = {
 TTFT_TOLERANCE = {"equal": 0.1, "bench": 0.2, "steady": 0.15}
 
 
+@pytest.mark.parametrize("arrivals", ["closed", "random"])
 @pytest.mark.parametrize(
     ("bench", "isl", "osl", "clients"),
     # forty requests of each of many clients take long
     [(bench, *sizes) for bench in BENCHES for sizes in SIZES if bench != "steady" or sizes[1] < 512],
 )
-def test_estimates_are_near_a_simulation(plan, simulated, bench, isl, osl, clients):
+def test_estimates_are_near_a_simulation(plan, simulated, bench, isl, osl, clients, arrivals):
     run, asked = BENCHES[bench]
-    seen = simulated(isl, osl, clients, **run)
-    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, **asked)
+    seen = simulated(isl, osl, clients, arrivals, **run)
+    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, arrivals=arrivals, **asked)
     assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
     assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=TTFT_TOLERANCE[bench])
 
 
+@pytest.mark.parametrize("arrivals", ["closed", "random"])
 @pytest.mark.parametrize(("isl", "osl", "clients"), [(1024, 256, 4), (1024, 256, 32), (300, 512, 16)])
-def test_an_engine_that_looks_seldom_is_simulated_too(plan, simulated, isl, osl, clients):
+def test_an_engine_that_looks_seldom_is_simulated_too(plan, simulated, isl, osl, clients, arrivals):
     run = {"length_spread": 0.2, "requests_per_client": 25, "counted": slice(14, 20), "looks": 20}
-    seen = simulated(isl, osl, clients, **run)
-    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, wait_steps=20)
+    seen = simulated(isl, osl, clients, arrivals, **run)
+    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, wait_steps=20, arrivals=arrivals)
     assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
     assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=0.15)
 

@@ -61,10 +61,10 @@ FULL = [
 ]
 
 
-def compared(plan, isl, osl, clients, options):
+def compared(plan, isl, osl, clients, options, arrivals="random"):
     """Estimates over what the simulation says: TTFT, TPOT and throughput."""
-    chosen = {"max_kv_tokens": 460_000, "kv_reservation": "full", **options}
-    got = estimate(plan, isl, osl, clients, **chosen)
+    chosen = {"max_kv_tokens": 460_000, "kv_reservation": "full", "arrivals": arrivals, **options}
+    got = estimate(plan, isl, osl, clients, async_scheduling=False, **chosen)
     seen = simulate_closed_loop(
         plan,
         isl,
@@ -75,6 +75,7 @@ def compared(plan, isl, osl, clients, options):
         is_chunked=chosen.get("chunked_prefill", True),
         is_reserved=chosen["kv_reservation"] == "full",
         wait_steps=chosen.get("wait_steps", 0),
+        think_us=None if arrivals == "random" else 0.0,
     )
     tpot = got.tpot_ms / seen.tpot_ms if osl > 1 else 1.0
     return got.ttft_ms / seen.ttft_ms, tpot, got.tokens_per_s_per_gpu / seen.tokens_per_s
@@ -88,6 +89,14 @@ def test_estimates_are_near_a_simulation(plan, isl, osl, clients, options):
     scenario = (isl, osl, clients, options)
     tolerance = 0.15 if scenario in LIGHT else 0.55 if scenario in NEARLY_FULL_STEPS else 0.3
     assert ttft == pytest.approx(1.0, abs=tolerance)
+
+
+@pytest.mark.parametrize(("isl", "osl", "clients", "options"), [*LIGHT[:4], *LIGHT[6:10], *HEAVY, *FULL])
+def test_requests_that_arrive_as_a_step_ends_do_not_wait_for_one(plan, isl, osl, clients, options):
+    ttft, tpot, throughput = compared(plan, isl, osl, clients, options, "closed")
+    assert tpot == pytest.approx(1.0, abs=0.06)
+    assert throughput == pytest.approx(1.0, abs=0.06)
+    assert ttft == pytest.approx(1.0, abs=0.15 if (isl, osl, clients, options) in LIGHT else 0.25)
 
 
 @pytest.mark.parametrize("runtime", ["kernels", "trtllm"])
@@ -142,8 +151,9 @@ def test_measured_tables_give_the_closed_form_too(plans):
                 max_kv_tokens=20_000,
             )
             expected = closed_form(
-                plan, isl, osl, clients, osl_reserved=KV_RESERVATIONS[reservation], max_kv_tokens=20_000
-            )
+                plan, isl, osl, clients, osl_reserved=KV_RESERVATIONS[reservation], max_kv_tokens=20_000,
+                steps_met=float(plan.engine.scheduling.async_scheduling),
+            )  # fmt: skip
             assert got.ttft_ms * 1e3 == pytest.approx(expected.ttft_us, rel=1e-5)
             assert got.tpot_ms * 1e3 == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
 
@@ -364,6 +374,8 @@ def test_workers_that_match(plan):
         ),
         ((90, 5, 5, 8192, 1), {}, BatchError, "chunked_prefill must be True or False, got 1"),
         ((90, 5, 5), {"kv_reservation": "half"}, BatchError, "must be one of mean, full, got 'half'"),
+        ((90, 5, 5), {"arrivals": "even"}, BatchError, "arrivals must be one of closed, random, got 'even'"),
+        ((90, 5, 5), {"async_scheduling": 1}, BatchError, "async_scheduling must be True or False, got 1"),
         ((90, 5, 5), {"max_seqs": 0}, BatchError, "max_seqs must be a number of at least 1, got 0"),
         (
             (90, 5, 5),

@@ -305,7 +305,7 @@ def test_the_deployment_keeps_its_limits(h100: Tables) -> None:
         plan = compile_plan("llama-3.1-8b", "h100", h100, tp=int(found.tp[i]), max_seqs=9216)
         replicas = int(found.replicas[i])
         clients = found.concurrency[i] / replicas
-        seen = estimate(plan, *LOAD.values(), clients)
+        seen = estimate(plan, *LOAD.values(), clients, arrivals="random")
         assert found.ttft_ms[i] == pytest.approx(seen.ttft_ms, rel=1e-9)
         assert found.tpot_ms[i] == pytest.approx(seen.tpot_ms, rel=1e-9)
         assert found.request_latency_ms[i] == pytest.approx(seen.request_latency_ms, rel=1e-9)

@@ -58,8 +58,9 @@ def test_estimates_are_near_a_simulation(plan, isl, osl, clients, drafts, accept
     room = {"max_kv_tokens": 460_000}
     speculation = SpeculativeDecoding(drafts, accepted)
     got = estimate(
-        plan, isl, osl, clients, kv_reservation="full", speculation=speculation, prefix_hit=hit, **room
-    )
+        plan, isl, osl, clients, kv_reservation="full", speculation=speculation, prefix_hit=hit,
+        arrivals="random", **room,
+    )  # fmt: skip
     seen = simulate_closed_loop(
         plan, isl, osl, clients, tokens=drafts + 1, accepted=accepted, prefix_hit=hit, **room
     )

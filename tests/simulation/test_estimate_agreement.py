@@ -1,7 +1,6 @@
 """The closed form of ``estimate`` against simulated closed loops: one question, answered twice.
 
-A client of these loops sends its next request as its last answer ends, which is when a step ends. The closed
-form takes a request to come at a random time; ``steps_met`` of its naive version says what that changes.
+A client of these loops sends its next request as its last answer ends, which is when a step ends.
 """
 
 from __future__ import annotations
@@ -16,17 +15,12 @@ import fastroof
 from fastroof.serving import estimate
 from fastroof.simulation.engine import run_engine
 from tests.reference.made_workloads import a_trace, an_engine
-from tests.reference.serving import closed_form
 
 BUDGET = 8192
 MODES = {
-    # runtime, what its scheduler does, and the same in the words of the closed form
-    "vllm": ("vllm", {}, {}),
-    "trtllm": (
-        "trtllm",
-        {"chunked_prefill": False, "reserve_output": True},
-        {"is_chunked": False, "osl_reserved": 1.0},
-    ),
+    # runtime, and what its scheduler does
+    "vllm": ("vllm", {}),
+    "trtllm": ("trtllm", {"chunked_prefill": False, "reserve_output": True}),
 }
 # isl, osl, clients, and tokens of a step
 LIGHT = [
@@ -81,42 +75,16 @@ def simulated(plan, isl, osl, clients, *, spread=1 / 3, rounds=60, think_us=0.0,
     ("mode", "isl", "osl", "clients", "budget"),
     [(mode, *sizes) for mode in MODES for sizes in (LIGHT + CUT if mode == "vllm" else LIGHT)],
 )
-def test_the_closed_form_of_requests_that_meet_whole_steps(plans, mode, is_async, isl, osl, clients, budget):
-    runtime, engine, words = MODES[mode]
-    plan = plans[runtime]
-    seen = simulated(
-        plan, isl, osl, clients, async_scheduling=is_async, max_num_batched_tokens=budget, **engine
-    )
-    expected = closed_form(plan, isl, osl, clients, budget, steps_met=float(is_async), **words)
-    cycle_us = expected.ttft_us + (osl - 1) * expected.tpot_us
-    # as the closed form states: 5 % of TPOT and throughput, 25 % of TTFT
-    assert expected.tpot_us == pytest.approx(seen.tpot_us, rel=0.05)
-    assert cycle_us == pytest.approx(seen.cycle_us, rel=0.05)
-    assert expected.ttft_us == pytest.approx(seen.ttft_us, rel=0.25)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize(
-    ("mode", "isl", "osl", "clients", "budget"),
-    [(mode, *sizes) for mode in MODES for sizes in LIGHT if sizes[:2] != (4096, 64)],
-)
 def test_estimates_of_closed_loops(plans, mode, is_async, isl, osl, clients, budget):
-    """TTFT lies between the loops whose requests meet the next step, and the one after it.
-
-    Not where prompts of 4,096 tokens meet short outputs: steps with prompts take ten times as long as those
-    without, a random time is most likely within one, and the estimate 1.4 times what such loops have.
-    """
-    runtime, engine, _ = MODES[mode]
-    got = estimate(plans[runtime], isl, osl, clients, budget, max_kv_tokens=1.6e6)
+    runtime, engine = MODES[mode]
+    got = estimate(plans[runtime], isl, osl, clients, budget, max_kv_tokens=1.6e6, async_scheduling=is_async)
     sizes = {"max_num_batched_tokens": budget, **engine}
     seen = simulated(plans[runtime], isl, osl, clients, async_scheduling=is_async, **sizes)
-    # a cycle in which the estimate has a step more of waiting
-    step = 1.0 / (osl + 1)
-    assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.05 + step)
-    assert got.request_latency_ms * 1e3 == pytest.approx(seen.cycle_us, rel=0.05)
-    half_a_step_us = got.tpot_ms * 1e3 / 2
-    meets_us = got.ttft_ms * 1e3 + (half_a_step_us if is_async else -half_a_step_us)
-    assert meets_us == pytest.approx(seen.ttft_us, rel=0.25)
+    assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.03)
+    assert got.request_latency_ms * 1e3 == pytest.approx(seen.cycle_us, rel=0.03)
+    # where a prompt takes several steps, how long it queues for them is not modelled any closer
+    is_cut = (isl, osl, clients, budget) in CUT
+    assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=0.2 if is_cut else 0.08)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -128,16 +96,15 @@ def test_estimates_of_closed_loops(plans, mode, is_async, isl, osl, clients, bud
 def test_estimates_of_prompts_that_run_first(plans, isl, osl, clients, spread, is_async):
     """Equal lengths go in waves, others do not; tolerances are those of the estimate's own simulation."""
     plan = plans["sglang"]
-    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, length_spread=spread)
-    # a synchronous engine's clients take half a step, an asynchronous one sees them when the next has run
-    half_us = got.decode_step_us / 2
+    got = estimate(
+        plan, isl, osl, clients, max_kv_tokens=2e6, length_spread=spread, async_scheduling=is_async
+    )
     seen = simulated(
         plan, isl, osl, clients, spread=spread, rounds=9 if spread == 0.0 else 60,
-        think_us=0.0 if is_async else half_us, order="prefill_first", async_scheduling=is_async,
+        order="prefill_first", async_scheduling=is_async,
     )  # fmt: skip
-    assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
-    expected_us = got.ttft_ms * 1e3 + (half_us if is_async else 0.0)
-    assert expected_us == pytest.approx(seen.ttft_us, rel=0.1 if spread == 0.0 else 0.15)
+    assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.05)
+    assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=0.1)
 
 
 @pytest.mark.parametrize(

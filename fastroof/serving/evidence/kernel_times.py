@@ -198,6 +198,8 @@ def _times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -
         [row.concurrency for row in rows],
         **rows[0].schedule,
         requests_per_client=None if math.isnan(rounds) else rounds,
+        # costs are fitted to measured clients, who come back over a network, at any moment of a step
+        arrivals="random",
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"

@@ -15,7 +15,9 @@ from fastroof.config import load_gpu
 from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving.estimate import LENGTH_SPREAD
+from fastroof.serving.scenarios import steps_met
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
@@ -145,4 +147,8 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         transfer_state_tokens=a_sequence.state_tokens,
         is_prefill_first=plan.engine.scheduling.order == "prefill_first",
         length_spread=LENGTH_SPREAD,
+        # requests of a rate do not follow on one another
+        steps_met=steps_met(plan.engine, "closed" if spec.request_rate is None else "random"),
+        rules=rank_rules(plan),
+        batches=float(plan.layout.batches_in_flight),
     )

@@ -1,0 +1,105 @@
+"""Mean steps of ranks that start their steps together: the longest of theirs, experts for the tokens of all.
+
+The ranks beside the one that is estimated are alike and know nothing of each other: each has prompts in a
+share of its steps, so that in a step of all as many of them have prompts as a binomial law says.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from fastroof.arrays import Floats
+from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_others_us
+from fastroof.compiled.jit import jit
+from fastroof.compiled.steps import PlanParts
+
+__all__ = ["NO_OTHERS", "OtherRanks", "others_idle", "others_with_requests", "together_us"]
+
+
+class OtherRanks(NamedTuple):
+    """The ranks that step together with one.
+
+    ``active`` have requests, each of them has prompts in ``share`` of its steps: ``prompt_tokens`` in all, a
+    step of ``prompt_us`` by itself; else ``decode_tokens``. Ranks without requests have ``idle_tokens`` in
+    all. Where clients are no multiple of the ranks, some have one more: ``full_tokens`` in a step of decodes
+    of ``full_us`` by itself, else both are 0.
+    """
+
+    active: float
+    share: float
+    prompt_tokens: float
+    decode_tokens: float
+    idle_tokens: float
+    prompt_us: float
+    full_tokens: float
+    full_us: float
+
+
+NO_OTHERS: Final = OtherRanks(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@jit
+def others_with_requests(clients: float, rules: RankRules) -> float:
+    """Other ranks in lockstep that have requests, of so many clients in all; 0 without a lockstep.
+
+    Where prompts wait until every rank has one they start together: as if each rank were the only one.
+    """
+    if rules.in_lockstep == 0 or rules.balance_steps > 0:
+        return 0.0
+    return max(min(clients, float(rules.ranks)), 1.0) - 1.0
+
+
+@jit
+def others_idle(others: OtherRanks) -> float:
+    """Share of the steps in which no other rank has prompts."""
+    ranks = math.ceil(others.active - 1e-9)
+    if ranks <= 0.0:
+        return 1.0
+    return (1.0 - others.share * others.active / ranks) ** ranks
+
+
+@jit
+def together_us(
+    arena: Floats,
+    plan: PlanParts,
+    rules: RankRules,
+    others: OtherRanks,
+    own_us: float,
+    own_tokens: float,
+    is_decode: bool,
+) -> float:
+    """Mean of the steps that all ranks take while one has ``own_tokens`` in a step of ``own_us`` by itself.
+
+    Own steps are timed as if the experts had as many tokens of every rank; ``is_decode`` is of this rank.
+    """
+    # a part of a rank has requests in a part of the steps
+    ranks = math.ceil(others.active - 1e-9)
+    share = min(others.share * others.active / ranks, 1.0) if ranks > 0 else 0.0
+    total = 0.0
+    chance = (1.0 - share) ** ranks
+    for prompts in range(ranks + 1):
+        if prompts > 0:
+            if share >= 1.0:
+                chance = 1.0 if prompts == ranks else 0.0
+            else:
+                chance *= (ranks - prompts + 1) / prompts * (share / (1.0 - share))
+        if chance <= 0.0:
+            continue
+        decoding = max(others.active - prompts, 0.0)
+        tokens = own_tokens + others.idle_tokens
+        tokens += prompts * others.prompt_tokens + decoding * others.decode_tokens
+        fullest = max(own_tokens, others.prompt_tokens if prompts > 0 else 0.0)
+        if decoding > 0.0:
+            fullest = max(fullest, others.decode_tokens, others.full_tokens)
+        of_decodes = is_decode and prompts == 0
+        seen = seen_tokens(rules, tokens, fullest, of_decodes)
+        step_us = own_us + wait_for_others_us(arena, plan, own_tokens, is_decode, seen, of_decodes)
+        if prompts > 0:
+            waits_us = wait_for_others_us(arena, plan, others.prompt_tokens, False, seen, False)
+            step_us = max(step_us, others.prompt_us + waits_us)
+        if of_decodes and others.full_tokens > 0.0:
+            waits_us = wait_for_others_us(arena, plan, others.full_tokens, True, seen, True)
+            step_us = max(step_us, others.full_us + waits_us)
+        total += chance * step_us
+    return total

@@ -1,0 +1,109 @@
+"""Ranks of attention data parallelism in estimates: naive closed forms, and simulated random questions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fastroof import compile_plan, load_tables
+from fastroof.plan.rank_rules import rank_rules
+from fastroof.serving import estimate
+from fastroof.serving.evidence import simulated_loops
+from tests.reference import prefill_first, serving
+
+LOADS = [
+    # isl, osl, clients of all four ranks, tokens of a step
+    (1024, 128, 3, 8192), (1024, 128, 4, 8192), (3000, 64, 50, 8192), (6000, 32, 100, 8192),
+    (500, 300, 17, 1024), (100, 1, 20, 4096), (3500, 100, 40, 4096),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return load_tables("h100")
+
+
+@pytest.fixture(scope="module")
+def plans(tables):
+    return {
+        engine: compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, runtime=engine, max_tokens=9000)
+        for engine in simulated_loops.ENGINES
+    }
+
+
+@pytest.mark.parametrize("engine", simulated_loops.ENGINES)
+@pytest.mark.parametrize("arrivals", ["closed", "random"])
+@pytest.mark.parametrize("rounds", [None, 5.0])
+def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
+    plan = plans[engine]
+    scheduling = plan.engine.scheduling
+    for isl, osl, clients, budget in LOADS:
+        got = estimate(
+            plan, isl, osl, clients, budget, max_kv_tokens=1e7, arrivals=arrivals, requests_per_client=rounds
+        )
+        is_first = scheduling.order == "prefill_first"
+        closed_form = prefill_first.closed_form if is_first else serving.closed_form
+        expected = closed_form(
+            plan, isl, osl, clients / 4, budget, max_kv_tokens=1e7, rounds=rounds, rules=rank_rules(plan),
+            steps_met=None if arrivals == "random" else float(scheduling.async_scheduling),
+            is_chunked=scheduling.chunked_prefill, osl_reserved=plan.engine.memory.osl_reserved,
+        )  # fmt: skip
+        found = (got.ttft_ms, got.tpot_ms, got.decode_step_us / 1e3, got.mixed_step_us / 1e3)
+        np.testing.assert_allclose(np.array(found) * 1e3, expected[:4], rtol=1e-9)
+        assert got.mixed_share == pytest.approx(expected.mixed_share, rel=1e-9)
+
+
+def test_ranks_wait_for_each_others_prompts(plans):
+    """One client a rank sees no prompt of its own rank, and those of the three others."""
+    for engine in ("vllm", "vllm-0.12", "sglang"):
+        alone, few, each = (estimate(plans[engine], 4000, 100, clients).tpot_ms for clients in (1, 2, 4))
+        assert alone < few < each
+    vllm = estimate(plans["vllm"], 4000, 100, [1, 4])
+    assert vllm.mixed_share[0] == 0.0
+    assert vllm.mixed_share[1] == pytest.approx(1.0 - (1.0 - 1.0 / 101.0) ** 3)
+    # all of equal requests run their prompts at once, where prompts run first
+    together = estimate(plans["sglang"], 4000, 100, 4, length_spread=0.0)
+    assert together.tpot_ms < estimate(plans["sglang"], 4000, 100, 4).tpot_ms
+
+
+def test_experts_compute_what_the_engine_pads_to(tables, plans):
+    padded = plans["vllm-0.12"]
+    ranks = replace(padded.engine.data_parallel, prompt_tokens="sum")
+    summed = compile_plan(
+        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, runtime=replace(padded.engine, data_parallel=ranks),
+        max_tokens=9000,
+    )  # fmt: skip
+    of_padded, of_sum = (estimate(plan, 4000, 100, 32) for plan in (padded, summed))
+    assert of_padded.decode_step_us == of_sum.decode_step_us
+    assert of_padded.tpot_ms > 1.1 * of_sum.tpot_ms
+
+
+def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
+    for engine in simulated_loops.ENGINES:
+        one, four = (
+            compile_plan("llama-3.1-8b", "h100", tables, dp=dp, runtime=engine, max_tokens=9000)
+            for dp in (1, 4)
+        )
+        alone, ranks = estimate(one, 2000, 200, 8), estimate(four, 2000, 200, 32)
+        if engine == "vllm-0.12":
+            assert ranks.tpot_ms > 1.02 * alone.tpot_ms
+        else:
+            assert ranks.tpot_ms == alone.tpot_ms
+
+
+def test_estimates_of_ranks_are_near_a_simulation(tables):
+    """A small part of what ``python -m fastroof.serving.evidence.simulated_loops`` asks."""
+    found = simulated_loops.sample(tables, (1, 2, 4, 8), 64)
+    balanced = [one for one in found if one.question.engine.startswith("trtllm") and one.question.ranks > 1]
+    others = [one for one in found if one not in balanced]
+    tpot = np.abs([one.tpot for one in others])
+    assert np.median(tpot) < 0.015
+    assert (tpot < 0.05).mean() > 0.85
+    assert tpot.max() < 0.2
+    of_one = [one for one in found if one.question.ranks == 1]
+    assert max(abs(one.tpot) for one in of_one) < 0.05
+    assert np.median(np.abs([one.ttft for one in of_one])) < 0.02
+    # prompts that wait for each other run together in the estimate, however seldom they come
+    assert np.median(np.abs([one.tpot for one in balanced])) < 0.06
