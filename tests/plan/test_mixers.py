@@ -256,3 +256,13 @@ def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
         pytest.raises(GpuError, match="no peak of what a part of dsa"),
     ):
         fastroof.compile_plan("glm-5.2", "a100", None, tp=8)
+
+
+@pytest.mark.parametrize("kernel", [MLA_PROMPT, GDN_PROMPT], ids=lambda kernel: kernel.operator)
+def test_work_of_unequal_chunks_is_that_of_each(kernel: MixerKernel) -> None:
+    """FLOPs are a sum over requests: a long chunk after nothing and a short one after many tokens."""
+    attention = step_attention(MixerCall(1, None, kernel, "bf16"), False)
+    new, kv_len = np.array([3000.0, 100.0]), np.array([3000.0, 20_100.0])
+    gpu = fastroof.load_gpu("h100")
+    each = [float(attention.work(gpu, new[i : i + 1], kv_len[i : i + 1]).flops) for i in range(2)]
+    assert float(attention.work(gpu, new, kv_len).flops) == pytest.approx(sum(each))
