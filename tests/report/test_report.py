@@ -233,6 +233,13 @@ def test_rows_have_steps_of_their_own_layout(
     assert second[0].groups_us["communication"] > 0.0
 
 
+def test_larger_batches_have_larger_plans(stepped: Path) -> None:
+    source, row = StepSource(read_results(stepped)), pq.read_table(stepped).to_pylist()[0]
+    times = [source.steps({**row, "batch_size": batch})[0].total_us for batch in (1024, 2048, 4096)]
+    assert not source.problems
+    assert times == sorted(times)
+
+
 def test_tables_that_have_changed_since_a_sweep_are_told(stepped: Path) -> None:
     results = read_results(stepped)
     row = pq.read_table(stepped).to_pylist()[0]

@@ -74,6 +74,18 @@ def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> N
     assert choice.percentile.tokens_per_s_per_gpu == alone.requests_per_s * 60 / 2
 
 
+@pytest.mark.parametrize("formats", [{"kv_dtype": "fp8"}, {"dtype": "fp8"}], ids=str)
+def test_what_is_simulated_has_the_formats_of_its_row(formats: dict[str, str]) -> None:
+    spec = SPEC | {"tp": [1], "concurrency": 64, "prefix_hit": 0.0}
+    found = []
+    for one in (spec, spec | {name: [value] for name, value in formats.items()}):
+        (choice,) = best_deployments(one, percentile=95, requests=200, seed=7).answers[0].choices
+        assert choice.percentile is not None
+        found.append(choice.percentile.requests_per_s)
+    # fewer bytes a step
+    assert found[1] != found[0]
+
+
 def test_the_order_is_that_of_the_percentile_and_the_place_that_of_the_closed_form(found: Answers) -> None:
     choices = found.answers[0].choices
     before = best_deployments(SPEC, runners_up=9).answers[0].choices
