@@ -22,6 +22,7 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.plan.mixers import MixerErrors, step_attention
 from fastroof.tables.kernel_order import KernelOrder
 from fastroof.uncertainty.leave_one_out import EdgeVariances, LocalErrors
+from tests.reference.handmade import handmade_tables
 
 MLA = MixerKernel("mla_decode", ("bf16", 16, 512, 64))
 MLA_PROMPT = MixerKernel("mla_prefill", ("bf16", "bf16", 16, 128, 64))
@@ -286,3 +287,23 @@ def test_a_layer_of_several_kernels_is_as_sure_as_the_least_sure_of_them() -> No
     errors = tuple(LocalErrors(axes, v * one, (0.0 * one,) * len(axes), sides, None) for v in (0.01, 0.09))
     found = MixerErrors(attention, errors, 0.02)(np.array([8.0]), np.array([1024.0]))
     assert found.tolist() == pytest.approx([0.11])
+
+
+def test_a_layer_one_of_whose_kernels_is_borrowed_has_that_error() -> None:
+    """The convolution was measured for these heads, the recurrence for twice as many."""
+    heads, more = (4, 16, 128, 32, 128), (4, 32, 128, 64, 128)
+    tables = handmade_tables(
+        gdn=[
+            *(("context", "convolution", *heads, 1, q, 5.0) for q in (64, 1024)),
+            *(("context", "recurrence", *more, 1, q, 30.0) for q in (64, 1024)),
+        ]
+    )
+    kernel = MixerKernel("gdn", ("context", "all", *heads))
+    kernels = [
+        lent(tables, OPERATORS["gdn"], ("context", part, *heads)) for part in ("convolution", "recurrence")
+    ]
+    assert [one.is_borrowed for one in kernels] == [False, True]
+    assert kernels[0].error == 0.0 < kernels[1].error
+    variance = step_attention(MixerCall(1, None, kernel, "bf16"), False).variance(tables)
+    assert isinstance(variance, MixerErrors)
+    assert variance.borrowed == pytest.approx(kernels[1].error ** 2)
