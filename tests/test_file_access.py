@@ -101,6 +101,18 @@ def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
     assert stamp is None
 
 
+def test_a_file_that_was_just_written_with_an_old_date_is_read_again(tmp_path: Path) -> None:
+    """As tar and rsync write: it changed now, whatever its modification time says."""
+    path = tmp_path / "file"
+    path.write_bytes(LARGE)
+    os.utime(path, ns=(10**18, 10**18))
+    assert path.stat().st_mtime_ns < time.time_ns() - file_access.SETTLED_NS
+    with recorded() as record:
+        read_bytes(path)
+    ((_, _, stamp),) = record.entries
+    assert stamp is None
+
+
 QUESTIONS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "a file": (is_file, lambda path: path.write_text("")),
     "a folder": (is_folder, lambda path: path.mkdir()),

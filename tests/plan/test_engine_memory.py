@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof import compile_plan, load_gpu
+from fastroof import compile_plan, load_gpu, load_model
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile, KvMemory, load_engine
 from fastroof.engines.memory import StaticReserve
 from fastroof.errors import PlanError
+from fastroof.models import Layout
+from fastroof.models.execution import Execution
+from fastroof.plan.memory import plan_memory
 from fastroof.plan.memory_room import VISIBLE_SHARE
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus
 from fastroof.serving.sizing import largest_batch
@@ -180,3 +183,17 @@ def test_weights_that_an_engine_leaves_no_room_beside_are_said_to(h100):
     options = {"isl": 100, "osl": 100, "tpot_ms": 100, "tp": [1], "dtype": "fp8", "runtime": "vllm"}
     with pytest.raises(PlanError, match=r"GB of weights and .* GB of vllm's own leave no room for KV cache"):
         least_gpus("llama-3.1-70b", "h100", h100, 1.0, **options)
+
+
+def test_vllm_samples_for_fewer_requests_on_small_gpus() -> None:
+    """Its default of 256 on GPUs below 70 GiB: more of them are never profiled there."""
+    model, rule = load_model("qwen3-0.6b"), load_engine("vllm").memory
+    held = {
+        (gpu, seqs): plan_memory(
+            model, Layout(), load_gpu(gpu), Execution(), 64, rule=rule, max_seqs=seqs
+        ).activation_bytes
+        for gpu in ("l40s", "h100")
+        for seqs in (256, 1024)
+    }
+    assert held["l40s", 1024] == held["l40s", 256] == held["h100", 256]
+    assert held["h100", 1024] == pytest.approx(4 * held["h100", 256], rel=0.01)

@@ -14,8 +14,9 @@ from fastroof import compile_plan, load_model
 from fastroof.compiled.kv_room import longest_held
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.errors import BatchError
-from fastroof.models import LayerGroup, LayerKind
+from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.execution import Execution
 from fastroof.models.mlp import GatedMlp
 from fastroof.models.stages import stages_of
 from fastroof.plan.gpu_memory import PlanMemory
@@ -264,3 +265,29 @@ def test_no_stage_holds_fewer_than_the_plan_says(h100):
     ends = [memory(h100, alike, pp=pp).state_bytes_per_sequence for pp in (1, 8)]
     assert ends[0] == 16 * 3_000_000
     assert ends[1] == pytest.approx(2 * 3_000_000, rel=0.05)
+
+
+@pytest.mark.parametrize("vocab", [128_256, 3_000_000])
+def test_states_of_a_stage_with_less_room_count_against_that_room(h100, vocab):
+    # one stage alone keeps tokens; the first and the last have embeddings, which leave their states less room
+    model = replace(stateful(1, 23), vocab=vocab)
+    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8)
+    stages = [
+        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, 64, stage=one.number)
+        for one in stages_of(model, 8)
+    ]
+    rooms = [part.max_kv_tokens * part.token_bytes for part in stages]
+    assert (min(rooms) < 0.8 * max(rooms)) == (vocab == 3_000_000)
+    fewest = min(part.max_sequences(1) for part in stages)
+    assert 0.98 * fewest < plan.memory.max_sequences(1) <= fewest
+
+
+def test_every_stream_of_hyper_connections_takes_a_residual_in_and_out(h100):
+    model = load_model("deepseek-v4-flash")
+    kinds = [replace(group, kind=replace(group.kind, connections=None)) for group in model.layers]
+    without = replace(model, layers=tuple(kinds))
+    assert (model.residual_rows, without.residual_rows) == (4, 1)
+    held = [
+        plan_memory(one, Layout(8), h100.gpu, Execution(), 1000).activation_bytes for one in (model, without)
+    ]
+    assert held[0] - held[1] == 3 * 1000 * 2 * model.hidden * 2

@@ -19,8 +19,10 @@ from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import MixerCall, MixerKernel
 from fastroof.operators.mixer_borrowing import OCTAVE, lent
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.mixers import step_attention
+from fastroof.plan.mixers import MixerErrors, step_attention
 from fastroof.tables.kernel_order import KernelOrder
+from fastroof.uncertainty.leave_one_out import EdgeVariances, LocalErrors
+from tests.reference.handmade import handmade_tables
 
 MLA = MixerKernel("mla_decode", ("bf16", 16, 512, 64))
 MLA_PROMPT = MixerKernel("mla_prefill", ("bf16", "bf16", 16, 128, 64))
@@ -256,3 +258,52 @@ def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
         pytest.raises(GpuError, match="no peak of what a part of dsa"),
     ):
         fastroof.compile_plan("glm-5.2", "a100", None, tp=8)
+
+
+@pytest.mark.parametrize("kernel", [MLA_PROMPT, GDN_PROMPT], ids=lambda kernel: kernel.operator)
+def test_work_of_unequal_chunks_is_that_of_each(kernel: MixerKernel) -> None:
+    """FLOPs are a sum over requests: a long chunk after nothing and a short one after many tokens."""
+    attention = step_attention(MixerCall(1, None, kernel, "bf16"), False)
+    new, kv_len = np.array([3000.0, 100.0]), np.array([3000.0, 20_100.0])
+    gpu = fastroof.load_gpu("h100")
+    each = [float(attention.work(gpu, new[i : i + 1], kv_len[i : i + 1]).flops) for i in range(2)]
+    assert float(attention.work(gpu, new, kv_len).flops) == pytest.approx(sum(each))
+
+
+def test_work_of_decodes_is_that_of_each() -> None:
+    attention = step_attention(MixerCall(1, MLA, None, "bf16"), True)
+    new, kv_len = np.ones(3), np.array([100.0, 1000.0, 30_000.0])
+    gpu = fastroof.load_gpu("h100")
+    each = [float(attention.work(gpu, new[i : i + 1], kv_len[i : i + 1]).flops) for i in range(3)]
+    assert float(attention.work(gpu, new, kv_len).flops) == pytest.approx(sum(each))
+
+
+def test_a_layer_of_several_kernels_is_as_sure_as_the_least_sure_of_them() -> None:
+    """One is known well and one badly, at a node of both."""
+    attention = step_attention(MixerCall(1, GDN, None, "bf16"), True)
+    axes = tuple(np.array([float(c[0]) + 1.0]) for c in attention.at(np.array([8.0]), np.array([1024.0])))
+    sides = tuple(EdgeVariances(np.zeros(1), np.zeros(1)) for _ in axes)
+    one = np.ones((1,) * len(axes))
+    errors = tuple(LocalErrors(axes, v * one, (0.0 * one,) * len(axes), sides, None) for v in (0.01, 0.09))
+    found = MixerErrors(attention, errors, 0.02)(np.array([8.0]), np.array([1024.0]))
+    assert found.tolist() == pytest.approx([0.11])
+
+
+def test_a_layer_one_of_whose_kernels_is_borrowed_has_that_error() -> None:
+    """The convolution was measured for these heads, the recurrence for twice as many."""
+    heads, more = (4, 16, 128, 32, 128), (4, 32, 128, 64, 128)
+    tables = handmade_tables(
+        gdn=[
+            *(("context", "convolution", *heads, 1, q, 5.0) for q in (64, 1024)),
+            *(("context", "recurrence", *more, 1, q, 30.0) for q in (64, 1024)),
+        ]
+    )
+    kernel = MixerKernel("gdn", ("context", "all", *heads))
+    kernels = [
+        lent(tables, OPERATORS["gdn"], ("context", part, *heads)) for part in ("convolution", "recurrence")
+    ]
+    assert [one.is_borrowed for one in kernels] == [False, True]
+    assert kernels[0].error == 0.0 < kernels[1].error
+    variance = step_attention(MixerCall(1, None, kernel, "bf16"), False).variance(tables)
+    assert isinstance(variance, MixerErrors)
+    assert variance.borrowed == pytest.approx(kernels[1].error ** 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fastroof import StepBatch, compile_plan, compile_plans, load_gpu, load_tabl
 from fastroof.columns import ORIGINS
 from fastroof.compiled import steps
 from fastroof.compiled.grids import cells_of
-from fastroof.engines import EngineProfile, KernelChoices
+from fastroof.engines import EngineProfile, KernelChoices, StepCosts, load_engine
 from fastroof.errors import (
     FastroofError,
     GpuError,
@@ -236,3 +237,16 @@ def test_work_grows_with_tokens_within_the_explanation(plan):
     for more in ([(101, 50), (1, 4000)], [(100, 51), (1, 4000)], [(100, 50), (1, 4001)], [*base, (1, 1)]):
         assert work(more)[0] > work(base)[0]
         assert work(more)[1] > work(base)[1]
+
+
+@pytest.mark.parametrize("batch", [1, 8, 256])
+def test_errors_of_decodes_do_not_depend_on_how_an_engine_counts_its_costs(h100, batch):
+    """As much for each sequence, or all of it for the step: the same step of the same kernels."""
+    vllm = load_engine("vllm")
+    errors, steps_us = [], []
+    for costs in (StepCosts(sequence_us=20.0), StepCosts(step_us=20.0 * batch)):
+        plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=replace(vllm, evidence={}, costs=costs))
+        errors.append(plan.decode_error(batch, 2000))
+        steps_us.append(plan.decode_us(batch, 2000))
+    assert steps_us[0] == pytest.approx(steps_us[1], rel=1e-12)
+    assert errors[0] == pytest.approx(errors[1], rel=1e-12)

@@ -216,6 +216,30 @@ def test_steps_of_deployments_are_the_estimates_mean_steps(
     assert not source.stale
 
 
+@pytest.mark.parametrize("split", [{"pp": 2}, {"dp": 2}, {"dp": 2, "ep": 2}], ids=str)
+def test_rows_have_steps_of_their_own_layout(
+    deployed: Path, rows: list[dict[str, Any]], split: dict[str, int]
+) -> None:
+    """Whichever rows of the same model, GPU and tp were broken down before."""
+    own = rows[0] | {"model": "qwen3-30b-a3b", "tp": 1, "pp": 1, "dp": 1, "ep": 1, "replicas": 2}
+    other = own | split | {"replicas": 1}
+    together, alone = StepSource(read_results(deployed)), StepSource(read_results(deployed))
+    first, second = together.steps(own), together.steps(other)
+    assert not together.problems
+    assert [step.total_us for step in second] == [step.total_us for step in alone.steps(other)]
+    # as many requests, and what GPUs send each other
+    assert first[0].what == second[0].what
+    assert "communication" not in first[0].groups_us
+    assert second[0].groups_us["communication"] > 0.0
+
+
+def test_larger_batches_have_larger_plans(stepped: Path) -> None:
+    source, row = StepSource(read_results(stepped)), pq.read_table(stepped).to_pylist()[0]
+    times = [source.steps({**row, "batch_size": batch})[0].total_us for batch in (1024, 2048, 4096)]
+    assert not source.problems
+    assert times == sorted(times)
+
+
 def test_tables_that_have_changed_since_a_sweep_are_told(stepped: Path) -> None:
     results = read_results(stepped)
     row = pq.read_table(stepped).to_pylist()[0]

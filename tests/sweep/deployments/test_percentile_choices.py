@@ -53,6 +53,39 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
         assert most.tokens_per_s_per_gpu == alone.requests_per_s * 60 / row["total_gpus"]
 
 
+@pytest.mark.parametrize("split", [{"dp": 2, "ep": 2}, {"dp": 2}, {"tp": 2, "ep": 2}], ids=str)
+def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> None:
+    layout = {"tp": 1, "pp": 1, "dp": 1, "ep": 1} | split
+    spec = SPEC | {"models": ["qwen3-30b-a3b"], "replicas": [1], "concurrency": 64, "prefix_hit": 0.0}
+    spec |= {name: [size] for name, size in layout.items() if name not in ("dp", "ep")}
+    spec |= {name: size for name, size in layout.items() if name in ("dp", "ep")}
+    (choice,) = best_deployments(spec, percentile=95, requests=200, seed=7).answers[0].choices
+    assert choice.percentile is not None
+    plan = compile_plan(
+        "qwen3-30b-a3b", "h100", load_tables("h100"), runtime="vllm",
+        max_tokens=choice.row["max_batched_tokens"], max_seqs=256, **layout,
+    )  # fmt: skip
+    requests = Workload(rate=1.0, requests=200, input_tokens=700, output_tokens=60, seed=7)
+    alone = capacity(
+        plan, requests, ttft_p95_ms=300, tpot_p95_ms=25, replicas=1, block_size=None,
+        max_num_batched_tokens=choice.row["max_batched_tokens"], max_num_seqs=256,
+    )  # fmt: skip
+    assert choice.percentile.requests_per_s == alone.requests_per_s
+    assert choice.percentile.tokens_per_s_per_gpu == alone.requests_per_s * 60 / 2
+
+
+@pytest.mark.parametrize("formats", [{"kv_dtype": "fp8"}, {"dtype": "fp8"}], ids=str)
+def test_what_is_simulated_has_the_formats_of_its_row(formats: dict[str, str]) -> None:
+    spec = SPEC | {"tp": [1], "concurrency": 64, "prefix_hit": 0.0}
+    found = []
+    for one in (spec, spec | {name: [value] for name, value in formats.items()}):
+        (choice,) = best_deployments(one, percentile=95, requests=200, seed=7).answers[0].choices
+        assert choice.percentile is not None
+        found.append(choice.percentile.requests_per_s)
+    # fewer bytes a step
+    assert found[1] != found[0]
+
+
 def test_the_order_is_that_of_the_percentile_and_the_place_that_of_the_closed_form(found: Answers) -> None:
     choices = found.answers[0].choices
     before = best_deployments(SPEC, runners_up=9).answers[0].choices
