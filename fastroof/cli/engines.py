@@ -36,7 +36,8 @@ small_gib, small_seqs, small_gpus, block_tokens, reserve: how a GPU's memory is 
 [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
 operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions, architecture,
 required, shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence;
-cold_decode: GPUs; prefill_graphs: multiples, versions, reason],
+cold_decode: GPUs; prefill_graphs: multiples, versions, reason], data_parallel [source, lockstep,
+prompt_tokens, decode_tokens, graph_tokens, idle_tokens, assignment, balance_steps],
 layout [ep, attention, alltoall, ...], errors [tpot, ttft], fit [costs, outlier, chosen, layers, left_out:
 reason, model, gpu, format, versions] or null, evidence.
 """

@@ -60,10 +60,9 @@ class SteadyState(NamedTuple):
     """Mean composition of a scenario's steps, real numbers.
 
     ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
-    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``; from a
-    request to the next of its client are ``cycle_steps``. A
-    prompt is held back for ``held_steps``, until ``held_prompts`` others have come, and waits in a queue for
-    ``queue_steps``.
+    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``; a
+    client sends a request every ``cycle_steps``. A prompt is held back for ``held_steps``, until
+    ``held_prompts`` others have come, and waits in a queue for ``queue_steps``.
     """
 
     admitted: float
@@ -390,7 +389,8 @@ def mixed_scenario(
     out[PREFILL_TOKENS] = prefill_tokens
     out[PROMPTS] = prefill_tokens / isl
     out[KV_LEN] = isl + 0.5 * osl
-    seqs = max(own.seqs, state.decodes + state.prefill_tokens / isl)
+    # means may add up to more; a step has no more sequences than there are requests
+    seqs = min(max(own.seqs, state.decodes + state.prefill_tokens / isl), state.admitted)
     if seqs > plan.max_seqs:
         return CODE_SEQS, seqs
     # a full step is a sum that may come out a rounding above its budget

@@ -163,6 +163,14 @@ def answers(found: ServingEstimate | DisaggregatedEstimate) -> list[Any]:
     return [values for values in found.columns().values() if values is not None]
 
 
+def test_a_step_has_no_more_sequences_than_clients(h100):
+    full = compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm", max_tokens=8192, max_seqs=2048)
+    room = {"max_batched_tokens": 8192, "max_seqs": 2048, "max_kv_tokens": 10**7}
+    assert estimate(full, isl=128, osl=128, concurrency=2048, **room).tpot_ms > 0
+    with pytest.raises(PlanRangeError, match="steps of 2049 sequences"):
+        estimate(full, isl=128, osl=128, concurrency=2049, **{**room, "max_seqs": 4096})
+
+
 def test_many_scenarios_are_single_ones(plan):
     rng = np.random.default_rng(1)
     isl, osl, clients = rng.integers(1, 4000, 200), rng.integers(2, 900, 200), rng.integers(1, 300, 200)

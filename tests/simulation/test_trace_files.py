@@ -302,7 +302,7 @@ def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said:
 
 
 LIMITED = """
-import resource, sys
+import os, resource, sys
 import fastroof, fastroof.parquet, fastroof.simulation.trace_files
 from fastroof.processors import usable_memory_bytes
 room = int(sys.argv[2]) * 2**20
@@ -312,7 +312,8 @@ assert usable_memory_bytes() <= room
 try:
     print(fastroof.load_trace(sys.argv[1]))
 except fastroof.TraceError as error:
-    print(error)
+    print(error, flush=True)
+os._exit(0)  # as commands do: threads of Arrow end badly without memory
 """
 
 

@@ -155,6 +155,7 @@ def test_whatever_a_sweep_reads_is_in_its_identity(inputs: Inputs, change: str) 
         assert inputs.identity(kind) != before[kind], kind
 
 
+@pytest.mark.filterwarnings("ignore:no measured tables")
 def test_the_gpu_of_a_datasheet_is_in_its_identity(inputs: Inputs) -> None:
     before = inputs.identity("steps", tables="datasheet")
     CHANGES["a GPU"][0](inputs.folder)

@@ -111,7 +111,8 @@ class Call:
             await asyncio.wait({work, self._left}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise ClientDisconnect
-            return work.result()
+            answer: T = work.result()
+            return answer
         finally:
             # the client has left, or the server ends
             if not work.done():

@@ -59,15 +59,16 @@ class HttpApp(Protocol):
         What answers. The state of a request has functions :data:`~.http_requests.LET_IN`, to be called where
         its client may ask, :data:`~.http_requests.ASKS`, before its body is waited for, and
         :data:`~.http_requests.CUT`, which ends its connection.
-    running : int
-        Calls that are not answered yet.
     is_draining : bool
         Whether new calls are to be refused.
     """
 
     asgi: Any
-    running: int
     is_draining: bool
+
+    @property
+    def running(self) -> int:
+        """Calls that are not answered yet."""
 
 
 class _Arrival:

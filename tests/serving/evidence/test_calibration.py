@@ -458,7 +458,8 @@ def test_a_row_finds_the_profile_that_has_not_seen_it(vllm, rows):
         kv_dtype=row.kv_dtype, runtime=vllm.without["qwen3-32b"], max_tokens=LARGEST_STEP,
     )  # fmt: skip
     one = vllm.fitted_rows[at[0]]
-    found = estimate(plan, one.mean_isl, one.mean_osl, one.concurrency, **one.schedule)
+    # costs are fitted with arrivals at random moments: measured clients come back over a network
+    found = estimate(plan, one.mean_isl, one.mean_osl, one.concurrency, arrivals="random", **one.schedule)
     assert found.tpot_ms / one.tpot_ms - 1.0 == pytest.approx(vllm.unseen["model"][at[0]], abs=1e-9)
 
 
@@ -490,7 +491,7 @@ def test_the_fit_predicts_what_estimates_say(rows, h100, engine):
     fitted = predicted_us(kernel_times(chosen, h100, profile), costs)
     for row, us in zip(chosen, fitted, strict=True):
         plan = plan_of_row(row, h100, profile.at(row.engine_version))
-        found = estimate(plan, row.mean_isl, row.mean_osl, row.concurrency, **row.schedule)
+        found = estimate(plan, row.mean_isl, row.mean_osl, row.concurrency, arrivals="random", **row.schedule)
         # where prompts run first, a longer step has a little more of them behind it
         within = 3e-3 if engine == "sglang" else 1e-12
         assert found.tpot_ms * 1e3 == pytest.approx(us, rel=within)
