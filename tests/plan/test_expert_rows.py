@@ -19,6 +19,8 @@ from fastroof.engines.data_parallel import PADDINGS
 from fastroof.errors import PlanError
 from fastroof.plan.rank_rules import rank_rules
 
+pytestmark = pytest.mark.loops
+
 LAYOUTS = [
     {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "runtime": "vllm"},
     {"model": "qwen3-30b-a3b", "tp": 2, "dp": 2, "ep": 4, "runtime": "sglang"},

@@ -9,7 +9,7 @@ import pytest
 
 from fastroof import compile_plan, load_tables
 from fastroof.plan.rank_rules import rank_rules
-from fastroof.serving import estimate
+from fastroof.serving import SpeculativeDecoding, estimate
 from fastroof.serving.evidence import simulated_loops
 from tests.reference import prefill_first, serving
 
@@ -17,6 +17,8 @@ LOADS = [
     # isl, osl, clients of all four ranks, tokens of a step
     (1024, 128, 3, 8192), (1024, 128, 4, 8192), (3000, 64, 50, 8192), (6000, 32, 100, 8192),
     (500, 300, 17, 1024), (100, 1, 20, 4096), (3500, 100, 40, 4096),
+    # in chunks, and more prompts than the budget takes
+    (6000, 200, 8, 1024), (4000, 3, 200, 2048),
 ]  # fmt: skip
 
 
@@ -33,6 +35,7 @@ def plans(tables):
     }
 
 
+@pytest.mark.loops
 @pytest.mark.parametrize("engine", simulated_loops.ENGINES)
 @pytest.mark.parametrize("arrivals", ["closed", "random"])
 @pytest.mark.parametrize("rounds", [None, 5.0])
@@ -40,6 +43,8 @@ def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
     plan = plans[engine]
     scheduling = plan.engine.scheduling
     for isl, osl, clients, budget in LOADS:
+        if isl > budget and not scheduling.chunked_prefill:
+            continue
         got = estimate(
             plan, isl, osl, clients, budget, max_kv_tokens=1e7, arrivals=arrivals, requests_per_client=rounds
         )
@@ -55,6 +60,7 @@ def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
         assert got.mixed_share == pytest.approx(expected.mixed_share, rel=1e-9)
 
 
+@pytest.mark.loops
 def test_ranks_wait_for_each_others_prompts(plans):
     """One client a rank sees no prompt of its own rank, and those of the three others."""
     for engine in ("vllm", "vllm-0.12", "sglang"):
@@ -68,6 +74,7 @@ def test_ranks_wait_for_each_others_prompts(plans):
     assert together.tpot_ms < estimate(plans["sglang"], 4000, 100, 4).tpot_ms
 
 
+@pytest.mark.loops
 def test_experts_compute_what_the_engine_pads_to(tables, plans):
     padded = plans["vllm-0.12"]
     ranks = replace(padded.engine.data_parallel, prompt_tokens="sum")
@@ -80,6 +87,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
     assert of_padded.tpot_ms > 1.1 * of_sum.tpot_ms
 
 
+@pytest.mark.loops
 def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
     for engine in simulated_loops.ENGINES:
         one, four = (
@@ -107,3 +115,18 @@ def test_estimates_of_ranks_are_near_a_simulation(tables):
     assert np.median(np.abs([one.ttft for one in of_one])) < 0.02
     # prompts that wait for each other run together in the estimate, however seldom they come
     assert np.median(np.abs([one.tpot for one in balanced])) < 0.06
+
+
+@pytest.mark.loops
+def test_prompts_held_back_and_drafts_take_their_part(tables, plans):
+    plan = plans["vllm"]
+    now, held = (estimate(plan, 1000, 200, 30, wait_steps=wait) for wait in (0.0, 8.0))
+    assert held.ttft_ms > now.ttft_ms
+    draft = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, runtime="vllm", max_tokens=9000)
+    guess, drafted = (
+        estimate(plan, 1000, 200, 30, speculation=SpeculativeDecoding(3, 2.5, draft=by))
+        for by in (None, draft)
+    )
+    # 30 clients of 4 ranks: two of them have one more
+    assert drafted.decode_step_us > guess.decode_step_us + 3 * draft.decode_us(7, 1100)
+    assert drafted.tpot_ms > guess.tpot_ms

@@ -175,6 +175,16 @@ def test_ranks_that_share_experts_serve_as_naive_ones_do(rules: str, clients: bo
     assert (differ > 1) == (rules != RULES[1])
 
 
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    "settings", [EngineSettings(512, 12, 1000), EngineSettings(120, 32, 1000, chunked_prefill=False)]
+)
+def test_ranks_without_a_place_or_tokens_for_a_prompt_wait_for_none(settings: EngineSettings) -> None:
+    trace = Trace([0.0] * 24 + [0.05] * 4, [4] * 24 + [110] * 4, [100] * 24 + [5] * 4)
+    plan = a_plan(2, "balance_steps=10", MOE[0])
+    assert_equal(run_replicas(plan, trace, settings), naively(plan, trace, settings, 1, "least_load"))
+
+
 def test_a_prompt_of_one_rank_costs_the_others_what_its_experts_take() -> None:
     """One rank computes a prompt, three have a decode each: experts see 403 tokens, not 4 x 400."""
     trace = Trace([0.0, 0.0, 0.0, 1.0], [4, 4, 4, 400], [200, 200, 200, 2])

@@ -39,10 +39,15 @@ def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
     return {
         1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **sizes),
         2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **sizes),
+        # ranks of a dense model are engines by themselves
+        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **sizes),
     }
 
 
-@pytest.mark.parametrize(("ranks", "name"), [(1, name) for name in LOOPS] + [(2, name) for name in RANKED])
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(1, name) for name in LOOPS] + [(plan, name) for plan in (2, 3) for name in RANKED]
+)
 def test_every_loop_ends_when_it_is_told_to(plans, monkeypatch, ranks, name) -> None:
     trace, options = LOOPS[name]
     whole = fastroof.simulate(plans[ranks], trace, **OPTIONS, **options).summary()
