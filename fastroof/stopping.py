@@ -84,6 +84,7 @@ class Stop:
             _CURRENT.reset(before)
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer = None
 
     def watched_flag(self) -> Longs:
         """Return the flag for a loop, which a timer sets at the time limit."""

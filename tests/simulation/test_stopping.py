@@ -124,3 +124,18 @@ def test_what_a_router_looks_at_counts() -> None:
     assert simulated_steps(OPEN, settings, 4, "least_kv") == steps + 8 * 4 * 30
     assert simulated_steps(CLOSED, settings, 4) == 4 * steps + 8 * 4 * 30
     assert simulated_steps(OPEN, settings, 4, "least_kv", 2) == 2 * (steps + 8 * 4 * 30)
+
+
+def test_the_time_limit_holds_for_every_piece_of_the_work() -> None:
+    """A stream of messages is one call whose pieces run one after the other."""
+    stop = Stop(0.2, "too long")
+    for _ in range(2):
+        with stop.watched():
+            flag = stop_flag()
+    with stop.watched():
+        flag = stop_flag()
+        deadline = time.monotonic() + 5.0
+        while not flag[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert flag[0]
+    assert stop.is_late
