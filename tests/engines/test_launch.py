@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ def some_settings() -> Iterator[LaunchSettings]:
         "draft": ("", "mtp", "small"),
         "role": ("", "prefill", "decode"),
         "memory_fraction": (0.0, 0.9),
+        "balance_steps": (0, 60),
     }
     for values in itertools.product(*axes.values()):
         changes = dict(zip(axes, values, strict=True))
@@ -135,11 +137,11 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
     assert (trtllms["--tp_size"], trtllms["--ep_size"], trtllms["--max_batch_size"]) == ("8", "8", "1024")
     config = trtllm.server(ranks).config
     assert config["enable_attention_dp"] is True
-    # the profiles time prompts that wait so long for those of other ranks
-    balance = config["attention_dp_config"]
-    assert balance["enable_balance"] is True
+    assert "attention_dp_config" not in config
     for name in ("trtllm", "trtllm-1.1"):
-        assert load_engine(name).data_parallel.balance_steps == balance["timeout_iters"]
+        steps = load_engine(name).data_parallel.balance_steps
+        balance = trtllm.server(replace(ranks, balance_steps=steps)).config["attention_dp_config"]
+        assert balance == {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": steps}
     stages = asked(tp=4, pp=2)
     assert options_of(vllm.server(stages))["--max-num-seqs"] == "2048"
     assert options_of(sglang.server(stages))["--max-running-requests"] == "2048"

@@ -43,6 +43,8 @@ class LaunchSettings:
         Tokens drafted for a request before each step.
     draft : str
         What drafts them: ``mtp``, ``none``, or a model.
+    balance_steps : int
+        Steps that a rank's prompts wait for those of other ranks; 0 if they do not.
     role : str
         ``prefill`` or ``decode`` where both run apart; empty where a copy does both.
     port : int
@@ -66,6 +68,7 @@ class LaunchSettings:
     checkpoint_kv_dtype: str
     num_draft_tokens: int = 0
     draft: str = ""
+    balance_steps: int = 0
     role: str = ""
     port: int = 8000
 

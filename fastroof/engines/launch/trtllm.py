@@ -19,8 +19,6 @@ HEALTH: Final = "/health"
 
 _KV_DTYPES: Final = {"fp8": "fp8"}
 _LEAST_GRAPH: Final = 8
-_BALANCE: Final = {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": 60}
-"""Prompts of ranks start together, as profiles and the public benchmark's scripts have it; off by default."""
 
 
 def server(settings: LaunchSettings) -> Command:
@@ -55,7 +53,13 @@ def server(settings: LaunchSettings) -> Command:
     }
     if settings.dp > 1 and not copies:
         config["enable_attention_dp"] = True
-        config["attention_dp_config"] = dict(_BALANCE)
+        if settings.balance_steps:
+            # off by default; as the public benchmark's scripts have it
+            config["attention_dp_config"] = {
+                "enable_balance": True,
+                "batching_wait_iters": 0,
+                "timeout_iters": settings.balance_steps,
+            }
     if copies:
         unsaid.append(f"{settings.dp} copies behind one port: start it {settings.dp} times")
     if not settings.is_own_dtype:

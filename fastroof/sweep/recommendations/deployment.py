@@ -157,6 +157,7 @@ def _settings(
         checkpoint_kv_dtype=checkpoint.kv_dtype,
         num_draft_tokens=row["num_draft_tokens"],
         draft=row["draft"] or "",
+        balance_steps=profile.data_parallel.balance_steps,
         role=role,
     )
 
