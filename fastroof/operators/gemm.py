@@ -273,7 +273,7 @@ class GemmOperator(PerRowOperator):
             origin = None if origin is None else origin[own]
         bound_us = self.roofline(dtype, gpu, launch_us)
         has_bands = variant in ("", "median3")
-        return pack_gemm(m, n, k, latency_us, lambda _: bound_us, origin, has_bands=has_bands)
+        return pack_gemm(m, n, k, latency_us, bound_us, origin, has_bands=has_bands)
 
     def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
         """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``.

@@ -117,7 +117,7 @@ def pack_gemm(
     n: Floats,
     k: Floats,
     latency_us: Floats,
-    roofline_of: Callable[[float], Callable[[Any, Any, Any], Any]],
+    roofline_us: Callable[[Any, Any, Any], Any],
     origin: Flags | None = None,
     *,
     has_bands: bool = True,
@@ -132,8 +132,8 @@ def pack_gemm(
         Sizes in any order.
     latency_us : ndarray of float64, shape (rows,)
         Measured latencies, us.
-    roofline_of : callable
-        From the smallest latency, us, to B at (m, n, k), which broadcast, us.
+    roofline_us : callable
+        B at (m, n, k), which broadcast, us.
     origin : ndarray of uint8, shape (rows,), optional
         What each row is; measured by default.
     has_bands : bool
@@ -147,7 +147,6 @@ def pack_gemm(
     coordinates = (k, n, m)
     (k, n, m), latency_us = sorted_points(coordinates, latency_us)
     flags = made = sorted_origins(coordinates, origin, len(m))
-    roofline_us = roofline_of(float(latency_us.min()))
     bands = bands_of(m, n, k, latency_us) if has_bands else None
     if bands is not None:
         m, n, k, latency_us, flags = banded_points(bands, m, n, k, latency_us)
