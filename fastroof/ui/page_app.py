@@ -129,7 +129,7 @@ class PageApp:
         self._files = page_files()
         self._choices = write_reply(choices(store, start))
         self._quick, self._long = Workers(QUICK), Workers(LONG)
-        self._calls = Calls(MOST_CALLS, MOST_CALL_S, "questions")
+        self.calls = Calls(MOST_CALLS, MOST_CALL_S, "questions")
         self._bodies = Bodies(MOST_BODIES_BYTES)
         self.asgi = Starlette(
             routes=[
@@ -142,20 +142,6 @@ class PageApp:
             ],
             exception_handlers={HTTPException: self._not_routed},
         )
-
-    @property
-    def running(self) -> int:
-        """Questions that have not ended."""
-        return self._calls.running
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether new questions are refused."""
-        return self._calls.is_draining
-
-    @is_draining.setter
-    def is_draining(self, value: bool) -> None:
-        self._calls.is_draining = value
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         async def answered(request: Request) -> Response:
@@ -208,9 +194,9 @@ class PageApp:
         async def asked(request: Request) -> Response:
             if content_type(request) != JSON_TYPE:
                 raise Refused(415, f"a view is {JSON_TYPE}; got {shown(content_type(request))}")
-            self._calls.check()
+            self.calls.check()
             body = await read_body(request, MOST_BYTES, self._bodies)
-            call = self._calls.take(request)
+            call = self.calls.take(request)
             try:
                 return Response(await call.run(workers, answered, body), media_type=JSON_TYPE)
             finally:

@@ -223,9 +223,11 @@ def _long_answer(store: Any, view: View) -> dict[str, Any]:
 
 
 def _ends(page: PageServer, seconds: float) -> None:
-    began = time.monotonic()
-    while page._app.running:
-        assert time.monotonic() - began < seconds
+    began, spent = time.monotonic(), time.process_time()
+    while page._app.calls.running:
+        # of a processor, which others may need too
+        assert time.process_time() - spent < seconds
+        assert time.monotonic() - began < 60.0
         time.sleep(0.02)
     spent = time.process_time()
     time.sleep(0.5)
@@ -238,7 +240,7 @@ def test_a_question_that_nobody_waits_for_ends(monkeypatch) -> None:
         for _ in range(3):  # more than there are threads
             connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
             connection.request("POST", "/ask/capacity", json.dumps(SMALL.document()), JSON)
-            while not page._app.running:
+            while not page._app.calls.running:
                 time.sleep(0.01)
             time.sleep(0.5)
             connection.close()
@@ -264,7 +266,7 @@ def test_slow_questions_keep_nobody_out() -> None:
             head = b"POST /ask/step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(head + b"Content-Length: 100\r\n\r\n{")
         time.sleep(0.1)
-        assert page._app.running == 0
+        assert page._app.calls.running == 0
         assert post(page, "step", SMALL.document()).status == 200
 
 

@@ -95,7 +95,7 @@ class PlanApp:
         self._token = None if token is None else f"Bearer {token}".encode()
         self._hosts = hosts
         self._openapi = json.dumps(openapi_document(token is not None)).encode()
-        self._calls = calls = Calls(served.limits.max_calls, served.limits.max_call_s)
+        self.calls = calls = Calls(served.limits.max_calls, served.limits.max_call_s)
         self._metrics = ServeMetrics(plans, calls, connections)
         limits = served.limits
         self._workers = Workers(limits.max_calls)
@@ -110,20 +110,6 @@ class PlanApp:
             ],
             exception_handlers={HTTPException: self._not_routed},
         )
-
-    @property
-    def running(self) -> int:
-        """Calls that have not ended."""
-        return self._calls.running
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether new calls are refused."""
-        return self._calls.is_draining
-
-    @is_draining.setter
-    def is_draining(self, value: bool) -> None:
-        self._calls.is_draining = value
 
     def _guarded(
         self, endpoint: Callable[[Request], Awaitable[Response]]
@@ -170,15 +156,15 @@ class PlanApp:
         if kind != JSON_TYPE and kind not in LINES_TYPES:
             raise Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {shown(kind)}")
         limits = self._served.limits
-        self._calls.check()
+        self.calls.check()
         most_bytes = limits.json_bytes if kind == JSON_TYPE else limits.max_message_bytes
         body = await read_body(request, most_bytes, self._bodies)
         if kind == JSON_TYPE:
             return await self._answered(request, body)
-        return _Lines(self._calls.take(request), self._workers, partial(self._some_replies, _lines(body)))
+        return _Lines(self.calls.take(request), self._workers, partial(self._some_replies, _lines(body)))
 
     async def _answered(self, request: Request, text: bytes) -> Response:
-        call = self._calls.take(request)
+        call = self.calls.take(request)
         try:
             status, reply = await call.run(self._workers, self._answer, text)
         finally:
@@ -213,7 +199,7 @@ class PlanApp:
         return Response(self._openapi, media_type=JSON_TYPE)
 
     async def _health(self, request: Request) -> Response:
-        calls = self._calls
+        calls = self.calls
         state = {
             "status": "draining" if calls.is_draining else "ok",
             "calls": calls.running,

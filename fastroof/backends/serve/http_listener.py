@@ -35,6 +35,8 @@ from fastroof.errors import BackendError
 if TYPE_CHECKING:
     from typing import Self
 
+    from fastroof.backends.serve.http_calls import Calls
+
 __all__ = ["HttpApp", "HttpListener"]
 
 HEAD_S: Final = 10.0
@@ -59,16 +61,12 @@ class HttpApp(Protocol):
         What answers. The state of a request has functions :data:`~.http_requests.LET_IN`, to be called where
         its client may ask, :data:`~.http_requests.ASKS`, before its body is waited for, and
         :data:`~.http_requests.CUT`, which ends its connection.
-    is_draining : bool
-        Whether new calls are to be refused.
+    calls : Calls
+        How many are not answered yet, and whether new ones are refused.
     """
 
     asgi: Any
-    is_draining: bool
-
-    @property
-    def running(self) -> int:
-        """Calls that are not answered yet."""
+    calls: Calls
 
 
 class _Arrival:
@@ -235,9 +233,10 @@ class HttpListener:
         if self._drained:
             return True
         self._drained = True
-        self._app.is_draining = True
-        wait_while(lambda: self._app.running > 0, timeout_s, pause)
-        finished = not self._app.running
+        calls = self._app.calls
+        calls.is_draining = True
+        wait_while(lambda: calls.running > 0, timeout_s, pause)
+        finished = not calls.running
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(2 * _CLOSING_S)
         return finished
@@ -285,7 +284,7 @@ class HttpListener:
         self._listener.close()
         for each in self._connections():
             each.shutdown()
-        until = time.monotonic() + (_CLOSING_S if not self._app.running else 0.0)
+        until = time.monotonic() + (_CLOSING_S if not self._app.calls.running else 0.0)
         while self._state.connections and time.monotonic() < until:
             await asyncio.sleep(0.02)
         for each in self._connections():
