@@ -11,10 +11,17 @@ from typing import Final, NamedTuple
 
 from fastroof.arrays import Floats
 from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_others_us
-from fastroof.compiled.jit import jit
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.steps import PlanParts
 
-__all__ = ["NO_OTHERS", "OtherRanks", "others_idle", "others_with_requests", "together_us"]
+__all__ = [
+    "NO_OTHERS",
+    "OtherRanks",
+    "others_idle",
+    "others_with_requests",
+    "together_us",
+    "waits_for_others",
+]
 
 
 class OtherRanks(NamedTuple):
@@ -39,13 +46,19 @@ class OtherRanks(NamedTuple):
 NO_OTHERS: Final = OtherRanks(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-@jit
-def others_with_requests(clients: float, rules: RankRules) -> float:
-    """Other ranks in lockstep that have requests, of so many clients in all; 0 without a lockstep.
+@jit_inline
+def waits_for_others(rules: RankRules) -> bool:
+    """Whether a rank waits for prompts of others.
 
     Where prompts wait until every rank has one they start together: as if each rank were the only one.
     """
-    if rules.in_lockstep == 0 or rules.balance_steps > 0:
+    return rules.in_lockstep > 0 and rules.balance_steps == 0
+
+
+@jit
+def others_with_requests(clients: float, rules: RankRules) -> float:
+    """Other ranks that have requests, of so many clients in all; 0 if a rank does not wait for others."""
+    if not waits_for_others(rules):
         return 0.0
     return max(min(clients, float(rules.ranks)), 1.0) - 1.0
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fastroof.arrays import Floats
 from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us
+from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
@@ -294,7 +294,7 @@ def mixed_scenario(
                 arena, speculation, state.decodes, state.prefill_tokens, isl, osl, state.room
             )
     rules = options.rules
-    in_lockstep = rules.in_lockstep > 0 and rules.balance_steps == 0
+    in_lockstep = waits_for_others(rules)
     verified = state.decodes * speculation.tokens
     # of all steps, those without a prompt of any rank
     share = state.mixed_share

@@ -18,7 +18,7 @@ from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_pref
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_tokens
-from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, together_us
+from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
@@ -233,7 +233,7 @@ def _lockstep(
 ) -> Lockstep:
     """What the other ranks do in a step: prompts alone in a share of theirs, else decodes of all."""
     rules = options.rules
-    if rules.in_lockstep == 0 or rules.balance_steps > 0:
+    if not waits_for_others(rules):
         return NO_LOCKSTEP
     steps = decode_steps(sizes.osl, speculation.accepted)
     together, same = clients, 1.0

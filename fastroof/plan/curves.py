@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, cast
 
@@ -20,6 +21,7 @@ __all__ = [
     "DATASHEET_SOURCE",
     "CurveSource",
     "RowCurve",
+    "num_allreduces",
     "per_row",
     "row_cost",
     "row_values",
@@ -99,6 +101,12 @@ class CurveSource(Protocol):
 
     def prefix_us(self, attention: StepAttention) -> PrefixUs:
         """Price of a prefix in one layer's prompts."""
+
+
+def num_allreduces(curves: Iterable[RowCurve]) -> float:
+    """All-reduces of a step, which steps of decodes and steps with prompts have as many of."""
+    calls = [curve.operator for curve in curves if curve.operator.steps != "with_prefill"]
+    return sum(call.times for call in calls if call.operator == "allreduce")
 
 
 def per_row(call: RowOperator) -> PerRowOperator:

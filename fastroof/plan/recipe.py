@@ -22,7 +22,7 @@ from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.context_parallel import (
     check_context_parallel,
 )
-from fastroof.plan.curves import CurveSource, RowCurve
+from fastroof.plan.curves import CurveSource, RowCurve, num_allreduces
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks
 from fastroof.plan.execution import execution_of
 from fastroof.plan.finite_arenas import check_arena
@@ -139,8 +139,7 @@ class PlanRecipe:
     ) -> Floats:
         """Lay a plan out as the step loops read it."""
         options, costs = self.options, self.options.runtime.costs
-        calls = [c.operator for c in row_curves if c.operator.steps != "with_prefill"]
-        allreduces = sum(call.times for call in calls if call.operator == "allreduce")
+        allreduces = num_allreduces(row_curves)
         sections: dict[int, Array] = {
             steps.TOKENS_AT: sums.tokens_us,
             steps.LOGITS_AT: sums.logits_us,
