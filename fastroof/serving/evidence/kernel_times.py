@@ -12,6 +12,7 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.curves import num_allreduces
 from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
@@ -113,7 +114,9 @@ def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> Step
     )
 
 
-def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
+def kernel_times(
+    rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
+) -> KernelTimes:
     """Time the kernels of the two mean steps of each row.
 
     Parameters
@@ -124,6 +127,9 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
         Kernels of their GPU.
     profile : EngineProfile
         How GEMMs are smoothed and fp8 scales found; its costs are left out.
+    arrivals : str
+        As :func:`fastroof.serving.estimate` takes it. The costs of the packaged profiles were fitted with
+        arrivals at random moments.
 
     Returns
     -------
@@ -137,7 +143,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
     """
     columns = np.empty((_COLUMNS, len(rows)))
     for places in _alike(rows):
-        columns[:, places] = _times([rows[i] for i in places], tables, profile)[:_COLUMNS]
+        columns[:, places] = _times([rows[i] for i in places], tables, profile, arrivals)[:_COLUMNS]
     return KernelTimes(*columns)
 
 
@@ -187,7 +193,9 @@ def _alike(rows: Sequence[ServingRow]) -> list[list[int]]:
     return list(alike.values())
 
 
-def _times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
+def _times(
+    rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
+) -> KernelTimes:
     """Rows of one plan."""
     plan = plan_of_row(rows[0], tables, profile.at(rows[0].engine_version).kernels_alone())
     rounds = rows[0].requests_per_client
@@ -198,8 +206,7 @@ def _times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -
         [row.concurrency for row in rows],
         **rows[0].schedule,
         requests_per_client=None if math.isnan(rounds) else rounds,
-        # costs are fitted to measured clients, who come back over a network, at any moment of a step
-        arrivals="random",
+        arrivals=arrivals,
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"
@@ -207,8 +214,7 @@ def _times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -
     decode_steps, mixed_steps = (
         (np.ones(len(rows)), share / (1.0 - share)) if is_apart else (1.0 - share, share)
     )
-    calls = [c.operator for c in plan.row_curves if c.operator.steps != "with_prefill"]
-    allreduces = sum(call.times for call in calls if call.operator == "allreduce")
+    allreduces = num_allreduces(plan.row_curves)
     return KernelTimes(
         measured_us=np.array([row.tpot_ms for row in rows]) * US_PER_MS,
         decode_us=predicted.decode_step_us,

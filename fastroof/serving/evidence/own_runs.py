@@ -29,6 +29,9 @@ __all__ = ["OwnFit", "OwnRow", "OwnRuns", "fit_own_runs", "read_own_runs"]
 BESIDE: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
 """Files with the engine's arguments that are looked for beside a run's."""
 
+_ARRIVALS: Final = "closed"
+"""Of the clients of a load generator, as their runs are predicted."""
+
 INTERVAL: Final = 95.0
 DIGITS: Final = 3
 NORMAL_SE_OF_MAPE: Final = math.sqrt(math.pi / 2.0)
@@ -313,20 +316,20 @@ def _timed(
 ) -> tuple[tuple[OwnRow, ...], KernelTimes, dict[str, str]]:
     """Rows that a plan can represent, their kernels, and why others are none."""
     try:
-        return rows, kernel_times(rows, tables, base), {}
+        return rows, kernel_times(rows, tables, base, _ARRIVALS), {}
     except FastroofError as error:
         first = error
     kept: list[OwnRow] = []
     refused: dict[str, str] = {}
     for row in rows:
         try:
-            kernel_times([row], tables, base)
+            kernel_times([row], tables, base, _ARRIVALS)
             kept.append(row)
         except FastroofError as error:
             refused[row.row] = str(error)
     if not kept:
         raise first
-    return tuple(kept), kernel_times(kept, tables, base), refused
+    return tuple(kept), kernel_times(kept, tables, base, _ARRIVALS), refused
 
 
 def _costs_of(profile: EngineProfile) -> dict[str, float]:
