@@ -69,10 +69,10 @@ def test_a_loop_that_runs_is_ended_by_another_thread(plans) -> None:
     timer = threading.Timer(0.1, stop.set, ["enough"])
     with stop.watched():
         timer.start()
-        began = time.monotonic()
+        spent = time.process_time()
         with pytest.raises(StoppedError, match="enough"):
             fastroof.simulate(plans[1], trace, **options)
-        assert time.monotonic() - began < 1.0
+        assert time.process_time() - spent < 1.0
     assert not stop.is_late
 
 
