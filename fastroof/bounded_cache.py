@@ -1,4 +1,4 @@
-"""A cache of what was used lately, up to some bytes."""
+"""A cache that is bounded by bytes and evicts what was not used recently."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ T = TypeVar("T")
 
 
 class BoundedCache(Generic[T]):
-    """Values by key; what was not used for longest goes where there is no more room.
+    """Values by key, bounded by bytes; values that were not used recently are evicted.
 
-    Values lie in two generations of half the bytes each. What is used moves to the young one; when that is
-    full it becomes the old one, and what the old one held is dropped. So nothing is sorted, and there is no
-    lock, which a child that is forked meanwhile would wait for: threads that meet make a value twice, or lose
-    one that is made again.
+    There are two generations of half the bytes each. A value that is used moves to the young generation; once
+    that is full it becomes the old one, and the previous old one is dropped. Nothing is sorted, and there is
+    no lock, on which a forked child could hang: two threads may compute the same value twice.
 
     Parameters
     ----------
@@ -57,18 +56,18 @@ class BoundedCache(Generic[T]):
         bytes_of: Callable[[T], int],
         serves: Callable[[T], bool] | None = None,
     ) -> T:
-        """Return the value of a key, made now if it is not there.
+        """Return the value of a key; compute it if it is not cached.
 
         Parameters
         ----------
         key : hashable
             Its key.
         make : callable
-            Makes it.
+            Computes it.
         bytes_of : callable
-            Says how many bytes it takes.
+            Returns its size in bytes.
         serves : callable, optional
-            Whether a value that is there will do; another one replaces it.
+            Whether a cached value is sufficient; otherwise it is replaced.
         """
         held = self._young.get(key)
         if held is not None and (serves is None or serves(held[0])):

@@ -58,8 +58,8 @@ class BeforeTheEnd:
 def end_at_once() -> None:
     """Have Ctrl-C end the process at once, without a traceback of what it is importing.
 
-    Where it would not be a KeyboardInterrupt it stays what it is: ignored in the background of a script, or
-    somebody else's. So it does outside of the main thread, which alone gets signals.
+    Other handlers stay: a background process of a script ignores the signal, and an embedding program may
+    have its own. Outside the main thread, which alone receives signals, nothing changes.
     """
     if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _raise):
         try:
@@ -93,7 +93,7 @@ def _watch(read_fd: int) -> None:
 
     while True:
         numbers = os.read(read_fd, 64)
-        # a server has handlers of its own, and Ray's processes have to be told
+        # servers install their own handlers, and Ray has to stop its processes
         is_ours = _signal.getsignal(_signal.SIGINT) in (_end, _raise) and "ray" not in sys.modules
         if _signal.SIGINT in numbers and is_ours:
             time.sleep(GRACE_S)

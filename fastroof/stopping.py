@@ -32,14 +32,14 @@ class Stop:
     limit_s : float, optional
         Seconds that the work may take, from now on.
     words : str
-        What the error says then.
+        Message of the error at the time limit.
 
     Attributes
     ----------
     flag : ndarray of int64, shape (1,)
         Not 0 once the work is to end.
     reason : str
-        What :class:`~fastroof.errors.StoppedError` says; empty while the work goes on.
+        Message of the :class:`~fastroof.errors.StoppedError`; empty while the work goes on.
     is_late : bool
         Whether the time limit ended it.
 

@@ -180,7 +180,7 @@ def fit_llm_d(
             raise BackendError(f"{name} needs whole numbers of at least {least}, got {shown(sizes.tolist())}")
     points = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
     lengths, outputs, running = points
-    # its clients are anybody's
+    # requests of independent clients
     seen = estimate(plan, lengths, outputs, running, plan.max_tokens, arrivals="random")
     fits = seen.effective_concurrency >= running * (1.0 - 1e-9)
     fits &= lengths + outputs <= plan.model.max_position

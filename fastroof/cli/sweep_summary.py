@@ -192,12 +192,12 @@ def resumable(output: Path) -> Iterator[None]:
     # now, and not while the process is about to end
     from fastroof.sweep.checkpoint import parts_folder
 
-    said = cache(partial(_say_how_to_resume, parts_folder(output)))
-    with BeforeTheEnd(said):
+    print_once = cache(partial(_say_how_to_resume, parts_folder(output)))
+    with BeforeTheEnd(print_once):
         try:
             yield
         except KeyboardInterrupt:
-            said()
+            print_once()
             raise
 
 

@@ -32,14 +32,14 @@ def rank_rules(plan: StepPlan) -> RankRules:
     >>> rank_rules(experts).in_lockstep, rank_rules(experts).graph_tokens
     (1, 512)
     """
-    said, ranks = plan.engine.data_parallel, int(plan.layout.dp)
+    rules, ranks = plan.engine.data_parallel, int(plan.layout.dp)
     return RankRules(
         ranks=ranks,
-        in_lockstep=int(ranks > 1 and (said.lockstep == "all" or plan.model.has_experts)),
-        prompt_padding=PADDINGS.index(said.prompt_tokens),
-        decode_padding=PADDINGS.index(said.decode_tokens),
-        graph_tokens=said.graph_tokens,
-        idle_tokens=said.idle_tokens,
-        assignment=ASSIGNMENTS.index(said.assignment),
-        balance_steps=said.balance_steps,
+        in_lockstep=int(ranks > 1 and (rules.lockstep == "all" or plan.model.has_experts)),
+        prompt_padding=PADDINGS.index(rules.prompt_tokens),
+        decode_padding=PADDINGS.index(rules.decode_tokens),
+        graph_tokens=rules.graph_tokens,
+        idle_tokens=rules.idle_tokens,
+        assignment=ASSIGNMENTS.index(rules.assignment),
+        balance_steps=rules.balance_steps,
     )

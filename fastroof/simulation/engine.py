@@ -37,7 +37,7 @@ from fastroof.compiled.simulation.state import (
     Requests,
     Served,
 )
-from fastroof.errors import SimulationError
+from fastroof.errors import SimulationError, StoppedError
 from fastroof.simulation.outcomes import REJECTED, Outcomes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
@@ -260,6 +260,7 @@ def raise_stuck(code: int) -> None:
     """Raise what a loop's code means."""
     if code & CODE_STOPPED:
         check_stopped()
+        raise StoppedError("the simulation was ended before its end")
     if code & CODE_STUCK:
         raise SimulationError(
             "the first request that waits has no room in an empty engine: give it more blocks"

@@ -80,9 +80,9 @@ def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str
 
 
 def mean_step(outcomes: Outcomes, settings: EngineSettings, ranks: int = 1) -> tuple[float, float]:
-    """Return requests of a rank that run in the mean of a step's time, and tokens that each of them holds.
+    """Return the mean number of running requests of a rank, over busy time, and the tokens each holds.
 
-    ``ranks`` are those whose steps are one.
+    ``ranks`` is the number of ranks that step together.
     """
     running_us, _, blocks_us, busy_us = outcomes.series[:, : BUSY_US + 1].sum(axis=0).tolist()
     if not (running_us > 0.0 and busy_us > 0.0):

@@ -360,9 +360,9 @@ class Tables:
         bytes_of: Callable[[T], int],
         serves: Callable[[T], bool] | None = None,
     ) -> T:
-        """Return what was made from these tables lately; for what there is any number of.
+        """Return a value cached under a key; bounded, for values of which there may be any number.
 
-        All orders of the tables together hold :data:`LATELY_BYTES` of it at most.
+        All orders of the tables share a cache of :data:`LATELY_BYTES`.
 
         Parameters
         ----------

@@ -34,7 +34,7 @@ class Calls:
     limit_s : int
         Seconds that one may take.
     words : str
-        How a refusal calls them: "calls", "questions".
+        What refusals call them: "calls" or "questions".
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class Call:
         self._calls.timed_out += self._stop.is_late
         if work is not None:
             with suppress(asyncio.CancelledError):
-                work.exception()  # nobody else asks for it
+                work.exception()  # retrieved, or asyncio logs it
 
 
 async def _disconnect(request: Request) -> None:

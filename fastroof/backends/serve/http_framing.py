@@ -1,8 +1,8 @@
-"""Heads of HTTP requests that say twice where their body ends.
+"""HTTP requests whose head states the length of the body more than once.
 
-Where two programs read such a head differently, the rest of a body passes for a request of somebody else
-(request smuggling). h11 takes a ``Transfer-Encoding`` beside a ``Content-Length``, and equal lengths for one,
-as RFC 9112 lets it; a server that may stand behind a proxy refuses them.
+If a proxy and a server read such a head differently, the rest of a body counts as another client's request
+(request smuggling). h11 accepts ``Transfer-Encoding`` together with ``Content-Length``, and repeated equal
+lengths, as RFC 9112 permits; a server that may run behind a proxy refuses them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _END: Final = re.compile(rb"\n\r?\n")
 
 
 def framing_fault(data: bytes) -> str:
-    r"""Say why the length of a request is not sure; nothing where it is, or its head has not come yet.
+    r"""Return why the length of a request is ambiguous; empty if it is not, or if its head is incomplete.
 
     Parameters
     ----------

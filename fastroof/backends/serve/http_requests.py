@@ -34,10 +34,10 @@ LET_IN: Final = "let_in"
 """What the state of a request has for its connection to be told that its client may ask."""
 
 ASKS: Final = "asks"
-"""Likewise, to be told that its client has something to ask, which is not there yet."""
+"""Likewise, called once the head of a request is there and its body is not."""
 
 CUT: Final = "cut"
-"""Likewise, to be cut."""
+"""Likewise, closes the connection."""
 
 CHUNK_S: Final = 10.0
 """Longest wait for the next part of a body."""
@@ -76,12 +76,12 @@ def content_type(request: Request) -> str:
 
 
 class Bodies:
-    """Bodies that are being read: together they hold no more than there is room for, the largest gives way.
+    """Bodies that are being read, bounded together: beyond the bound the largest is dropped.
 
     Parameters
     ----------
     most_bytes : int
-        Room for all of them.
+        Bound of all of them.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -19,6 +19,7 @@ from fastroof.units import TB
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTables
     from fastroof.load.validate import FileReport, Finding
+    from fastroof.tables import Tables
 
 __all__ = ["register"]
 
@@ -92,6 +93,7 @@ def validate(
 def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
     from fastroof.load.family_checks import siblings_of
     from fastroof.load.validate import validate
+    from fastroof.tables import Tables
 
     beside: dict[str, list[MeasuredTables]] = {}
 
@@ -115,7 +117,8 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
             place = {"folder": str(table_set.folder), "gpu": table_set.gpu, "source": table_set.source}
             checked.refused.append({**place, "error": str(error)})
             continue
-        checked.reports.extend((measured.gpu, _with_served(report, measured)) for report in reports)
+        tables = Tables(measured, measured.gpu_spec)
+        checked.reports.extend((measured.gpu, _with_served(report, tables)) for report in reports)
         checked.ignored.extend(
             {"folder": str(table_set.folder), "file": file, "reason": reason}
             for file, reason in measured.ignored.items()
@@ -123,15 +126,13 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
     return checked
 
 
-def _with_served(report: FileReport, measured: MeasuredTables) -> FileReport:
+def _with_served(report: FileReport, tables: Tables) -> FileReport:
     """Say in findings of spikes what lookups answer instead."""
     from fastroof.operators.registry import OPERATORS
-    from fastroof.tables import Tables
 
     operator = OPERATORS[report.operator]
     if not operator.answers_lookups or all(finding.kind != "spike" for finding in report.findings):
         return report
-    tables = Tables(measured, measured.gpu_spec)
 
     def with_served(finding: Finding) -> Finding:
         sizes = {name: finding.worst[name] for name in operator.arguments}
