@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.serving.evidence.rows import read_rows, shipped_rows, write_rows
+from benchmarks.accuracy.rows import read_rows, shipped_rows, write_rows
 from fastroof.spreadsheet_cells import guarded, guarded_columns, unguarded
 from fastroof.sweep.result_file import ResultFile
 

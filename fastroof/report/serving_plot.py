@@ -52,7 +52,7 @@ def draw_validation(report: Validation) -> Figure:
     Parameters
     ----------
     report : Validation
-        What :func:`fastroof.serving.evidence.validation.run_validation` returned.
+        What :func:`benchmarks.accuracy.validation.run_validation` returned.
 
     Returns
     -------

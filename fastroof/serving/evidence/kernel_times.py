@@ -10,7 +10,6 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile
-from fastroof.errors import FastroofError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import num_allreduces
 from fastroof.serving.estimate import estimate
@@ -18,10 +17,20 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["KernelTimes", "TimedRows", "kernel_times", "plan_of_row", "time_rows"]
+COSTS: Final = (
+    "step_us", "sequence_us", "allreduce_us", "layer_us", "prefill_us", "prefill_layer_us",
+    "prefill_floor_layer_us",
+)  # fmt: skip
+"""The costs of an engine that can be fitted."""
 
+HOST_COSTS: Final = ("host_step_us", "host_sequence_us")
+"""A host beside the GPU, a step and a sequence: a step takes the longer of both. Tried, in no profile."""
 
-_COLUMNS: Final = 9
+OWN_LAYERS: Final = "own_layers"
+"""Begin of the names of architectures' own costs of a layer: with their place among the columns."""
+
+FLOORS: Final = ("prefill_floor_layer_us", *HOST_COSTS)
+NUM_COLUMNS: Final = 9
 """Of :class:`KernelTimes`, before what calibration adds."""
 
 
@@ -61,7 +70,7 @@ class KernelTimes(NamedTuple):
     def pick(self, rows: Bools | Longs) -> KernelTimes:
         """Return the chosen rows, by a mask or their places."""
         own = None if self.own_layers is None else self.own_layers[rows]
-        return KernelTimes(*(column[rows] for column in self[:_COLUMNS]))._replace(own_layers=own)
+        return KernelTimes(*(column[rows] for column in self[:NUM_COLUMNS]))._replace(own_layers=own)
 
     @property
     def kernels_us(self) -> Floats:
@@ -70,22 +79,73 @@ class KernelTimes(NamedTuple):
         return alone_us
 
 
-class TimedRows(NamedTuple):
-    """Rows that have a plan, their times, and why others have none.
+class Columns(NamedTuple):
+    """What each of some costs is counted by in a row's two steps, a column a cost: added, and as a floor."""
 
-    Attributes
-    ----------
-    rows : tuple of ServingRow
-        Those that have one.
-    times : KernelTimes
-        An entry a row.
-    refused : mapping of str to int
-        How many have none, by reason.
+    decode: Floats
+    mixed: Floats
+    decode_floor: Floats
+    mixed_floor: Floats
+
+
+def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
+    """Predict time per output token from kernels and costs, us.
+
+    Examples
+    --------
+    >>> one = KernelTimes(*(np.array([us]) for us in (0.0, 100.0, 300.0, 2.0, 3.0, 0.75, 0.25, 4.0, 8.0)))
+    >>> float(predicted_us(one, {"step_us": 10.0, "sequence_us": 1.0})[0])
+    162.25
+    >>> float(predicted_us(one, {"step_us": 10.0, "prefill_floor_layer_us": 100.0})[0])
+    182.5
     """
+    return mean_us(times, columns_of(times, list(costs)), np.array([*costs.values()], np.float64))
 
-    rows: tuple[ServingRow, ...]
-    times: KernelTimes
-    refused: Mapping[str, int]
+
+def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
+    """Return what each cost is counted by."""
+    shape = (len(times.measured_us), len(names))
+    columns = Columns(*(np.zeros(shape) for _ in Columns._fields))
+    for i, name in enumerate(names):
+        if name in FLOORS:
+            if name == "prefill_floor_layer_us":
+                columns.mixed_floor[:, i] = times.num_layers
+            elif name == "host_step_us":
+                columns.decode_floor[:, i] = columns.mixed_floor[:, i] = 1.0
+            else:
+                columns.decode_floor[:, i] = times.decode_sequences
+                columns.mixed_floor[:, i] = times.mixed_sequences
+            continue
+        mixed = _counted_by(times, name)
+        columns.mixed[:, i] = mixed
+        if name == "sequence_us":
+            columns.decode[:, i] = times.decode_sequences
+        elif name not in ("prefill_us", "prefill_layer_us"):
+            columns.decode[:, i] = mixed
+    return columns
+
+
+def _counted_by(times: KernelTimes, name: str) -> Floats:
+    """What a cost is counted by in a step that prefills."""
+    if name.startswith(OWN_LAYERS):
+        assert times.own_layers is not None
+        own: Floats = times.own_layers[:, int(name.partition(".")[2])]
+        return own
+    if name == "sequence_us":
+        return times.mixed_sequences
+    if name == "allreduce_us":
+        return times.num_allreduces
+    if name in ("layer_us", "prefill_layer_us"):
+        return times.num_layers
+    return np.ones(len(times.measured_us))
+
+
+def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
+    """Return the time per output token, us: the mean of both steps."""
+    decode_us = np.maximum(times.decode_us + columns.decode @ costs, columns.decode_floor @ costs)
+    mixed_us = np.maximum(times.mixed_us + columns.mixed @ costs, columns.mixed_floor @ costs)
+    both_us: Floats = times.decode_steps * decode_us + times.mixed_steps * mixed_us
+    return both_us
 
 
 def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> StepPlan:
@@ -141,44 +201,13 @@ def kernel_times(
     FastroofError
         If a row has no plan, or none that runs it.
     """
-    columns = np.empty((_COLUMNS, len(rows)))
-    for places in _alike(rows):
-        columns[:, places] = _times([rows[i] for i in places], tables, profile, arrivals)[:_COLUMNS]
+    columns = np.empty((NUM_COLUMNS, len(rows)))
+    for places in alike_rows(rows):
+        columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile, arrivals)[:NUM_COLUMNS]
     return KernelTimes(*columns)
 
 
-def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile: EngineProfile) -> TimedRows:
-    """Time the kernels of rows of several GPUs, those without a plan left out.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : mapping of str to Tables
-        Kernels by GPU.
-    profile : EngineProfile
-        As :func:`kernel_times` takes it.
-
-    Returns
-    -------
-    TimedRows
-        In the order of the rows.
-    """
-    columns = np.full((_COLUMNS, len(rows)), np.nan)
-    refused: dict[str, int] = {}
-    for places in _alike(rows):
-        try:
-            columns[:, places] = _times([rows[i] for i in places], tables[rows[places[0]].gpu], profile)[
-                :_COLUMNS
-            ]
-        except FastroofError as error:
-            refused[str(error)] = refused.get(str(error), 0) + len(places)
-    there = ~np.isnan(columns[0])
-    kept = tuple(row for row, is_there in zip(rows, there, strict=True) if is_there)
-    return TimedRows(kept, KernelTimes(*columns[:, there]), refused)
-
-
-def _alike(rows: Sequence[ServingRow]) -> list[list[int]]:
+def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
     """Places of rows that have one plan and schedule."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -193,7 +222,7 @@ def _alike(rows: Sequence[ServingRow]) -> list[list[int]]:
     return list(alike.values())
 
 
-def _times(
+def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
     """Rows of one plan."""

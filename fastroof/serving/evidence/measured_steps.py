@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.columns import MEASURED_STEP_COLUMNS
-from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
-from fastroof.load.own import SERVING_FOLDER
-from fastroof.load.steps_file import PHASES, STEPS_FILE, parse_runs, read_step_rows
+from fastroof.load.steps_file import PHASES, parse_runs, read_step_rows
 
-__all__ = ["STEPS_DATASET", "MeasuredStep", "read_steps", "shipped_steps"]
+__all__ = ["STEPS_DATASET", "MeasuredStep", "read_steps"]
 
 STEPS_DATASET: Final = "steps"
 NEEDED: Final = (
@@ -104,22 +102,3 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
             f"found {row['new_tokens']!r} and {row['context_len']!r}"
         )
     return MeasuredStep(**{**row, "new_tokens": new_tokens, "context_len": context_len})
-
-
-def shipped_steps(gpu: str, root: Path | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps that ship with a GPU's tables; none where there is no steps.csv.
-
-    Parameters
-    ----------
-    gpu : str
-        Name of the GPU.
-    root : Path, optional
-        Folder that holds one folder a GPU, instead of the shipped one.
-
-    Returns
-    -------
-    tuple of MeasuredStep
-        Of ``<gpu>/serving/steps.csv``, and of each steps.csv in a folder of it.
-    """
-    folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
-    return tuple(step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path))

@@ -6,18 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.evidence.calibration import kernel_times
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
 from fastroof.serving.evidence.few_runs import FITTED, Costs, FewRunsFit, fit_candidate, fit_few_runs
-from fastroof.serving.evidence.fit import COSTS, KernelTimes, predicted_us
-from fastroof.serving.evidence.fit_errors import FittedCost
+from fastroof.serving.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
 from fastroof.serving.evidence.learning_curve import CurvePoint, learning_curve
 from fastroof.serving.evidence.load_generators import GeneratorRun, read_runs
 from fastroof.serving.evidence.rows import ServingRow
@@ -32,9 +30,19 @@ BESIDE: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".t
 _ARRIVALS: Final = "closed"
 """Of the clients of a load generator, as their runs are predicted."""
 
+RESAMPLES: Final = 400
 INTERVAL: Final = 95.0
 DIGITS: Final = 3
 NORMAL_SE_OF_MAPE: Final = math.sqrt(math.pi / 2.0)
+
+
+class FittedCost(NamedTuple):
+    """A cost, us, and the ends of its 95 % interval."""
+
+    name: str
+    us: float
+    low_us: float
+    high_us: float
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,7 @@ class OwnFit:
 
 
 def fit_own_runs(
-    own: OwnRuns, tables: Tables, *, resamples: int = 400, name: str = "", command: str = ""
+    own: OwnRuns, tables: Tables, *, resamples: int = RESAMPLES, name: str = "", command: str = ""
 ) -> OwnFit:
     """Fit what one's own engine adds to its kernels.
 

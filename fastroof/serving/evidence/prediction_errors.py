@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.errors import TableError
-from fastroof.serving.evidence.front_end import FrontEnd
 from fastroof.serving.evidence.rows import LeftOut
-
-__all__ = ["GROUPINGS", "ErrorGroup", "PredictedRate", "PredictedTime", "Validation"]
 
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "runtime",
@@ -47,7 +44,7 @@ class PredictedTime(NamedTuple):
     gpu, architecture : str
         Where it ran, and what its model is left out with, whatever the format.
     kind : str
-        What is judged apart: see :data:`fastroof.serving.evidence.predicted_runs.KINDS`.
+        What is judged apart: see benchmarks/accuracy/README.md.
     layout : str
         How its engine was split, in words.
     """
@@ -83,25 +80,6 @@ class PredictedTime(NamedTuple):
     def aic_error(self) -> float:
         """The same of aiconfigurator-core."""
         return self.aic_ms / self.measured_ms - 1.0
-
-
-class PredictedRate(PredictedTime):
-    """One measured throughput beside its prediction, both as the time of one output token of all clients, ms.
-
-    Its errors are those of the throughput: below 0 where fewer tokens a second were predicted.
-    """
-
-    __slots__ = ()
-
-    @property
-    def error(self) -> float:
-        """Signed error, as a share of what was measured."""
-        return self.measured_ms / self.predicted_ms - 1.0
-
-    @property
-    def aic_error(self) -> float:
-        """The same of aiconfigurator-core."""
-        return self.measured_ms / self.aic_ms - 1.0
 
 
 class ErrorGroup(NamedTuple):
@@ -154,24 +132,18 @@ class Validation:
         What predicted: the GPU and hash of the tables, and fastroof's version.
     runtime : str
         As asked for; ``auto`` is the profile of each row's engine.
-    unseen : bool
-        Whether each row was predicted by constants that were fitted without its model.
     rows : tuple of PredictedTime
         Every time that was judged.
     left_out : tuple of LeftOut
         Rows that were not judged, by reason.
-    frontends : mapping of str to FrontEnd
-        What TTFT was given for the test bench's front end, by data set.
     """
 
     gpu: str
     tables_hash: str
     version: str
     runtime: str
-    unseen: bool
     rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
-    frontends: Mapping[str, FrontEnd]
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
         """Sum errors up by data set, quantity and kind of run.

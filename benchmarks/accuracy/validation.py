@@ -1,0 +1,233 @@
+"""Predictions against what was measured end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.accuracy.aiconfigurator_estimates import with_aiconfigurator_estimates
+from benchmarks.accuracy.front_end import FrontEnd
+from benchmarks.accuracy.independent import judge, profile_of_served
+from benchmarks.accuracy.left_out_profiles import profiles_of, profiles_without
+from benchmarks.accuracy.measured import Measured, measured_on
+from benchmarks.accuracy.predicted_runs import (
+    PredictedRun,
+    ProfileOf,
+    front_ends_of,
+    judged_times,
+    predict_runs,
+    with_drafts,
+)
+from fastroof._version import __version__
+from fastroof.engines import EngineProfile, load_engine
+from fastroof.errors import TableError
+from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.predictions import Plans
+from fastroof.serving.evidence.rows import LeftOut
+from fastroof.serving.evidence.validation import INDEPENDENT, Skipped, counted, is_taken, predicted_steps
+from fastroof.tables import Tables
+
+
+def run_validation(
+    measured: Measured | Sequence[str] | None,
+    tables: Tables,
+    *,
+    runtime: str | Path | EngineProfile = "auto",
+    leave_one_model_out: bool = False,
+    ask_aiconfigurator: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> GpuValidation:
+    """Predict measured rows and judge the predictions.
+
+    Parameters
+    ----------
+    measured : Measured, sequence of str or None
+        What to judge: rows, or names of data sets of the tables' GPU; None judges all of them.
+    tables : Tables
+        Measured kernels of one GPU.
+    runtime : str, Path or EngineProfile
+        ``auto`` predicts each row by the profile of its engine and version. Else one profile for all
+        rows. Whole steps are kernels alone, always.
+    leave_one_model_out : bool
+        Predict each model's rows by constants fitted to the other models' rows of its engine; engines
+        that have no other model are left out. Needs ``runtime="auto"``.
+    ask_aiconfigurator : bool
+        Ask the installed aiconfigurator-core, instead of taking the predictions beside the rows.
+    progress : callable, optional
+        Called with words about what is being done.
+
+    Returns
+    -------
+    GpuValidation
+        Rows of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
+
+    Raises
+    ------
+    FastroofError
+        If a data set or runtime is unknown, nothing was measured on the GPU, or aiconfigurator-core was
+        asked for and is not installed.
+
+    Notes
+    -----
+    TTFT gets what the test bench adds, as runs of other models by the same bench say: see
+    :func:`benchmarks.accuracy.front_end.front_ends`. It is left out where the clients
+    ask for more than 0.9 of the KV cache: there it is waiting.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from benchmarks.accuracy.validation import run_validation
+    >>> report = run_validation(["vllm-synchronous"], fastroof.load_tables("h100"))
+    >>> [group.rows for group in report.errors()]
+    [7, 7]
+    """
+    evidence = _measured(measured, tables.gpu.name)
+    if leave_one_model_out and runtime != "auto":
+        raise TableError(
+            f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
+        )
+    say = progress or (lambda words: None)
+    if ask_aiconfigurator:
+        say("asking aiconfigurator-core")
+        evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
+    profile_of = profiles_of(runtime)
+    if leave_one_model_out:
+        profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, say)
+    say(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
+    on_gpu = predict_gpu(evidence, tables, profile_of)
+    independent = judge_independent(evidence, tables, runtime, leave_one_model_out, on_gpu.skipped)
+    on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
+    runs = with_drafts(on_gpu.runs)
+    return on_gpu.judged(runs, front_ends_of(runs), runtime_name(runtime), leave_one_model_out)
+
+
+def runtime_name(runtime: str | Path | EngineProfile) -> str:
+    """Return what a report calls the profile that was asked for."""
+    return runtime if isinstance(runtime, str) else load_engine(runtime).name
+
+
+@dataclass(frozen=True)
+class GpuValidation(Validation):
+    """Predictions of one GPU, whether each row's model was left out of the fit, and front ends."""
+
+    unseen: bool
+    frontends: Mapping[str, FrontEnd]
+
+
+class GpuPredictions(NamedTuple):
+    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'.
+
+    Attributes
+    ----------
+    gpu, tables_hash : str
+        The tables' GPU, and their hash.
+    runs : tuple of PredictedRun
+        Of serving engines.
+    others : tuple of PredictedTime
+        Whole steps, and what nothing is fitted to.
+    skipped : Counter
+        Runs and steps that have no prediction.
+    left_out : tuple of LeftOut
+        What the sources' conversion left out.
+    """
+
+    gpu: str
+    tables_hash: str
+    runs: tuple[PredictedRun, ...]
+    others: tuple[PredictedTime, ...]
+    skipped: Skipped
+    left_out: tuple[LeftOut, ...]
+
+    def judged(
+        self,
+        runs: Sequence[PredictedRun],
+        front_end_of: Mapping[int, FrontEnd],
+        runtime: str,
+        unseen: bool,
+    ) -> GpuValidation:
+        """Put predictions of its runs beside what was measured.
+
+        Parameters
+        ----------
+        runs : sequence of PredictedRun
+            Its runs, as they are predicted in the end.
+        front_end_of : mapping of int to FrontEnd
+            What their test benches add, by id of the row.
+        runtime : str
+            As asked for.
+        unseen : bool
+            Whether their constants have not seen them.
+        """
+        skipped = self.skipped.copy()
+        of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
+        return GpuValidation(
+            self.gpu,
+            self.tables_hash,
+            __version__,
+            runtime,
+            (*of_runs, *self.others),
+            (*counted(skipped), *self.left_out),
+            unseen,
+            frontends,
+        )
+
+
+def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> GpuPredictions:
+    """Predict everything that was measured on a GPU.
+
+    Parameters
+    ----------
+    evidence : Measured
+        Its runs and steps.
+    tables : Tables
+        Its measured kernels.
+    profile_of : callable
+        The profile that predicts a run.
+
+    Returns
+    -------
+    GpuPredictions
+        What cannot be predicted is counted, with the reason.
+    """
+    skipped = Skipped()
+    rows = [row for row in evidence.rows if is_taken(row, tables.gpu.name, skipped)]
+    plans = Plans(tables)
+    steps = tuple(predicted_steps(evidence.steps, plans, skipped))
+    runs = tuple(predict_runs(rows, plans, profile_of, skipped))
+    return GpuPredictions(tables.gpu.name, tables.content_hash, runs, steps, skipped, evidence.left_out)
+
+
+def judge_independent(
+    evidence: Measured,
+    tables: Tables,
+    runtime: str | Path | EngineProfile,
+    unseen: bool,
+    skipped: Skipped,
+) -> tuple[PredictedTime, ...]:
+    """Judge what nothing is fitted to; profiles that were fitted without a model say nothing new of it."""
+    if unseen:
+        skipped.update(
+            (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent
+        )
+        return ()
+    one = None if runtime == "auto" else load_engine(runtime)
+    judged = judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
+    return tuple(time._replace(gpu=tables.gpu.name, kind=INDEPENDENT) for time in judged)
+
+
+def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
+    if isinstance(measured, Measured):
+        evidence = measured
+    else:
+        everything = measured_on(gpu)
+        if isinstance(measured, str):
+            measured = (measured,)
+        evidence = everything if measured is None else everything.pick(measured)
+    if not evidence.rows and not evidence.steps and not evidence.independent:
+        raise TableError(
+            f"nothing was measured end to end on {gpu}: give rows of it, or install aiconfigurator-core "
+            "for its sample"
+        )
+    return evidence
