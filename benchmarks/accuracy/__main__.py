@@ -22,7 +22,7 @@ MODULES: Final = {
     "kv-room": "kv_room",
     "most-served": "most_served",
     "expert-steps": "aiconfigurator_steps",
-    "roster": "model_roster",
+    "roster": "roster",
     "silicon-sample": "silicon_sample",
     "simulated-loops": "simulated_loops",
     "simulated-ranks": "simulated_ranks",

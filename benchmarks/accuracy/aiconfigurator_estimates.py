@@ -29,16 +29,6 @@ if TYPE_CHECKING:
 
     from fastroof.serving.evidence.rows import ServingRow
 
-__all__ = [
-    "AICONFIGURATOR",
-    "SDK",
-    "WAYS",
-    "aiconfigurator_version",
-    "quiet",
-    "with_aiconfigurator_estimates",
-    "write_published_config",
-]
-
 AICONFIGURATOR: Final = "aiconfigurator-core"
 SDK: Final = "aiconfigurator_core.sdk"
 
@@ -58,13 +48,7 @@ _PLACE: Final = re.compile(r" at /\S*.*")
 
 
 def aiconfigurator_version() -> str:
-    """Return the version of the installed package.
-
-    Raises
-    ------
-    FastroofError
-        If it is not installed.
-    """
+    """Return the version of the installed package."""
     try:
         return metadata.version(AICONFIGURATOR)
     except metadata.PackageNotFoundError:
@@ -77,25 +61,7 @@ def aiconfigurator_version() -> str:
 def with_aiconfigurator_estimates(
     rows: Sequence[ServingRow],
 ) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
-    """Ask the installed package for its estimate of each row.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Rows of any GPU.
-
-    Returns
-    -------
-    rows : tuple of ServingRow
-        With ``aic_ttft_ms`` and ``aic_tpot_ms`` as it answers now; nan where it has no answer.
-    refused : dict of str to int
-        How many rows it had no answer for, by the error that it raised.
-
-    Raises
-    ------
-    FastroofError
-        If it is not installed.
-    """
+    """Ask the installed package for its estimate of each row."""
     aiconfigurator_version()
     systems = {name: system for system, name in SYSTEMS.items()}
     answered, refused = [], dict[str, int]()
@@ -117,10 +83,7 @@ def with_aiconfigurator_estimates(
 
 
 def _config_folder(model: str, folder: Path) -> str:
-    """Return the folder of a model's config.json: by a name it would be downloaded.
-
-    Its own copy goes before the preset, which has no more than fastroof reads.
-    """
+    """Return the folder of a model's config.json: by a name it would be downloaded."""
     if model not in PRESETS:
         path = Path(model)
         return str(path.parent if path.suffix == ".json" else path)
@@ -134,20 +97,7 @@ def _config_folder(model: str, folder: Path) -> str:
 
 
 def write_published_config(checkpoint: str, folder: Path) -> bool:
-    """Lay the package's configuration of a checkpoint out as its repository has it.
-
-    Parameters
-    ----------
-    checkpoint : str
-        Hugging Face id.
-    folder : Path
-        Where config.json and, if there is one, hf_quant_config.json go.
-
-    Returns
-    -------
-    bool
-        Whether the package has it.
-    """
+    """Lay the package's configuration of a checkpoint out as its repository has it."""
     try:
         configs = installed_root() / "model_configs"
     except TableError:

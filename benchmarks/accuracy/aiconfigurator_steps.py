@@ -32,8 +32,6 @@ from fastroof.plan.components import component_of
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["CASES", "TOLD_FROM", "WIDE_CASES", "Joined", "StepCase", "SteppedCase", "main", "stepped_cases"]
-
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
 TOLD_FROM: Final = 0.1
 """A part is told apart from this difference on, as a share of the step."""
@@ -56,22 +54,7 @@ _MLP_ROLES: Final = ("gate_up", "down", "gate_up_quantise", "down_quantise")
 
 
 class StepCase(NamedTuple):
-    """A model as an engine runs it on some GPUs.
-
-    Attributes
-    ----------
-    model : str
-        Hugging Face id; the package has its config.json.
-    gpu, engine : str
-        As fastroof calls the GPU, and an engine's profile.
-    layout : Layout
-        How it is split.
-    kv_dtype : str
-        KV cache; ``auto`` is the checkpoint's.
-    sends : bool
-        Whether tokens are sent to experts over several nodes: DeepEP and the kernels of wide expert
-        parallelism, and the other's routing, power_law_1.01.
-    """
+    """A model as an engine runs it on some GPUs."""
 
     model: str
     gpu: str
@@ -125,22 +108,7 @@ STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
 
 
 class SteppedCase(NamedTuple):
-    """One step by both.
-
-    Attributes
-    ----------
-    case : StepCase
-        Of what.
-    step : str
-        A key of :data:`STEPS`.
-    own_ms, their_ms : dict of str to float
-        By part, ms; nothing where there is no answer.
-    why_not : str
-        Why there is none.
-    lenders : dict of str to str
-        By part, whose kernels fastroof borrows most of its time there from, or ``datasheet``; parts that are
-        measured, at least for the most part, are not in it.
-    """
+    """One step by both."""
 
     case: StepCase
     step: str
@@ -161,18 +129,7 @@ class SteppedCase(NamedTuple):
 
 
 def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
-    """Time the steps of some cases by both.
-
-    Yields
-    ------
-    SteppedCase
-        Of every case each of :data:`STEPS`.
-
-    Raises
-    ------
-    FastroofError
-        If the package is not installed.
-    """
+    """Time the steps of some cases by both."""
     aiconfigurator_version()
     for case in cases:
         with TemporaryDirectory() as above:
@@ -212,15 +169,7 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
 
 
 class Joined(NamedTuple):
-    """Which parts the other has as one: only their sums can be told apart.
-
-    Attributes
-    ----------
-    mixing : bool
-        Attention with its projections, measured as a module.
-    mlp : bool
-        Experts, what runs beside them and their exchange.
-    """
+    """Which parts the other has as one: only their sums can be told apart."""
 
     mixing: bool
     mlp: bool
@@ -267,11 +216,7 @@ def _their_parts(named: Mapping[str, float], whole: Joined) -> dict[str, float]:
 def _their_times(
     case: StepCase, kv_dtype: str, folder: str, requests: Sequence[tuple[int, int]]
 ) -> dict[str, float]:
-    """Its operators of a step, ms.
-
-    It takes attention of an fp8 checkpoint to compute in fp8; where it has no such rows, those of bf16, in
-    which engines run it unless told otherwise.
-    """
+    """Its operators of a step, ms."""
     try:
         return _times_of(case, kv_dtype, folder, requests, None)
     except Exception as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -25,30 +26,20 @@ from benchmarks.accuracy.fit_errors import (
     unseen_errors,
 )
 from benchmarks.accuracy.fitted_rows import TimedRows, chosen_rows, is_of, time_rows
-from benchmarks.accuracy.speculative_runs import speculative_runs
+from benchmarks.accuracy.predicted_runs import ProfileOf
+from benchmarks.accuracy.run_kinds import speculative_runs
 from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
 from fastroof.engines.profile import FP8_SCALES, GEMM_SMOOTHINGS
-from fastroof.errors import TableError
+from fastroof.errors import FastroofError, TableError
 from fastroof.models import load_model
-from fastroof.serving.evidence.kernel_times import OWN_LAYERS, KernelTimes, kernel_times
+from fastroof.serving.evidence.kernel_times import OWN_LAYERS, KernelTimes
 from fastroof.serving.evidence.own_runs import FittedCost
-from fastroof.serving.evidence.profile_file import check_profile_path, profile_text, write_profile
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
-
-__all__ = [
-    "RESAMPLES",
-    "Calibration",
-    "calibrate",
-    "check_profile_path",
-    "kernel_times",
-    "profile_text",
-    "write_profile",
-]
 
 RESAMPLES: Final = 400
 DIGITS: Final = 3
@@ -65,27 +56,7 @@ _FITTED_FIELDS: Final = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and how far it can be trusted.
-
-    Attributes
-    ----------
-    engine : str
-        Which profile's rows it was fitted to.
-    profile : EngineProfile
-        The costs to three significant digits, with their evidence.
-    costs : tuple of FittedCost
-        The costs in full, with their 95 % intervals.
-    datasets : tuple of DatasetErrors
-        Errors by data set: of kernels alone, in sample, and on models, GPUs and versions unseen.
-    without, without_gpu, without_version : mapping of str to EngineProfile
-        By model, GPU and version of the engine, the profile whose form and costs come from the rows of all
-        the others; empty where there is only one.
-    fitted_rows : tuple of ServingRow
-        The rows that were fitted.
-    unseen : mapping of str to ndarray of float64
-        Relative error of each of them by the profile without its model, GPU or version; nan where there is
-        none.
-    """
+    """A fitted profile, and how far it can be trusted."""
 
     engine: str
     profile: EngineProfile
@@ -98,10 +69,7 @@ class Calibration:
     unseen: Mapping[Split, Floats]
 
     def profile_without(self, row: ServingRow, split: Split = "model") -> EngineProfile | None:
-        """Return the profile that saw no row of a row's model, GPU or version; None where there is no other.
-
-        It is narrowed to the row's version. A model, GPU or version that no fitted row has is unseen by all.
-        """
+        """Return the profile fitted without a row's model, GPU or version; None if there is no other."""
         by_name = {"model": self.without, "gpu": self.without_gpu, "version": self.without_version}[split]
         if not by_name:
             return None
@@ -125,50 +93,7 @@ def calibrate(
     command: str = "",
     splits: Sequence[Split] = SPLITS,
 ) -> Calibration:
-    """Fit what an engine adds to its kernels to the times per output token that were measured.
-
-    Parameters
-    ----------
-    rows : iterable of ServingRow
-        Those of the engine on the tables' GPUs are fitted, but for the ones that are left out.
-    tables : Tables or mapping of str to Tables
-        Measured kernels of a GPU, or of several by their names.
-    engine : str
-        Name of the packaged profile whose rows are fitted, such as vllm or trtllm; its ``fit`` says which
-        costs there are or that rows choose them, and all else stays as it is.
-    datasets : sequence of str, optional
-        Fit these data sets only.
-    resamples : int
-        Of the bootstrap; 0 for no intervals.
-    name : str, optional
-        What the profile is called; by default as the engine.
-    command : str
-        What the evidence calls the command that made it.
-    splits : sequence of str
-        What is left out in turn: model, gpu, version.
-
-    Returns
-    -------
-    Calibration
-        The profile, its intervals and errors.
-
-    Raises
-    ------
-    TableError
-        If the engine has no costs to fit, or there are too few rows or no such data set.
-
-    Notes
-    -----
-    Each data set of a GPU has the same total weight (one of fewer than ten rows less), errors are relative,
-    costs are at least 0 and shared by all models and tensor-parallel sizes. How many requests decode in a
-    step, and how many prompts share it, does not depend on how long it takes: the kernels of each row's two
-    steps are timed once, whatever is fitted.
-
-    What rows choose (which costs, how a row far off counts, smoothing, scales) is chosen by leaving models
-    out in turn (GPUs, layouts or single rows where there is one model). For each model, GPU and version that
-    is left out all of it is chosen and fitted again without its rows: those errors are of rows that nothing
-    has seen.
-    """
+    """Fit what an engine adds to its kernels to the times per output token that were measured."""
     base = load_engine(engine) if engine in engine_names() else None
     if base is None or base.fit is None:
         known = [name for name in engine_names() if load_engine(name).fit is not None]
@@ -397,3 +322,37 @@ def _rows_hash(rows: Iterable[ServingRow]) -> str:
     """SHA-256 of what was fitted, whatever file it came from."""
     text = "\n".join("\t".join(str(getattr(row, name)) for name in _FITTED_FIELDS) for row in rows)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def profiles_of(runtime: str | Path | EngineProfile) -> ProfileOf:
+    """Return each run's own profile for ``auto``, else one for all."""
+    if runtime != "auto":
+        one = load_engine(runtime)
+        return lambda row: one
+    return lambda row: row.engine_profile
+
+
+def profiles_without(
+    split: str, rows: Iterable[ServingRow], tables: Mapping[str, Tables], say: Callable[[str], None]
+) -> ProfileOf:
+    """Fit each engine's costs without each model, GPU or version."""
+    if split not in SPLITS:
+        raise TableError(f"what is left out is one of {', '.join(SPLITS)}, got {split!r}")
+    known = [row for row in rows if not row.left_out]
+    fitted: dict[str, Calibration] = {}
+    for name in dict.fromkeys(row.engine_profile.name for row in known):
+        if load_engine(name).fit is None:
+            continue
+        say(f"fitting {name} without each of its {split}s")
+        try:
+            fitted[name] = calibrate(known, tables, name, resamples=0, splits=(cast("Split", split),))
+        except FastroofError as error:
+            say(f"{name} is predicted by its kernels alone: {error}")
+
+    def profile_of(row: ServingRow) -> EngineProfile:
+        own = row.engine_profile
+        of_engine = fitted.get(own.name)
+        unseen = None if of_engine is None else of_engine.profile_without(row, cast("Split", split))
+        return own.kernels_alone() if unseen is None else unseen
+
+    return profile_of

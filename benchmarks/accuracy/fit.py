@@ -49,20 +49,7 @@ class Form(NamedTuple):
 
 
 def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
-    """Weight rows so that every data set has the same total.
-
-    Parameters
-    ----------
-    datasets : ndarray
-        Which each row is of.
-    fewest : int
-        Data sets of fewer rows than these count less: as many have a total of 1.
-
-    Examples
-    --------
-    >>> equal_weights(np.array(["a", "a", "b"])).tolist()
-    [0.5, 0.5, 1.0]
-    """
+    """Weight rows so that every data set has the same total."""
     _, which = np.unique(datasets, return_inverse=True)
     weights: Floats = 1.0 / np.maximum(np.bincount(which), fewest)[which]
     return weights
@@ -71,31 +58,7 @@ def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
 def fit_costs(
     times: KernelTimes, weights: Floats, form: Form | CostForm, *, thorough: bool = True
 ) -> dict[str, float]:
-    """Fit an engine's costs to measured rows.
-
-    Parameters
-    ----------
-    times : KernelTimes
-        The rows.
-    weights : ndarray of float64
-        Of each row's squared relative error.
-    form : CostForm
-        Which costs there are; those of :data:`HOST_COSTS` may be among them, and ``times.own_layers`` adds
-        one a column.
-    thorough : bool
-        Look for other valleys of a floor for as long as that helps, not from a few starts alone.
-
-    Returns
-    -------
-    dict of str to float
-        Each cost of the form, us, at least 0.
-
-    Notes
-    -----
-    Gauss-Newton: each iteration solves the weighted non-negative least squares of the costs with the
-    rows kept on their side of the floor. The floor makes many valleys, with kinks between them: it starts
-    from several floors, and steps out of the best valley to both sides for as long as that helps.
-    """
+    """Fit an engine's costs to measured rows."""
     names = _names(times, form.costs)
     if not names:
         return {}
@@ -212,10 +175,7 @@ def _newton_costs(
 
 
 def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Solve it by Lawson and Hanson's active sets, on columns of length 1.
-
-    Where two costs cannot be told apart, one takes all.
-    """
+    """Solve it by Lawson and Hanson's active sets, on columns of length 1."""
     length = np.linalg.norm(matrix, axis=0)
     unit = matrix / length
     gram, pull = unit.T @ unit, unit.T @ target

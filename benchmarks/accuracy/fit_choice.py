@@ -17,8 +17,6 @@ from benchmarks.accuracy.fit import Form, equal_weights, fit_costs
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 
-__all__ = ["FORMS", "HOST_FORMS", "Choice", "FittedRows", "RowLabels", "Trial"]
-
 _STEP, _SEQUENCE, _ALLREDUCE, _LAYER = "step_us", "sequence_us", "allreduce_us", "layer_us"
 _PREFILL_LAYER, _FLOOR = "prefill_layer_us", "prefill_floor_layer_us"
 
@@ -51,15 +49,7 @@ MOST_GROUPS: Final = 12
 
 @dataclass(frozen=True)
 class RowLabels:
-    """What each row is one of.
-
-    Attributes
-    ----------
-    dataset, model, gpu, version : ndarray of str
-        Where it is from, what was served, on which GPU, by which version of the engine.
-    tp : ndarray of int64
-        On how many GPUs.
-    """
+    """What each row is one of."""
 
     dataset: npt.NDArray[np.str_]
     model: npt.NDArray[np.str_]
@@ -105,19 +95,7 @@ class Trial(NamedTuple):
 
 @dataclass(eq=False)
 class FittedRows:
-    """Rows to fit, with their kernels in every way that may be chosen.
-
-    Parameters
-    ----------
-    times : mapping of (str, str) to KernelTimes
-        By smoothing of GEMMs and scales of fp8.
-    labels : RowLabels
-        Of the same rows.
-    forms : tuple of tuple of str
-        Which costs may be chosen.
-    outliers : tuple of float
-        Relative errors from which a row may count less.
-    """
+    """Rows to fit, with their kernels in every way that may be chosen."""
 
     times: Mapping[tuple[str, str], KernelTimes]
     labels: RowLabels
@@ -148,10 +126,7 @@ class FittedRows:
         return np.asarray(predicted_us(times, costs) / times.measured_us - 1.0)
 
     def choose(self, rows: Bools | None = None) -> Choice:
-        """Choose by these rows alone: the simplest way that is nearly the best on groups left out in turn.
-
-        The form and kernels come first, with every row counting as it is; then how those far off do.
-        """
+        """Choose by these rows alone: the simplest way that is nearly the best on groups left out in turn."""
         rows = self._every if rows is None else rows
         trials = self.trials(rows)
         best = min(trial.error for trial in trials)

@@ -73,11 +73,7 @@ def main(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit an engine's profile to measured serving.
-
-    Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
-    models that the fit did not see.
-    """
+    """Fit an engine's profile to measured serving."""
     if output is not None:
         check_profile_path(output)
     engine = engine or DEFAULT_ENGINE

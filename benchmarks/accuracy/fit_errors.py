@@ -14,19 +14,6 @@ from benchmarks.accuracy.fit_choice import FEWEST_ROWS, Choice, FittedRows
 from fastroof.arrays import Bools, Floats
 from fastroof.serving.evidence.own_runs import FittedCost
 
-__all__ = [
-    "SPLITS",
-    "DatasetErrors",
-    "FittedCost",
-    "Split",
-    "SplitFit",
-    "cost_intervals",
-    "dataset_errors",
-    "fits_without",
-    "split_errors",
-    "unseen_errors",
-]
-
 Split = Literal["model", "gpu", "version"]
 SPLITS: Final[tuple[Split, ...]] = ("model", "gpu", "version")
 
@@ -42,27 +29,7 @@ class SplitFit(NamedTuple):
 
 
 class DatasetErrors(NamedTuple):
-    """Relative errors on one data set, as fractions: mean of the absolute ones, and of the signed ones.
-
-    Attributes
-    ----------
-    dataset : str
-        Which rows.
-    rows : int
-        How many.
-    models, gpus : tuple of str
-        Their models and GPUs.
-    tps : tuple of int
-        Their tensor-parallel sizes.
-    kernels_mape, kernels_bias : float
-        Without any cost.
-    fitted_mape, fitted_bias : float
-        With the costs fitted to all rows, these among them.
-    unseen_mape, unseen_bias : float
-        With form and costs from the rows of the other models; nan where there is no other.
-    unseen_gpu_mape, unseen_gpu_bias, unseen_version_mape, unseen_version_bias : float
-        The same of other GPUs, and of the engine's other versions.
-    """
+    """Relative errors on one data set, as fractions: mean of the absolute ones, and of the signed ones."""
 
     dataset: str
     rows: int
@@ -82,13 +49,7 @@ class DatasetErrors(NamedTuple):
 
 
 def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
-    """Choose and fit once without the rows of each model, GPU or version; nothing where there is only one.
-
-    Returns
-    -------
-    dict of str to SplitFit
-        By what was left out. Neither the form nor its costs saw a row of it.
-    """
+    """Choose and fit once without the rows of each model, GPU or version; nothing where there is only one."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     each = np.unique(names)
     fits: dict[str, SplitFit] = {}
@@ -114,12 +75,7 @@ def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]
 def cost_intervals(
     fitted: FittedRows, choice: Choice, costs: Mapping[str, float], resamples: int
 ) -> tuple[FittedCost, ...]:
-    """Find 95 % intervals by a bootstrap whose unit is all rows of one model at one tp on one GPU.
-
-    Such rows share their errors: drawn one by one they would look far surer than they are. A row keeps its
-    weight, so that a resample that draws more of a data set leans to it. The form stays as it was chosen. The
-    ends are nan without resamples, and where all rows are of one model at one tp on one GPU.
-    """
+    """Find 95 % intervals by a bootstrap whose unit is all rows of one model at one tp on one GPU."""
     clusters, cluster_of = np.unique(fitted.labels.cluster, return_inverse=True)
     if not resamples or len(clusters) < 2 or not costs:
         return tuple(FittedCost(name, us, math.nan, math.nan) for name, us in costs.items())
@@ -162,11 +118,7 @@ def dataset_errors(
 
 
 def split_errors(fitted: FittedRows, errors: Floats) -> dict[str, float]:
-    """Mean absolute error over rows, and the median of data sets of a GPU with ten rows or more.
-
-    With them the 80th percentile, every data set of a GPU weighing the same: what an 80 % interval is to
-    hold.
-    """
+    """Mean absolute error over rows, and the median of data sets of a GPU with ten rows or more."""
     there = ~np.isnan(errors)
     if not there.any():
         return {}

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.defects import defect_of
 from benchmarks.accuracy.rows import dataset_names
+from benchmarks.accuracy.run_kinds import defect_of
 from fastroof.engines import EngineProfile, recipe_for
 from fastroof.engines.versions import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
@@ -23,10 +23,7 @@ ADMISSION_SHARE: Final = 0.35
 
 
 def is_limited_by_admission(row: ServingRow) -> bool:
-    """Whether the requests of a run waited for room: its time per token says little of its steps.
-
-    It looks at what was measured alone.
-    """
+    """Whether the requests of a run waited for room: its time per token says little of its steps."""
     if math.isnan(row.ttft_ms):
         return False
     return row.ttft_ms > ADMISSION_SHARE * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))
@@ -42,13 +39,7 @@ def is_of(row: ServingRow, versions: str) -> bool:
 def chosen_rows(
     rows: Iterable[ServingRow], gpus: Container[str], base: EngineProfile, datasets: Sequence[str] | None
 ) -> tuple[list[ServingRow], Counter[str]]:
-    """Pick the rows to fit, by data set, and count the profile's others by reason.
-
-    Raises
-    ------
-    TableError
-        If there are none, no such data set, or one has outputs of one token.
-    """
+    """Pick the rows to fit, by data set, and count the profile's others by reason."""
     of_engine = [
         row for row in rows if row.engine_profile.name == base.name and row.gpu in gpus and not row.left_out
     ]
@@ -111,17 +102,7 @@ def _not_fitted(row: ServingRow, base: EngineProfile) -> str:
 
 
 class TimedRows(NamedTuple):
-    """Rows that have a plan, their times, and why others have none.
-
-    Attributes
-    ----------
-    rows : tuple of ServingRow
-        Those that have one.
-    times : KernelTimes
-        An entry a row.
-    refused : mapping of str to int
-        How many have none, by reason.
-    """
+    """Rows that have a plan, their times, and why others have none."""
 
     rows: tuple[ServingRow, ...]
     times: KernelTimes
@@ -129,22 +110,7 @@ class TimedRows(NamedTuple):
 
 
 def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile: EngineProfile) -> TimedRows:
-    """Time the kernels of rows of several GPUs, those without a plan left out.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : mapping of str to Tables
-        Kernels by GPU.
-    profile : EngineProfile
-        As :func:`kernel_times` takes it.
-
-    Returns
-    -------
-    TimedRows
-        In the order of the rows.
-    """
+    """Time the kernels of rows of several GPUs, those without a plan left out."""
     columns = np.full((NUM_COLUMNS, len(rows)), np.nan)
     refused: dict[str, int] = {}
     for places in alike_rows(rows):

@@ -17,19 +17,9 @@ from fastroof.arrays import Floats
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.units import US_PER_MS
 
-__all__ = ["FORMS", "FrontEnd", "PromptTime", "front_ends"]
-
 
 class FrontEnd(NamedTuple):
-    """What comes to a time to first token.
-
-    Attributes
-    ----------
-    request_ms, client_ms, token_us : float
-        For a request, for each client there is, and for a token of its prompt.
-    steps : float
-        Steps that it waits for, each as long as a token takes.
-    """
+    """What comes to a time to first token."""
 
     request_ms: float = 0.0
     client_ms: float = 0.0
@@ -37,14 +27,7 @@ class FrontEnd(NamedTuple):
     steps: float = 0.0
 
     def added_ms(self, row: ServingRow, tpot_ms: float) -> float:
-        """Return what comes to a run's TTFT, ms.
-
-        Examples
-        --------
-        >>> from fastroof.serving.evidence.rows import shipped_rows
-        >>> FrontEnd(request_ms=5.0, steps=2.0).added_ms(shipped_rows("h100")[0], tpot_ms=10.0)
-        25.0
-        """
+        """Return what comes to a run's TTFT, ms."""
         return float(sum(one * of for one, of in zip(self, _sizes(row, tpot_ms), strict=True)))
 
     def __str__(self) -> str:
@@ -93,31 +76,7 @@ class _Fit(NamedTuple):
 def front_ends(
     runs: Sequence[PromptTime], split: Callable[[ServingRow], Hashable] = lambda row: row.whole_model
 ) -> list[FrontEnd]:
-    """Find what each run's test bench adds, from runs of its bench that are in no split with it.
-
-    Parameters
-    ----------
-    runs : sequence of PromptTime
-        Of all models and GPUs that there are.
-    split : callable
-        What runs are left out together by: by default the model, whatever its engine, format and GPU.
-
-    Returns
-    -------
-    list of FrontEnd
-        One a run, from runs of its bench and engine, or of all engines of its bench; runs of one split, bench
-        and engine share theirs. Nothing where there are no others, or no bench.
-
-    Notes
-    -----
-    The form and whose runs count are chosen by what is left of the error, mean over splits, when each split
-    of the other runs is predicted without it in turn; the judged split takes no part. Errors are relative.
-
-    Examples
-    --------
-    >>> front_ends([])
-    []
-    """
+    """Find what each run's test bench adds, from runs of its bench that are in no split with it."""
     benches = [(run.row.bench or run.row.frontend, run.row.engine) for run in runs]
     splits = [split(run.row) for run in runs]
     known: dict[Hashable, FrontEnd] = {}

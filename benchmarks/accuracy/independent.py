@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.accuracy.open_loop import OpenLoopRun
-from benchmarks.accuracy.throughput_rows import ServedModel, ThroughputRow
+from benchmarks.accuracy.published_rows import OpenLoopRun, ServedModel, ThroughputRow
 from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
 from fastroof.engines.versions import holds_for
@@ -25,14 +24,9 @@ from fastroof.simulation.request_times import RequestTimes
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S
 
-__all__ = ["concurrency_of", "judge", "predict_open_loop", "predict_throughput", "profile_of_served"]
-
 
 class PredictedRate(PredictedTime):
-    """One measured throughput beside its prediction, both as the time of one output token of all clients, ms.
-
-    Its errors are those of the throughput: below 0 where fewer tokens a second were predicted.
-    """
+    """A measured throughput and its prediction, both as the time of one output token of all clients, ms."""
 
     __slots__ = ()
 
@@ -52,63 +46,19 @@ SEQUENCES: Final = 2048
 
 
 def profile_of_served(row: ServedModel) -> EngineProfile:
-    """Return the profile of a row's engine and version.
-
-    Parameters
-    ----------
-    row : ServedModel
-        A row.
-
-    Returns
-    -------
-    EngineProfile
-        Of a version that no profile is of, the kernels alone of the one that is called like the engine: what
-        was fitted to one version says nothing of another.
-    """
+    """Return the profile of a row's engine and version."""
     profile = row.engine_profile
     return profile if holds_for(profile.versions, row.engine_version) else profile.kernels_alone()
 
 
 def concurrency_of(row: ThroughputRow, plan: StepPlan) -> int:
-    """Return how many requests of a published throughput ran at once, as far as that can be told.
-
-    Parameters
-    ----------
-    row : ThroughputRow
-        A row.
-    plan : StepPlan
-        Its plan, whose memory says how many requests have room for their whole prompt and output.
-
-    Returns
-    -------
-    int
-        At most those that the engine runs, and that there were.
-    """
+    """Return how many requests of a published throughput ran at once, as far as that can be told."""
     room: int = plan.memory.max_sequences(int(row.isl + row.osl))
     return min(min(room, row.max_concurrency) * row.dp, row.requests)
 
 
 def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
-    """Predict a published throughput, output tokens of all GPUs a second.
-
-    Parameters
-    ----------
-    row : ThroughputRow
-        A row.
-    plan : StepPlan
-        Its plan.
-
-    Returns
-    -------
-    float
-        Of the steady state: requests of :func:`concurrency_of` at once. Prompts longer than a step are cut,
-        as they would not run otherwise.
-
-    Raises
-    ------
-    FastroofError
-        If not one request has room, or :func:`fastroof.serving.estimate` cannot represent the row.
-    """
+    """Predict a published throughput, output tokens of all GPUs a second."""
     concurrency = concurrency_of(row, plan)
     if concurrency < 1:
         raise TableError("no request has room beside the weights")
@@ -125,26 +75,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
 
 
 def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str], float]:
-    """Predict what clients of an open-loop run saw: its requests, simulated one by one.
-
-    Parameters
-    ----------
-    run : OpenLoopRun
-        A run.
-    plan : StepPlan
-        Its plan.
-
-    Returns
-    -------
-    dict of (str, str) to float
-        What was measured of it, by quantity and statistic, ms.
-
-    Raises
-    ------
-    FastroofError
-        If the plan cannot time its steps, or a request can never fit.
-
-    """
+    """Predict what clients of an open-loop run saw: its requests, simulated one by one."""
     settings = run.settings(plan)
     seen = []
     for weight, from_s, trace in run.loads():
@@ -172,24 +103,7 @@ def judge(
     profile_of: Callable[[ServedModel], EngineProfile],
     skipped: Counter[tuple[str, ...]],
 ) -> Iterator[PredictedTime]:
-    """Predict rows, each beside what was measured.
-
-    Parameters
-    ----------
-    rows : sequence of ServedModel
-        Published throughput and open-loop runs.
-    tables : Tables
-        Measured kernels.
-    profile_of : callable
-        The profile to predict a row by.
-    skipped : Counter
-        Counts rows that are not judged, by data set and reason.
-
-    Yields
-    ------
-    PredictedTime
-        One a published throughput; one a statistic of an open-loop run.
-    """
+    """Predict rows, each beside what was measured."""
     plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
     for row in rows:
         try:

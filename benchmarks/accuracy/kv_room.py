@@ -17,8 +17,6 @@ from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.plan.memory_room import VISIBLE_SHARE
 from fastroof.units import GIB
 
-__all__ = ["LoggedRoom", "kv_room_rows", "main", "memory_of_row"]
-
 FILE: Final = "kv_room.csv"
 STEP_TOKENS: Final = 8192
 """Of a run that does not say; ``assumed`` of such rows says so."""
@@ -32,29 +30,7 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True)
 class LoggedRoom:
-    """One start of an engine, as its log says; None where it does not.
-
-    Attributes
-    ----------
-    id, engine, version, model, gpu, dtype, kv_dtype : str
-        Of the run.
-    gpu_gib : float
-        The GPU's memory as CUDA shows it, GiB.
-    tp, ep : int
-        Of its layout.
-    fraction : float or None
-        Of memory, that was given or is the version's default.
-    max_num_batched_tokens, max_num_seqs : int or None
-        Limits of a step.
-    kv_gib, kv_tokens : float, int or None
-        What was left for KV cache, GiB and tokens; at least one of both.
-    weights_gib, activation_gib, other_gib : float or None
-        Parts that the log prints, GiB.
-    half : str
-        ``fit`` where constants of profiles are from, else ``judge``.
-    assumed, source : str
-        What the log does not say, and where it stands.
-    """
+    """One start of an engine, as its log says; None where it does not."""
 
     id: str
     engine: str
@@ -86,18 +62,7 @@ class LoggedRoom:
 
 
 def kv_room_rows(path: str | Path | None = None) -> tuple[LoggedRoom, ...]:
-    """Read logged rooms.
-
-    Parameters
-    ----------
-    path : str or Path, optional
-        A CSV with the columns of :class:`LoggedRoom`; by default the one in bench_data.
-
-    Raises
-    ------
-    FastroofError
-        If it cannot be read, or a cell is none.
-    """
+    """Read logged rooms."""
     file = bench_data_root() / FILE if path is None else Path(path)
     try:
         with file.open(newline="", encoding="utf-8") as lines:
@@ -115,15 +80,7 @@ def _cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
-    """Work out the memory that a plan says for a logged run.
-
-    Parameters
-    ----------
-    row : LoggedRoom
-        The run.
-    rule : KvMemory, optional
-        Another rule than that of the engine's profile; ``KvMemory()`` is the datasheet's.
-    """
+    """Work out the memory that a plan says for a logged run."""
     if rule is None:
         rule = engine_of_version(row.engine, row.version).memory
         # the log's own limit of requests counts, whatever the GPU

@@ -11,17 +11,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from benchmarks.accuracy.run_kinds import speculative_runs
 from benchmarks.accuracy.silicon_sample import read_silicon_sample
-from benchmarks.accuracy.speculative_runs import speculative_runs
 from fastroof.errors import FastroofError
-from fastroof.serving.evidence.few_runs import Costs
+from fastroof.serving.evidence.few_runs import SIZES, Costs, learning_curve
 from fastroof.serving.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
-from fastroof.serving.evidence.learning_curve import SIZES, learning_curve
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables, load_tables
 from fastroof.units import US_PER_MS
-
-__all__ = ["ClusterCurve", "curves_on", "print_curves"]
 
 GPUS: Final = ("h100", "h200", "b200")
 LEAST_RUNS: Final = 30
@@ -29,19 +26,7 @@ DRAWS: Final = 20
 
 
 class ClusterCurve(NamedTuple):
-    """One group of the sample as if it were a cluster: one engine's version, one model in one format.
-
-    Attributes
-    ----------
-    gpu, engine, version, model, dtype : str
-        The group.
-    runs : int
-        Its runs.
-    kernels, packaged : float
-        Mean errors of all its runs by kernels alone and by the packaged profile, fractions.
-    by_size : mapping of int to float
-        Mean error on the runs left, by how many were fitted.
-    """
+    """One group of the sample as if it were a cluster: one engine's version, one model in one format."""
 
     gpu: str
     engine: str

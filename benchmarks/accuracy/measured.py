@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.accuracy.open_loop import shipped_open_loop
+from benchmarks.accuracy.published_rows import ServedModel, shipped_open_loop, shipped_throughput
 from benchmarks.accuracy.rows import dataset_names, shipped_rows, shipped_steps
 from benchmarks.accuracy.silicon_sample import read_silicon_sample
-from benchmarks.accuracy.throughput_rows import ServedModel, shipped_throughput
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
@@ -19,23 +18,9 @@ from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 
-__all__ = ["Measured", "measured_on"]
-
 
 class Measured(NamedTuple):
-    """What was measured end to end on one GPU.
-
-    Attributes
-    ----------
-    rows : tuple of ServingRow
-        Runs of serving engines.
-    steps : tuple of MeasuredStep
-        Whole steps.
-    left_out : tuple of LeftOut
-        Rows of the sources that fastroof cannot represent.
-    independent : tuple of ServedModel
-        Published throughput and runs with open-loop arrivals, which nothing is fitted to.
-    """
+    """What was measured end to end on one GPU."""
 
     rows: tuple[ServingRow, ...]
     steps: tuple[MeasuredStep, ...] = ()
@@ -49,13 +34,7 @@ class Measured(NamedTuple):
         return (*dataset_names(self.rows), *of_steps, *dict.fromkeys(row.dataset for row in self.independent))
 
     def pick(self, datasets: Sequence[str]) -> Measured:
-        """Return some of the data sets.
-
-        Raises
-        ------
-        TableError
-            If there is no such data set; the message lists those that there are.
-        """
+        """Return some of the data sets."""
         unknown = [name for name in datasets if name not in self.datasets]
         if unknown:
             there = ", ".join(self.datasets) or "none"
@@ -67,32 +46,7 @@ class Measured(NamedTuple):
 
 
 def measured_on(gpu: str, root: Path | None = None) -> Measured:
-    """Read all serving rows and steps that were measured on a GPU.
-
-    Parameters
-    ----------
-    gpu : str
-        fastroof's name of it.
-    root : Path, optional
-        Folder that holds one folder a GPU, instead of the shipped one.
-
-    Returns
-    -------
-    Measured
-        What ships for the GPU; where nothing does, the rows of the installed
-        package aiconfigurator-core.
-
-    Raises
-    ------
-    TableError
-        If a file is wrong.
-
-    Examples
-    --------
-    >>> evidence = measured_on("h100")
-    >>> len(evidence.rows), sum(entry.rows for entry in evidence.left_out)
-    (815, 115)
-    """
+    """Read all serving rows and steps that were measured on a GPU."""
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
     independent = (*shipped_throughput(gpu, root), *shipped_open_loop(gpu, root))
     if rows or steps or importlib.util.find_spec(PACKAGE) is None:

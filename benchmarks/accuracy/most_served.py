@@ -22,8 +22,6 @@ from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.models import Layout
 from fastroof.models.execution import AUTO
 
-__all__ = ["ENGINES", "GPUS", "ServedModel", "cause_of", "main", "most_served", "served_steps"]
-
 GPUS: Final = ("h200", "b200")
 ENGINES: Final = ("vllm", "sglang", "trtllm-1.1")
 COUNT: Final = 10
@@ -43,18 +41,7 @@ _SAME: Final = {
 
 
 class ServedModel(NamedTuple):
-    """A model of the sample.
-
-    Attributes
-    ----------
-    model : str
-        Hugging Face id by which the package has its config.json.
-    rows : int
-        Measured runs of it.
-    layouts : dict of str to list of Layout
-        By GPU, those of aggregated runs within a node without data parallelism, most runs first; "" has
-        those of all GPUs.
-    """
+    """A model of the sample."""
 
     model: str
     rows: int
@@ -66,25 +53,7 @@ class ServedModel(NamedTuple):
 
 
 def most_served(count: int = COUNT, path: str | Path | None = None) -> tuple[ServedModel, ...]:
-    """Count the runs of the sample by model, those of one architecture together.
-
-    Parameters
-    ----------
-    count : int
-        How many models.
-    path : str or Path, optional
-        The sample; that of the installed package if not given.
-
-    Returns
-    -------
-    tuple of ServedModel
-        Most runs first.
-
-    Raises
-    ------
-    TableError
-        If the package is not installed, or the file is not the sample.
-    """
+    """Count the runs of the sample by model, those of one architecture together."""
     path = installed_root() / SAMPLE_FILE if path is None else Path(path)
     rows: Counter[str] = Counter()
     layouts: dict[str, dict[str, Counter[Layout]]] = {}
@@ -130,18 +99,7 @@ class ServedSteps(NamedTuple):
 def served_steps(
     models: Iterable[ServedModel], gpus: Sequence[str] = GPUS, engines: Sequence[str] = ENGINES
 ) -> Iterator[ServedSteps]:
-    """Time the steps of some models by both, in the first layout that both answer and that leaves room.
-
-    Yields
-    ------
-    ServedSteps
-        By model, GPU and engine.
-
-    Raises
-    ------
-    FastroofError
-        If the package is not installed.
-    """
+    """Time the steps of some models by both, in the first layout that both answer and that leaves room."""
     for served in models:
         for gpu in gpus:
             layouts = list(dict.fromkeys([*served.layouts_on(gpu), *map(Layout, _SIZES)]))
@@ -162,10 +120,7 @@ def _first_answered(cases: Sequence[StepCase]) -> ServedSteps:
 
 
 def cause_of(stepped: SteppedCase) -> str:
-    """Say which part sets a step apart by a tenth or more, ms by fastroof and by the other; else nothing.
-
-    Where fastroof borrows or models most of that part, it says from what.
-    """
+    """Say which part sets a step apart by a tenth or more, ms by fastroof and by the other; else nothing."""
     if abs(stepped.apart) < TOLD_FROM:
         return ""
     sign = 1.0 if stepped.apart > 0 else -1.0

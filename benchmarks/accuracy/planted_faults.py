@@ -25,8 +25,6 @@ from fastroof.serving.evidence.suspect_kernels import (
 )
 from fastroof.tables import Tables, load_tables
 
-__all__ = ["OUTCOMES", "count_named", "simulated_rows"]
-
 OUTCOMES: Final = ("named", "among those named", "nothing named", "another named")
 CLUSTERS: Final = (
     ("h100", "qwen3-32b", (2, 4)),

@@ -11,9 +11,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from benchmarks.accuracy.defects import defect_of
 from benchmarks.accuracy.front_end import FrontEnd, PromptTime, front_ends
-from benchmarks.accuracy.speculative_runs import ACCEPTED, accepted_without, drafts_of, speculative_runs
+from benchmarks.accuracy.run_kinds import (
+    ACCEPTED,
+    JUDGED,
+    accepted_without,
+    drafts_of,
+    kind_of,
+    speculative_runs,
+)
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError
 from fastroof.serving.evidence.prediction_errors import PredictedTime
@@ -21,7 +27,6 @@ from fastroof.serving.evidence.predictions import Plans, RowPrediction, predict_
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.validation import (
     FULL_KV,
-    INDEPENDENT,
     SPECULATIVE,
     Skipped,
     is_queueing,
@@ -29,14 +34,6 @@ from fastroof.serving.evidence.validation import (
     tpot_of,
     ttft_of,
 )
-
-JUDGED, DISAGGREGATED = "judged", "disaggregated"
-ADMISSION_LIMITED, DEFECTIVE = "admission-limited", "defective"
-KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, DEFECTIVE)
-"""What a run can be, in the order in which tables list them."""
-
-WAITING: Final = 0.35
-"""Share of a request's measured time before its first token, from which admission limits the run."""
 
 SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProxyType(
     {
@@ -51,24 +48,7 @@ ProfileOf = Callable[[ServingRow], EngineProfile | None]
 
 
 class PredictedRun(NamedTuple):
-    """A run, and what was predicted of it.
-
-    Attributes
-    ----------
-    row : ServingRow
-        What was measured.
-    profile : EngineProfile
-        What it was predicted by.
-    prediction : RowPrediction
-        TTFT without what a front end adds, and TPOT.
-    kind : str
-        One of :data:`KINDS`.
-    reason : str
-        Why it is of a kind of its own; empty for one that is judged.
-    drafting : tuple of RowPrediction
-        The same for each of :data:`benchmarks.accuracy.speculative_runs.ACCEPTED` tokens accepted in a
-        step; empty for runs that do not speculate, or whose model has no draft layer.
-    """
+    """A run, and what was predicted of it."""
 
     row: ServingRow
     profile: EngineProfile
@@ -78,58 +58,10 @@ class PredictedRun(NamedTuple):
     drafting: tuple[RowPrediction, ...] = ()
 
 
-def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
-    """Say of what kind a run is, and why.
-
-    Parameters
-    ----------
-    row : ServingRow
-        A run.
-    speculates : str
-        Why it is taken to speculate, as :func:`speculative_runs` says; else empty.
-
-    Returns
-    -------
-    kind, reason : str
-        One of :data:`KINDS`; why it is not simply judged.
-    """
-    defect = defect_of(row)
-    if defect:
-        return DEFECTIVE, defect
-    if speculates:
-        return SPECULATIVE, speculates
-    if row.is_disaggregated:
-        return DISAGGREGATED, "some workers prefill, others decode"
-    if not row.architecture:
-        return INDEPENDENT, "its source is no sample that constants are fitted to"
-    is_in_order = row.schedule.get("order") != "prefill_first"
-    request_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
-    if is_in_order and row.ttft_ms > WAITING * request_ms:
-        return ADMISSION_LIMITED, f"its requests wait for more than {WAITING:.0%} of their time"
-    return JUDGED, ""
-
-
 def predict_runs(
     rows: Sequence[ServingRow], plans: Plans, profile_of: ProfileOf, skipped: Skipped
 ) -> list[PredictedRun]:
-    """Predict the runs of one GPU.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Runs of the plans' GPU.
-    plans : Plans
-        Of its tables.
-    profile_of : callable
-        The profile that predicts a run; None where there is none.
-    skipped : Counter
-        Counts the runs that cannot be predicted by data set and reason.
-
-    Returns
-    -------
-    list of PredictedRun
-        In the order of the rows.
-    """
+    """Predict the runs of one GPU."""
     speculates = speculative_runs(rows, [kernels_ms(row, plans) for row in rows])
     runs = []
     for row, why in zip(rows, speculates, strict=True):
@@ -154,18 +86,7 @@ def predict_runs(
 
 
 def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
-    """Predict runs that speculate with what runs of other GPUs, formats and versions accept.
-
-    Parameters
-    ----------
-    runs : sequence of PredictedRun
-        Of all GPUs that are judged.
-
-    Returns
-    -------
-    list of PredictedRun
-        Runs without drafts, or without such others, as they are.
-    """
+    """Predict runs that speculate with what runs of other GPUs, formats and versions accept."""
     drafting = [run for run in runs if run.drafting]
     places = {id(run.row): run for run in drafting}
 
@@ -182,21 +103,7 @@ def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
 
 
 def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[int, FrontEnd]:
-    """Find what each run's test bench adds to TTFT, from judged runs that its split leaves in.
-
-    Parameters
-    ----------
-    runs : sequence of PredictedRun
-        Of all GPUs that are judged.
-    split : str
-        What the runs that say it are without: model, gpu or version of the run's own.
-
-    Returns
-    -------
-    dict of int to FrontEnd
-        By id of the run's row; see :func:`benchmarks.accuracy.front_end.front_ends`. Runs of kinds of
-        their own say nothing, and are given what a judged run in their place has.
-    """
+    """Find what each run's test bench adds to TTFT, from judged runs that its split leaves in."""
     name_of = SPLIT_NAMES[split]
     judged = [
         PromptTime(run.row, run.prediction.ttft_ms, run.prediction.tpot_ms)
@@ -215,26 +122,7 @@ def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[in
 def judged_times(
     runs: Sequence[PredictedRun], front_end_of: Mapping[int, FrontEnd], unseen: bool, skipped: Skipped
 ) -> tuple[list[PredictedTime], dict[str, FrontEnd]]:
-    """Put measured times beside predictions: TPOT of all runs, and TTFT where that is no waiting.
-
-    Parameters
-    ----------
-    runs : sequence of PredictedRun
-        Of one GPU.
-    front_end_of : mapping of int to FrontEnd
-        As :func:`front_ends_of` says.
-    unseen : bool
-        Whether the constants have not seen them.
-    skipped : Counter
-        Counts the times to first token that are not judged.
-
-    Returns
-    -------
-    times : list of PredictedTime
-        TPOT of all, then TTFT.
-    frontends : dict of str to FrontEnd
-        What TTFT was given for the front end, by data set.
-    """
+    """Put measured times beside predictions: TPOT of all runs, and TTFT where that is no waiting."""
     times = [
         tpot_of(
             run.row, run.profile, run.prediction, run.kind, not unseen and _is_fitted(run.row, run.profile)

@@ -21,31 +21,9 @@ from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.tables import load_tables
 from fastroof.whole_files import write_whole
 
-__all__ = ["refit", "with_fit"]
-
 
 def with_fit(text: str, profile: EngineProfile) -> str:
-    r"""Put a profile's costs, choices, fit and evidence into the text of its file.
-
-    Examples
-    --------
-    >>> from fastroof.engines import CostForm, StepCosts
-    >>> fitted = EngineProfile("mine", costs=StepCosts(step_us=5.0), fit=CostForm(("step_us",)))
-    >>> print(with_fit('name = "mine" # ours\n\n[kernels]\ngemm_smoothing = "none"\n', fitted))
-    name = "mine" # ours
-    <BLANKLINE>
-    [costs]
-    step_us = 5.0
-    <BLANKLINE>
-    [kernels]
-    fp8_scales = "dynamic"
-    gemm_smoothing = "none"
-    <BLANKLINE>
-    [fit]
-    costs = ["step_us"]
-    outlier = 0.0
-    <BLANKLINE>
-    """
+    """Put a profile's costs, choices, fit and evidence into the text of its file."""
     found = profile_text(profile)
     parts = {name: _part(found, name) for name in ("costs", "errors", "fit", "evidence")}
     for name in parts:

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
 
 from benchmarks.accuracy.aiconfigurator_estimates import aiconfigurator_version
 from benchmarks.accuracy.support_matrix import (
@@ -18,9 +20,12 @@ from benchmarks.accuracy.support_matrix import (
     published_models,
     read_support_matrix,
 )
+from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.output import console, print_json, print_table
+from fastroof.cli.progress import shown_progress
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import FastroofError
+from fastroof.errors import FastroofError, PlanError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan import StepPlan
@@ -38,28 +43,7 @@ _STREAMED: Final = "elementwise"
 
 
 class RosterRow(NamedTuple):
-    """One combination of the support matrix, as plans have it.
-
-    Attributes
-    ----------
-    model, gpu, engine, verdict : str
-        The combination.
-    tp : int
-        The largest of :data:`SIZES` that a plan takes; 0 where none does.
-    status : str
-        measured, borrowed or modelled by the worst of its operators, or refused.
-    on_request : bool
-        Whether there is a plan with ``allow_modelled=True`` alone.
-    fits : bool
-        Whether weights leave room for KV cache at that tp.
-    why : str
-        What is missing without ``allow_modelled=True``; empty where nothing is.
-    borrowed, modelled : tuple of str
-        Operators that are, each once, whatever the kind of layer.
-    streams_only : bool
-        Whether all that is modelled only streams: norms, activations and the like, which are launches and
-        bytes.
-    """
+    """One combination of the support matrix, as plans have it."""
 
     model: str
     gpu: str
@@ -83,25 +67,7 @@ class RosterRow(NamedTuple):
 def roster_rows(
     combinations: Iterable[Combination], models: Mapping[str, ModelSpec | FastroofError]
 ) -> Iterator[RosterRow]:
-    """Compile a plan of every combination, and say what it is made of.
-
-    Parameters
-    ----------
-    combinations : iterable of Combination
-        Which; those of one GPU are read from one set of tables.
-    models : mapping of str to ModelSpec or FastroofError
-        As :func:`published_models` has them; a model that is not there is refused.
-
-    Yields
-    ------
-    RosterRow
-        By GPU, in the order of the combinations.
-
-    Notes
-    -----
-    Each is asked for with the engine's profile of its name, its format the checkpoint's, tensor parallelism
-    alone. Its steps are those of :func:`fastroof.plan.support.typical_parts`.
-    """
+    """Compile a plan of every combination, and say what it is made of."""
     by_gpu = sorted(combinations, key=attrgetter("gpu"))
     for name, of_gpu in itertools.groupby(by_gpu, key=attrgetter("gpu")):
         try:
@@ -156,18 +122,7 @@ def _of_plan(one: Combination, plan: StepPlan, missing: str) -> RosterRow:
 
 
 class Cell(NamedTuple):
-    """Combinations of one GPU and engine, counted.
-
-    Attributes
-    ----------
-    total, covered : int
-        All of them, and those with a plan.
-    measured, borrowed, streams_modelled, modelled : int
-        The covered ones by the worst of their operators; ``streams_modelled`` where all that is modelled only
-        streams.
-    on_request : int
-        More that have a plan with ``allow_modelled=True``.
-    """
+    """Combinations of one GPU and engine, counted."""
 
     total: int
     covered: int
@@ -180,19 +135,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RosterSummary:
-    """Rows of a roster, counted.
-
-    Attributes
-    ----------
-    cells : dict of (str, str) to Cell
-        By GPU and engine.
-    whole : Cell
-        Of all rows.
-    uncovered : dict of str to list of RosterRow
-        Rows without a plan, by the reason in short: sizes and names left out.
-    borrowed, modelled : dict of str to int
-        Operators of covered rows and of those on request, with the number of rows that have them so.
-    """
+    """Rows of a roster, counted."""
 
     cells: dict[tuple[str, str], Cell]
     whole: Cell
@@ -202,14 +145,7 @@ class RosterSummary:
 
 
 def summarise(rows: Sequence[RosterRow]) -> RosterSummary:
-    """Count the rows of a roster.
-
-    Examples
-    --------
-    >>> row = RosterRow("a/b", "h100", "vllm", "PASS", 8, "measured", False, True, "")
-    >>> summarise([row, row._replace(status="refused", why="no moe table (a/b)")]).whole.covered
-    1
-    """
+    """Count the rows of a roster."""
     places = sorted({(row.gpu, row.engine) for row in rows})
     uncovered: dict[str, list[RosterRow]] = {}
     for row in rows:
@@ -238,13 +174,7 @@ def _counted(names: Iterable[tuple[str, ...]]) -> dict[str, int]:
 
 
 def in_short(why: str) -> str:
-    """Write a reason without what is one model's or one table's: files, brackets, what there is instead.
-
-    Examples
-    --------
-    >>> in_short("configs/a--b_config.json has no plan yet: it needs a MLA operator (kv_lora_rank 512)")
-    'has no plan yet: it needs a MLA operator'
-    """
+    """Write a reason without what is one model's or one table's: files, brackets, what there is instead."""
     return _OF_ONE.sub("", why)
 
 
@@ -301,3 +231,169 @@ def _print_markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> No
     for cells in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(cells)} |")
     print()
+
+
+NAMED_MODELS: Final = 4
+
+
+def print_roster(
+    models: Sequence[str], gpus: Sequence[str], engines: Sequence[str], failed: bool, as_json: bool
+) -> None:
+    """Compile a plan of every combination asked for, and print by GPU and engine how many there are."""
+    from benchmarks.accuracy.aiconfigurator_estimates import aiconfigurator_version
+    from benchmarks.accuracy.roster import roster_rows, summarise
+    from benchmarks.accuracy.support_matrix import published_models, read_support_matrix
+
+    version = aiconfigurator_version()
+    published = published_models()
+    wanted = _wanted(read_support_matrix(), models, gpus, engines, failed)
+    rows = []
+    with shown_progress("plans", "combinations", quiet=False) as progress:
+        for row in roster_rows(wanted, published):
+            rows.append(row)
+            progress(len(rows), len(wanted))
+    loaded = sum(not isinstance(model, Exception) for model in published.values())
+    if as_json:
+        document = {
+            "aiconfigurator_core": version,
+            "configs": len(published),
+            "configs_loaded": loaded,
+            "combinations": [{**row._asdict(), "is_covered": row.is_covered} for row in rows],
+        }
+        print_json(document)
+        return
+    out = console()
+    out.print(f"aiconfigurator-core {version}: {loaded} of {len(published)} config.json files load.\n")
+    _print_failures(published)
+    _print(summarise(rows), failed)
+
+
+def _wanted(
+    matrix: Sequence[Combination],
+    models: Sequence[str],
+    gpus: Sequence[str],
+    engines: Sequence[str],
+    failed: bool,
+) -> list[Combination]:
+    """Choose combinations; what is chosen by a name that the matrix has not is an error."""
+    from benchmarks.accuracy.support_matrix import PASS
+    from fastroof import load_gpu
+
+    chosen = {"model": list(models), "gpu": [load_gpu(name).name for name in gpus], "engine": list(engines)}
+    for name, values in chosen.items():
+        known = {getattr(one, name) for one in matrix}
+        unknown = [value for value in values if value not in known]
+        if unknown:
+            raise PlanError(
+                f"--{name} {', '.join(unknown)}: the support matrix has none; it has "
+                f"{', '.join(sorted(known))}"
+            )
+    return [
+        one
+        for one in matrix
+        if (one.wants_data if failed else one.verdict == PASS)
+        and all(not values or getattr(one, name) in values for name, values in chosen.items())
+    ]
+
+
+def _print_failures(published: dict[str, Any]) -> None:
+    from benchmarks.accuracy.roster import in_short
+
+    named: dict[str, list[str]] = {}
+    for name, model in published.items():
+        if isinstance(model, Exception):
+            named.setdefault(in_short(str(model)), []).append(name)
+    if named:
+        columns = ("does not load because", "configs", "models")
+        table = [(why, str(len(names)), _names_words(names)) for why, names in named.items()]
+        print_table(columns, table, left=("does not load because", "models"))
+        console().print()
+
+
+def _print(summary: RosterSummary, failed: bool) -> None:
+    out = console()
+    if not summary.whole.total:
+        out.print("No combination is left to plan.")
+        return
+    gpus, engines = ({place[i]: None for place in summary.cells} for i in (0, 1))
+    table = [
+        (
+            gpu,
+            *(_cell_words(summary.cells.get((gpu, engine))) for engine in engines),
+            _row_total(summary, gpu),
+        )
+        for gpu in gpus
+    ]
+    print_table(("gpu", *engines, "together"), table, left=("gpu",))
+    whole = summary.whole
+    out.print(
+        f"\n{whole.covered:,} of {whole.total:,} combinations "
+        f"{'without data there' if failed else 'that pass there'} have a plan from measured "
+        f"kernels: {whole.measured:,} of measured ones alone, {whole.borrowed:,} with some borrowed, "
+        f"{whole.streams_modelled:,} where norms and the like are modelled, {whole.modelled:,} where "
+        f"others are. {whole.on_request:,} more have one with --allow-modelled.",
+        soft_wrap=True,
+    )
+    _print_uncovered(summary.uncovered)
+    for words, operators in (("borrowed", summary.borrowed), ("modelled", summary.modelled)):
+        if operators:
+            out.print()
+            print_table((words, "combinations"), [(n, f"{c:,}") for n, c in operators.items()], left=(words,))
+
+
+def _print_uncovered(uncovered: dict[str, list[RosterRow]]) -> None:
+    if not uncovered:
+        return
+    console().print()
+    columns = ("not covered because", "combinations", "on request", "models")
+    table = [
+        (
+            why,
+            f"{len(rows):,}",
+            f"{sum(row.on_request for row in rows):,}",
+            _names_words([row.model for row in rows]),
+        )
+        for why, rows in uncovered.items()
+    ]
+    print_table(columns, table, left=("not covered because", "models"))
+
+
+def _names_words(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - NAMED_MODELS
+    return ", ".join(distinct[:NAMED_MODELS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _row_total(summary: RosterSummary, gpu: str) -> str:
+    cells = [cell for (of_gpu, _), cell in summary.cells.items() if of_gpu == gpu]
+    return f"{sum(cell.covered for cell in cells)}/{sum(cell.total for cell in cells)}"
+
+
+def _cell_words(cell: Cell | None) -> str:
+    """Covered of all; then how many of the covered are measured, borrowed and modelled."""
+    if cell is None:
+        return ""
+    parts = (cell.measured, cell.borrowed, cell.streams_modelled, cell.modelled)
+    return f"{cell.covered}/{cell.total} ({' '.join(map(str, parts))})"
+
+
+def main(
+    model: Annotated[list[str] | None, typer.Option(help="Only this Hugging Face id; repeatable.")] = None,
+    gpu: Annotated[list[str] | None, typer.Option(*GPU_NAMES, help="Only this GPU; repeatable.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Only this engine; repeatable.")] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Combinations that the matrix has no data for.")
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="All of it as Markdown: the tables of the README.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Count the combinations of aiconfigurator-core's support matrix that plans cover."""
+    if markdown:
+        from benchmarks.accuracy.roster import print_markdown
+
+        print_markdown()
+    else:
+        print_roster(model or (), gpu or (), engine or (), failed, as_json)

@@ -105,24 +105,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 def read_rows(path: str | Path) -> tuple[ServingRow, ...]:
-    """Read a CSV of serving rows.
-
-    Parameters
-    ----------
-    path : str or Path
-        A file with the columns of :data:`ROW_COLUMNS`. Required are dataset, gpu, engine, model, dtype,
-        kv_dtype, tp, isl, osl, concurrency and tpot_ms.
-
-    Returns
-    -------
-    tuple of ServingRow
-        In the order of the file.
-
-    Raises
-    ------
-    TableError
-        If it is no such file, or a cell is not what its column holds; names line and column.
-    """
+    """Read a CSV of serving rows."""
     records = read_records(path, ROW_COLUMNS, _DEFAULTS, "serving rows", value=_value, one="measured run")
     return tuple(_row(where, values) for where, values in records)
 
@@ -159,20 +142,7 @@ def _value(where: str, column: Column, text: str) -> Any:
 
 
 def write_rows(path: str | Path, rows: Sequence[ServingRow]) -> Path:
-    """Write serving rows as a CSV that :func:`read_rows` reads back.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    rows : sequence of ServingRow
-        Each number in the fewest digits that keep it; nan as an empty cell.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
+    """Write serving rows as a CSV that :func:`read_rows` reads back."""
     path = Path(path)
     with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -188,25 +158,7 @@ def _text(value: Any) -> str:
 
 
 def shipped_rows(gpu: str, root: Path | None = None) -> tuple[ServingRow, ...]:
-    """Read the serving rows that ship with a GPU's tables.
-
-    Parameters
-    ----------
-    gpu : str
-        Name of the GPU.
-    root : Path, optional
-        Folder that holds one folder a GPU, instead of the shipped one.
-
-    Returns
-    -------
-    tuple of ServingRow
-        Of all files of ``<gpu>/serving`` by name; none where there is no such folder.
-
-    Examples
-    --------
-    >>> len(shipped_rows("h100"))
-    815
-    """
+    """Read the serving rows that ship with a GPU's tables."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     files = sorted(path for path in folder.glob("*.csv") if path.name != STEPS_FILE)
     return tuple(row for path in files for row in read_rows(path))
@@ -226,34 +178,7 @@ def read_records(
     value: Callable[[str, Column, str], Any] | None = None,
     one: str = "",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read a CSV row by row, each cell as its column says.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file; columns that are not declared are not read.
-    columns : sequence of Column
-        text, int or float, with the least value that :class:`fastroof.columns.Column` says.
-    defaults : mapping of str to object
-        What an empty cell, or a column that the file lacks, stands for; columns without one are required.
-    what : str
-        What its rows are, in words.
-    value : callable, optional
-        Reads a cell, of where it is, its column and text, or raises a TableError; by default an int is at
-        least its column's minimum, a float above 0, or 0 where that is its minimum.
-    one : str
-        What one row is, in words; by default one of ``what``.
-
-    Yields
-    ------
-    tuple of str and dict
-        Where the row is, in words, and its values by column.
-
-    Raises
-    ------
-    TableError
-        If it is no such file, or a cell is not what its column holds; names line and column.
-    """
+    """Read a CSV row by row, each cell as its column says."""
     path = Path(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -286,13 +211,7 @@ def read_records(
 
 
 def read_number(where: str, column: Column, text: str) -> float:
-    """Read a number of a column, int or float, whatever it is.
-
-    Raises
-    ------
-    TableError
-        If it is none.
-    """
+    """Read a number of a column, int or float, whatever it is."""
     try:
         return int(text) if column.kind == "int" else float(text)
     except ValueError:
@@ -315,19 +234,6 @@ def _default_value(where: str, column: Column, text: str) -> Any:
 
 
 def shipped_steps(gpu: str, root: Path | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps that ship with a GPU's tables; none where there is no steps.csv.
-
-    Parameters
-    ----------
-    gpu : str
-        Name of the GPU.
-    root : Path, optional
-        Folder that holds one folder a GPU, instead of the shipped one.
-
-    Returns
-    -------
-    tuple of MeasuredStep
-        Of ``<gpu>/serving/steps.csv``, and of each steps.csv in a folder of it.
-    """
+    """Read the measured steps that ship with a GPU's tables; none where there is no steps.csv."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     return tuple(step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path))

@@ -18,8 +18,6 @@ from typing import Any, Final, NamedTuple
 from fastroof.engines import recipe_for, serving_engines
 from fastroof.serving.evidence.rows import ServingRow
 
-__all__ = ["RULES", "CleanedSample", "Rule", "clean_sample"]
-
 DYNAMO, INFERENCEMAX = "dynamo", "inferencemax"
 BENCH_ROUNDS: Final = 10.0
 INFERENCEMAX_LENGTHS: Final = 0.9
@@ -168,19 +166,7 @@ class _Refused(Exception):
 
 @dataclass(frozen=True)
 class CleanedSample:
-    """The sample's rows by what became of them.
-
-    Attributes
-    ----------
-    rows : tuple of ServingRow
-        Distinct runs.
-    refused : mapping of str to int
-        Rows that are no run which a plan could represent, by reason.
-    duplicates : int
-        Rows that repeat a run of ``rows``.
-    changed : mapping of str to int
-        Rows that each rule changed, by its name.
-    """
+    """The sample's rows by what became of them."""
 
     rows: tuple[ServingRow, ...]
     refused: Mapping[str, int]
@@ -189,20 +175,7 @@ class CleanedSample:
 
 
 def clean_sample(cells: Iterable[Mapping[str, str]], gpu_of: Mapping[str, str]) -> CleanedSample:
-    """Clean rows of the sample.
-
-    Parameters
-    ----------
-    cells : iterable of mapping of str to str
-        Its rows by column, as the file has them.
-    gpu_of : mapping of str to str
-        fastroof's name of each system; rows of others are refused.
-
-    Returns
-    -------
-    CleanedSample
-        In the order of the rows; of several rows of one run the most complete comes first.
-    """
+    """Clean rows of the sample."""
     refused, changed = Counter[str](), Counter[str]()
     runs: dict[tuple[object, ...], list[ServingRow]] = {}
     for cell in sorted(cells, key=_completeness):

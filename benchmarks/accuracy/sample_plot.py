@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from benchmarks.accuracy.whole_sample import SampleValidation
     from fastroof.serving.evidence.prediction_errors import PredictedTime
 
-__all__ = ["draw_sample"]
-
 BANDS: Final = ((0.25, "#eef2f6"), (0.10, "#d9e3ec"))
 """Widths around the diagonal and their fills, the widest first."""
 
@@ -35,24 +33,7 @@ JUDGED: Final = ("judged", "independent")
 
 
 def draw_sample(report: SampleValidation) -> Figure:
-    """Draw predictions of all GPUs against what was measured.
-
-    Parameters
-    ----------
-    report : SampleValidation
-        What :func:`benchmarks.accuracy.whole_sample.validate_gpus` returned.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`: a column a quantity; above runs that are judged, by GPU and
-        engine, below the kinds that are told apart; bands of 10 and 25 % around the diagonal.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed, or nothing was judged.
-    """
+    """Draw predictions of all GPUs against what was measured."""
     if not report.times:
         raise FastroofError("nothing was judged, so there is nothing to draw")
     with style():

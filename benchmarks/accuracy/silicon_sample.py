@@ -36,8 +36,6 @@ from fastroof.load.write import toml_text
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 from fastroof.whole_files import write_whole
 
-__all__ = ["SAMPLE_FILE", "SAMPLE_GPUS", "convert_silicon_sample", "main", "read_silicon_sample"]
-
 SAMPLE_FILE: Final = "systems/silicon_sample.csv"
 SOURCE: Final = "silicon_sample"
 SAMPLE_GPUS: Final = ("h100", "h200", "b200", "b300", "gb200", "gb300")
@@ -53,36 +51,7 @@ _ASKED: Final = (
 def read_silicon_sample(
     gpu: str, path: str | Path | None = None
 ) -> tuple[tuple[ServingRow, ...], tuple[LeftOut, ...], Mapping[str, int]]:
-    """Read the distinct runs of one GPU, cleaned, and count the other rows.
-
-    Parameters
-    ----------
-    gpu : str
-        fastroof's name of it.
-    path : str or Path, optional
-        The file; that of the installed package if not given.
-
-    Returns
-    -------
-    rows : tuple of ServingRow
-        Aggregated serving, and disaggregated serving with worker counts, by data set.
-    left_out : tuple of LeftOut
-        Rows of the GPU that are none of these, by reason.
-    changed : mapping of str to int
-        Rows that each of :data:`benchmarks.accuracy.sample_cleaning.RULES` changed.
-
-    Raises
-    ------
-    TableError
-        If the package is not installed, or the file is not the sample, or has nothing of the GPU.
-
-    Notes
-    -----
-    The sample does not say how its runs were made. Rows of InferenceMAX (those of a dated file or a
-    database) follow its public protocol: lengths uniform from 0.8 to 1.0 of nominal, 10 requests a client.
-    The others ran behind NVIDIA Dynamo, with nominal lengths; 10 requests a client is an assumption there.
-    No column has the KV cache's dtype: see ``kv_dtype_from`` of each row.
-    """
+    """Read the distinct runs of one GPU, cleaned, and count the other rows."""
     path = installed_root() / SAMPLE_FILE if path is None else Path(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -100,27 +69,7 @@ def read_silicon_sample(
 
 
 def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
-    """Write a GPU's rows, with the package's own predictions beside them, and where they come from.
-
-    Parameters
-    ----------
-    gpu : str
-        fastroof's name of it.
-    bench_data : str or Path
-        Folder that holds one folder a GPU: silicon_sample.csv and .toml go to ``<gpu>/serving`` in it.
-
-    Returns
-    -------
-    Path
-        The CSV.
-
-    Raises
-    ------
-    TableError
-        As :func:`read_silicon_sample` does.
-    FastroofError
-        If the package is not installed.
-    """
+    """Write a GPU's rows, with the package's own predictions beside them, and where they come from."""
     rows, left_out, changed = read_silicon_sample(gpu)
     folder = Path(bench_data) / gpu / SERVING_FOLDER
     folder.mkdir(parents=True, exist_ok=True)

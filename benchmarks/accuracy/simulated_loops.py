@@ -19,8 +19,6 @@ from fastroof.serving.estimate import estimate
 from fastroof.simulation import Workload, simulate
 from fastroof.tables import Tables
 
-__all__ = ["Compared", "Question", "compare", "questions"]
-
 EXPERTS: Final = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b")
 DENSE: Final = ("llama-3.1-8b", "qwen3-8b")
 ENGINES: Final = ("vllm", "vllm-0.12", "sglang", "trtllm-1.1")

@@ -15,8 +15,9 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 import typer
 
-from benchmarks.accuracy.predicted_runs import DEFECTIVE, JUDGED, PredictedRun, predict_runs
+from benchmarks.accuracy.predicted_runs import PredictedRun, predict_runs
 from benchmarks.accuracy.rows import shipped_rows
+from benchmarks.accuracy.run_kinds import DEFECTIVE, JUDGED
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.errors import FastroofError
 from fastroof.plan import StepPlan
@@ -28,8 +29,6 @@ from fastroof.simulation.request_times import RequestTimes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.tables import load_tables
 
-__all__ = ["RankRun", "rank_runs", "simulated_tpot_ms"]
-
 ROUNDS: Final = 10
 """Requests of a client: what the public benchmark's scripts ask for."""
 
@@ -37,28 +36,14 @@ MOST_REQUESTS: Final = 10_000
 
 
 class RankRun(NamedTuple):
-    """A measured run of several ranks, predicted twice.
-
-    Attributes
-    ----------
-    run : PredictedRun
-        The row, its kind and its estimate.
-    simulated_ms : float
-        Mean TPOT of the simulated closed loop, ms.
-    """
+    """A measured run of several ranks, predicted twice."""
 
     run: PredictedRun
     simulated_ms: float
 
 
 def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
-    """Return the mean TPOT of a run's clients, each of whose requests is simulated, ms.
-
-    Raises
-    ------
-    FastroofError
-        If the plan has no room, or a prompt none in a step.
-    """
+    """Return the mean TPOT of a run's clients, each of whose requests is simulated, ms."""
     clients = max(round(row.concurrency), 1)
     rounds = ROUNDS if math.isnan(row.requests_per_client) else row.requests_per_client
     requests = int(min(rounds * clients, max(MOST_REQUESTS, 2 * clients)))
@@ -84,15 +69,7 @@ def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
 
 
 def rank_runs(skipped: Counter[str], gpus: Sequence[str] | None = None) -> Iterator[RankRun]:
-    """Predict and simulate all measured runs of several ranks.
-
-    Parameters
-    ----------
-    skipped : Counter
-        Counts runs that cannot be simulated, by the reason.
-    gpus : sequence of str, optional
-        Their names; by default all that runs ship of.
-    """
+    """Predict and simulate all measured runs of several ranks."""
     for gpu in gpus or measured_gpus():
         rows = [row for row in shipped_rows(gpu) if row.dp > 1 and not row.is_disaggregated]
         if not rows:

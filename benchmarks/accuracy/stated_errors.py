@@ -13,15 +13,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.left_out_profiles import SPLITS
-from benchmarks.accuracy.predicted_runs import JUDGED
+from benchmarks.accuracy.calibration import SPLITS
+from benchmarks.accuracy.run_kinds import JUDGED
 from benchmarks.accuracy.whole_sample import validate_gpus
 from fastroof.arrays import Floats
 from fastroof.errors import TableError
 from fastroof.serving.evidence.prediction_errors import PredictedTime
 from fastroof.uncertainty.leave_one_out import NORMAL_80
-
-__all__ = ["Coverage", "UnseenError", "coverages", "stated_error", "unseen_errors"]
 
 SHARE: Final = 0.8
 """Of the runs that an interval is to hold."""
@@ -31,17 +29,7 @@ FEWEST_GROUPS: Final = 4
 
 
 class UnseenError(NamedTuple):
-    """One run that was predicted by constants fitted without it.
-
-    Attributes
-    ----------
-    profile : str
-        The engine's profile.
-    group : tuple of str
-        What shares an error with it: model, GPU, engine and version.
-    ln_error : float
-        Logarithm of the prediction over what was measured.
-    """
+    """One run that was predicted by constants fitted without it."""
 
     profile: str
     group: tuple[str, ...]
@@ -49,19 +37,7 @@ class UnseenError(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """How many runs an interval of 80 % held, each made without the run's group.
-
-    Attributes
-    ----------
-    profile : str
-        Of which engine; empty for all together.
-    groups, runs : int
-        How many were judged.
-    held : float
-        Share of the runs inside.
-    error : float
-        What the profile states: one standard error, in ln, from all of its runs.
-    """
+    """How many runs an interval of 80 % held, each made without the run's group."""
 
     profile: str
     groups: int
@@ -71,28 +47,7 @@ class Coverage(NamedTuple):
 
 
 def stated_error(ln_errors: Sequence[float] | Floats) -> float:
-    """Return the standard error whose 80 % interval holds 80 % of errors.
-
-    Parameters
-    ----------
-    ln_errors : array_like of float64, shape (runs,)
-        Of runs that no fit has seen.
-
-    Returns
-    -------
-    float
-        Their 80th percentile, without sign, over 1.28.
-
-    Raises
-    ------
-    TableError
-        If there is none, or one is no number.
-
-    Examples
-    --------
-    >>> round(stated_error([-0.1, 0.1, 0.1, -0.1]), 4)
-    0.078
-    """
+    """Return the standard error whose 80 % interval holds 80 % of errors."""
     sizes = np.abs(np.asarray(ln_errors, np.float64))
     if not sizes.size or not np.isfinite(sizes).all():
         raise TableError(f"an error needs finite errors of at least one run, got {sizes.size} runs")
@@ -100,23 +55,7 @@ def stated_error(ln_errors: Sequence[float] | Floats) -> float:
 
 
 def coverages(errors: Iterable[UnseenError]) -> tuple[Coverage, ...]:
-    """Judge intervals: each group's is made of the other groups' errors.
-
-    Parameters
-    ----------
-    errors : iterable of UnseenError
-        Runs of any profiles; a group alone says nothing of itself.
-
-    Returns
-    -------
-    tuple of Coverage
-        Of each profile, by name, and of all together last.
-
-    Raises
-    ------
-    TableError
-        If there are fewer than two groups.
-    """
+    """Judge intervals: each group's is made of the other groups' errors."""
     runs = list(errors)
     profiles = np.array([run.profile for run in runs])
     keys = sorted({run.group for run in runs})
@@ -153,15 +92,7 @@ def coverages(errors: Iterable[UnseenError]) -> tuple[Coverage, ...]:
 
 
 def unseen_errors(times: Iterable[PredictedTime], quantity: str) -> list[UnseenError]:
-    """Take the judged runs of one quantity out of a validation whose constants have not seen them.
-
-    Parameters
-    ----------
-    times : iterable of PredictedTime
-        Of :func:`benchmarks.accuracy.whole_sample.validate_gpus` with ``leave_out``.
-    quantity : str
-        tpot, that of one client included, or ttft.
-    """
+    """Take the judged runs of one quantity out of a validation whose constants have not seen them."""
     wanted = ("tpot", "decode") if quantity == "tpot" else (quantity,)
     return [
         UnseenError(

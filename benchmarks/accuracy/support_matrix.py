@@ -17,8 +17,6 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.models import ModelSpec, load_model
 
-__all__ = ["PASS", "VERDICTS", "Combination", "published_models", "read_support_matrix"]
-
 PASS: Final = "PASS"
 VERDICTS: Final = (PASS, "HYBRID_PASS", "FAIL", "FRAMEWORK_INCOMPATIBLE", "HW_INCOMPATIBLE")
 """From the best to the worst: what a combination is, is its best over the versions of an engine."""
@@ -35,21 +33,7 @@ _WANT_OF_DATA: Final = re.compile(r"no answerable perf data|Unsupported \w+ quan
 
 
 class Combination(NamedTuple):
-    """A model on a GPU by an engine.
-
-    Attributes
-    ----------
-    model : str
-        Hugging Face id.
-    gpu : str
-        fastroof's name; the package's of a system that fastroof does not know.
-    engine : str
-        The engine, whatever its version.
-    verdict : str
-        One of :data:`VERDICTS`: what the package says of aggregated serving.
-    why : str
-        The last error that it reports where it fails; empty where it does not.
-    """
+    """A model on a GPU by an engine."""
 
     model: str
     gpu: str
@@ -66,23 +50,7 @@ class Combination(NamedTuple):
 
 
 def read_support_matrix(root: str | Path | None = None) -> tuple[Combination, ...]:
-    """Read what the package says of every model, GPU and engine.
-
-    Parameters
-    ----------
-    root : str or Path, optional
-        The package's folder; that of the installed one if not given.
-
-    Returns
-    -------
-    tuple of Combination
-        By GPU, model and engine, each once.
-
-    Raises
-    ------
-    TableError
-        If the package is not installed, or a file is no support matrix.
-    """
+    """Read what the package says of every model, GPU and engine."""
     root = installed_root() if root is None else Path(root)
     files = sorted((root / MATRIX).glob("*.csv"))
     if not files:
@@ -118,23 +86,7 @@ def _last_error(message: str) -> str:
 
 
 def published_models(root: str | Path | None = None) -> dict[str, ModelSpec | FastroofError]:
-    """Load every config.json that the package brings, with what it says of quantisation beside it.
-
-    Parameters
-    ----------
-    root : str or Path, optional
-        As in :func:`read_support_matrix`.
-
-    Returns
-    -------
-    dict of str to ModelSpec or FastroofError
-        By Hugging Face id: the model, or why it does not load.
-
-    Raises
-    ------
-    TableError
-        If the package is not installed.
-    """
+    """Load every config.json that the package brings, with what it says of quantisation beside it."""
     root = installed_root() if root is None else Path(root)
     models: dict[str, ModelSpec | FastroofError] = {}
     for file in sorted((root / CONFIGS).glob(f"*{_CONFIG}")):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.accuracy.aiconfigurator_estimates import with_aiconfigurator_estimates
+from benchmarks.accuracy.calibration import profiles_of, profiles_without
 from benchmarks.accuracy.front_end import FrontEnd
 from benchmarks.accuracy.independent import judge, profile_of_served
-from benchmarks.accuracy.left_out_profiles import profiles_of, profiles_without
 from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.predicted_runs import (
     PredictedRun,
@@ -39,50 +39,7 @@ def run_validation(
     ask_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> GpuValidation:
-    """Predict measured rows and judge the predictions.
-
-    Parameters
-    ----------
-    measured : Measured, sequence of str or None
-        What to judge: rows, or names of data sets of the tables' GPU; None judges all of them.
-    tables : Tables
-        Measured kernels of one GPU.
-    runtime : str, Path or EngineProfile
-        ``auto`` predicts each row by the profile of its engine and version. Else one profile for all
-        rows. Whole steps are kernels alone, always.
-    leave_one_model_out : bool
-        Predict each model's rows by constants fitted to the other models' rows of its engine; engines
-        that have no other model are left out. Needs ``runtime="auto"``.
-    ask_aiconfigurator : bool
-        Ask the installed aiconfigurator-core, instead of taking the predictions beside the rows.
-    progress : callable, optional
-        Called with words about what is being done.
-
-    Returns
-    -------
-    GpuValidation
-        Rows of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
-
-    Raises
-    ------
-    FastroofError
-        If a data set or runtime is unknown, nothing was measured on the GPU, or aiconfigurator-core was
-        asked for and is not installed.
-
-    Notes
-    -----
-    TTFT gets what the test bench adds, as runs of other models by the same bench say: see
-    :func:`benchmarks.accuracy.front_end.front_ends`. It is left out where the clients
-    ask for more than 0.9 of the KV cache: there it is waiting.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from benchmarks.accuracy.validation import run_validation
-    >>> report = run_validation(["vllm-synchronous"], fastroof.load_tables("h100"))
-    >>> [group.rows for group in report.errors()]
-    [7, 7]
-    """
+    """Predict measured rows and judge the predictions."""
     evidence = _measured(measured, tables.gpu.name)
     if leave_one_model_out and runtime != "auto":
         raise TableError(
@@ -117,21 +74,7 @@ class GpuValidation(Validation):
 
 
 class GpuPredictions(NamedTuple):
-    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'.
-
-    Attributes
-    ----------
-    gpu, tables_hash : str
-        The tables' GPU, and their hash.
-    runs : tuple of PredictedRun
-        Of serving engines.
-    others : tuple of PredictedTime
-        Whole steps, and what nothing is fitted to.
-    skipped : Counter
-        Runs and steps that have no prediction.
-    left_out : tuple of LeftOut
-        What the sources' conversion left out.
-    """
+    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'."""
 
     gpu: str
     tables_hash: str
@@ -147,19 +90,7 @@ class GpuPredictions(NamedTuple):
         runtime: str,
         unseen: bool,
     ) -> GpuValidation:
-        """Put predictions of its runs beside what was measured.
-
-        Parameters
-        ----------
-        runs : sequence of PredictedRun
-            Its runs, as they are predicted in the end.
-        front_end_of : mapping of int to FrontEnd
-            What their test benches add, by id of the row.
-        runtime : str
-            As asked for.
-        unseen : bool
-            Whether their constants have not seen them.
-        """
+        """Put predictions of its runs beside what was measured."""
         skipped = self.skipped.copy()
         of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
         return GpuValidation(
@@ -175,22 +106,7 @@ class GpuPredictions(NamedTuple):
 
 
 def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> GpuPredictions:
-    """Predict everything that was measured on a GPU.
-
-    Parameters
-    ----------
-    evidence : Measured
-        Its runs and steps.
-    tables : Tables
-        Its measured kernels.
-    profile_of : callable
-        The profile that predicts a run.
-
-    Returns
-    -------
-    GpuPredictions
-        What cannot be predicted is counted, with the reason.
-    """
+    """Predict everything that was measured on a GPU."""
     skipped = Skipped()
     rows = [row for row in evidence.rows if is_taken(row, tables.gpu.name, skipped)]
     plans = Plans(tables)

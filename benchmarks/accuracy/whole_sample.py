@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from benchmarks.accuracy.left_out_profiles import SPLITS, profiles_of, profiles_without
+import numpy as np
+
+from benchmarks.accuracy.calibration import SPLITS, profiles_of, profiles_without
 from benchmarks.accuracy.measured import Measured, measured_on
-from benchmarks.accuracy.predicted_runs import JUDGED, KINDS, front_ends_of, with_drafts
-from benchmarks.accuracy.run_groups import RunGroup, Totals, run_groups, totals_of
+from benchmarks.accuracy.predicted_runs import front_ends_of, with_drafts
+from benchmarks.accuracy.run_kinds import JUDGED, KINDS
 from benchmarks.accuracy.validation import judge_independent, predict_gpu, runtime_name
 from fastroof._version import __version__
 from fastroof.config.paths import bench_data_root
@@ -20,32 +23,13 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.validation import INDEPENDENT
 from fastroof.tables import Tables, load_tables
-
-__all__ = ["SampleValidation", "measured_gpus", "report_document", "validate_gpus"]
 
 
 @dataclass(frozen=True)
 class SampleValidation:
-    """Predictions beside what was measured, on several GPUs.
-
-    Attributes
-    ----------
-    version, runtime : str
-        fastroof's version, and the profile as asked for.
-    split : str
-        What each run's constants have not seen: model, gpu, version; empty where they may have seen it.
-    gpus : tuple of Validation
-        By GPU.
-    absent : dict of str to str
-        Why a GPU is left out whole, by its name: its tables are not there.
-    runs : int
-        Distinct runs of serving engines that are known, of all GPUs.
-    represented : int
-        Those that have a prediction.
-    left_out : dict of str to int
-        Rows of the sources that are not represented, by reason: with the runs that are, all rows there are.
-    """
+    """Predictions beside what was measured, on several GPUs."""
 
     version: str
     runtime: str
@@ -76,13 +60,7 @@ class SampleValidation:
 
 
 def measured_gpus(root: Path | None = None) -> tuple[str, ...]:
-    """Return the GPUs that runs or steps ship of, by name.
-
-    Examples
-    --------
-    >>> "b300" in measured_gpus()
-    True
-    """
+    """Return the GPUs that runs or steps ship of, by name."""
     root = bench_data_root() if root is None else root
     return tuple(sorted(folder.parent.name for folder in root.glob(f"*/{SERVING_FOLDER}")))
 
@@ -95,32 +73,7 @@ def validate_gpus(
     load: Callable[[str], Tables] = load_tables,
     progress: Callable[[str], None] | None = None,
 ) -> SampleValidation:
-    """Predict all that was measured on several GPUs, and judge it in one report.
-
-    Parameters
-    ----------
-    gpus : sequence of str, optional
-        Their names; all of :func:`measured_gpus` if not given.
-    runtime : str, Path or EngineProfile
-        ``auto`` predicts each run by the profile of its engine and version; else one profile for all.
-    leave_out : str, optional
-        ``model``, ``gpu`` or ``version``: predict each run by constants that were fitted without its own.
-        Needs ``runtime="auto"``.
-    load : callable
-        Returns a GPU's tables by its name.
-    progress : callable, optional
-        Called with words about what is being done.
-
-    Returns
-    -------
-    SampleValidation
-        GPUs without tables are in ``absent``, with their runs in ``left_out``.
-
-    Raises
-    ------
-    FastroofError
-        If a GPU has no runs, the profile is unknown, there is no such split, or nothing can be judged.
-    """
+    """Predict all that was measured on several GPUs, and judge it in one report."""
     if leave_out is not None and runtime != "auto":
         raise TableError(
             f"leaving a {leave_out} out fits each engine's own profile, so runtime must be 'auto', "
@@ -206,20 +159,7 @@ def _left_out(
 
 
 def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, Any]:
-    """Return the report as JSON has it.
-
-    Parameters
-    ----------
-    report : SampleValidation
-        What :func:`validate_gpus` returned.
-    min_rows : int
-        Leave smaller groups out; they count in totals.
-
-    Returns
-    -------
-    dict
-        rows = represented + the sum of left_out; errors are fractions.
-    """
+    """Return the report as JSON has it."""
     return {
         "version": report.version,
         "runtime": report.runtime,
@@ -237,3 +177,125 @@ def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, An
         "totals": [asdict(total) for total in report.totals()],
         "groups": [group._asdict() for group in report.groups(min_rows)],
     }
+
+
+LARGE_GROUP: Final = 10
+"""Rows from which a group counts in the median of groups: the error of fewer is mostly theirs."""
+
+POOR: Final = 0.25
+"""Mean absolute error above which a group's cause is asked for."""
+
+_QUANTITIES: Final = ("tpot", "decode", "ttft")
+
+
+class RunGroup(NamedTuple):
+    """Errors of the runs of one model and format, on one GPU, by one version of an engine, as shares."""
+
+    kind: str
+    model: str
+    gpu: str
+    engine: str
+    version: str
+    dtype: str
+    quantity: str
+    rows: int
+    mape: float
+    median: float
+    p90: float
+    bias: float
+    aic_rows: int
+    aic_mape: float
+    beside_mape: float
+    fitted: bool
+
+
+def run_groups(times: Iterable[PredictedTime], min_rows: int = 1) -> tuple[RunGroup, ...]:
+    """Sum errors up by kind, model, GPU, engine, version, format and quantity."""
+    members: dict[tuple[str, ...], list[PredictedTime]] = {}
+    for time in times:
+        model = time.dataset if time.kind == INDEPENDENT else time.architecture
+        key = (time.kind, model, time.gpu, time.engine, time.engine_version, time.dtype, time.quantity)
+        if time.kind == INDEPENDENT:
+            key = (time.kind, model, time.gpu, time.engine, "", "", time.quantity)
+        members.setdefault(key, []).append(time)
+    groups = [_group(key, rows) for key, rows in members.items() if len(rows) >= min_rows]
+    return tuple(sorted(groups, key=_order))
+
+
+def _order(group: RunGroup) -> tuple[object, ...]:
+    first = _QUANTITIES.index(group.quantity) if group.quantity in _QUANTITIES else len(_QUANTITIES)
+    return (first, group.quantity, KINDS.index(group.kind), -group.mape, group[:7])
+
+
+def _group(key: Sequence[str], times: Sequence[PredictedTime]) -> RunGroup:
+    errors = np.array([time.error for time in times])
+    beside = np.array([(time.error, time.aic_error) for time in times if not math.isnan(time.aic_ms)])
+    size = np.abs(errors)
+    own, theirs = np.abs(beside).mean(axis=0) if len(beside) else (math.nan, math.nan)
+    kind, model, gpu, engine, version, dtype, quantity = key
+    return RunGroup(
+        kind,
+        model,
+        gpu,
+        engine,
+        version,
+        dtype,
+        quantity,
+        len(times),
+        float(size.mean()),
+        float(np.median(size)),
+        float(np.quantile(size, 0.9)),
+        float(errors.mean()),
+        len(beside),
+        float(theirs),
+        float(own),
+        any(time.fitted for time in times),
+    )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One quantity over all groups of some kinds."""
+
+    quantity: str
+    kinds: tuple[str, ...]
+    rows: int
+    mape: float
+    bias: float
+    groups: int
+    median_of_groups: float
+    groups_beside: int
+    ahead: float
+    aic_mape: float
+    beside_mape: float
+    poor: tuple[str, ...]
+
+
+def totals_of(groups: Sequence[RunGroup], quantity: str = "tpot", kinds: Sequence[str] = (JUDGED,)) -> Totals:
+    """Sum groups up."""
+    some = [group for group in groups if group.quantity == quantity and group.kind in kinds]
+    large = [group for group in some if group.rows >= LARGE_GROUP]
+    beside = [group for group in large if group.aic_rows]
+    rows, answered = sum(group.rows for group in some), sum(group.aic_rows for group in some)
+    return Totals(
+        quantity,
+        tuple(kinds),
+        rows,
+        sum(group.rows * group.mape for group in some) / rows if rows else math.nan,
+        sum(group.rows * group.bias for group in some) / rows if rows else math.nan,
+        len(large),
+        float(np.median([group.mape for group in large])) if large else math.nan,
+        len(beside),
+        sum(group.beside_mape < group.aic_mape for group in beside) / len(beside) if beside else math.nan,
+        _over(answered, [(group.aic_rows, group.aic_mape) for group in some]),
+        _over(answered, [(group.aic_rows, group.beside_mape) for group in some]),
+        tuple(
+            " ".join(filter(None, (group.model, group.gpu, group.engine, group.version, group.dtype)))
+            for group in some
+            if group.mape > POOR
+        ),
+    )
+
+
+def _over(rows: int, parts: Iterable[tuple[int, float]]) -> float:
+    return sum(count * error for count, error in parts if count) / rows if rows else math.nan

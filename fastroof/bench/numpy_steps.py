@@ -17,9 +17,6 @@ from fastroof.plan import StepPlan
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 
-__all__ = ["CHUNK", "NumpySteps", "searched"]
-
-
 CHUNK: Final = 16_384
 """Steps at a time: what a chunk needs stays in the cache."""
 

@@ -6,14 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.bench.report import BenchReport
-from fastroof.bench.words import share_of, time_of_ns
+from fastroof.bench.timing import share_of, time_of_ns
 from fastroof.errors import FastroofError
 from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["draw_bench"]
 
 MARKS: Final[dict[str, tuple[str, str]]] = {
     "fastroof": ("o", COLOURS["blue"]),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from fastroof import Tables
     from fastroof.bench import BenchReport, Setup, Workload
 
-__all__ = ["register"]
-
 LOOKUP: Final = "lookup"
 NAMES: Final = (
     "decode", "prefill", "ragged-decode", "ragged-mixed", "sweep", "sweep-best", "scalar",
@@ -147,7 +145,7 @@ def _say(name: str) -> None:
 
 
 def _print(report: BenchReport) -> None:
-    from fastroof.bench.words import rate_of, share_of, time_of_ns
+    from fastroof.bench.timing import rate_of, share_of, time_of_ns
 
     machine, settings = report.machine, report.settings
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())

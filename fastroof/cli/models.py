@@ -82,7 +82,7 @@ def models(
             "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"
         )
     if roster:
-        judging = checkout_module("model_roster", "fastroof models --roster", "roster")
+        judging = checkout_module("roster", "fastroof models --roster", "roster")
         judging.print_roster(model or (), gpu or (), engine or (), failed, as_json)
         return
     if support:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.accuracy.defects import Defect, defect_of, known_defects
 from benchmarks.accuracy.rows import shipped_rows
+from benchmarks.accuracy.run_kinds import Defect, defect_of, known_defects
 
 
 @pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: f"{defect.model}-{defect.gpu}")

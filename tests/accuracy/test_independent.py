@@ -26,19 +26,17 @@ from benchmarks.accuracy.independent import (
     profile_of_served,
 )
 from benchmarks.accuracy.measured import Measured, measured_on
-from benchmarks.accuracy.open_loop import (
+from benchmarks.accuracy.published_rows import (
     OPEN_LOOP_COLUMNS,
     QUANTITIES,
     STATISTICS,
-    OpenLoopRun,
-    read_open_loop,
-    shipped_open_loop,
-)
-from benchmarks.accuracy.throughput_rows import (
     THROUGHPUT_COLUMNS,
+    OpenLoopRun,
     ServedModel,
     ThroughputRow,
+    read_open_loop,
     read_throughput,
+    shipped_open_loop,
     shipped_throughput,
 )
 from benchmarks.accuracy.validation import run_validation

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy.rows import shipped_rows
-from benchmarks.accuracy.speculative_runs import ACCEPTED, accepted_without, drafts_of, speculative_runs
+from benchmarks.accuracy.run_kinds import ACCEPTED, accepted_without, drafts_of, speculative_runs
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.validation import FASTEST, series_of
 

@@ -16,26 +16,29 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
+from benchmarks.accuracy.judge import markdown_groups
 from benchmarks.accuracy.measured import Measured
-from benchmarks.accuracy.predicted_runs import (
+from benchmarks.accuracy.predicted_runs import predict_runs, with_drafts
+from benchmarks.accuracy.rows import shipped_rows
+from benchmarks.accuracy.run_kinds import (
+    ACCEPTED,
     ADMISSION_LIMITED,
     DEFECTIVE,
     DISAGGREGATED,
     JUDGED,
     KINDS,
     kind_of,
-    predict_runs,
-    with_drafts,
 )
-from benchmarks.accuracy.rows import shipped_rows
-from benchmarks.accuracy.run_groups import LARGE_GROUP, POOR, RunGroup, run_groups, totals_of
-from benchmarks.accuracy.speculative_runs import ACCEPTED
-from benchmarks.accuracy.validate_all import markdown_groups
 from benchmarks.accuracy.validation import run_validation
 from benchmarks.accuracy.whole_sample import (
+    LARGE_GROUP,
+    POOR,
+    RunGroup,
     SampleValidation,
     measured_gpus,
     report_document,
+    run_groups,
+    totals_of,
     validate_gpus,
 )
 from fastroof.cli import app

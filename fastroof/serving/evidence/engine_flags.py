@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["ENGINE_FLAGS", "SETTINGS", "EngineFlags", "spelled"]
-
 SETTINGS: Final = (
     "gpu", "engine", "version", "model", "checkpoint", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
     "max_num_batched_tokens", "max_num_seqs", "chunked_prefill",
@@ -20,21 +18,7 @@ SETTINGS: Final = (
 
 
 class EngineFlags(NamedTuple):
-    """The flags of an engine.
-
-    Attributes
-    ----------
-    settings : mapping of str to str
-        Setting that a flag's value is, by the flag.
-    switches : mapping of str to (str, str)
-        Setting and value of a flag that takes none.
-    silent : frozenset of str
-        Flags that say nothing of how fast a step is; a value may follow.
-    not_modelled : frozenset of str
-        Flags that change steps in a way that no plan knows.
-    speculative : frozenset of str
-        Flags of speculative decoding.
-    """
+    """The flags of an engine."""
 
     settings: Mapping[str, str]
     switches: Mapping[str, tuple[str, str]]

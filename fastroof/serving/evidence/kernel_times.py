@@ -35,26 +35,7 @@ NUM_COLUMNS: Final = 9
 
 
 class KernelTimes(NamedTuple):
-    """Measured rows beside the kernels of the steps that they are a mean of, one entry a row.
-
-    Attributes
-    ----------
-    measured_us : ndarray of float64
-        Time per output token, as measured.
-    decode_us, mixed_us : ndarray of float64
-        Kernels of a step of decodes alone, and of one that prefills too.
-    decode_sequences, mixed_sequences : ndarray of float64
-        Requests of such a step whose logits it needs.
-    decode_steps, mixed_steps : ndarray of float64
-        Such steps an output token: their sum is 1 where prompts share steps with decodes, and more where
-        prompts run in steps of their own.
-    num_layers : ndarray of float64
-        Layers of the row's model, of an attention and an MLP each.
-    num_allreduces : ndarray of float64
-        All-reduces of a step.
-    own_layers : ndarray of float64, shape (rows, costs), optional
-        By each cost that an architecture has of its own: the row's layers where it is of it, else 0.
-    """
+    """Measured rows beside the kernels of the steps that they are a mean of, one entry a row."""
 
     measured_us: Floats
     decode_us: Floats
@@ -89,16 +70,7 @@ class Columns(NamedTuple):
 
 
 def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
-    """Predict time per output token from kernels and costs, us.
-
-    Examples
-    --------
-    >>> one = KernelTimes(*(np.array([us]) for us in (0.0, 100.0, 300.0, 2.0, 3.0, 0.75, 0.25, 4.0, 8.0)))
-    >>> float(predicted_us(one, {"step_us": 10.0, "sequence_us": 1.0})[0])
-    162.25
-    >>> float(predicted_us(one, {"step_us": 10.0, "prefill_floor_layer_us": 100.0})[0])
-    182.5
-    """
+    """Predict time per output token from kernels and costs, us."""
     return mean_us(times, columns_of(times, list(costs)), np.array([*costs.values()], np.float64))
 
 
@@ -149,13 +121,7 @@ def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
 
 
 def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> StepPlan:
-    """Compile the plan of a row.
-
-    Raises
-    ------
-    FastroofError
-        As :func:`fastroof.compile_plan` does.
-    """
+    """Compile the plan of a row."""
     layout = row.layout
     return compile_plan(
         row.model,
@@ -177,30 +143,7 @@ def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> Step
 def kernel_times(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
-    """Time the kernels of the two mean steps of each row.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : Tables
-        Kernels of their GPU.
-    profile : EngineProfile
-        How GEMMs are smoothed and fp8 scales found; its costs are left out.
-    arrivals : str
-        As :func:`fastroof.serving.estimate` takes it. The costs of the packaged profiles were fitted with
-        arrivals at random moments.
-
-    Returns
-    -------
-    KernelTimes
-        An entry a row.
-
-    Raises
-    ------
-    FastroofError
-        If a row has no plan, or none that runs it.
-    """
+    """Time the kernels of the two mean steps of each row."""
     columns = np.empty((NUM_COLUMNS, len(rows)))
     for places in alike_rows(rows):
         columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile, arrivals)[:NUM_COLUMNS]

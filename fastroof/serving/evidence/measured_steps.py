@@ -13,8 +13,6 @@ from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.errors import TableError
 from fastroof.load.steps_file import PHASES, parse_runs, read_step_rows
 
-__all__ = ["STEPS_DATASET", "MeasuredStep", "read_steps"]
-
 STEPS_DATASET: Final = "steps"
 NEEDED: Final = (
     "model", "gpu", "tp", "dtype", "kv_dtype", "phase", "new_tokens", "context_len", "latency_us",
@@ -24,21 +22,7 @@ MOST_RUNS: Final = 4
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One whole step, measured as one CUDA graph: its kernels, without an engine around them.
-
-    Attributes
-    ----------
-    model, gpu, dtype, kv_dtype : str
-        What ran where.
-    tp : int
-        GPUs.
-    phase : str
-        decode, prefill, mixed, or unequal lengths.
-    new_tokens, context_len : tuple of int
-        Of each request.
-    latency_us : float
-        Median time, us.
-    """
+    """One whole step, measured as one CUDA graph: its kernels, without an engine around them."""
 
     model: str
     gpu: str
@@ -64,23 +48,7 @@ class MeasuredStep:
 
 
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
-    """Read a steps.csv.
-
-    Parameters
-    ----------
-    path : str or Path
-        As ``kernels-bench steps`` writes it; columns that a prediction does not need are not read.
-
-    Returns
-    -------
-    tuple of MeasuredStep
-        In the order of the file. A last line without its newline, which a kill leaves behind, is no row.
-
-    Raises
-    ------
-    TableError
-        If it is no such file, or a cell is not what its column holds; names line and column.
-    """
+    """Read a steps.csv."""
     path = Path(path)
     rows = read_step_rows(path, [column for column in MEASURED_STEP_COLUMNS if column.name in NEEDED])
     return tuple(_step(f"{path}, line {line}", row) for line, row in enumerate(rows, start=2))

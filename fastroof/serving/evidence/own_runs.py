@@ -14,15 +14,20 @@ from fastroof._version import __version__
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
-from fastroof.serving.evidence.few_runs import FITTED, Costs, FewRunsFit, fit_candidate, fit_few_runs
+from fastroof.serving.evidence.few_runs import (
+    FITTED,
+    Costs,
+    CurvePoint,
+    FewRunsFit,
+    fit_candidate,
+    fit_few_runs,
+    learning_curve,
+)
 from fastroof.serving.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
-from fastroof.serving.evidence.learning_curve import CurvePoint, learning_curve
 from fastroof.serving.evidence.load_generators import GeneratorRun, read_runs
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
-
-__all__ = ["OwnFit", "OwnRow", "OwnRuns", "fit_own_runs", "read_own_runs"]
 
 BESIDE: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
 """Files with the engine's arguments that are looked for beside a run's."""
@@ -47,13 +52,7 @@ class FittedCost(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnRow(ServingRow):
-    """A row of one's own engine, whose schedule is its own.
-
-    Attributes
-    ----------
-    own_profile : EngineProfile, optional
-        The packaged profile of its engine and version, with the schedule that it was started with.
-    """
+    """A row of one's own engine, whose schedule is its own."""
 
     own_profile: EngineProfile | None = None
 

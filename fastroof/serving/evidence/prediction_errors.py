@@ -19,35 +19,7 @@ GROUPINGS: Final = (
 
 
 class PredictedTime(NamedTuple):
-    """One measured time beside its prediction.
-
-    Attributes
-    ----------
-    dataset, row : str
-        Where it is from.
-    quantity : str
-        ``tpot``, ``ttft``, ``e2e``, each a mean, or with a percentile behind it (``tpot p90``);
-        ``throughput``; or a kind of step: ``decode`` (of one client too), ``prefill``, ``mixed``,
-        ``unequal``.
-    engine, engine_version, model, dtype, kv_dtype, runtime : str
-        What was measured, and what it was predicted with.
-    tp : int
-        GPUs.
-    isl, osl, concurrency : float
-        Nominal lengths and clients; of a whole step its new tokens, 0 and its requests.
-    fitted : bool
-        Whether constants of the profile were fitted to this data set's TPOT.
-    measured_ms, predicted_ms : float
-        ms.
-    aic_ms : float
-        Prediction of aiconfigurator-core, ms; nan where there is none.
-    gpu, architecture : str
-        Where it ran, and what its model is left out with, whatever the format.
-    kind : str
-        What is judged apart: see benchmarks/accuracy/README.md.
-    layout : str
-        How its engine was split, in words.
-    """
+    """One measured time beside its prediction."""
 
     dataset: str
     row: str
@@ -83,29 +55,7 @@ class PredictedTime(NamedTuple):
 
 
 class ErrorGroup(NamedTuple):
-    """Errors of rows that belong together, as shares of what was measured.
-
-    Attributes
-    ----------
-    dataset, quantity : str
-        Which rows.
-    values : dict
-        What they have in common, as asked for.
-    fitted : bool
-        Whether constants were fitted to them.
-    rows : int
-        How many.
-    mape, median, p90 : float
-        Mean, median and 90th percentile of the absolute errors.
-    bias : float
-        Mean of the signed errors.
-    aic_rows : int
-        Rows that aiconfigurator-core has a prediction of.
-    aic_mape, aic_bias : float
-        Its errors on those; nan where there is none.
-    kind : str
-        Of its runs.
-    """
+    """Errors of rows that belong together, as shares of what was measured."""
 
     dataset: str
     quantity: str
@@ -124,19 +74,7 @@ class ErrorGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """Predictions beside what was measured.
-
-    Attributes
-    ----------
-    gpu, tables_hash, version : str
-        What predicted: the GPU and hash of the tables, and fastroof's version.
-    runtime : str
-        As asked for; ``auto`` is the profile of each row's engine.
-    rows : tuple of PredictedTime
-        Every time that was judged.
-    left_out : tuple of LeftOut
-        Rows that were not judged, by reason.
-    """
+    """Predictions beside what was measured."""
 
     gpu: str
     tables_hash: str
@@ -146,23 +84,7 @@ class Validation:
     left_out: tuple[LeftOut, ...]
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
-        """Sum errors up by data set, quantity and kind of run.
-
-        Parameters
-        ----------
-        by : sequence of str
-            What else to keep apart, of :data:`GROUPINGS`.
-
-        Returns
-        -------
-        tuple of ErrorGroup
-            In the order of the rows; numbers that they are kept apart by ascend.
-
-        Raises
-        ------
-        TableError
-            If there is no such grouping.
-        """
+        """Sum errors up by data set, quantity and kind of run."""
         unknown = [name for name in by if name not in GROUPINGS]
         if unknown:
             raise TableError(f"errors can be grouped by {', '.join(GROUPINGS)}; got {', '.join(unknown)}")

@@ -44,60 +44,7 @@ class ServedAs:
 
 @dataclass(frozen=True)
 class ServingRow(ServedAs):
-    """One measured run: clients that each had one request in flight, and the means that they saw.
-
-    Attributes
-    ----------
-    dataset, row : str
-        Which rows it is judged with, and its name among them.
-    gpu, engine, engine_version : str
-        What it was measured on; the version is empty where the source has none.
-    checkpoint, model : str
-        The weights, and what :func:`fastroof.load_model` makes of them.
-    dtype, kv_dtype, kv_dtype_from : str
-        Of linear layers and KV cache, and how the latter is known.
-    tp : int
-        GPUs.
-    isl, osl : float
-        Nominal tokens of a prompt (a cached prefix included), and of an output.
-    concurrency : float
-        Clients.
-    length_factor : float
-        Mean length of prompts and outputs over the nominal one.
-    prefix_tokens : float
-        Tokens of each prompt that were in the prefix cache.
-    requests_per_client : float
-        Requests after a start of all clients at once; nan for a steady state.
-    frontend : str
-        Test bench whose front end (HTTP, tokenizer, router) adds to TTFT; empty where it adds nothing.
-    ttft_ms, tpot_ms : float
-        Mean time to first token, and mean time per output token after it, ms; ttft_ms may be nan.
-    aic_ttft_ms, aic_tpot_ms : float
-        What aiconfigurator-core predicts for the row; nan where it was not asked.
-    left_out : str
-        Why the row is not judged; empty where it is.
-    pp, dp, ep : int
-        Pipeline stages, ranks of attention data parallelism (replicas of a dense model) and groups of experts
-        of the engine, or of each decode worker where prefill is apart.
-    architecture : str
-        What is left out together where a model is: labels and formats of one model; empty: ``model`` itself.
-    bench : str
-        Whose protocol the run followed: inferencemax, dynamo; empty where it is not known.
-    length_spread : float
-        Range of the lengths, uniform, over the nominal one; 0 where all are equal.
-    measured_on : str
-        Date of the run, as the source has it.
-    also_as : str
-        Other labels that the source gives the same run, by commas.
-    decode_workers : int
-        Engines that decode alone; 0 where one engine does all.
-    prefill_workers, prefill_tp, prefill_dp, prefill_ep : int
-        Engines that prefill alone, and the layout of each.
-    max_num_batched_tokens, max_num_seqs : int
-        Tokens and requests that a step of it held at most, where known; 0 for the engine's own default.
-    exchange : str
-        How tokens reach experts on other GPUs in decodes, as a plan takes it; empty: the engine's own choice.
-    """
+    """One measured run: clients that each had one request in flight, and the means that they saw."""
 
     dataset: str
     row: str
@@ -181,11 +128,7 @@ class ServingRow(ServedAs):
 
     @property
     def max_seqs(self) -> int:
-        """Requests that its engine runs at most, for which vLLM reserves memory.
-
-        InferenceMAX starts vLLM with ``--max-num-seqs=$CONC`` (its benchmarks/*_docker.sh on H100, H200 and
-        B200, Apache-2.0); others leave the engine's default.
-        """
+        """Requests that its engine runs at most, for which vLLM reserves memory."""
         if self.max_num_seqs:
             return self.max_num_seqs
         own = self.engine_profile.scheduling.max_num_seqs

@@ -18,9 +18,8 @@ from fastroof.cli.validate import EPILOG
 from fastroof.engines import StepCosts, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
-from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs
+from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs, learning_curve
 from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
-from fastroof.serving.evidence.learning_curve import learning_curve
 from fastroof.serving.evidence.own_runs import fit_own_runs, read_own_runs
 from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.serving.evidence.validation import validate_own
@@ -219,7 +218,7 @@ def test_own_runs_and_steps_are_compared_with_predictions(tmp_path: Path) -> Non
     for key in (*found, *found["groups"][0]):
         assert key in EPILOG
     own, steps = found["groups"][0], found["groups"][-1]
-    assert (own["dataset"], own["quantity"], own["kind"]) == ("own", "tpot", "independent")
+    assert (own["dataset"], own["quantity"], own["kind"]) == ("own", "decode", "independent")
     assert (steps["dataset"], steps["quantity"], steps["rows"]) == ("steps", "decode", 1)
     # the same runs by the whole judgement of the shipped rows
     rows = read_own_runs([runs], given={"gpu": "h100"}).rows

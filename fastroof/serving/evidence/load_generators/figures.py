@@ -11,8 +11,6 @@ from typing import Final
 
 from fastroof.units import MS_PER_S
 
-__all__ = ["Figures", "GeneratorRun", "run_of"]
-
 MOST_FAILED: Final = 0.05
 """Share of failed requests from which the others say nothing of a load that was meant."""
 
@@ -42,35 +40,7 @@ CONSTANT: Final = "constant"
 
 @dataclass(frozen=True)
 class Figures:
-    """What a file says of a run; nan, or an empty text, where it says nothing.
-
-    Attributes
-    ----------
-    file, name, generator, model : str
-        Where it stands, the run's name in it, who wrote it, and the model's name there.
-    requests, failed : float
-        Requests that were answered, and that were not.
-    isl, osl : float
-        Mean tokens of a prompt and of an output.
-    ttft_ms, tpot_ms, latency_ms : float
-        Means over requests: to the first token, a token after it, and of the whole request, ms.
-    has_medians : bool
-        Whether there are percentiles of TPOT, though no mean.
-    clients : float
-        Requests that were in flight at most; nan where nothing held them.
-    rate_per_s : float
-        Requests sent a second; inf where each was sent as soon as it could be, nan where it is not said.
-    arrivals : str
-        ``poisson`` or ``constant``: how they follow each other, where there is a rate.
-    duration_s : float
-        From the first request to the last answer, s.
-    accepted : float
-        Tokens that a step of speculative decoding keeps; nan without.
-    length_spread : float
-        Range of the prompts' lengths over their mean, as if it were uniform.
-    refused : str
-        Why no fit should take it, where the reader of its file knows; empty where it may.
-    """
+    """What a file says of a run; nan, or an empty text, where it says nothing."""
 
     file: str
     name: str
@@ -136,22 +106,7 @@ class GeneratorRun:
 
 
 def run_of(figures: Figures) -> GeneratorRun:
-    """Make a run of what a file says of it.
-
-    Notes
-    -----
-    In a closed loop a request meets the other ``clients - 1``. With a rate, Little's law gives the mean
-    number in flight, ``L = rate x latency``. A request that comes at random (Poisson) finds L others, as an
-    observer at any time would, so it sees what one of ``L + 1`` clients sees; one that comes at even
-    intervals is one of L. What is said of an unknown kind of arrivals is the latter.
-
-    Examples
-    --------
-    >>> run = run_of(Figures("a.json", "a", "vllm", requests=100, isl=1024, osl=101, ttft_ms=100,
-    ...     tpot_ms=10, latency_ms=1100, rate_per_s=10, arrivals="poisson", duration_s=11.1))
-    >>> run.concurrency, run.concurrency_from
-    (12.0, "Little's law, 10/s x 1.1 s, and the request itself: arrivals are Poisson")
-    """
+    """Make a run of what a file says of it."""
     refused = figures.refused or _refusal(figures)
     concurrency, known_from, rounds = math.nan, "", math.nan
     if not refused:

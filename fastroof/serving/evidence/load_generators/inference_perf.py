@@ -15,8 +15,6 @@ from fastroof.serving.evidence.load_generators.documents import Document, number
 from fastroof.serving.evidence.load_generators.figures import Figures
 from fastroof.units import MS_PER_S
 
-__all__ = ["NAME", "figures_of", "is_written_by"]
-
 NAME: Final = "inference-perf"
 
 
@@ -26,13 +24,7 @@ def is_written_by(document: Document) -> bool:
 
 
 def figures_of(where: str, document: Document, name: str) -> list[Figures]:
-    """Read the stage of a report.
-
-    Raises
-    ------
-    TableError
-        If a key does not hold what it says.
-    """
+    """Read the stage of a report."""
     load, answered = part(document, "load_summary"), part(document, "successes")
     times = part(answered, "latency")
     requests = number(where, answered, "count")

@@ -1,23 +1,26 @@
-"""Runs that are faster than their own kernels: which, and what speculative decoding makes of them.
+"""What kind a measured run is: defective, speculative, disaggregated, limited by admission, or judged.
 
-No column of a public sample says that a run drafted tokens. What tells is how it was launched (see
-fastroof/engines/README.md), or that it took less time a token than the kernels of a plain step do: rules
-that look at labels, measured times and kernels alone, never at an engine's fitted costs. Such runs are
-judged apart.
+A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
+prediction that is judged. No column of a public sample marks draft tokens: the public benchmark's recipes do,
+or a run takes less time per token than the kernels of a plain step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
 from fastroof.acceptance import MTP
+from fastroof.documents import parse_toml
 from fastroof.engines import Recipe, recipe_for
+from fastroof.errors import TableError
 from fastroof.serving.evidence.rows import ServingRow
-from fastroof.serving.evidence.validation import faster_than_kernels
+from fastroof.serving.evidence.validation import INDEPENDENT, SPECULATIVE, faster_than_kernels
 from fastroof.serving.speculation import SpeculativeDecoding
 
 BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
@@ -36,25 +39,7 @@ ACCEPTED: Final = tuple(round(1.2 + 0.1 * i, 1) for i in range(20))
 
 
 def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
-    """Say which runs are faster than plain steps of their kernels can be.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    kernels_ms : sequence of float
-        TPOT of each by its kernels alone, ms; nan where there is none.
-
-    Returns
-    -------
-    list of str
-        Why a run is taken to speculate; empty for one that is not.
-
-    Examples
-    --------
-    >>> speculative_runs([], [])
-    []
-    """
+    """Say which runs are faster than plain steps of their kernels can be."""
     timed = faster_than_kernels(rows, kernels_ms)
     return [told or by_time for told, by_time in zip(_by_recipe(rows), timed, strict=True)]
 
@@ -98,10 +83,7 @@ def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
 
 
 def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
-    """Return what such a run drafts: as its recipe says, else three tokens, or one a rank of attention.
-
-    None for models whose checkpoints have no draft layer.
-    """
+    """Return what such a run drafts: as its recipe says, else three tokens, or one a rank of attention."""
     if row.whole_model not in DRAFTING:
         return None
     recipe = _recipe(row, speculative=True)
@@ -112,21 +94,7 @@ def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
 def accepted_without(
     rows: Sequence[ServingRow], predict: Callable[[ServingRow, float], float]
 ) -> list[float]:
-    """Find the tokens accepted in a step, for each run from the runs of other GPUs, formats and versions.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Runs that speculate.
-    predict : callable
-        TPOT of a run, ms, at so many accepted tokens a step; nan where it cannot be timed.
-
-    Returns
-    -------
-    list of float
-        One of :data:`ACCEPTED` for each run, with the smallest mean absolute relative error on the runs of
-        all other groups with as many drafts; nan where there is no other group.
-    """
+    """Find the tokens accepted in a step, for each run from the runs of other GPUs, formats and versions."""
     if not rows:
         return []
     errors = np.array([[predict(row, accepted) / row.tpot_ms - 1.0 for accepted in ACCEPTED] for row in rows])
@@ -141,3 +109,69 @@ def accepted_without(
             continue
         found.append(ACCEPTED[int(np.abs(errors[others]).mean(axis=0).argmin())])
     return found
+
+
+_FILE: Final = "defects.toml"
+
+
+class Defect(NamedTuple):
+    """What is wrong with some runs."""
+
+    model: str
+    gpu: str
+    engine: str
+    versions: tuple[str, ...]
+    reason: str
+    source: str
+    concurrency: float | None = None
+
+    def holds_for(self, row: ServingRow) -> bool:
+        """Whether a run is one of them."""
+        return (
+            (self.model, self.gpu, self.engine) == (row.whole_model, row.gpu, row.engine)
+            and row.engine_version in self.versions
+            and self.concurrency in (None, row.concurrency)
+        )
+
+
+@cache
+def known_defects() -> tuple[Defect, ...]:
+    """Read the list that ships."""
+    text = Path(__file__).with_name(_FILE).read_text("utf-8")
+    try:
+        entries = parse_toml(text, _FILE, TableError)["defects"]
+        return tuple(Defect(**{**entry, "versions": tuple(entry["versions"])}) for entry in entries)
+    except (KeyError, TypeError) as error:
+        raise TableError(f"{_FILE}: no list of defects: {error}") from None
+
+
+def defect_of(row: ServingRow) -> str:
+    """Say what is known to be wrong with a run; empty where nothing is."""
+    return next((defect.reason for defect in known_defects() if defect.holds_for(row)), "")
+
+
+JUDGED, DISAGGREGATED = "judged", "disaggregated"
+ADMISSION_LIMITED, DEFECTIVE = "admission-limited", "defective"
+KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, DEFECTIVE)
+"""What a run can be, in the order in which tables list them."""
+
+WAITING: Final = 0.35
+"""Share of a request's measured time before its first token, from which admission limits the run."""
+
+
+def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
+    """Say of what kind a run is, and why."""
+    defect = defect_of(row)
+    if defect:
+        return DEFECTIVE, defect
+    if speculates:
+        return SPECULATIVE, speculates
+    if row.is_disaggregated:
+        return DISAGGREGATED, "some workers prefill, others decode"
+    if not row.architecture:
+        return INDEPENDENT, "its source is no sample that constants are fitted to"
+    is_in_order = row.schedule.get("order") != "prefill_first"
+    request_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
+    if is_in_order and row.ttft_ms > WAITING * request_ms:
+        return ADMISSION_LIMITED, f"its requests wait for more than {WAITING:.0%} of their time"
+    return JUDGED, ""

@@ -1,4 +1,4 @@
-"""Runs whose requests came when they came, by a log or at given rates, and what their clients saw."""
+"""Published throughput and open-loop runs of serving engines, which nothing is fitted to."""
 
 from __future__ import annotations
 
@@ -7,36 +7,114 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.accuracy.rows import check_served, read_records
-from benchmarks.accuracy.throughput_rows import (
-    SERVED_COLUMNS,
-    SERVED_DEFAULTS,
-    ServedModel,
-)
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
+from fastroof.engines import serving_engines
 from fastroof.errors import TableError, TraceError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.parquet import PARQUET_ERRORS, read_parquet
+from fastroof.plan import StepPlan
+from fastroof.serving.evidence.rows import ServedAs
 from fastroof.simulation import Trace
+from fastroof.simulation.settings import EngineSettings
 
-if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
-    from fastroof.simulation.settings import EngineSettings
+THROUGHPUT_FOLDER: Final = "throughput"
 
-__all__ = [
-    "OPEN_LOOP_COLUMNS",
-    "QUANTITIES",
-    "STATISTICS",
-    "OpenLoopRun",
-    "read_open_loop",
-    "shipped_open_loop",
-]
+
+@dataclass(frozen=True)
+class ServedModel(ServedAs):
+    """What was measured: a model as one engine served it."""
+
+    dataset: str
+    row: str
+    gpu: str
+    engine: str
+    engine_version: str
+    checkpoint: str
+    model: str
+    dtype: str
+    kv_dtype: str
+    kv_dtype_from: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    left_out: str
+
+
+@dataclass(frozen=True)
+class ThroughputRow(ServedModel):
+    """One published throughput: requests of equal lengths that are all there from the start."""
+
+    isl: int
+    osl: int
+    requests: int
+    max_concurrency: int
+    concurrency_from: str
+    output_tokens_per_s: float
+
+
+def _column(name: str, kind: Any, unit: str, meaning: str, minimum: int = 1) -> Column:
+    return Column(name, kind, unit, meaning, minimum)
+
+
+SERVED_COLUMNS: Final = (
+    _column("dataset", "text", "", "rows that are judged together"),
+    _column("row", "text", "", "name of the row"),
+    _column("gpu", "text", "", "GPU that it was measured on"),
+    _column("engine", "text", "", f"serving engine: {', '.join(serving_engines())}"),
+    _column("engine_version", "text", "", "its version"),
+    _column("checkpoint", "text", "", "model that was served, as the source names it"),
+    _column("model", "text", "", "fastroof's preset of it, or a config.json"),
+    _column("dtype", "text", "", "dtype of the linear layers"),
+    _column("kv_dtype", "text", "", "dtype of the KV cache"),
+    _column("kv_dtype_from", "text", "", "how kv_dtype is known"),
+    _column("tp", "int", "GPUs", "tensor-parallel size", 1),
+    _column("pp", "int", "", "pipeline stages", 1),
+    _column("dp", "int", "", "ranks of attention data parallelism", 1),
+    _column("ep", "int", "", "groups of experts", 1),
+    _column("left_out", "text", "", "why the row is not judged; empty where it is"),
+)
+"""Columns of every kind of file of :class:`ServedModel`."""
+
+THROUGHPUT_COLUMNS: Final = (
+    *SERVED_COLUMNS,
+    _column("isl", "int", "tokens", "length of each prompt", 1),
+    _column("osl", "int", "tokens", "length of each output", 1),
+    _column("requests", "int", "", "requests that were all there from the start", 1),
+    _column("max_concurrency", "int", "", "requests that run at once at most", 1),
+    _column("concurrency_from", "text", "", "how it is known how many ran at once"),
+    _column("output_tokens_per_s", "float", "tokens/s", "output tokens of all GPUs"),
+)
+"""The columns of a file of published throughput."""
+
+SERVED_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"checkpoint": "", "kv_dtype_from": "", "pp": 1, "dp": 1, "ep": 1, "left_out": ""}
+)
+"""What a column that a file lacks, or an empty cell of it, stands for."""
+
+
+def read_throughput(path: str | Path) -> tuple[ThroughputRow, ...]:
+    """Read a CSV of published throughput."""
+    rows = []
+    for where, values in read_records(path, THROUGHPUT_COLUMNS, SERVED_DEFAULTS, "published throughput"):
+        row = ThroughputRow(**values)
+        check_served(where, row)
+        rows.append(row)
+    return tuple(rows)
+
+
+def shipped_throughput(gpu: str, root: Path | None = None) -> tuple[ThroughputRow, ...]:
+    """Read the published throughput that ships with a GPU."""
+    folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER / THROUGHPUT_FOLDER
+    return tuple(row for path in sorted(folder.glob("*.csv")) for row in read_throughput(path))
+
 
 OPEN_LOOP_FOLDER: Final = "open_loop"
 
@@ -52,27 +130,7 @@ BLOCK_SIZE: Final = 16
 
 @dataclass(frozen=True)
 class OpenLoopRun(ServedModel):
-    """One run with open-loop arrivals.
-
-    Attributes
-    ----------
-    max_num_seqs, max_num_batched_tokens : int
-        The engine's arguments, for one rank.
-    kv_blocks : int
-        Blocks of 16 tokens that the engine said it had; 0 where that is not known.
-    requests : str
-        Path of the Parquet file of its requests, as text; empty where it has stages.
-    stages : str
-        ``8x600 20x600``: requests a second x seconds, evenly spaced; empty where it has requests.
-    isl, osl, cached_tokens : int
-        Of each request of a run with stages; 0 otherwise.
-    clock : str
-        Where times were taken: engine, or client, with its front end and the network.
-    chose : str
-        What of an engine's profile was chosen by this run, so that it is no judge of it; empty: nothing.
-    measured_ms : mapping of (str, str) to float
-        What was measured, by quantity and statistic, ms.
-    """
+    """One run with open-loop arrivals."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -87,18 +145,7 @@ class OpenLoopRun(ServedModel):
     measured_ms: Mapping[tuple[str, str], float]
 
     def settings(self, plan: StepPlan) -> EngineSettings:
-        """Return its engine's settings.
-
-        Parameters
-        ----------
-        plan : StepPlan
-            Its plan, whose memory has the blocks of runs that do not say how many there were.
-
-        Raises
-        ------
-        SimulationError
-            If there is no such engine, or no room for KV cache.
-        """
+        """Return its engine's settings."""
         from fastroof.simulation.settings import EngineSettings
 
         return EngineSettings.of_plan(
@@ -112,18 +159,7 @@ class OpenLoopRun(ServedModel):
         )
 
     def loads(self) -> list[tuple[float, float, Trace]]:
-        """Return what is to be simulated: requests, from when they count, and how much.
-
-        Returns
-        -------
-        list of (float, float, Trace)
-            Each load's weight in the mean, the arrival from which its requests count, s, and its requests.
-
-        Raises
-        ------
-        TableError
-            If its requests cannot be read.
-        """
+        """Return what is to be simulated: requests, from when they count, and how much."""
         if self.requests:
             return [(1.0, 0.0, read_requests(self.requests))]
         loads = []
@@ -135,13 +171,7 @@ class OpenLoopRun(ServedModel):
         return loads
 
     def rates(self) -> list[tuple[float, float]]:
-        """Its stages: requests a second, and seconds.
-
-        Raises
-        ------
-        TableError
-            If they are not written as ``8x600 20x600``.
-        """
+        """Its stages: requests a second, and seconds."""
         stages = []
         for stage in self.stages.split():
             try:
@@ -152,10 +182,6 @@ class OpenLoopRun(ServedModel):
                 raise TableError(f"{self.row}: stages are written as 8x600 20x600, got {self.stages!r}")
             stages.append((rate, seconds))
         return stages
-
-
-def _column(name: str, kind: Any, unit: str, meaning: str, minimum: int = 1) -> Column:
-    return Column(name, kind, unit, meaning, minimum)
 
 
 MEASURED: Final = tuple((quantity, statistic) for quantity in QUANTITIES for statistic in STATISTICS)
@@ -205,13 +231,7 @@ REQUEST_SCHEMA: Final = pa.schema(
 
 
 def read_requests(path: str | Path) -> Trace:
-    """Read a Parquet file of requests.
-
-    Raises
-    ------
-    TableError
-        If it is no such file.
-    """
+    """Read a Parquet file of requests."""
     try:
         table = read_parquet(path, REQUEST_SCHEMA.names).cast(REQUEST_SCHEMA)
         arrival_s, prompt, output, cached = (table[name].to_numpy() for name in REQUEST_SCHEMA.names)
@@ -221,23 +241,7 @@ def read_requests(path: str | Path) -> Trace:
 
 
 def read_open_loop(path: str | Path) -> tuple[OpenLoopRun, ...]:
-    """Read a CSV of open-loop runs.
-
-    Parameters
-    ----------
-    path : str or Path
-        A file with the columns of :data:`OPEN_LOOP_COLUMNS`.
-
-    Returns
-    -------
-    tuple of OpenLoopRun
-        In the order of the file.
-
-    Raises
-    ------
-    TableError
-        If it is no such file, a cell is not what its column holds, or a run has no requests and no stages.
-    """
+    """Read a CSV of open-loop runs."""
     runs = []
     for where, values in read_records(path, OPEN_LOOP_COLUMNS, _DEFAULTS, "open-loop runs"):
         measured = {
@@ -259,24 +263,6 @@ def read_open_loop(path: str | Path) -> tuple[OpenLoopRun, ...]:
 
 
 def shipped_open_loop(gpu: str, root: Path | None = None) -> tuple[OpenLoopRun, ...]:
-    """Read the open-loop runs that ship with a GPU.
-
-    Parameters
-    ----------
-    gpu : str
-        Name of the GPU.
-    root : Path, optional
-        Folder that holds one folder a GPU, instead of the shipped one.
-
-    Returns
-    -------
-    tuple of OpenLoopRun
-        Of all files of ``<gpu>/serving/open_loop`` by name.
-
-    Examples
-    --------
-    >>> [run.row for run in shipped_open_loop("rtx_pro_6000")][:2]
-    ['llama-3.1-8b', 'qwen3-30b-a3b']
-    """
+    """Read the open-loop runs that ship with a GPU."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER / OPEN_LOOP_FOLDER
     return tuple(run for path in sorted(folder.glob("*.csv")) for run in read_open_loop(path))
