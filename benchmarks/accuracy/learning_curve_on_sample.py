@@ -1,6 +1,6 @@
 """What few runs of one's own give, on the public sample: each larger group taken for one's own cluster.
 
-``python -m benchmarks.accuracy learning-curve`` prints the table of evidence/README.md.
+``python -m benchmarks.accuracy learning-curve`` prints the table of README.md.
 """
 
 from __future__ import annotations

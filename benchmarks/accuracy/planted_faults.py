@@ -1,6 +1,6 @@
 """Whether a wrong kernel is named: runs simulated from the product's own estimates, with one table scaled.
 
-``python -m benchmarks.accuracy planted-faults`` prints the table of evidence/README.md. Loads, models
+``python -m benchmarks.accuracy planted-faults`` prints the table of README.md. Loads, models
 and seeds are not those that the rule's limits were set on (Llama-3.1-70B at tp 4 and 8, 8B at tp 1,
 Qwen3-30B-A3B at tp 2, all on H100).
 """
