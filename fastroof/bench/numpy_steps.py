@@ -1,7 +1,7 @@
 """Steps in NumPy: every lookup of a step by searchsorted, without a plan and without compiled loops.
 
 Only measured nodes are taken from fastroof, by public lookups; each interpolation is written out here,
-so that an agreement of the two says something.
+so that an agreement of the two is evidence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A picture of a report: time a unit of each workload beside its baselines."""
+"""A picture of a report: time a unit of each workload and its baselines."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def draw_bench(report: BenchReport) -> Figure:
         axes.set_yticks(range(len(results)), [one.workload.name for one in results])
         axes.set_ylim(len(results) - 0.4, -0.6)
         low, high = axes.get_xlim()
-        # room for the words beside the slowest mark
+        # room for the words next to the slowest mark
         axes.set_xlim(low, high * max(10.0, (high / low) ** 0.36))
         decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
         step = 1 + len(decades) // 8

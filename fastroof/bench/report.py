@@ -47,7 +47,7 @@ def run_workloads(
     setup : Setup
         What they were made of.
     workloads : iterable of Workload
-        Each is asked for when the one before it is done, so that their arrays need not fit together.
+        Each is made when the previous one is done, so that their arrays need not fit into memory together.
     rounds : int
         Times that each is run after its first call.
     progress : callable
@@ -61,7 +61,7 @@ def run_workloads(
     Raises
     ------
     FastroofError
-        If rounds is no whole number of at least 1, or a baseline disagrees.
+        If rounds is not a whole number of at least 1, or a baseline disagrees.
     """
     whole_number("rounds", rounds)
     machine = this_machine()

@@ -149,7 +149,7 @@ class Machine:
     cores : int
         Processors that this process may run on.
     load_average : float
-        Processes that wanted to run, mean of the last minute; nan where the system does not say.
+        Mean number of runnable processes over the last minute; nan if the system has no such number.
     versions : dict of str to str
         Of fastroof, numba, numpy and python.
     """

@@ -53,7 +53,7 @@ class Workload:
     Attributes
     ----------
     name : str
-        What it is asked for by.
+        Its name on the command line.
     title : str
         What is done, with its sizes.
     unit : str
@@ -141,7 +141,7 @@ def new_setup(
     Raises
     ------
     FastroofError
-        If threads is no whole number of at least 1, or the plan cannot be compiled.
+        If threads is not a whole number of at least 1, or the plan cannot be compiled.
     """
     whole_number("threads", threads)
     model = model if isinstance(model, ModelSpec) else load_model(model)

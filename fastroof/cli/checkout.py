@@ -39,7 +39,7 @@ def checkout_module(name: str, asked: str, command: str) -> Any:
     Raises
     ------
     FastroofError
-        If this is no checkout.
+        If this is not a checkout.
     """
     root = Path(fastroof.__file__).parent.parent
     if not (root / PACKAGE.replace(".", "/")).is_dir():

@@ -1,4 +1,4 @@
-"""What a flag of a serving engine says: a setting of a run, nothing of it, or something that is not modelled.
+"""What a flag of a serving engine means: a setting of a run, nothing, or something that is not modelled.
 
 TensorRT-LLM's are those of tensorrt_llm/commands/serve.py at 00209af149e7774406881a37283dce303571eb11; vLLM's
 and SGLang's are those that public recipes and tests of both pass to them. Names are compared with ``_`` for
@@ -14,7 +14,7 @@ SETTINGS: Final = (
     "gpu", "engine", "version", "model", "checkpoint", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
     "max_num_batched_tokens", "max_num_seqs", "chunked_prefill",
 )  # fmt: skip
-"""What a file of one's own may say by these names, beside the engine's flags."""
+"""Names that a user's file may use in addition to the engine's flags."""
 
 
 class EngineFlags(NamedTuple):

@@ -1,8 +1,8 @@
 """What an engine adds to its kernels, from few runs: fewer costs than a large sample fits, or none.
 
-Few runs tell few constants. Each candidate is a set of costs that are fitted (the others stay as the packaged
-profile has them, or are 0) and how far the fit goes from the packaged profile towards the runs; which one is
-taken, leave-one-run-out says.
+Few runs determine few constants. Each candidate is a set of costs that are fitted (the others stay as the
+packaged profile has them, or are 0) and how far the fit goes from the packaged profile towards the runs;
+leave-one-run-out decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 
 FITTED: Final = ("step_us", "sequence_us")
-"""Costs that a few runs can tell; others stay as they are packaged."""
+"""Costs that a few runs determine; others stay as packaged."""
 
 RUNS_A_COST: Final = 3
 """Runs that each fitted cost needs at least."""

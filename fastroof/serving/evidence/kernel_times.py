@@ -24,7 +24,7 @@ COSTS: Final = (
 """The costs of an engine that can be fitted."""
 
 HOST_COSTS: Final = ("host_step_us", "host_sequence_us")
-"""A host beside the GPU, a step and a sequence: a step takes the longer of both. Tried, in no profile."""
+"""A host in parallel with the GPU, per step and per sequence: a step takes the longer. In no profile."""
 
 OWN_LAYERS: Final = "own_layers"
 """Begin of the names of architectures' own costs of a layer: with their place among the columns."""
@@ -35,7 +35,7 @@ NUM_COLUMNS: Final = 9
 
 
 class KernelTimes(NamedTuple):
-    """Measured rows beside the kernels of the steps that they are a mean of, one entry a row."""
+    """Measured rows and the kernels of the two mean steps of each, one entry a row."""
 
     measured_us: Floats
     decode_us: Floats
@@ -154,7 +154,7 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
     """Places of rows that have one plan and schedule."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        # nan is no equal of nan
+        # nan does not equal nan
         rounds = -1.0 if math.isnan(row.requests_per_client) else row.requests_per_client
         schedule = (*row.schedule.values(), rounds)
         key = (
@@ -182,7 +182,7 @@ def times_of_plan(
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"
-    # a step of prompts alone gives nobody a token
+    # a step of prompts alone produces no output token
     decode_steps, mixed_steps = (
         (np.ones(len(rows)), share / (1.0 - share)) if is_apart else (1.0 - share, share)
     )

@@ -1,4 +1,4 @@
-"""Errors of predictions: row by row, and summed up by data set, quantity and what else is asked for."""
+"""Errors of predictions, row by row and by group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPINGS: Final = (
 
 
 class PredictedTime(NamedTuple):
-    """One measured time beside its prediction."""
+    """A measured time and its prediction."""
 
     dataset: str
     row: str
@@ -74,7 +74,7 @@ class ErrorGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """Predictions beside what was measured."""
+    """Predictions compared with measurements."""
 
     gpu: str
     tables_hash: str

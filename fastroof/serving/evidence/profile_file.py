@@ -85,5 +85,5 @@ def check_profile_path(path: str | Path) -> Path:
 
 
 def write_profile(profile: EngineProfile, path: str | Path) -> Path:
-    """Write a profile as TOML, whole or not at all."""
+    """Write a profile as TOML, atomically."""
     return write_output(check_profile_path(path), profile_text(profile), "profile", TableError)

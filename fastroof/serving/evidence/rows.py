@@ -11,7 +11,7 @@ from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
 
 LARGEST_STEP: Final = 16384
-"""Tokens of a step that plans of rows time, where no row says more."""
+"""Tokens of the largest step of a row's plan, unless the row has more."""
 
 
 class ServedAs:

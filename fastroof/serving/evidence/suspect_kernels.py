@@ -1,7 +1,7 @@
-"""Which kernels look wrong in one's own runs, where what an engine adds cannot explain the rest.
+"""Which kernels look wrong in a user's own runs, if what an engine adds cannot explain the rest.
 
 Tables are never changed by it: it only reports. Kinds of operators take turns: each gets a multiplier, fitted
-beside the engine's costs, which may explain the same runs. A kind is named where the interval of its
+with the engine's costs, which may explain the same runs. A kind is named if the interval of its
 multiplier excludes 1 and runs that were left out come out clearly better with it.
 """
 
@@ -25,7 +25,7 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
 LEAST_RUNS: Final = 12
-"""Runs below which three constants and a multiplier are not told apart."""
+"""Fewer runs do not determine three constants and a multiplier."""
 
 LEAST_SHARE: Final = 0.05
 """Share of the steps of at least one run in four below which a kind of operator cannot be judged."""
@@ -75,7 +75,7 @@ class SuspectKernel:
             f"{self.error_with:.1%}"
         )
         others = ", ".join(self.or_else)
-        return f"{words}; these runs do not tell it from {others}" if others else words
+        return f"{words}; these runs do not distinguish it from {others}" if others else words
 
 
 def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:

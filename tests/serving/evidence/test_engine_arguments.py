@@ -149,7 +149,7 @@ def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
         (f"vllm serve {LLAMA} --dtype float32", {}, "'float32' is not modelled"),
         (f"vllm serve {LLAMA} --quantization magic", {}, "quantization 'magic'"),
         (f"vllm serve {LLAMA} --speculative-config {{}}", {}, "speculative decoding"),
-        ("vllm serve --port 80", {}, "does not say the model"),
+        ("vllm serve --port 80", {}, "does not name the model"),
         (f"ollama run {LLAMA}", {}, "no command of an engine"),
         (f"vllm serve {LLAMA} 'x", {}, "no command line"),
         (f"vllm serve {LLAMA} && trtllm-serve {LLAMA}", {}, "starts trtllm and vllm"),

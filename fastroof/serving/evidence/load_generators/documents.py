@@ -17,7 +17,7 @@ MOST_BYTES: Final = 4 * 2**30
 
 
 class _NotJson(TableError):
-    """What is there is no JSON, or not all of it."""
+    """The content is not JSON, or not complete."""
 
 
 def documents_of(path: Path) -> list[Document]:
@@ -55,14 +55,14 @@ def _object(path: Path, value: Any) -> Document:
 
 
 def part(document: Any, *keys: str) -> Document:
-    """Return an inner object, empty where there is none."""
+    """Return an inner object, empty if missing."""
     for key in keys:
         document = document.get(key) if isinstance(document, Mapping) else None
     return document if isinstance(document, Mapping) else {}
 
 
 def number(where: str, document: Document, key: str) -> float:
-    """Return a number, nan where it is missing or null, inf where it says so."""
+    """Return a number, nan if missing or null, inf if it is written so."""
     value = document.get(key)
     if value is None:
         return math.nan
@@ -81,7 +81,7 @@ def _short(value: Any) -> str:
 
 
 def numbers(where: str, document: Document, key: str) -> list[float]:
-    """Return a list of numbers; empty where there is none."""
+    """Return a list of numbers, empty if missing."""
     values = document.get(key)
     if values is None:
         return []
@@ -91,7 +91,7 @@ def numbers(where: str, document: Document, key: str) -> list[float]:
 
 
 def text(document: Document, *keys: str) -> str:
-    """Return the first text among keys; empty where there is none."""
+    """Return the first text among keys, empty if there is no text."""
     found = (document.get(key) for key in keys)
     return next((value for value in found if isinstance(value, str)), "")
 

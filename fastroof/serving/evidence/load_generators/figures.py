@@ -1,4 +1,4 @@
-"""What a load generator's file says of one run, and whether that is a steady state that a fit can take.
+"""What a load generator's file has of one run, and whether it is a steady state that a fit can take.
 
 Every generator's file comes down to the same figures; what becomes of them is decided here alone.
 """
@@ -12,7 +12,7 @@ from typing import Final
 from fastroof.units import MS_PER_S
 
 MOST_FAILED: Final = 0.05
-"""Share of failed requests from which the others say nothing of a load that was meant."""
+"""Share of failed requests above which the others do not represent the intended load."""
 
 LEAST_ROUNDS: Final = 2.0
 """Requests a client: with fewer the start and the end, when not all clients are busy, are most of the run."""
@@ -21,7 +21,7 @@ ADDS_UP: Final = 0.2
 """How far TTFT + TPOT (OSL - 1) may lie from the latency of a request: lengths vary, tokens may not."""
 
 KEEPS_UP: Final = 0.9
-"""Share of the rate asked for below which requests pile up, so that no two moments of the run are alike."""
+"""Share of the requested rate below which requests pile up, so that there is no steady state."""
 
 NEVER_SENT: Final = 0.6
 """Share of it below which they were not sent, or not answered, though none waits long for its first token.
@@ -32,7 +32,7 @@ MOST_WAITING: Final = 0.25
 """Share of its latency that a request waits for its first token where requests pile up."""
 
 LEAST_BUSY: Final = 0.5
-"""Share of the clients that are busy in the mean, by Little's law, below which they are not the load."""
+"""Mean share of busy clients, by Little's law, below which they are not the load."""
 
 POISSON: Final = "poisson"
 CONSTANT: Final = "constant"
@@ -40,7 +40,7 @@ CONSTANT: Final = "constant"
 
 @dataclass(frozen=True)
 class Figures:
-    """What a file says of a run; nan, or an empty text, where it says nothing."""
+    """What a file has of a run; nan or an empty text if missing."""
 
     file: str
     name: str
@@ -65,7 +65,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class GeneratorRun:
-    """One run as a fit takes it: clients with one request in flight each, or why it is none.
+    """One run as a fit takes it: clients with one request in flight each, or why it is left out.
 
     Attributes
     ----------
@@ -78,13 +78,13 @@ class GeneratorRun:
     concurrency_from : str
         How that is known, in words.
     requests_per_client : float
-        nan where there were no clients but a rate.
+        nan if there was a rate instead of clients.
     ttft_ms, tpot_ms : float
         Means over requests, ms.
     length_spread : float
         Range of the prompts' lengths over their mean, as if it were uniform; nan where it is not known.
     refused : str
-        Why no fit should take it, with what would do; empty where it may.
+        Why no fit should take it and what to change; empty if one may.
     path : str
         The file alone.
     """
@@ -106,7 +106,7 @@ class GeneratorRun:
 
 
 def run_of(figures: Figures) -> GeneratorRun:
-    """Make a run of what a file says of it."""
+    """Make a run of what a file has of it."""
     refused = figures.refused or _refusal(figures)
     concurrency, known_from, rounds = math.nan, "", math.nan
     if not refused:
@@ -129,7 +129,7 @@ def run_of(figures: Figures) -> GeneratorRun:
 
 
 def _refusal(figures: Figures) -> str:
-    """Why its means are none; empty where they are."""
+    """Return why its means are invalid; empty if they are valid."""
     if math.isnan(figures.tpot_ms):
         if figures.has_medians:
             return (
@@ -169,7 +169,7 @@ def _by_tokens_ms(figures: Figures) -> float:
 
 
 def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
-    """Requests in flight, how that is known, requests a client, and why it is no steady state."""
+    """Return requests in flight, how that is known, requests a client, and why it is not a steady state."""
     latency_s = (_by_tokens_ms(figures) if math.isnan(figures.latency_ms) else figures.latency_ms) / MS_PER_S
     if math.isfinite(figures.rate_per_s) and figures.rate_per_s > 0.0:
         return _open(figures, latency_s)
@@ -197,7 +197,7 @@ def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
             math.nan,
             "",
             rounds,
-            f"of {clients:g} clients {busy:.3g} were busy in the mean: the generator did not keep up, or "
+            f"of {clients:g} clients {busy:.3g} were busy, mean: the generator did not keep up, or "
             "waited in between",
         )
     if busy > clients * (1.0 + ADDS_UP):
@@ -213,7 +213,7 @@ def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
 def _open(figures: Figures, latency_s: float) -> tuple[float, str, float, str]:
     rate = figures.rate_per_s
     if not figures.ttft_ms > 0.0 and math.isnan(figures.latency_ms):
-        return math.nan, "", math.nan, "a rate alone, without TTFT or latency, says nothing of the load"
+        return math.nan, "", math.nan, "a rate without TTFT or latency does not determine the load"
     sending_s = figures.duration_s - latency_s
     if not sending_s > latency_s:
         refused = (
@@ -227,7 +227,7 @@ def _open(figures: Figures, latency_s: float) -> tuple[float, str, float, str]:
     waits = not figures.ttft_ms < MOST_WAITING * latency_s * MS_PER_S
     if sent < ((KEEPS_UP if waits else NEVER_SENT) - chance) * rate:
         refused = (
-            f"{rate:.4g} requests a second were asked for and {sent:.4g} answered: they pile up, so that "
+            f"{rate:.4g} requests a second were requested and {sent:.4g} answered: they pile up, so that "
             "there is no steady state; send fewer, or bound them"
         )
         return math.nan, "", math.nan, refused

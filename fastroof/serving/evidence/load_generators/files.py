@@ -39,7 +39,7 @@ SUFFIXES: Final = (".json", ".jsonl")
 
 
 class FoundRuns(NamedTuple):
-    """Runs of files, and the files of folders that are none."""
+    """Runs of files, and files in folders that have no run."""
 
     runs: tuple[GeneratorRun, ...]
     others: tuple[str, ...] = ()
@@ -61,8 +61,8 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
     Raises
     ------
     TableError
-        If a path does not exist, a file that was given is none of them, a file is cut off or says something
-        else than its keys do, or there is no run at all.
+        If a path does not exist, a given file is of no known generator, a file is cut off or contradicts its
+        keys, or there is no run.
     """
     runs: list[GeneratorRun] = []
     others: list[str] = []

@@ -57,7 +57,7 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
             tpot_ms=mean_s("time_per_output_token") * MS_PER_S,
             latency_ms=mean_s("request_latency") * MS_PER_S,
             clients=clients,
-            # with clients the rate that it writes is what it would be, not what was asked for
+            # with clients the rate is a result, not the requested one
             rate_per_s=math.nan if clients >= 1.0 else number(where, load, "requested_rate"),
             duration_s=duration_s,
             refused=refused,
