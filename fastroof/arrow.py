@@ -56,25 +56,13 @@ def rows_table(
 
 
 def pandas_frame(table: pa.Table) -> Any:
-    """Return a table as a ``pandas.DataFrame``.
-
-    Raises
-    ------
-    FastroofError
-        If pandas is not installed.
-    """
+    """Return a table as a ``pandas.DataFrame``."""
     _frames_of("pandas", "to_pandas")
     return table.to_pandas()
 
 
 def polars_frame(table: pa.Table) -> Any:
-    """Return a table as a ``polars.DataFrame``.
-
-    Raises
-    ------
-    FastroofError
-        If polars is not installed.
-    """
+    """Return a table as a ``polars.DataFrame``."""
     return _frames_of("polars", "to_polars").from_arrow(table)
 
 
@@ -96,23 +84,11 @@ class ArrowRows(ABC):
         """Lay the rows out as an Arrow table: units and meanings are metadata of its fields."""
 
     def to_pandas(self) -> Any:
-        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``.
-
-        Raises
-        ------
-        FastroofError
-            If pandas is not installed.
-        """
+        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
         return pandas_frame(self.to_arrow())
 
     def to_polars(self) -> Any:
-        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``.
-
-        Raises
-        ------
-        FastroofError
-            If polars is not installed.
-        """
+        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``."""
         return polars_frame(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -121,24 +97,7 @@ class ArrowRows(ABC):
 
 
 class ArrowResult(ArrowRows):
-    """A result whose answers are columns: numbers, or arrays of one shape.
-
-    Whatever speaks the Arrow PyCapsule interface takes one: ``pyarrow.table(result)``,
-    ``polars.DataFrame(result)``, ``pandas.DataFrame.from_arrow(result)``, DuckDB's ``from result``.
-
-    Every result that answers with a time has a ``relative_error``: one standard error over the time, of the
-    time's shape (an 80 % interval is 1.28 of them on either side, in ln); None where it was not asked for,
-    nan where it is not known. In the table both are null, as is any number that there is not.
-
-    Attributes
-    ----------
-    arrow_columns : tuple of Column
-        Of its table: names, units and meanings.
-    arrow_names : mapping of str to tuple of str
-        What the codes of a column stand for, which the table spells out.
-    made_from : mapping of str to str
-        The table's metadata: fastroof's version, the tables' hash, and what else the result was made from.
-    """
+    """A result whose answers are columns: numbers, or arrays of one shape."""
 
     arrow_columns: ClassVar[tuple[Column, ...]]
     arrow_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"origin": ORIGINS}
@@ -150,20 +109,7 @@ class ArrowResult(ArrowRows):
         """Answers by name, as they are: numbers, or arrays of one shape; None where not asked for."""
 
     def to_arrow(self) -> pa.Table:
-        """Lay the answers out as an Arrow table, a row an element, in C order.
-
-        Returns
-        -------
-        pyarrow.Table
-            Units and meanings are metadata of its fields; what it was made from is metadata of the table.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> looked_up = fastroof.load_tables("h100").lookup("gemm", m=[64, 100], n=6144, k=4096)
-        >>> looked_up.to_arrow()["origin"].to_pylist()
-        ['measured', 'interpolated']
-        """
+        """Lay the answers out as an Arrow table, a row an element, in C order."""
         import pyarrow as pa
 
         schema = arrow_schema(self.arrow_columns, self.made_from)

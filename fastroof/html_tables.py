@@ -16,13 +16,7 @@ MOST_ROWS: Final = 20
 
 
 def cell_text(value: Any) -> str:
-    """Write a value as a person reads it: four digits of a float, all of an integer, nothing of none.
-
-    Examples
-    --------
-    >>> [cell_text(value) for value in (None, 7.123456, 12345.6, 1.5e12, 8192, float("nan"), "h100")]
-    ['', '7.123', '12,346', '1.5e+12', '8,192', '', 'h100']
-    """
+    """Write a value as a person reads it: four digits of a float, all of an integer, nothing of none."""
     if value is None:
         return ""
     if hasattr(value, "item"):
@@ -47,29 +41,7 @@ def escape(text: str) -> str:
 def html_table(
     columns: Sequence[Column], rows: Iterable[Sequence[Any]], caption: str, count: int | None = None
 ) -> str:
-    """Lay rows out as one HTML table.
-
-    Parameters
-    ----------
-    columns : sequence of Column
-        Heads: a column's name with its unit under it, and its meaning where the pointer rests.
-    rows : iterable of sequence
-        A value a column; no more than :data:`MOST_ROWS` are taken.
-    caption : str
-        What it is a table of.
-    count : int, optional
-        How many rows there are in all; by default those that are given.
-
-    Returns
-    -------
-    str
-        HTML. Whatever a name or a value holds is text in it.
-
-    Examples
-    --------
-    >>> html_table([Column("latency_us", "float", "us", "time")], [[1.5]], "of <me>").splitlines()[1]
-    '<caption>of &lt;me&gt;</caption>'
-    """
+    """Lay rows out as one HTML table."""
     shown = list(islice(rows, MOST_ROWS))
     count = len(shown) if count is None else count
     lines = ["<table>", f"<caption>{escape(caption)}</caption>", f"<thead><tr>{_heads(columns)}</tr></thead>"]

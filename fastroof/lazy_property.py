@@ -11,11 +11,7 @@ T = TypeVar("T")
 
 
 class lazy_property(Generic[T]):
-    """``functools.cached_property`` for values that may be made twice, of which one is kept.
-
-    On Python 3.11 that one holds a lock of all instances while it works a value out: a child forked in
-    the meantime waits for it for ever.
-    """
+    """``functools.cached_property`` for values that may be made twice, of which one is kept."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make = make

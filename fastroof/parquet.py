@@ -34,30 +34,7 @@ PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, Look
 
 
 def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
-    """Open a Parquet file whose pages are read against their checksums.
-
-    Parameters
-    ----------
-    file : str, Path or bytes
-        Where it lies, or all of it.
-
-    Raises
-    ------
-    Exception
-        One of :data:`PARQUET_ERRORS`.
-
-    Examples
-    --------
-    >>> import io
-    >>> written = io.BytesIO()
-    >>> pq.write_table(pa.table({"x": ["us", "ms"]}), written, compression="none", **CHECKED_PAGES)
-    >>> whole_table(open_parquet(written.getvalue()))["x"].to_pylist()
-    ['us', 'ms']
-    >>> whole_table(open_parquet(written.getvalue().replace(b"us", b"ns", 1)))
-    Traceback (most recent call last):
-        ...
-    OSError: could not verify page integrity, CRC checksum verification failed for ...
-    """
+    """Open a Parquet file whose pages are read against their checksums."""
     source = pa.BufferReader(file) if isinstance(file, bytes) else file
     opened = pq.ParquetFile(source, page_checksum_verification=True)
     try:
@@ -69,11 +46,7 @@ def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
 
 
 def _check_row_counts(metadata: pq.FileMetaData) -> None:
-    """Refuse a footer, which has no checksum, whose numbers of rows differ: fewer would be read.
-
-    Columns are not looked at here: asking for one whose type does not fit the rest ends the process
-    (pyarrow 26.0.1), reading it does not.
-    """
+    """Refuse a footer, which has no checksum, whose numbers of rows differ: fewer would be read."""
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
         raise pa.ArrowInvalid(f"it has {metadata.num_rows} rows by its footer, and {rows} by its row groups")
@@ -109,13 +82,7 @@ def _memory_needed(file: pq.ParquetFile, columns: Sequence[str] | None) -> str:
 
 
 def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read columns of an open file, and look at each value: text is UTF-8, codes have words.
-
-    Raises
-    ------
-    Exception
-        One of :data:`PARQUET_ERRORS`.
-    """
+    """Read columns of an open file, and look at each value: text is UTF-8, codes have words."""
     needed = _memory_needed(file, columns)
     try:
         table = file.read(columns=None if columns is None else list(columns))
@@ -126,34 +93,13 @@ def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> p
 
 
 def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read columns of a file, as :func:`open_parquet` and :func:`whole_table` do.
-
-    Raises
-    ------
-    Exception
-        One of :data:`PARQUET_ERRORS`.
-    """
+    """Read columns of a file, as :func:`open_parquet` and :func:`whole_table` do."""
     with open_parquet(path) as file:
         return whole_table(file, columns)
 
 
 def write_parquet(table: pa.Table, path: Path, **options: Any) -> None:
-    """Write a table, its pages with checksums.
-
-    Parameters
-    ----------
-    table : pyarrow.Table
-        What is written.
-    path : Path
-        A new file.
-    **options
-        Others of :func:`pyarrow.parquet.write_table`.
-
-    Raises
-    ------
-    OSError
-        If the disk does not take it.
-    """
+    """Write a table, its pages with checksums."""
     # a writer whose file fails tries again when it is collected, and prints that: this one writes to memory
     whole = pa.BufferOutputStream()
     pq.write_table(table, whole, **CHECKED_PAGES, **options)

@@ -16,10 +16,7 @@ def usable_processors() -> int:
 
 
 def usable_memory_bytes() -> float:
-    """Memory that this process may still take: what is free, or what a limit leaves; inf if nothing says.
-
-    Limits are those of the process's address space (``ulimit -v``) and of its control group.
-    """
+    """Memory that this process may still take: what is free, or what a limit leaves; inf if nothing says."""
     room = [math.inf]
     with suppress(OSError, ValueError, ImportError):
         import resource

@@ -15,41 +15,17 @@ _FORMULA: Final = r"^('*[=+\-@\t\r\n])"
 
 
 def guarded(cell: str) -> str:
-    """Put an apostrophe before text that begins a formula: with ``=``, ``+``, ``-``, ``@``, tab or line end.
-
-    Parameters
-    ----------
-    cell : str
-        Text, not a number: ``-1`` as text would be guarded too.
-
-    Examples
-    --------
-    >>> guarded("=1+1"), guarded("llama-3.1-8b")
-    ("'=1+1", 'llama-3.1-8b')
-    """
+    """Prefix text that a spreadsheet would read as a formula with an apostrophe."""
     return f"'{cell}" if re.match(_FORMULA, cell) else cell
 
 
 def unguarded(cell: str) -> str:
-    """Take off what :func:`guarded` put before a cell.
-
-    Examples
-    --------
-    >>> unguarded("'=1+1"), unguarded("'tis")
-    ('=1+1', "'tis")
-    """
+    """Take off what :func:`guarded` put before a cell."""
     return cell[1:] if cell.startswith("'") and re.match(_FORMULA, cell) else cell
 
 
 def guarded_columns(table: pa.Table) -> pa.Table:
-    """Guard the text columns of a table; numbers stay as they are.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> guarded_columns(pa.table({"model": ["-x", "y", None], "change": [-1, 0, 1]})).to_pydict()
-    {'model': ["'-x", 'y', None], 'change': [-1, 0, 1]}
-    """
+    """Guard the text columns of a table; numbers stay as they are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

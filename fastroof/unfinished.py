@@ -22,20 +22,7 @@ __all__ = ["held_unfinished", "is_unfinished", "remove_left", "remove_unfinished
 
 @contextlib.contextmanager
 def held_unfinished(place: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Make an empty hidden file or folder beside a place, and hold its lock.
-
-    Parameters
-    ----------
-    place : Path
-        What it will be.
-    is_folder : bool
-        Whether it is a folder.
-
-    Raises
-    ------
-    OSError
-        If the disk does not take it.
-    """
+    """Make an empty hidden file or folder beside a place, and hold its lock."""
     while True:
         unfinished = unfinished_path(place)
         try:
@@ -86,10 +73,7 @@ def _lock(held: int, *, is_waiting: bool = False) -> bool:
 
 
 def remove_left(place: Path) -> None:
-    """Remove what killed processes have left of a file or folder: this user's own, which nobody holds.
-
-    Folders stay where others than this user rename files: one of ours may have been given such a name.
-    """
+    """Remove what killed processes have left of a file or folder: this user's own, which nobody holds."""
     with contextlib.suppress(OSError):
         pattern = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{32}}")
         for name in filter(pattern.fullmatch, os.listdir(place.parent)):
@@ -129,10 +113,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove files that a killed process was writing in a folder: of one name, or all of them.
-
-    Plain files alone: nothing here makes a link or a folder of such a name where this is called.
-    """
+    """Remove files that a killed process was writing in a folder: of one name, or all of them."""
     of_name = ".+" if name is None else re.escape(name)
     for path in folder.iterdir():
         if not re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):

@@ -32,29 +32,7 @@ __all__ = [
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
-    """Give a hidden path to write a file to, which takes its place when the block ends.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file's place. Where a link points to is replaced; a pipe or device is written to as it is.
-    is_durable : bool, default False
-        Whether the bytes are on the disk before the file takes its place: a power cut leaves it whole too.
-
-    Raises
-    ------
-    OSError
-        If the disk does not take it; nothing is left of it, and what was there before stays.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with whole_file(folder / "a.txt") as unfinished:
-    ...     _ = unfinished.write_text("one")
-    >>> [path.name for path in folder.iterdir()]
-    ['a.txt']
-    """
+    """Give a hidden path to write a file to, which takes its place when the block ends."""
     if _is_device(path):
         yield Path(path)
         return
@@ -72,41 +50,14 @@ def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: str | Path, content: str | bytes, *, is_durable: bool = False) -> None:
-    """Write a file of bytes, or of text in UTF-8 with its line ends as they are; see :func:`whole_file`.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file's place.
-    content : str or bytes
-        All of it.
-    is_durable : bool, default False
-        Whether the bytes are on the disk before the file takes its place.
-
-    Raises
-    ------
-    OSError
-        If the disk does not take it; nothing is left of it, and what was there before stays.
-    """
+    """Write a file of bytes, or of text in UTF-8 with its line ends as they are; see :func:`whole_file`."""
     with whole_file(path, is_durable=is_durable) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """Give a hidden folder to write files to, which takes the place of ``folder`` when the block ends.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder's place, made with the folders above it. One that is there is replaced, all of it.
-
-    Raises
-    ------
-    OSError
-        If the disk does not take it; nothing is left of it, not the folders made above it either, and what
-        was there before stays.
-    """
+    """Give a hidden folder to write files to, which takes the place of ``folder`` when the block ends."""
     # a link to a folder stays one
     folder = Path(os.path.realpath(folder))
     made = [above for above in folder.parents if not above.exists()]
@@ -128,22 +79,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
 
 
 def write_files(folder: str | Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
-    """Write files into a folder, all of them or none; what else lies there stays.
-
-    Parameters
-    ----------
-    folder : str or Path
-        The folder, made with the folders above it where it is not there.
-    contents : mapping of str to bytes
-        The files by their paths below it. A link in the place of one is replaced.
-    links : mapping of str to str
-        Symbolic links by their paths below it, and where they lead.
-
-    Raises
-    ------
-    OSError
-        If the disk does not take them; what was there before stays, and nothing of them is left.
-    """
+    """Write files into a folder, all of them or none; what else lies there stays."""
     folder = Path(os.path.realpath(folder))
     if not folder.exists():
         with whole_folder(folder) as unfinished:
@@ -210,20 +146,7 @@ def _kept(place: Path, aside: Path) -> Path | None:
 
 
 def put_in_place(finished: Path, folder: Path) -> None:
-    """Give a finished folder the name of another, if that is there, which is removed.
-
-    Parameters
-    ----------
-    finished : Path
-        A folder beside the place.
-    folder : Path
-        Its place.
-
-    Raises
-    ------
-    OSError
-        If it cannot be moved; what was in its place is there again.
-    """
+    """Give a finished folder the name of another, if that is there, which is removed."""
     if not folder.exists():
         finished.rename(folder)
         return
@@ -259,23 +182,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def write_errors(what: str, error: type[FastroofError] = FastroofError) -> Iterator[None]:
-    """Say of what the operating system refuses that it cannot be written, and why.
-
-    Parameters
-    ----------
-    what : str
-        What is written, with its path.
-    error : type, default FastroofError
-        What is raised.
-
-    Examples
-    --------
-    >>> with write_errors("profile mine.toml"):
-    ...     raise OSError(28, "No space left on device")
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: profile mine.toml cannot be written (No space left on device); nothing ...
-    """
+    """Say of what the operating system refuses that it cannot be written, and why."""
     try:
         yield
     except OSError as failure:
@@ -284,23 +191,7 @@ def write_errors(what: str, error: type[FastroofError] = FastroofError) -> Itera
 
 
 def check_file_place(path: Path, what: str, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse a place where no file can be, before any time goes into what it will hold.
-
-    Parameters
-    ----------
-    path : Path
-        Where the file will be.
-    what : str
-        What is written, with its path.
-    error : type, default FastroofError
-        What is raised.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, if a folder has the file's name, there is no folder to hold it, or it takes no file of the
-        name.
-    """
+    """Refuse a place where no file can be, before any time goes into what it will hold."""
     # os.path answers False where Path.is_dir raises: a name longer than a file name may be
     if os.path.isdir(path):
         raise error(f"{what} is a folder, need a file's name")
@@ -318,29 +209,7 @@ def check_file_place(path: Path, what: str, error: type[FastroofError] = Fastroo
 def write_output(
     path: str | Path, content: str | bytes, what: str = "", error: type[FastroofError] = FastroofError
 ) -> Path:
-    """Write a file that somebody asked for, as :func:`write_whole` does, or say why it has no place.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file's place.
-    content : str or bytes
-        All of it.
-    what : str
-        What it is, for the message.
-    error : type, default FastroofError
-        What is raised.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, if there is no place for the file or the disk does not take it.
-    """
+    """Write a file that somebody asked for, as :func:`write_whole` does, or say why it has no place."""
     path = Path(path)
     named = f"{what} {path}".lstrip()
     check_file_place(path, named, error)

@@ -24,12 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backends(as_json: Json = False) -> None:
-    """List the programs that adapters serve, by release.
-
-    A release that was run is one that the adapter answered in a real simulation; others are held to
-    signatures recorded from their source, or were written after it alone. How each is reached is in
-    fastroof/backends/README.md.
-    """
+    """List the programs that adapters serve, by release."""
     from fastroof.backends.releases import programs
 
     known = programs()

@@ -82,10 +82,7 @@ def bench(
         Path | None, typer.Option("--plot", metavar="PATH", help="Draw them: .png or .svg.")
     ] = None,
 ) -> None:
-    """Time fastroof on this machine.
-
-    Steps, sweeps, plans and starts, as ratios to baselines of the same run.
-    """
+    """Time fastroof on this machine."""
     names = _chosen(workload or list(NAMES))
     from fastroof.bench import new_setup, report_document, run_workloads
     from fastroof.load.by_name import missing_tables

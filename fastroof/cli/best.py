@@ -193,13 +193,7 @@ def best(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which deployment to run, why, and how to start it.
-
-    For a model on a number of GPUs, or of what the specification of a sweep asks for: every deployment is
-    estimated, and for each model, and each load where it has several, the best within the limits is named
-    with the next best of other kinds, the engine's own command, and one that checks it. The limits are on
-    means; with --percentile the leaders are simulated, request by request, and ranked by that.
-    """
+    """Say which deployment to run, why, and how to start it."""
     from fastroof import recommend
     from fastroof.sweep import recommend_for_spec
 

@@ -94,11 +94,7 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit an engine's profile to measured serving.
-
-    Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
-    models that the fit did not see.
-    """
+    """Fit an engine's profile to measured serving."""
     from fastroof.serving.evidence.calibration import RESAMPLES, calibrate, check_profile_path, write_profile
     from fastroof.serving.evidence.rows import read_rows, shipped_rows
 

@@ -97,13 +97,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare fastroof with other methods, and say why they differ.
-
-    They are roofline V2, InferSim and the datasheet model.
-
-    Every --decode and --prefill is a step of its own. Differences of more than 10 % of fastroof's time
-    of a component come with their causes; a method that cannot represent a model says why.
-    """
+    """Compare fastroof with other methods, and say why they differ."""
     from fastroof.compat.compare import compare as compare_methods
     from fastroof.load.by_name import missing_tables
 

@@ -25,23 +25,7 @@ class Offer(NamedTuple):
 
 
 def words_before(variables: Mapping[str, str]) -> list[str]:
-    """Return the words between the program and the one that is to be completed.
-
-    Parameters
-    ----------
-    variables : mapping
-        The environment as typer's scripts set it: bash counts the words, other shells give the line as far as
-        it is written.
-
-    Examples
-    --------
-    >>> words_before({"COMP_WORDS": "fastroof step --mo", "COMP_CWORD": "2"})
-    ['step']
-    >>> words_before({"_TYPER_COMPLETE_ARGS": "fastroof step"})
-    []
-    >>> words_before({"_TYPER_COMPLETE_ARGS": "fastroof step "})
-    ['step']
-    """
+    """Return the words between the program and the one that is to be completed."""
     if "COMP_WORDS" in variables:
         count = variables.get("COMP_CWORD", "")
         until = int(count) if count.isascii() and count.isdigit() else 0
@@ -52,13 +36,7 @@ def words_before(variables: Mapping[str, str]) -> list[str]:
 
 
 def offer_values(command: Any) -> Any:
-    """Return a command, or a group and its commands, whose options offer the values that there are.
-
-    Parameters
-    ----------
-    command : Command
-        As typer makes it.
-    """
+    """Return a command, or a group and its commands, whose options offer the values that there are."""
     for other in getattr(command, "commands", {}).values():
         offer_values(other)
     for param in getattr(command, "params", ()):

@@ -33,10 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what is installed, found and kept here, and what is broken.
-
-    The exit code is 1 where something is broken; an extra that is not installed is none of that.
-    """
+    """Say what is installed, found and kept here, and what is broken."""
     tables, problems = _tables()
     caches = [_cache(root) for root in _cache_roots()]
     problems += [

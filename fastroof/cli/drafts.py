@@ -42,24 +42,7 @@ def asked_speculation(
     runtime: str,
     **options: Any,
 ) -> SpeculativeDecoding | None:
-    """Read the options of speculative decoding.
-
-    Parameters
-    ----------
-    num_draft_tokens, accepted, draft
-        What was given.
-    places : tuple of str or None
-        What ``--gpu``, ``--tables`` and ``--source`` say.
-    runtime : str
-        The target's, whose engine runs the draft too.
-    **options
-        What the draft's plan has as its target's has it, where its text says nothing else.
-
-    Raises
-    ------
-    BatchError
-        If some are missing, or ``accepted`` is no number.
-    """
+    """Read the options of speculative decoding."""
     if num_draft_tokens is None:
         spare = [name for name, value in (("--accepted", accepted), ("--draft", draft)) if value is not None]
         if spare:

@@ -117,18 +117,7 @@ _LIMIT_NAMES: Final = {
 
 
 def number_or_engine(option: str, text: str) -> int | None:
-    """Read a whole number, or ``engine``: None, the engine's own.
-
-    Raises
-    ------
-    SimulationError
-        Naming the option.
-
-    Examples
-    --------
-    >>> number_or_engine("--max-num-seqs", "256"), number_or_engine("--max-num-seqs", "engine")
-    (256, None)
-    """
+    """Read a whole number, or ``engine``: None, the engine's own."""
     word = text.strip()
     if word == ENGINE:
         return None
@@ -138,18 +127,7 @@ def number_or_engine(option: str, text: str) -> int | None:
 
 
 def parse_limits(text: str | None) -> dict[str, Any]:
-    """Read limits of a request as ``ttft=500,tpot=50``, ms.
-
-    Raises
-    ------
-    BatchError
-        Saying what a limit is.
-
-    Examples
-    --------
-    >>> parse_limits("ttft=500,e2el=10000")
-    {'ttft_ms': 500.0, 'e2e_ms': 10000.0}
-    """
+    """Read limits of a request as ``ttft=500,tpot=50``, ms."""
     limits: dict[str, Any] = {}
     for part in text.split(",") if text is not None else ():
         match = _LIMIT.fullmatch(part.strip())

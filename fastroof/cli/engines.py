@@ -49,10 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 def engines(as_json: Json = False) -> None:
-    """List the engines known by name, and what they add to kernels.
-
-    --runtime also takes an engine and its version, as in vllm-0.12, or the path of a .toml file.
-    """
+    """List the engines known by name, and what they add to kernels."""
     from fastroof.engines import engine_names, load_engine
 
     profiles = [load_engine(name) for name in engine_names()]

@@ -22,25 +22,7 @@ LINES: Final = ((1, 1), (3, 1), (3, 2), (3, 3))
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A table as it is printed.
-
-    Parameters
-    ----------
-    columns, rows
-        Heads and cells, with line breaks where they are folded; no columns where each row is a record.
-    widths
-        Characters of each column.
-    left
-        Whether each column is set to the left.
-    gap
-        Characters between two columns.
-    alike
-        Names and cells of columns that are the same in every row, said once.
-    left_out
-        Names of columns for which there is no room.
-    records
-        Lines, where each row is printed as names and values.
-    """
+    """A table as it is printed."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -59,35 +41,7 @@ def fit(
     width: int,
     least: Sequence[str] = (),
 ) -> FittedTable:
-    r"""Return a table that takes at most ``width`` characters.
-
-    Parameters
-    ----------
-    columns, rows : sequence of str, sequence of sequence of str
-        Heads and cells.
-    left : sequence of str
-        Columns that are words, set to the left: they are folded between words.
-    width : int
-        Characters of a line.
-    least : sequence of str, default ()
-        Columns that may be left out, the least important first.
-
-    Notes
-    -----
-    In this order, as far as it takes: heads are folded, columns move together, words and lists are folded,
-    what is alike in all rows is said once, names are folded at their hyphens, the least important columns are
-    left out. Where that does not do, each row becomes a record.
-
-    Examples
-    --------
-    >>> fit(("name", "count"), [("alpha beta", "1,234")], ("name",), 14).rows
-    (('alpha\nbeta', '1,234'),)
-    >>> print("\n".join(fit(("name", "count"), [("alpha", "1,234")], ("name",), 9).records))
-    name
-      alpha
-    count
-      1,234
-    """
+    r"""Return a table that takes at most ``width`` characters."""
     sets_left = tuple(name in left for name in columns)
     whole = FittedTable(tuple(columns), tuple(map(tuple, rows)), (), sets_left)
     for tried, in_names in _smaller(whole, tuple(least)):

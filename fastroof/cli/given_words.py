@@ -44,15 +44,7 @@ class _AsGiven:
 
 
 def take_as_given(command: Any) -> Any:
-    """Return a command, or a group and its commands, that makes validators where a word needs one.
-
-    Versions of typer that make none, or keep them elsewhere, are left as they are.
-
-    Parameters
-    ----------
-    command : Command
-        As typer makes it.
-    """
+    """Return a command, or a group and its commands, that makes validators where a word needs one."""
     for other in getattr(command, "commands", {}).values():
         take_as_given(other)
     for param in getattr(command, "params", ()):

@@ -30,17 +30,7 @@ DEFAULT_GPU: Final = "h100"
 
 
 def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables | None]:
-    """Return the GPU and its measured tables; None where nothing was measured on it.
-
-    Parameters
-    ----------
-    gpu : str or None
-        What ``--gpu`` says; without it the GPU of the tables, else the default.
-    tables : str or None
-        A folder of measured tables instead of those that ship or were imported.
-    source : str or None
-        Which source of them, as :func:`parse_source` reads it.
-    """
+    """Return the GPU and its measured tables; None where nothing was measured on it."""
     from fastroof import load_gpu, load_tables
     from fastroof.load.by_name import table_folders
 
@@ -70,10 +60,7 @@ def tables_of(name: str, gpu: str | None = None, source: str | None = None) -> T
 
 
 def fetch_tables(gpu: str) -> None:
-    """Bring in what a package measured on a GPU, where that was not done, and show how far it is.
-
-    What goes wrong is said by loading the tables, which tries again.
-    """
+    """Bring in what a package measured on a GPU, where that was not done, and show how far it is."""
     from fastroof import load_gpu
     from fastroof.load.by_name import ensure_imported
 
@@ -97,18 +84,7 @@ def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def parse_source(text: str | None) -> str | dict[str, str] | None:
-    """Read the name of a source, or ``OPERATOR=SOURCE,...`` of those that are not the default's.
-
-    Raises
-    ------
-    TableError
-        If it is written otherwise, or an operator is given twice.
-
-    Examples
-    --------
-    >>> parse_source("allreduce=mine,gemm=theirs")
-    {'allreduce': 'mine', 'gemm': 'theirs'}
-    """
+    """Read the name of a source, or ``OPERATOR=SOURCE,...`` of those that are not the default's."""
     if text is None or "=" not in text:
         return text
     sources: dict[str, str] = {}
@@ -128,10 +104,7 @@ def _is_path(name: str) -> bool:
 
 
 def _own_folder(gpu: str) -> Path | None:
-    """Return the folder of a gpu.toml that ``--gpu`` names by its path; None for a GPU's name.
-
-    A name wins over a path of the same spelling, as in load_gpu.
-    """
+    """Return the folder of a gpu.toml that ``--gpu`` names by its path; None for a GPU's name."""
     from fastroof import gpu_names, load_gpu
 
     path = Path(gpu)
@@ -159,17 +132,7 @@ def _folders(name: str, fetch: bool = True) -> tuple[Path, ...]:
 
 
 class TableSet(NamedTuple):
-    """Tables that are loaded together: one source, or one GPU of a published tree.
-
-    Attributes
-    ----------
-    folder : Path
-        Where they lie.
-    gpu : str or None
-        Which GPU, where the folder holds several.
-    source : str or None
-        Which source; None for a tree, which is one.
-    """
+    """Tables that are loaded together: one source, or one GPU of a published tree."""
 
     folder: Path
     gpu: str | None
@@ -194,26 +157,7 @@ class TableSet(NamedTuple):
 def table_sets(
     name: str, gpu: str | None = None, source: str | None = None, *, fetch: bool = True
 ) -> list[TableSet]:
-    """List everything that can be loaded from a GPU's name or a folder, one source at a time.
-
-    Parameters
-    ----------
-    name : str
-        A GPU or a folder.
-    gpu : str, optional
-        Only this one, where the folder holds several.
-    source : str, optional
-        Only this one.
-    fetch : bool
-        Whether to bring in first what a package measured on a GPU that is named.
-
-    Raises
-    ------
-    TableError
-        If the folder does not exist, or does not hold the GPU or source that was asked for.
-    GpuError
-        If the name is neither a GPU's nor a folder.
-    """
+    """List everything that can be loaded from a GPU's name or a folder, one source at a time."""
     from fastroof import load_gpu
     from fastroof.load.by_name import missing_tables
     from fastroof.load.own import list_sources

@@ -27,10 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs known by name, and their tables.
-
-    --gpu also takes the path of a gpu.toml or of the folder that holds one.
-    """
+    """List the GPUs known by name, and their tables."""
     from fastroof import gpu_names, load_gpu
     from fastroof.load.by_name import can_import, table_folders
 

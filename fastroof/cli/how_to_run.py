@@ -23,13 +23,7 @@ _ROLES: Final = {"server": "", "prefill": " that prefills", "decode": " that dec
 
 
 def parse_prices(given: list[str]) -> float | dict[str, float] | None:
-    """Read prices of a GPU for an hour: ``h100=2.5`` each, or one number for all.
-
-    Examples
-    --------
-    >>> parse_prices(["h100=2.5", "b200=6"]), parse_prices(["2.5"]), parse_prices([])
-    ({'h100': 2.5, 'b200': 6.0}, 2.5, None)
-    """
+    """Read prices of a GPU for an hour: ``h100=2.5`` each, or one number for all."""
     prices: dict[str, float] = {}
     for text in given:
         gpu, equals, number = text.rpartition("=")

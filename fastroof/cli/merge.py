@@ -35,11 +35,7 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no summary.")] = False,
 ) -> None:
-    """Join the shards of a sweep, as if it had been one.
-
-    All shards must be there, each once, and be of the same sweep: specification, models, tables and
-    version of fastroof. The rows are those of the sweep without shards.
-    """
+    """Join the shards of a sweep, as if it had been one."""
     from fastroof.cli.sweep_summary import print_summary
     from fastroof.sweep import merge_shards
 

@@ -73,10 +73,7 @@ def models(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the models known by name, or what plans are made of.
-
-    --model also takes the Hugging Face id of one of them, or the path of any config.json of these families.
-    """
+    """List the models known by name, or what plans are made of."""
     if (failed and not roster) or (roster and (support or dtype)):
         raise PlanError(
             "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"

@@ -48,27 +48,7 @@ def named_plans(
     source: str | None = None,
     runtime: str = DEFAULT_RUNTIME,
 ) -> dict[str, StepPlan]:
-    """Compile the plans of a command line, by name, in order.
-
-    Parameters
-    ----------
-    texts : sequence of str
-        ``MODEL[,KEY=VALUE...]`` each.
-    gpu, tables, source : str or None
-        What ``--gpu``, ``--tables`` and ``--source`` say.
-    runtime : str
-        Of plans that name none.
-
-    Raises
-    ------
-    PlanError
-        If a text is written otherwise, or two plans have one name.
-
-    Examples
-    --------
-    >>> list(named_plans(["llama-3.1-8b", "llama-3.1-70b,tp=4,dtype=fp8", "qwen2.5-7b,name=small"]))
-    ['llama-3.1-8b', 'llama-3.1-70b-tp4-fp8', 'small']
-    """
+    """Compile the plans of a command line, by name, in order."""
     from fastroof import compile_plan
 
     if not texts:
@@ -90,13 +70,7 @@ def named_plans(
 
 
 def plans_words(plans: Mapping[str, StepPlan]) -> str:
-    """Say what plans are called, and whose runtime they have.
-
-    Examples
-    --------
-    >>> plans_words(named_plans(["llama-3.1-8b", "qwen2.5-7b,name=small,runtime=kernels"]))
-    'llama-3.1-8b (runtime vllm), small (runtime kernels)'
-    """
+    """Say what plans are called, and whose runtime they have."""
     return ", ".join(f"{name} (runtime {plan.runtime})" for name, plan in plans.items())
 
 

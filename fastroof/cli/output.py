@@ -66,10 +66,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _width_of(stream: TextIO) -> int:
-    """Characters of a line: whole lines, but on a terminal what ``COLUMNS`` says, else its own width.
-
-    A pipe goes by nothing: readline puts ``COLUMNS`` into the environment of what a Python program starts.
-    """
+    """Characters of a line: whole lines, but on a terminal what ``COLUMNS`` says, else its own width."""
     if not stream.isatty():
         return UNLIMITED_WIDTH
     asked = os.environ.get("COLUMNS", "")
@@ -108,11 +105,7 @@ def print_table(
     width: int | None = None,
     least: Sequence[str] = (),
 ) -> None:
-    """Print a table; numbers to the right, the columns named in ``left`` to the left.
-
-    It fits ``width``, by default that of the output: :mod:`fastroof.cli.fitted_tables` says how, and that
-    the columns named in ``least`` may be left out, the first of them first.
-    """
+    """Print a table; numbers to the right, the columns named in ``left`` to the left."""
     from rich import box
     from rich.table import Table
 

@@ -60,27 +60,7 @@ def asked_link(
     kv_latency: float | None,
     first_token: str | None,
 ) -> Link | None:
-    """Return the link between pools of engines, or None where there are none.
-
-    Parameters
-    ----------
-    replicas : int
-        Engines that do both.
-    pools : tuple of int or None
-        Prefill and decode engines.
-    prefill_tp, kv_bandwidth, kv_latency, first_token
-        As they were given.
-
-    Raises
-    ------
-    SimulationError
-        If options do not go together.
-
-    Examples
-    --------
-    >>> asked_link(1, (2, 1), prefill_tp=None, kv_bandwidth=50, kv_latency=None, first_token=None).bytes_per_s
-    50000000000.0
-    """
+    """Return the link between pools of engines, or None where there are none."""
     from fastroof.simulation import Link
     from fastroof.units import GB
 

@@ -15,11 +15,7 @@ def begin() -> None:
 
 
 def asks_little() -> None:
-    """Have loops run as Python, in a process that is a command's own: numba takes longer to be there.
-
-    To be called before anything is imported that has loops. A program that runs commands among other things
-    (a test, a notebook) keeps compiled ones.
-    """
+    """Have loops run as Python, in a process that is a command's own: numba takes longer to be there."""
     if _begun:
         from fastroof.compiled.plain import run_plain
 

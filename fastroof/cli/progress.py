@@ -62,36 +62,14 @@ def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
 
 
 class Pace:
-    """How long is left, by how fast the second half of the time went.
-
-    What comes first is slow, by what is loaded and compiled beside it: it would count for the rest as well.
-    """
+    """How long is left, by how fast the second half of the time went."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
         self._done: list[int] = []
 
     def left_s(self, done: int, total: int, now: float) -> float | None:
-        """Take note of how far it is, and say how long is left.
-
-        Parameters
-        ----------
-        done, total : int
-            How much is done, and how much there is.
-        now : float
-            The time, s.
-
-        Returns
-        -------
-        float or None
-            Seconds; None at the end, and until something was done three times: the first has no beginning.
-
-        Examples
-        --------
-        >>> pace = Pace()
-        >>> [pace.left_s(done, 10, now) for done, now in ((1, 20.0), (2, 21.0), (4, 23.0))]
-        [None, None, 6.0]
-        """
+        """Take note of how far it is, and say how long is left."""
         if done and (not self._done or done > self._done[-1]):
             if len(self._at) == _MOST_REPORTS:
                 del self._at[1::2], self._done[1::2]

@@ -93,12 +93,7 @@ def serve(
         typer.Option(min=1, help="Steps of a simulation, looks at replicas included.  [default: 268435456]"),
     ] = None,
 ) -> None:
-    """Answer other processes that ask how long steps take.
-
-    One or more plans, by name or number, on a pipe to the program that starts the server (--stdio), or for
-    many clients (--flight, --http), which needs a token and TLS to listen elsewhere than on this machine. A
-    wrong message gets an error and ends nothing.
-    """
+    """Answer other processes that ask how long steps take."""
     given = {
         "max_steps": max_steps,
         "max_requests": max_requests,

@@ -159,11 +159,7 @@ def serving(
     source: Source = None,
     method: Method = "roofline",
 ) -> None:
-    """Estimate TTFT, TPOT and throughput of a serving engine.
-
-    Clients that each have one request in flight, in steady state; prompts share steps with decodes, or run
-    ahead of them.
-    """
+    """Estimate TTFT, TPOT and throughput of a serving engine."""
     import numpy as np
 
     from fastroof import compile_plan

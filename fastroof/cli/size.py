@@ -126,11 +126,7 @@ def size(
     source: Source = None,
     method: Method = "roofline",
 ) -> None:
-    """Find the largest batch or context, or least GPUs.
-
-    The largest batch or context within memory and a time per output token, or the fewest GPUs that serve a
-    request rate within limits.
-    """
+    """Find the largest batch or context, or least GPUs."""
     from fastroof import load_model
     from fastroof.engines import load_engine
     from fastroof.plan.options import PlanOptions

@@ -144,12 +144,7 @@ def step(
     runtime: Runtime = DEFAULT_RUNTIME,
     memory_fraction: MemoryFraction = None,
 ) -> None:
-    """Time one step of a batch.
-
-    All --decode and --prefill requests run together, as one mixed batch.
-
-    A GPU without measured tables is timed by the datasheet model, with a warning.
-    """
+    """Time one step of a batch."""
     requests = parse_requests(decode or (), prefill or ())
     images = parse_images("--image", image or ())
     num_seqs = sum(r.count for r in requests)

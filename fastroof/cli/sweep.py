@@ -125,12 +125,7 @@ def sweep(
         typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_KEYS, help="Any other key, in TOML."),
     ] = None,
 ) -> None:
-    """Sweep millions of deployments, or steps; keep the best.
-
-    Deployments: every combination of model, GPU, split, layout and load that the specification asks for is
-    estimated, and the best within the limits are printed and kept. Steps: every combination of model,
-    tensor-parallel size, dtype, batch size and context is one decode step, and the best batches are kept.
-    """
+    """Sweep millions of deployments, or steps; keep the best."""
     if example or schema:
         _print_about(example)
         return

@@ -38,11 +38,7 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens.  [default: a free one]")] = 0,
     opens_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Explore models, GPUs and layouts in a browser.
-
-    One picks model, GPU, layout, precision, engine, lengths, batch and limits, and sees the step by operator,
-    its roofline, layouts by throughput and time per token, and the capacity change at once.
-    """
+    """Explore models, GPUs and layouts in a browser."""
     from fastroof.ui.named_start import named_start
     from fastroof.ui.server import serve_page
 

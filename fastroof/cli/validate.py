@@ -112,10 +112,7 @@ def validate(
     tables: TablesPath = None,
     source: OneSource = None,
 ) -> None:
-    """Judge predictions by measured serving.
-
-    TTFT and TPOT of serving engines, and whole steps, that were measured end to end, beside predictions.
-    """
+    """Judge predictions by measured serving."""
     from fastroof.load.by_name import missing_tables
     from fastroof.serving.evidence.validation import run_validation
 

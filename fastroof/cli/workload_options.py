@@ -145,32 +145,7 @@ _FIELDS: Final = {
 
 
 def asked_requests(**options: Any) -> Trace | Workload:
-    """Return the trace or the workload that a command's options ask for.
-
-    Parameters
-    ----------
-    **options
-        What was given, by the names of this module's options in small letters (``trace``, ``trace_format``,
-        ``rate_scale``, ``limit``; ``rate``, ``arrivals``, ``burstiness``, ``ramp``, ``clients``, ``think``,
-        ``num_requests``, ``input``, ``output``, ``cached``, ``seed``); None, or left out, where it was not.
-
-    Returns
-    -------
-    Trace or Workload
-        A trace where nothing is to be drawn: the example, where none is named.
-
-    Raises
-    ------
-    TraceError
-        If options of both kinds were given, or they cannot be.
-
-    Examples
-    --------
-    >>> asked_requests(trace="example", limit=10)
-    Trace('example', 10 requests, 8.465 s)
-    >>> asked_requests(ramp="2:20").arrivals
-    'ramp'
-    """
+    """Return the trace or the workload that a command's options ask for."""
     unknown = set(options) - set(_DRAWN) - set(_REPLAYED) - {"seed"}
     if unknown:
         raise TypeError(f"no options {', '.join(sorted(unknown))}")
@@ -200,18 +175,7 @@ def asked_requests(**options: Any) -> Trace | Workload:
 
 
 def asked_trace(**options: Any) -> Trace:
-    """Return the requests that a command's options ask for, drawn where they are to be.
-
-    Raises
-    ------
-    TraceError
-        As :func:`asked_requests`, and if drawn requests have no rate.
-
-    Examples
-    --------
-    >>> asked_trace(clients=4, num_requests=100)
-    Trace('workload', 100 requests, 4 clients)
-    """
+    """Return the requests that a command's options ask for, drawn where they are to be."""
     asked = asked_requests(**options)
     from fastroof import Trace
 

@@ -30,18 +30,7 @@ _PREFILL: Final = re.compile(r"(?:([0-9]+)x)?([0-9]+)@([0-9]+)")
 
 
 def parse_sizes(option: str, text: str) -> int | list[int]:
-    """Read one whole number or a comma-separated list of them.
-
-    Raises
-    ------
-    LookupInputError
-        Naming the option.
-
-    Examples
-    --------
-    >>> parse_sizes("--m", "64,128")
-    [64, 128]
-    """
+    """Read one whole number or a comma-separated list of them."""
     parts = [part.strip() for part in text.split(",")]
     wrong = [part for part in parts if re.fullmatch(r"[+-]?[0-9]{1,18}", part) is None]
     if wrong:
@@ -51,18 +40,7 @@ def parse_sizes(option: str, text: str) -> int | list[int]:
 
 
 def parse_rates(text: str) -> list[float]:
-    """Read requests a second: one number, or a comma-separated list of them.
-
-    Raises
-    ------
-    LookupInputError
-        Naming what is no number above 0.
-
-    Examples
-    --------
-    >>> parse_rates("0.5,20")
-    [0.5, 20.0]
-    """
+    """Read requests a second: one number, or a comma-separated list of them."""
     parts = [part.strip() for part in text.split(",")]
     wrong = [part for part in parts if not (_NUMBER.fullmatch(part) and 0.0 < float(part) < math.inf)]
     if wrong:
@@ -93,18 +71,7 @@ class Requests:
 
 
 def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Requests]:
-    """Read ``64x4096`` (64 decodes at kv_len 4096) and ``2048@1024`` (2048 new tokens after 1024).
-
-    Raises
-    ------
-    BatchError
-        Naming what is written otherwise, or that there is nothing to time.
-
-    Examples
-    --------
-    >>> parse_requests(["64x4096"], ["4x2048@0"])
-    [Requests(count=64, new_tokens=1, context_len=4095), Requests(count=4, new_tokens=2048, context_len=0)]
-    """
+    """Read ``64x4096`` (64 decodes at kv_len 4096) and ``2048@1024`` (2048 new tokens after 1024)."""
     parsed = []
     for text in decode:
         match = _DECODE.fullmatch(text)
@@ -139,18 +106,7 @@ def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Reques
 
 
 def parse_beside(text: str) -> tuple[int, int]:
-    """Read ``32x2000``: the decodes of a step, and what each attends to.
-
-    Raises
-    ------
-    BackendError
-        If it is not written that way.
-
-    Examples
-    --------
-    >>> parse_beside("32x2000")
-    (32, 2000)
-    """
+    """Read ``32x2000``: the decodes of a step, and what each attends to."""
     match = _DECODE.fullmatch(text)
     if match is None:
         raise BackendError(f"--beside {text} is not DECODESxKV_LEN: 32x2000 is")
@@ -158,18 +114,7 @@ def parse_beside(text: str) -> tuple[int, int]:
 
 
 def parse_images(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Read images as ``1024x768``: width and height in pixels.
-
-    Raises
-    ------
-    BatchError
-        Naming the option, and what is written otherwise.
-
-    Examples
-    --------
-    >>> parse_images("--image", ["1024x768", "640x640"])
-    [(1024, 768), (640, 640)]
-    """
+    """Read images as ``1024x768``: width and height in pixels."""
     images = []
     for text in texts:
         match = _IMAGE.fullmatch(text)
@@ -180,18 +125,7 @@ def parse_images(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def with_image_tokens(requests: Sequence[Requests], tokens: int) -> list[Requests]:
-    """Add the tokens of images to the new ones of every prompt.
-
-    Raises
-    ------
-    BatchError
-        If there is no prompt.
-
-    Examples
-    --------
-    >>> with_image_tokens([Requests(8, 1, 99), Requests(2, 100, 0)], 768)
-    [Requests(count=8, new_tokens=1, context_len=99), Requests(count=2, new_tokens=868, context_len=0)]
-    """
+    """Add the tokens of images to the new ones of every prompt."""
     if all(one.is_decode for one in requests):
         raise BatchError(
             "images are part of a prompt: give --prefill 50@0 too, say, with the text beside them"
@@ -203,18 +137,7 @@ def with_image_tokens(requests: Sequence[Requests], tokens: int) -> list[Request
 
 
 def parse_steps(decode: Sequence[str], prefill: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Read lists of ``32x4096`` and of ``2048``.
-
-    Raises
-    ------
-    BatchError
-        Naming what is written otherwise, or that there is nothing to compare.
-
-    Examples
-    --------
-    >>> parse_steps(["1x1024,32x4096"], ["2048"])
-    ([(1, 1024), (32, 4096)], [2048])
-    """
+    """Read lists of ``32x4096`` and of ``2048``."""
     decodes, prefills = [], []
     for text in (part.strip() for given in decode for part in given.split(",")):
         match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)

@@ -81,57 +81,7 @@ def compare(
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
 ) -> Comparison:
-    """Time steps by four methods, by component, with the reasons for their differences.
-
-    Parameters
-    ----------
-    model, gpu
-        What :func:`fastroof.load_model` and :func:`fastroof.load_gpu` take or return.
-    decode : iterable of (batch_size, kv_len)
-        Decode steps; kv_len counts the new token and is at least 2.
-    prefill : iterable of int
-        Prefill steps of one prompt of so many tokens.
-    tp, dp, ep, moe_tp : int
-        Layout, as of :func:`fastroof.compile_plan`; steps are those of each of the dp ranks. InferSim's
-        world is tp x dp, and its ep is dp.
-    dtype : str
-        Format of the layers' GEMMs, as of :func:`fastroof.compile_plan`; attention and its cache are bf16.
-        InferSim's fp8 is a byte a weight and the fp8 peak, whatever the scales are of: it reads fp8 and
-        fp8_block rows alike. Its own tables are DeepGEMM's kernels with a scale a block.
-    routing : str, optional
-        How tokens spread over experts in fastroof's plan; InferSim is given evenly routed rows.
-    allow_modelled : bool
-        Whether fastroof's calls that no table serves come from the datasheet, as of
-        :func:`fastroof.compile_plan`.
-    tables : Tables, optional
-        Measured tables; those that ship with fastroof for the GPU where left out.
-    roofline_v2_root, infersim_root : str or Path, optional
-        Trees of those methods; where left out they read ``tables``, written as their own kind of tree.
-
-    Returns
-    -------
-    Comparison
-        Where a method cannot represent the model or its layout, its time of a step says why.
-
-    Raises
-    ------
-    BatchError
-        If there is no step, or a size is no integer that a step can have.
-    MissingTableError
-        If nothing was measured on the GPU, or a tree has no table of it.
-    ModelError
-        If layers attend within a window, which the other methods do not know.
-    FastroofError
-        As :func:`fastroof.compile_plan` and the trees' loaders raise.
-
-    Examples
-    --------
-    >>> compared = compare("llama-3.1-8b", "h100", decode=[(32, 4096)])
-    >>> [time.method for time in compared.steps[0].times]
-    ['fastroof', 'roofline_v2', 'infersim', 'datasheet']
-    >>> compared.constants["roofline_v2"]["perLayerOverhead"]
-    100.0
-    """
+    """Time steps by four methods, by component, with the reasons for their differences."""
     steps = _steps(decode, prefill)
     for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
         if not isinstance(root, str | Path | None):

@@ -35,17 +35,7 @@ COARSE_MFU: Final = 0.025
 
 
 def constants_of(gpu: GpuSpec) -> infersim.InfersimGpu:
-    """InferSim's constants of a GPU, in its own convention where it has no entry for it.
-
-    Peaks and bandwidths are then the datasheet's, bandwidths derated by its 0.8 and NVLink in one
-    direction; default MFU and network are those of its H800.
-
-    Examples
-    --------
-    >>> from fastroof import load_gpu
-    >>> constants_of(load_gpu("h100")).memory_gb_per_s
-    2680.0
-    """
+    """InferSim's constants of a GPU, in its own convention where it has no entry for it."""
     known = infersim.GPUS.get(gpu.name)
     if known is not None:
         return known
@@ -63,12 +53,7 @@ def constants_of(gpu: GpuSpec) -> infersim.InfersimGpu:
 
 
 def hf_config(model: ModelSpec) -> dict[str, Any]:
-    """Fields of a model's config.json that InferSim reads.
-
-    Experts have the names that it reads: one who calls them otherwise, as Mixtral does, is dense to it. A
-    shared expert with a gate is Qwen's, whose configs give its width in a field that it does not read;
-    others count shared experts, as wide as a routed one each.
-    """
+    """Fields of a model's config.json that InferSim reads."""
     sizes = ComparedModel.of(model)
     config = {
         "model_type": "llama",
@@ -139,15 +124,7 @@ def infersim_time(case: Case, step: Step) -> MethodTime:
 
 
 def infersim_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -> dict[str, Any]:
-    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference.
-
-    Parameters
-    ----------
-    case, step : Case, Step
-        What is timed.
-    own, other : MethodTime
-        fastroof's time and InferSim's.
-    """
+    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
     row = _row(case, step)
     constants = case.infersim.gpus[case.plan.gpu.name]
     gemm_tflops = constants.fp8_tflops if is_fp8(case.dtype) else constants.fp16_tflops

@@ -30,19 +30,7 @@ UP_SHARE: Final = 2.0 / 3.0
 def experts_facts(
     case: Case, step: Step, by_role: Mapping[str, float], row: Mapping[str, Any], its_share: float
 ) -> dict[str, Any]:
-    """Facts of the experts: every ``_us`` is what one peculiarity adds, and they add up to the difference.
-
-    Parameters
-    ----------
-    case, step : Case, Step
-        What is timed.
-    by_role : mapping of str to float
-        fastroof's time by what its calls do, us.
-    row : mapping
-        InferSim's answer.
-    its_share : float
-        Its peak of GEMMs, as a share of the datasheet's.
-    """
+    """Facts of the experts: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
     experts, layout = case.model.experts, case.layout
     assert experts is not None
     layers_us = case.model.num_layers * US_PER_S

@@ -30,17 +30,7 @@ INFERSIM_DTYPES: Final = ("bf16", "fp8", "fp8_block")
 
 
 class ComparedModel(NamedTuple):
-    """Sizes of a model whose layers are all alike.
-
-    Attributes
-    ----------
-    num_layers, hidden, num_q_heads, num_kv_heads, head_dim : int
-        Of the whole model.
-    intermediate : int
-        Width of the MLP, or of one expert.
-    experts : RoutedExperts or None
-        None for a dense model.
-    """
+    """Sizes of a model whose layers are all alike."""
 
     num_layers: int
     hidden: int
@@ -52,14 +42,7 @@ class ComparedModel(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelSpec) -> ComparedModel:
-        """Read a model's sizes.
-
-        Raises
-        ------
-        ModelError
-            If it has several kinds of layers, another attention than grouped-query attention over all
-            tokens, or another MLP than a gated one or experts.
-        """
+        """Read a model's sizes."""
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
         is_known = isinstance(attention, GroupedQueryAttention) and isinstance(mlp, GatedMlp | RoutedExperts)

@@ -95,15 +95,7 @@ def _parts(case: Case, step: Step) -> _Parts:
 
 
 def roofline_v2_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -> dict[str, Any]:
-    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference.
-
-    Parameters
-    ----------
-    case, step : Case, Step
-        What is timed.
-    own, other : MethodTime
-        fastroof's time and roofline V2's.
-    """
+    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
     hardware = Hardware.from_config(case.hardware)
     model, sizes = case.model, ModelSizes.from_config(case.model_config)
     facts: dict[str, Any] = {

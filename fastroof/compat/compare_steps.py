@@ -36,15 +36,7 @@ METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
 
 @dataclass(frozen=True)
 class Step:
-    """One step: decodes of ``batch_size`` requests at ``tokens`` of kv_len, or a prompt of ``tokens``.
-
-    Attributes
-    ----------
-    phase : str
-        ``decode`` or ``prefill``.
-    batch_size, tokens : int
-        Requests; for decode the kv_len of each, the new token included, for prefill the new tokens.
-    """
+    """One step: decodes of ``batch_size`` requests at ``tokens`` of kv_len, or a prompt of ``tokens``."""
 
     phase: Literal["decode", "prefill"]
     batch_size: int
@@ -58,19 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class MethodTime:
-    """One method's time of a step.
-
-    Attributes
-    ----------
-    method : str
-        One of ``METHODS``.
-    components_us : mapping of str to float
-        Time by component, all of ``COMPONENTS``, us; empty where the method has no answer.
-    total_us : float
-        The step, us; NaN where the method has no answer.
-    why_not : str
-        Why it has none; empty where it has.
-    """
+    """One method's time of a step."""
 
     method: str
     components_us: Mapping[str, float]
@@ -80,19 +60,7 @@ class MethodTime:
 
 @dataclass(frozen=True)
 class Difference:
-    """One cause of a difference of more than 10 % between a method and fastroof.
-
-    Attributes
-    ----------
-    method, component : str
-        Where the difference is.
-    cause : str
-        Name of the cause, or ``unexplained``.
-    us : float
-        What it adds to the component (or takes from it), us.
-    sentence : str
-        The cause in words, with the numbers of this case.
-    """
+    """One cause of a difference of more than 10 % between a method and fastroof."""
 
     method: str
     component: str
@@ -103,17 +71,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """A step, timed by every method.
-
-    Attributes
-    ----------
-    step : Step
-        The step.
-    times : tuple of MethodTime
-        One a method, in the order of ``METHODS``.
-    differences : tuple of Difference
-        Causes of every component's difference of more than 10 %, by method and component.
-    """
+    """A step, timed by every method."""
 
     step: Step
     times: tuple[MethodTime, ...]
@@ -126,25 +84,7 @@ class ComparedStep:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Steps of one model on one GPU configuration, timed by every method.
-
-    Attributes
-    ----------
-    model, gpu : str
-        Names.
-    layout : Layout
-        How it is split over GPUs; steps are those of one attention-data-parallel rank.
-    dtype : str
-        Format of the layers' GEMMs.
-    runtime : str
-        What fastroof's times hold beside kernels: ``kernels``, which is nothing.
-    constants : mapping of str to mapping
-        By method, the hardware constants it was given.
-    trees : mapping of str to str
-        By method, where its tables are from.
-    steps : tuple of ComparedStep
-        Decodes, then prefills, as they were asked for.
-    """
+    """Steps of one model on one GPU configuration, timed by every method."""
 
     model: str
     gpu: str
@@ -163,33 +103,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What the methods time a step with.
-
-    Attributes
-    ----------
-    plan, datasheet : StepPlan
-        fastroof's plans.
-    tables : Tables
-        The tables that ``plan`` is compiled from.
-    model : ComparedModel
-        Its sizes.
-    dtype : str
-        Format of the layers' GEMMs.
-    infersim : InfersimTables
-        Its tree.
-    roofline_v2 : RooflineV2Tables or None
-        Its tree; None where it has no answer.
-    model_config, hardware : mapping
-        What roofline V2 is given.
-    hf_config : mapping
-        What InferSim is given.
-    own_trees : mapping of str to bool
-        By method, whether its tree has the rows of ``tables``.
-    infersim_dtype : str
-        Format of the GEMMs whose MFUs InferSim's tree has, as their peak tells; empty where it does not.
-    why_not : mapping of str to str
-        By method, why it cannot represent the case.
-    """
+    """What the methods time a step with."""
 
     plan: StepPlan
     datasheet: StepPlan

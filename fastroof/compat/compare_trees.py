@@ -36,26 +36,7 @@ GROUPED_COLUMNS: Final = (
 
 
 def roofline_v2_tree(tables: Tables) -> roofline_v2.RooflineV2Tables:
-    """Write measured tables as roofline V2's, bf16 rows only.
-
-    Its decode tables are named after the head shape before tensor parallelism, so that rows of 8-8-128
-    are those of 32-32-128 at tp 4. A shape is written that has a prefill table and a decode table at one
-    tp at least.
-
-    Parameters
-    ----------
-    tables : Tables
-        What :func:`fastroof.load_tables` returned.
-
-    Returns
-    -------
-    RooflineV2Tables
-
-    Raises
-    ------
-    MissingTableError
-        If an operator was not measured.
-    """
+    """Write measured tables as roofline V2's, bf16 rows only."""
     prefill = _prefill(tables)
     decode = {
         (_name((nh * tp, nkv * tp, width)), tp): columns
@@ -78,31 +59,7 @@ def infersim_tree(
     dtype: str = "bf16",
     model: ComparedModel | None = None,
 ) -> infersim.InfersimTables:
-    """Write measured tables as InferSim's, GEMMs of one dtype: its GEMM file has none.
-
-    Experts are written where a model has some: rows of its layer, evenly routed, on every number of GPUs.
-    InferSim has a time for up and one for down; the fused kernel's gives both the same MFU.
-
-    Parameters
-    ----------
-    tables : Tables
-        What :func:`fastroof.load_tables` returned.
-    constants : InfersimGpu
-        What InferSim is to know of the GPU.
-    dtype : str
-        Format of the GEMMs and experts; attention is bf16.
-    model : ComparedModel, optional
-        Whose experts are written.
-
-    Returns
-    -------
-    InfersimTables
-
-    Raises
-    ------
-    MissingTableError
-        If an operator was not measured.
-    """
+    """Write measured tables as InferSim's, GEMMs of one dtype: its GEMM file has none."""
     gpu = tables.gpu.name
     files = {f"gemm/{gpu}/data.csv": _csv(("m", "k", "n", "latency_us", "mfu"), _gemm(tables, dtype), {})}
     if model is not None and model.experts is not None:

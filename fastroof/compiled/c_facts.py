@@ -177,10 +177,7 @@ def _stage(plan: int, stage: int) -> int:
 def _piped_us(
     plan: int, new_tokens: int, context_len: int, num_requests: int, offsets: int, num_steps: int, kept: Any
 ) -> tuple[int, float, float]:
-    """A code, when the last micro-batch leaves the last stage, and the longest of all stages together.
-
-    ``kept`` is room for what each stage takes for all of them, for when each is free, and for one step.
-    """
+    """A code, when the last micro-batch leaves the last stage, and the longest of all stages together."""
     steps, requests, stages = max(num_steps, 0), max(num_requests, 0), _stage_count(plan)
     new, context = sizes_at(new_tokens, requests), sizes_at(context_len, requests)
     bounds = sizes_at(offsets, steps + 1)

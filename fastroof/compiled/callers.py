@@ -82,10 +82,7 @@ def sums_step_us(
     prefix_pairs: int,
     prefix_sum: int,
 ) -> float:
-    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time.
-
-    Layers within a window take the decodes for equal ones, and the chunks: the sums do not tell.
-    """
+    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time."""
     plan = open_plan(arena)
     if seqs < 1 or seqs > plan.max_seqs or decodes < 0 or decodes > seqs:
         return np.nan

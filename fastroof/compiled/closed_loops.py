@@ -236,10 +236,7 @@ def _disaggregated(
 def closed_loop(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
-    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it.
-
-    Of a replica of several batches ``clients`` are those of each, of which a part may have none.
-    """
+    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it."""
     if options.is_disaggregated:
         code = _disaggregated(arena, sizes, max(clients, 1.0), options, scratch)
     else:
@@ -262,11 +259,7 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> fl
 def solve_rate(
     arena: Floats, sizes: Sizes, rate: float, options: DeploymentOptions, scratch: Scratch
 ) -> tuple[int, float]:
-    """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many.
-
-    By Little's law clients are the rate times a request's latency. Too few clients make that more than they
-    are, which leads up to the answer; then it is between two numbers (regula falsi, Illinois, and bisection).
-    """
+    """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many."""
     mean = scratch.mean
     code = closed_loop(arena, sizes, 1.0, options, scratch)
     if code != FEASIBLE:

@@ -277,12 +277,7 @@ def _mfu_row(model: Floats, arena: Floats, num_requests: float, mfu_row: Floats)
 def _decode_s(
     model: Floats, arena: Floats, mfu_row: Floats, gemms_s: float, progress: Ints, start: int, stop: int
 ) -> tuple[float, float, int]:
-    """Compute and memory seconds of a step's decodes, and a code.
-
-    Attention takes the mean MFU by FLOPs, looked up at each request's progress. No array is handed to a
-    function in the loop over requests: counting its references there took longer than the arithmetic (18
-    ns against 7).
-    """
+    """Compute and memory seconds of a step's decodes, and a code."""
     num_requests = float(stop - start)
     at = int(model[DECODE_AT])
     nkv = min(int(arena[at + 1]), len(mfu_row))
@@ -395,10 +390,7 @@ def steps_s(
     seconds: StepSeconds,
     out_s: Floats,
 ) -> int:
-    """Time steps, CSR in prefill and in decode requests: component seconds, and all. Returns a code.
-
-    ``mfu_row`` is room for a row of the decode table.
-    """
+    """Time steps, CSR in prefill and in decode requests: component seconds, and all. Returns a code."""
     code = 0
     prefill_compute_s, prefill_memory_s, decode_compute_s, decode_memory_s = seconds
     prefill_progress, prefill_new_tokens, prefill_offsets = prefill

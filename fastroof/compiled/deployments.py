@@ -275,10 +275,7 @@ def reduce_candidates(
     reduction: Reduction,
     counts: Longs,
 ) -> int:
-    """Keep the best candidates, or the Pareto front, of those within the limits, and count all by code.
-
-    Returns where a front had no room, to go on from there, or ``stop``.
-    """
+    """Keep the best candidates, or the Pareto front, of those within the limits, and count all by code."""
     strides = reduction.strides
     for number in range(start, stop):
         code = _candidate(arena, axes, number, options, scratch)

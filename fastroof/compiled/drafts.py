@@ -89,10 +89,7 @@ def draft_prompt_us(
 def draft_prefix_us(
     arena: Floats, speculation: Speculation, new: float, cached: float, chunks: float, prompts: float
 ) -> tuple[float, float]:
-    """What attending to ``cached`` tokens adds to the draft, us: to ``prompts`` in a step, and to one in all.
-
-    A prompt's ``new`` tokens come in so many ``chunks``, each of which reads what is cached.
-    """
+    """Return the draft's attention time over ``cached`` tokens, us: per prompt batch and per sequence."""
     draft = open_draft(arena, speculation.draft_at)
     crossed, read = prefix_in_window(float(draft.window), new, cached, chunks)
     pair_us, token_us = window_prices_us(arena, draft)

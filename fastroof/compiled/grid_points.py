@@ -13,11 +13,7 @@ __all__ = ["grid_points_us"]
 
 @jit
 def grid_points_us(grid: GuidedGrid, y: Floats, x: Floats, out: Floats, origin: Flags) -> None:
-    """Look up every (y, x): the polynomials of ``grid_value``, their terms in the same order.
-
-    Predicted 4 ns a point, measured 3.8, against 35 with two binary searches and 18 with guides that a
-    loop steps on from. Kept scalar: eight points at a time take 5.2, most of it in 9 gathers.
-    """
+    """Look up every (y, x): the polynomials of ``grid_value``, their terms in the same order."""
     axes, guides, cells, origins = grid
     y_guide, x_guide = guide_of(guides, 0), guide_of(guides, 1)
     x_first = x_guide[0]

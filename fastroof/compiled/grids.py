@@ -131,11 +131,7 @@ def open_block(arena: Floats, at: int) -> GridBlock:
 
 @jit_inline
 def axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
-    """Index of the cell of an axis that x is in, clamped to the outer cells.
-
-    The guide holds the cell at the start of each key: the exponent of a float64 and the leading bits of
-    its mantissa. At most one node lies inside a key of a packed axis, so the loop rarely turns.
-    """
+    """Index of the cell of an axis that x is in, clamped to the outer cells."""
     key = (float_bits(x) >> axis.shift) - axis.first_key
     i = int(table_load(arena, axis.guide_at + min(max(key, 0), axis.last_key)))
     while i < axis.last_cell and table_load(arena, axis.nodes_at + i + 1) <= x:
@@ -167,11 +163,7 @@ def latency_at(arena: Floats, block: GridBlock, place: GridPlace) -> float:
 
 @jit_inline
 def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
-    """Value at (y, x) of a grid block.
-
-    A cell is a polynomial of its offsets u = x - x0 and v = y - y0 from its lower corner:
-    ``c0 + u (c1 + u c2) + v (c3 + u (c4 + u c5))``. At a node it is c0, the node itself.
-    """
+    """Value at (y, x) of a grid block."""
     value = latency_at(arena, block, grid_place(arena, block, y, x))
     if block.form == FORM_DECODE_RATE:
         return y * x / value

@@ -33,12 +33,7 @@ def guide_of(guides: Ints, axis: int) -> Guide:
 
 @jit
 def guided_node(axes: Floats, guides: Ints, guide: Guide, x: float) -> int:
-    """Index of the last node of one axis at or below x, which is below the axis' end.
-
-    At most one node lies inside a key, so one step without a branch is enough. Predicted 3 ns an axis where
-    a binary search among 76 nodes takes 25, measured 0.9. A loop over more steps, even one that never
-    turns, takes 2.6 ns more, one that stops as soon as it can 8 (mispredicted at every other point).
-    """
+    """Index of the last node of one axis at or below x, which is below the axis' end."""
     _, _, cells_at, last_key, first_key, shift = guide
     key = min(max((float_bits(x) >> shift) - first_key, 0), last_key)
     i = table_load(guides, cells_at + key)

@@ -24,10 +24,7 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 def cache_roots() -> tuple[Path, ...]:
-    """Folders that may hold what is kept, the best first; none of them needs to exist.
-
-    ``FASTROOF_CACHE_DIR`` if it is set, then the user's cache.
-    """
+    """Folders that may hold what is kept, the best first; none of them needs to exist."""
     import platformdirs
 
     given = os.environ.get("FASTROOF_CACHE_DIR")
@@ -52,22 +49,7 @@ def _open_at_once(folder: int, name: str, flags: int) -> int:
 
 
 def read_kept(folder: int, name: str) -> bytes:
-    """Return what :func:`write_kept` wrote, once it is known to be ours and whole.
-
-    Parameters
-    ----------
-    folder : int
-        As :func:`opened` gives it.
-    name : str
-        The file's.
-
-    Raises
-    ------
-    OSError
-        If there is no such file, or somebody else may have written it.
-    ValueError
-        If it is damaged.
-    """
+    """Return what :func:`write_kept` wrote, once it is known to be ours and whole."""
     with open(name, "rb", opener=partial(_open_at_once, folder)) as file:
         status = os.fstat(file.fileno())
         if not (is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
@@ -81,22 +63,7 @@ def read_kept(folder: int, name: str) -> bytes:
 
 
 def write_kept(folder: Path, name: str, payload: bytes) -> None:
-    """Write a file that other processes see whole or not at all, where it will be believed.
-
-    Parameters
-    ----------
-    folder : Path
-        Made where it is not there.
-    name : str
-        The file's.
-    payload : bytes
-        What :func:`read_kept` returns.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written, or others could have written it.
-    """
+    """Write a file that other processes see whole or not at all, where it will be believed."""
     with opened(folder, create=True) as at:
         unfinished = f"{name}.{secrets.token_hex(8)}"
         # writable by nobody else, whatever the umask

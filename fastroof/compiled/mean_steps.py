@@ -46,10 +46,7 @@ GAUSS = 0.5773502691896257
 
 
 class Prompt(NamedTuple):
-    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest.
-
-    The last of them, of ``last_tokens``, comes after ``full_steps`` of equal size.
-    """
+    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest."""
 
     us: float
     tokens: float
@@ -124,11 +121,7 @@ def _spread_attention_us(
     spread: float,
     others: float,
 ) -> float:
-    """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``.
-
-    The requests of a step are spread by ``others`` around its mean, which layers within a window see.
-    Two points of Gauss and Legendre in each cell of the table: exact on straight lines.
-    """
+    """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``."""
     batch = max(decodes, 1.0)
     # fewer than one decode is one, in a share of the steps
     share = min(decodes, 1.0)
@@ -162,10 +155,7 @@ def _mean_kv_len(speculation: Speculation, isl: float, osl: float) -> float:
 def mean_decode_attention_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
 ) -> float:
-    """Decode attention of requests anywhere in their output, us.
-
-    A request's length is anywhere in osl - 1; the mean of several, in as much over their root.
-    """
+    """Decode attention of requests anywhere in their output, us."""
     if decodes <= 0.0 or osl <= 1.0:
         return 0.0
     requests = max(decodes, 1.0)
@@ -185,11 +175,7 @@ def mixed_decode_attention_us(
     isl: float,
     osl: float,
 ) -> float:
-    """Decode attention in a step that prefills too, us: ``attention_us`` is that of decodes alone.
-
-    At least what it takes for each of the decodes' KV tokens, of which there are as many whatever lengths
-    they are spread over. A cache is read once for all tokens that a request verifies.
-    """
+    """Decode attention in a step that prefills too, us: ``attention_us`` is that of decodes alone."""
     if decodes <= 0.0 or osl <= 1.0:
         return attention_us
     kv_len = _mean_kv_len(speculation, isl, osl)
@@ -290,10 +276,7 @@ def prompt_steps_us(
     decodes: float,
     decode_attention_us: float,
 ) -> Prompt:
-    """Time one prompt's steps: full ones, then its last, which it shares with ``others`` as long as it.
-
-    ``room`` tokens of each step are for prompts, ``decodes`` requests decode beside them.
-    """
+    """Time one prompt's steps: full ones, then its last, which it shares with ``others`` as long as it."""
     full = max(math.ceil(isl / room) - 1.0, 0.0)
     context = full * room
     rest = isl - context

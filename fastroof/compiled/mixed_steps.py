@@ -57,13 +57,7 @@ HELD_ROUNDS = 3
 
 
 class SteadyState(NamedTuple):
-    """Mean composition of a scenario's steps, real numbers.
-
-    ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
-    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``; a
-    client sends a request every ``cycle_steps``. A prompt is held back for ``held_steps``, until
-    ``held_prompts`` others have come, and waits in a queue for ``queue_steps``.
-    """
+    """Mean composition of a scenario's steps, real numbers."""
 
     admitted: float
     running: float
@@ -82,11 +76,7 @@ class SteadyState(NamedTuple):
 
 @jit_inline
 def _queue_steps(others: float, cycle_steps: float, own_steps: float) -> float:
-    """Steps that a prompt waits for those of ``others`` clients, of ``own_steps`` (part of a step, too) each.
-
-    As in a queue that is served at an even pace (M/D/1), ``own rho / 2 (1 - rho)``, in which the others are
-    the seldomer, the longer they wait themselves: ``rho = others own / (cycle + wait)``.
-    """
+    """Return the steps that a prompt waits for the prompts of ``others`` clients (fractions allowed)."""
     work = others * own_steps
     spare = cycle_steps - work
     return 0.5 * (math.sqrt(spare * spare + 2.0 * own_steps * work) - spare)
@@ -412,11 +402,7 @@ def add_prefix(
     options: ServingOptions,
     out: Any,
 ) -> None:
-    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone.
-
-    Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
-    to more tokens, prompts to the prefix as to earlier chunks.
-    """
+    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone."""
     cached = isl - new
     decodes = out[DECODES]
     longer_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)

@@ -72,17 +72,7 @@ class PackedGemm(NamedTuple):
 
 
 class GuidedGrid(NamedTuple):
-    """A two-dimensional attention table for many points at once.
-
-    Attributes
-    ----------
-    axes, guides : ndarray
-        Batch nodes and kv_len or q_len nodes, and their guides.
-    cells : ndarray of float64, shape (ny * nx * 6,)
-        Coefficients of the cell above each node, as ``grid_value`` reads them.
-    origins : ndarray of uint16, shape (ny * nx,)
-        Origins of the points of the cell above each node.
-    """
+    """A two-dimensional attention table for many points at once."""
 
     axes: Floats
     guides: Longs
@@ -91,19 +81,7 @@ class GuidedGrid(NamedTuple):
 
 
 class GridNodes(NamedTuple):
-    """A two-dimensional attention table node by node.
-
-    Attributes
-    ----------
-    y_axis, x_axis : ndarray of float64
-        Batch nodes, and kv_len or q_len nodes, padded.
-    cells : ndarray of float64, shape (ny, nx, 6)
-        Of which the first of each six is the node's latency, us.
-    flags : ndarray of uint8, shape (ny, nx)
-        What each node is.
-    work : ndarray of float64, shape (ny, nx)
-        What MFU is counted in, at each node.
-    """
+    """A two-dimensional attention table node by node."""
 
     y_axis: Floats
     x_axis: Floats

@@ -14,15 +14,7 @@ _chosen: list[bool] = []
 
 
 def run_plain() -> bool:
-    """Have all loops of this process run as Python, unless some were imported as what is compiled.
-
-    It cannot be undone, so it is for a program's own process and not for a library's caller.
-
-    Returns
-    -------
-    bool
-        Whether they do.
-    """
+    """Have all loops of this process run as Python, unless some were imported as what is compiled."""
     if f"{__package__}.jit" not in sys.modules:
         _chosen[:] = [True]
     return is_plain()

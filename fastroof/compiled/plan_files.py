@@ -279,11 +279,7 @@ def _stages_fit(octets: Octets, words: Words, floats: Floats) -> bool:
 
 @jit
 def plan_bytes_code(octets: Octets, words: Words, floats: Floats) -> int:
-    """Check a plan file. Returns 0, or the code of what is wrong.
-
-    ``words`` and ``floats`` are the same bytes, as many as fill them, in eights. A CRC within a file, of a
-    stage's, is not looked at: that of the whole file is over it too.
-    """
+    """Check a plan file. Returns 0, or the code of what is wrong."""
     size = len(octets)
     if size < 8 or words[0] != FILE_MAGIC:
         return CODE_FOREIGN

@@ -90,10 +90,7 @@ def _part_fits(words: Words, facts_at: int, at: int, size: int) -> bool:
 
 @jit
 def facts_fit(words: Words, floats: Floats, facts_at: int) -> bool:
-    """Whether the facts at ``facts_at`` are whole, and name parts that lie within the file.
-
-    ``words`` and ``floats`` are the file from the start of its arena on.
-    """
+    """Whether the facts at ``facts_at`` are whole, and name parts that lie within the file."""
     if facts_at < 0 or facts_at > len(words) - FACTS_WORDS or words[facts_at] < FACTS_WORDS:
         return False
     for at, size in ((VERIFICATION_AT, VERIFICATION_SIZE), (STAGES_AT, STAGES)):

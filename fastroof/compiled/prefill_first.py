@@ -65,10 +65,7 @@ class PromptSizes(NamedTuple):
 
 
 class Lockstep(NamedTuple):
-    """What the other ranks do while one computes prompts, and while it decodes.
-
-    Without a lockstep nothing of it is read.
-    """
+    """What the other ranks do while one computes prompts, and while it decodes."""
 
     is_on: bool
     rules: RankRules
@@ -88,10 +85,7 @@ class Prompts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What a request sees of prompts, its own and others', us: before its first token, and after it.
-
-    ``decodes`` of the requests run in a decode step; ``together`` prompts make up a row of steps.
-    """
+    """What a request sees of prompts, its own and others', us: before its first token, and after it."""
 
     ttft_us: float
     after_us: float
@@ -101,12 +95,7 @@ class Shared(NamedTuple):
 
 @jit
 def same_step_share(steps: float, spread: float, requests_per_client: float) -> float:
-    """Share of the other requests that end in the same decode step as one, in the mean.
-
-    After j requests two clients that began together are a normal number of steps apart, its deviation
-    sqrt(2) s, where s is that of j outputs: they are in one step with probability erf(1/(4 s)). Clients that
-    are anywhere are in one with 1 / (steps + 1).
-    """
+    """Share of the other requests that end in the same decode step as one, in the mean."""
     if spread <= 0.0:
         return 1.0
     anywhere = 1.0 / (steps + 1.0)
@@ -279,11 +268,7 @@ def _shared(
     steps_met: float,
     lockstep: Lockstep,
 ) -> Shared:
-    """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request.
-
-    The engine looks for new ones every ``looks`` steps of decodes, and after prompts. Requests arrive as a
-    decode step ends, ``steps_met`` steps before they are seen, or at random (``AT_RANDOM``).
-    """
+    """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request."""
     # as a request sees them, and as steps do: those in which requests end
     ending = min(same * looks, 1.0)
     seen = 1.0 + (clients - 1.0) * ending

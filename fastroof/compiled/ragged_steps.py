@@ -86,11 +86,7 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
 
 @jit
 def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> int:
-    """Time ragged steps, CSR: step i holds requests ``offsets[i]:offsets[i + 1]``. Returns a code.
-
-    Stops at the first step that the plan cannot time. A step that follows one of decodes alone is first
-    taken for such a step, whose sums are fewer. Plans with a window take a loop of their own.
-    """
+    """Time ragged steps, CSR: step i holds requests ``offsets[i]:offsets[i + 1]``. Returns a code."""
     if arena[WINDOW] > 0.0:
         return _windowed_steps_us(arena, new_tokens, context_len, offsets, out)
     plan = open_plan(arena)

@@ -71,10 +71,7 @@ def keep_best(table: BestTable, group: int, value: float, at: int) -> None:
 
 @jit
 def keep_pareto(fronts: Fronts, group: int, x: float, y: float, at: int) -> bool:
-    """Keep a point unless another of its group has as much of both, and drop those that it beats.
-
-    False, and nothing done, where the group's row is full.
-    """
+    """Keep a point unless another of its group has as much of both, and drop those that it beats."""
     count = fronts.taken[group]
     # the first with less x: all before it have at least as much, the last of those the most y
     low = 0

@@ -22,11 +22,7 @@ MANY_CHUNKS = 16
 
 
 class StepSums(NamedTuple):
-    """Sums over the requests of a step: its decodes and their KV, the new tokens of its prefill chunks.
-
-    ``causal_pairs`` is the sum of q (q + 1) / 2 over the chunks, ``prefix_pairs`` of q times context,
-    ``prefix_sum`` of their contexts.
-    """
+    """Sums over the requests of a step: its decodes and their KV, the new tokens of its prefill chunks."""
 
     decodes: int
     kv_sum: int
@@ -37,13 +33,7 @@ class StepSums(NamedTuple):
 
 
 class WindowSums(NamedTuple):
-    """Sums over the requests of a step, of layers that attend within a window.
-
-    ``kv_sum`` is the sum of min(kv_len, window) over the decodes; of the chunks ``causal_pairs`` are those
-    of their new tokens among themselves, ``prefix_pairs`` those with tokens before them, and ``prefix_sum``
-    counts the tokens before them that any query sees. A query attends to ``window`` tokens, its own included.
-    Whole numbers, or real ones of mean steps.
-    """
+    """Sums over the requests of a step, of layers that attend within a window."""
 
     kv_sum: Any
     causal_pairs: Any
@@ -71,12 +61,7 @@ def _no_chunks() -> ChunkSums:
 
 @jit_inline
 def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
-    """Sums with a chunk more; a chunk without tokens adds to none of a step's.
-
-    Room is what a window has beyond some tokens and the query itself, or 0: r = max(window - 1 - tokens, 0).
-    The pairs of a sequence's first t queries, the sum of min(i, window), are
-    t window - window (window - 1) / 2 + r (r + 1) / 2 with the room beyond t.
-    """
+    """Sums with a chunk more; a chunk without tokens adds to none of a step's."""
     own, before, all_room = max(room - new, 0), max(room - context, 0), max(room - context - new, 0)
     return ChunkSums(
         sums.count + 1,
@@ -94,12 +79,7 @@ def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
 def request_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
 ) -> tuple[StepSums, WindowSums, bool]:
-    """Sums over one step's requests, all and within a window, and whether all are possible in any plan.
-
-    In whatever order, for they are integers. Without a window, where it is 0, the second are any. Requests
-    are taken for decodes, up to 64 at once; what more there is to the others is added up one by one, or
-    where they are many for all of the 64.
-    """
+    """Sums over one step's requests, all and within a window, and whether all are possible in any plan."""
     room = window - 1
     context_sum: Any = 0
     room_sum: Any = 0
@@ -155,10 +135,7 @@ def request_sums(
 def decode_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
 ) -> tuple[int, int, bool]:
-    """Sums of one step's contexts and of min(kv_len, window), and whether its requests are possible decodes.
-
-    Without a window, where it is 0, the second is any.
-    """
+    """Sums of one step's contexts and of min(kv_len, window), and whether all requests can decode."""
     context_sum: Any = 0
     room_sum: Any = 0
     other: Any = 0

@@ -24,11 +24,7 @@ def curve_rows(axis: Floats, value: Floats, flag: Flags, out: Floats, origin: Fl
 
 @jit
 def sum_rows(values: Floats, times: Floats, sums: Floats) -> None:
-    """Sum operators, a plan a row: ``sums[plan] = sum of times[plan, operator] * values[operator]``.
-
-    In the order of the operators. ``sums`` is zero before. A plan's row stays in the first cache while
-    its operators are added: 2 us per plan of 13 operators and 513 rows became 0.9.
-    """
+    """Sum operators, a plan a row: ``sums[plan] = sum of times[plan, operator] * values[operator]``."""
     for plan in range(len(sums)):
         row = sums[plan]
         for operator in range(len(values)):

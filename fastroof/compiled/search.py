@@ -14,10 +14,7 @@ __all__ = ["bracket", "curve_latency_us", "curve_point", "nearest_node"]
 
 @jit
 def bracket(axis: Floats, start: int, stop: int, x: float) -> int:
-    """Index i of the cell with ``axis[i] <= x < axis[i + 1]``, clamped to the outer cells.
-
-    ``axis[start:stop]`` is sorted and has at least two nodes; i is in [start, stop - 2].
-    """
+    """Index i of the cell with ``axis[i] <= x < axis[i + 1]``, clamped to the outer cells."""
     low = start
     high = stop - 1
     while high - low > 1:
@@ -43,11 +40,7 @@ def nearest_node(axis: Floats, start: int, stop: int, x: float) -> int:
 def curve_point(
     axis: Floats, value: Floats, flag: Flags, start: int, stop: int, x: float
 ) -> tuple[float, int]:
-    """Value at x of the curve through ``(axis, value)[start:stop]``, and how it was made.
-
-    A node comes back as it is, with its own flag; between nodes the flag is the larger of the two
-    ends', and at least "interpolated".
-    """
+    """Value at x of the curve through ``(axis, value)[start:stop]``, and how it was made."""
     i = bracket(axis, start, stop, x)
     x0 = axis[i]
     y0 = value[i]

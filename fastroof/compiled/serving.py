@@ -93,11 +93,7 @@ def serving_estimates(
     options: ServingOptions,
     out: Floats,
 ) -> tuple[int, int, float]:
-    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above.
-
-    ``new_tokens`` of a prompt's ``isl`` are computed, the others are found in a cache. Stops at the first
-    that the plan cannot time: returns a code, its place and what it needed.
-    """
+    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above."""
     plan = open_plan(arena)
     speculation = open_speculation(arena, plan)
     for i in range(len(isl)):

@@ -31,18 +31,7 @@ AT_RANDOM = -1.0
 
 
 class ServingOptions(NamedTuple):
-    """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
-
-    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone; a
-    state takes as much of a sequence, however long, as ``state_tokens`` tokens. With ``is_prefill_first``
-    prompts go ahead of decodes instead of beside them (fastroof.compiled.prefill_first), and outputs are
-    drawn evenly, the shortest ``length_spread`` of the longest below it. Prompts wait for others to come
-    with: up to ``wait_steps`` from the first that came on, or until the engine looks, which it does every so
-    many steps where prompts go first. ``steps_met`` is how many whole steps a request waits for that arrives
-    as a step ends: 0, or 1 with asynchronous scheduling; ``AT_RANDOM`` if requests arrive at random moments.
-    Ranks step together as ``rules`` say; ``batches`` are in flight, each with its part of the clients, fewer
-    than one where some are idle.
-    """
+    """What all scenarios of a call have in common; 0 requests a client is the steady state alone."""
 
     max_kv_tokens: float
     max_seqs: float

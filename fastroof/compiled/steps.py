@@ -120,10 +120,7 @@ class PlanParts(NamedTuple):
 
 
 class WindowParts(NamedTuple):
-    """What a plan with a window has of its windowed layers.
-
-    Apart from :class:`PlanParts`, which every loop of every plan passes on.
-    """
+    """What a plan with a window has of its windowed layers."""
 
     tokens: int
     pair_us: float
@@ -232,10 +229,7 @@ def windowed_decode_step_us(
     mean_kv: float,
     kv_sum: int,
 ) -> float:
-    """:func:`decode_step_us` of a plan with a window, whose decodes see ``kv_sum`` tokens within it, us.
-
-    Blocks of the same axes: one row for all, and a column of the mean for both of its lookups.
-    """
+    """:func:`decode_step_us` of a plan with a window, whose decodes see ``kv_sum`` tokens within it, us."""
     batch = float(num_decodes)
     i = axis_cell(arena, plan.decode.y, batch)
     j = axis_cell(arena, plan.decode.x, mean_kv)
@@ -261,10 +255,7 @@ def windowed_prefill_us(
     prefixes: tuple[float, float],
     sums: WindowSums,
 ) -> float:
-    """:func:`prefill_attention_us` of a plan with a window, us.
-
-    ``chunks`` are (batch, q_len) of equal chunks, ``prefixes`` the pairs with prefixes and their tokens.
-    """
+    """:func:`prefill_attention_us` of a plan with a window, us."""
     batch, q_len = chunks
     pairs, window = float(sums.causal_pairs), float(within.tokens)
     alike, tokens = window_chunks(new_sum, pairs, window)
@@ -287,10 +278,7 @@ def windowed_prefill_us(
 
 @jit_inline
 def beside_prefill_us(rows_us: float, total_us: float, least_us: float) -> float:
-    """``total_us`` of rows and decodes, whose attention takes at least ``least_us`` beside prefill, us.
-
-    Without a branch: at least 0 leaves what it was, to the last bit.
-    """
+    """``total_us`` of rows and decodes, whose attention takes at least ``least_us`` beside prefill, us."""
     return max(total_us, rows_us + least_us)
 
 
@@ -309,10 +297,7 @@ def equal_chunks(new_sum: float, causal_pairs: float) -> tuple[float, float]:
 
 @jit
 def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: Floats) -> int:
-    """Time steps of equal decodes of any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code.
-
-    Stops at the first step that the plan cannot time.
-    """
+    """Time steps of equal decodes of any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
     plan = open_plan(arena)
     max_batch = min(plan.max_tokens, plan.max_seqs)
     for i in range(len(out)):
@@ -327,10 +312,7 @@ def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: 
 
 @jit
 def decode_origins(arena: Floats, batch_size: Ints, kv_len: Ints, origin: Flags) -> None:
-    """Find how steps of equal decodes are made: the largest origin of their parts.
-
-    Sizes are within the plan: another loop has seen them.
-    """
+    """Find how steps of equal decodes are made: the largest origin of their parts."""
     plan = open_plan(arena)
     for i in range(len(origin)):
         batch = int(batch_size[i])
@@ -355,10 +337,7 @@ def has_chunks(plan: PlanParts, new_tokens: int, context_len: int, batch_size: i
 def chunks_step_us(
     arena: Floats, plan: PlanParts, new_tokens: int, context_len: int, batch_size: int, windowed_us: float
 ) -> float:
-    """Time a step of equal chunks, us; one new token after a context is a decode.
-
-    ``windowed_us`` is what layers within a window take for the prefixes, see :func:`windowed_chunks_step_us`.
-    """
+    """Time a step of equal chunks, us; one new token after a context is a decode."""
     tokens = batch_size * new_tokens
     if new_tokens == 1 and context_len > 0:
         rows_us = decode_rows_us(arena, plan, batch_size)
@@ -402,10 +381,7 @@ def _windowed_prefill_steps_us(
 def prefill_steps_us(
     arena: Floats, new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats
 ) -> int:
-    """Time steps of equal chunks: ``batch_size`` requests of new tokens after a context. Returns a code.
-
-    Stops at the first step that the plan cannot time.
-    """
+    """Time steps of equal chunks: ``batch_size`` requests of new tokens after a context. Returns a code."""
     if arena[WINDOW] > 0.0:
         return _windowed_prefill_steps_us(arena, new_tokens, context_len, batch_size, out)
     plan = open_plan(arena)

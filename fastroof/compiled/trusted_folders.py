@@ -31,33 +31,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def open_trusted(path: Path, *, create: bool = False) -> int:
-    """Open a folder, and every folder on the way to it, and refuse it where others may write to one of them.
-
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    create : bool
-        Whether folders that are not there are made, writable by this user alone.
-
-    Returns
-    -------
-    int
-        A descriptor, for ``dir_fd``; it need not be good for reading.
-
-    Raises
-    ------
-    UntrustedFolder
-        If another user can have put something there.
-    OSError
-        If there is no such folder, or it cannot be opened.
-
-    Notes
-    -----
-    A folder is trusted if it is this user's or root's and no group or other may write to it; a group that
-    is the user's own may. On the way there may be folders to which all may write, as /tmp, if names in them
-    are their owners' (the sticky bit). Links are followed if they are this user's or root's.
-    """
+    """Open a folder and its parents; refuse any that others may write to."""
     names = _names(os.path.join(os.getcwd(), path))
     at = os.open("/", _FOLDER)
     links = 0

@@ -58,10 +58,7 @@ BOUND_SIZE = 5
 
 
 class Speculation(NamedTuple):
-    """How decodes verify: ``tokens`` queries each, of which ``accepted`` are kept in the mean.
-
-    ``draft_steps`` of the draft come before each verification; 0 where drafts cost nothing.
-    """
+    """How decodes verify: ``tokens`` queries each, of which ``accepted`` are kept in the mean."""
 
     tokens: float
     accepted: float
@@ -200,11 +197,7 @@ def verified_us(
 
 @jit
 def verify_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, tokens: Ints, out: Floats) -> int:
-    """Time steps of ``batch_size`` requests that verify ``tokens`` each, the last at ``kv_len``.
-
-    ``arena`` is a plan's with what follows it. Returns a code; stops at the first step that the plan cannot
-    time.
-    """
+    """Time steps of ``batch_size`` requests that verify ``tokens`` each, the last at ``kv_len``."""
     plan = open_plan(arena)
     any_tokens = open_speculation(arena, plan)
     for i in range(len(out)):

@@ -52,10 +52,7 @@ def windowed_pairs(tokens: float, window: float) -> float:
 
 @jit_inline
 def window_prefix(new_tokens: int, context_len: int, window: int) -> tuple[int, int]:
-    """Pairs of a chunk with tokens before it, and how many of those any query sees.
-
-    The pairs are those of all tokens so far, less those before it and its own.
-    """
+    """Pairs of a chunk with tokens before it, and how many of those any query sees."""
     crossed = _whole_pairs(context_len + new_tokens, window) - _whole_pairs(context_len, window)
     return crossed - _whole_pairs(new_tokens, window), min(context_len, window - 1)
 

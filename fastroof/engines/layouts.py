@@ -27,47 +27,7 @@ _ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
 
 @dataclass(frozen=True)
 class LayoutRules:
-    """How an engine splits mixtures of experts.
-
-    Attributes
-    ----------
-    ep : str
-        One of :data:`EP_SIZES`.
-    attention : str
-        One of :data:`ATTENTION_SPLITS`.
-    alltoall : str
-        One of :data:`ALLTOALL_RULES`; ``alltoall_gpus`` are those of ``over_topk``.
-    alltoall_gpus : tuple of str
-        GPUs on which all-to-all is the engine's own choice.
-    alltoall_needs_dp : bool
-        Whether only ranks of attention data parallelism send tokens so.
-    decode_library, prefill_library : str
-        Whose kernels send them in steps of decodes alone, and with prefill; empty where it has no all-to-all.
-    rack_library : str
-        The same of both on ``alltoall_gpus``; empty for the two others.
-    comm_dtypes : tuple of str
-        Formats of experts in which they are sent; others go as the library sends unasked.
-    gathered_bytes : tuple of (str, float)
-        Bytes of an element that is gathered, by the format of the experts, where it is quantised before;
-        ``gathered_gpus`` are the GPUs of it. In a TOML a table.
-    gathered_gpus : tuple of str
-        GPUs on which tokens are quantised before they are gathered.
-    token_shares : str
-        Whether the GPUs of a rank each take a share of its tokens to the experts: never, with_ep or always.
-    attention_sum : str
-        How attention's sums are formed there: all_reduce or reduce_scatter.
-    copies_embedding : bool
-        Whether every GPU has the whole embedding where attention is data parallel.
-    two_batches_from : tuple of int
-        Tokens of a rank from which steps of decodes alone, and steps with prefill, can be split into two
-        halves that take turns; empty where it has no such option.
-    wide_experts_over : int
-        Groups of experts over which those that tokens are sent to run kernels of wide expert parallelism.
-    context_parallel : bool
-        Whether it has context parallelism of prefill.
-    source : str
-        Where all that is from.
-    """
+    """How an engine splits mixtures of experts."""
 
     ep: str = "any"
     attention: str = "both"
@@ -122,15 +82,7 @@ class LayoutRules:
                 object.__setattr__(self, key.name, tuple(value))
 
     def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
-        """Say why an engine does not run a mixture of experts so, each with what would do.
-
-        Parameters
-        ----------
-        engine : str
-            What it is called.
-        sizes : mapping of str to int
-            tp, dp and ep of the layout.
-        """
+        """Say why an engine does not run a mixture of experts so, each with what would do."""
         tp, dp, ep = (sizes[name] for name in ("tp", "dp", "ep"))
         ranks, reasons = tp * dp, []
         if self.ep == "one_or_all" and ep not in (1, ranks):

@@ -57,24 +57,7 @@ def checked_fraction(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class StaticReserve:
-    """What an engine leaves beside weights and KV cache where no fraction is given, by a formula of its own.
-
-    ``mib + mib_per_token x tokens of a step + mib_per_graph x largest graph + mib_per_gpu x GPUs of a
-    replica``, with data-parallel attention ``mib_per_rank_graph x largest graph x ranks`` more; on GPUs of
-    more than ``large_gib`` at least ``least_gib``.
-
-    Attributes
-    ----------
-    mib, mib_per_token, mib_per_graph, mib_per_gpu, mib_per_rank_graph : float
-        The formula's, MiB.
-    least_tokens : int
-        Tokens that a step counts as at least.
-    least_gib, large_gib : float
-        The floor, and the memory above which it holds, GiB.
-    graphs : tuple of (float, int, int)
-        Largest batch that has a CUDA graph: below so many GiB, with tp below 4, with tp of 4 or more. The
-        first that applies counts; 0 GiB is any.
-    """
+    """Bytes an engine leaves free if no memory fraction is given, by the engine's own formula."""
 
     mib: float = 0.0
     mib_per_token: float = 0.0

@@ -49,34 +49,13 @@ LINEAR: Final = ("gemm", "bf16", "cublas")
 
 
 def campaign_family(operator: str, words: Mapping[str, str]) -> str:
-    """Name a kernel's family as campaigns are compared by.
-
-    Examples
-    --------
-    >>> campaign_family("moe", {"dtype": "fp8", "distribution": "balanced"})
-    'fp8'
-    """
+    """Name a kernel's family as campaigns are compared by."""
     text = [c.name for c in OPERATORS[operator].keys if c.name in FAMILY_WORDS]
     return " ".join(str(words[name]) for name in text)
 
 
 def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) -> Iterator[CampaignFigure]:
-    """Compare every two sources of an operator, where both are sound.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    gpu : str
-        Name of the GPU.
-    tables : sequence of MeasuredTable
-        Its rows of each source.
-
-    Yields
-    ------
-    CampaignFigure
-        One a pair of sources, family and kind of kernels.
-    """
+    """Compare every two sources of an operator, where both are sound."""
     sound = [(one, sound_rows(one, [t for t in tables if t is not one])) for one in tables]
     for (one, is_sound), (other, is_sound_there) in itertools.combinations(sound, 2):
         a, b = _some(one, is_sound), _some(other, is_sound_there)
@@ -105,15 +84,7 @@ def _figures(family: str, gpu: str, kernels: str, points: PairedPoints) -> Itera
 
 
 def same_kernels(a: MeasuredTable, b: MeasuredTable) -> Iterator[tuple[str, dict[str, PairedPoints]]]:
-    """Pair two sources' points by family: all, and those that one library's kernels took in both.
-
-    Yields
-    ------
-    str
-        The family.
-    dict of str to PairedPoints
-        ``same``, and ``any``: all of them, where there are such points.
-    """
+    """Pair two sources' points by family: all, and those that one library's kernels took in both."""
     by_family: dict[str, list[dict[str, str]]] = {}
     for words, _ in families_of(a.operator, a.columns):
         by_family.setdefault(campaign_family(a.operator, words), []).append(words)

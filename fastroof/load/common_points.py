@@ -41,13 +41,7 @@ def wanted_operators(
     operators: Sequence[str] | None,
     error: type[FastroofError],
 ) -> list[str]:
-    """Operators that either of two table sets has, of those that are asked for.
-
-    Raises
-    ------
-    error
-        If an operator is unknown, or neither set has any of them.
-    """
+    """Operators that either of two table sets has, of those that are asked for."""
     if unknown := [name for name in operators or () if name not in OPERATORS]:
         raise error(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
     wanted = [
@@ -63,17 +57,7 @@ def wanted_operators(
 
 @dataclass(frozen=True)
 class PairedPoints:
-    """Every point of either of two tables of one operator, as arrays of shape (points,).
-
-    Attributes
-    ----------
-    operator : str
-        The operator.
-    columns : mapping of str to ndarray
-        Keys and axes.
-    a_us, b_us : ndarray of float64
-        Latencies, the median of a point that was measured more than once; NaN where a table lacks it.
-    """
+    """Every point of either of two tables of one operator, as arrays of shape (points,)."""
 
     operator: str
     columns: Columns
@@ -101,20 +85,7 @@ class PairedPoints:
 
 
 def paired_points(operator: str, a: Columns | None, b: Columns | None) -> PairedPoints:
-    """Pair two tables of one operator point by point.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    a, b : mapping of str to ndarray, or None
-        Rows of either table; None where there is no such table.
-
-    Returns
-    -------
-    PairedPoints
-        In the order of the keys and axes.
-    """
+    """Pair two tables of one operator point by point."""
     tables = (a, b)
     present = [columns for columns in tables if columns is not None]
     schema = OPERATORS[operator]
@@ -138,23 +109,7 @@ def paired_points(operator: str, a: Columns | None, b: Columns | None) -> Paired
 
 
 def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
-    """Return the sizes that say what region of an operator's shapes a point lies in.
-
-    Those that a lookup interpolates along; of sizes that come in pairs the product, as n k of a GEMM.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    columns : mapping of str to ndarray, shape (points,)
-        Its axes.
-
-    Examples
-    --------
-    >>> sizes = {"m": np.array([1, 64]), "n": np.array([4096, 8192]), "k": np.array([1024, 1024])}
-    >>> {name: values.tolist() for name, values in region_sizes("gemm", sizes).items()}
-    {'m': [1.0, 64.0], 'n k': [4194304.0, 8388608.0]}
-    """
+    """Return the sizes that say what region of an operator's shapes a point lies in."""
     schema = OPERATORS[operator]
     pair = schema.paired_axes
     names = [name for name in schema.free_axes() if name not in pair and name != "io_bytes"]
@@ -173,24 +128,12 @@ def bands(sizes: Floats) -> Longs:
 
 
 def band_words(band: int) -> str:
-    """Say which sizes a band holds.
-
-    Examples
-    --------
-    >>> band_words(0), band_words(2)
-    ('1', '9 to 64')
-    """
+    """Say which sizes a band holds."""
     return f"{BAND ** (band - 1) + 1} to {BAND**band}" if band > 0 else "1"
 
 
 def codes_of(columns: Iterable[Array]) -> Longs:
-    """Return one code for each combination of values, dense from 0 and in the order of the values.
-
-    Examples
-    --------
-    >>> codes_of([np.array([2, 1, 2]), np.array([5, 5, 5])]).tolist()
-    [1, 0, 1]
-    """
+    """Return one code for each combination of values, dense from 0 and in the order of the values."""
     sortable = [word_codes(column) if column.dtype == object else column for column in columns]
     if not sortable:
         raise ValueError("codes need at least one column")
@@ -206,20 +149,7 @@ def codes_of(columns: Iterable[Array]) -> Longs:
 
 
 def group_medians(codes: Longs, values: Array) -> Floats:
-    """Return the median of the values of each code, in the order of the codes.
-
-    Parameters
-    ----------
-    codes : ndarray of int64, shape (rows,)
-        Dense from 0, as :func:`codes_of` returns them.
-    values : ndarray, shape (rows,)
-        What to take medians of.
-
-    Examples
-    --------
-    >>> group_medians(np.array([1, 0, 1]), np.array([4.0, 7.0, 2.0])).tolist()
-    [7.0, 3.0]
-    """
+    """Return the median of the values of each code, in the order of the codes."""
     order = np.lexsort((values, codes))
     counts = np.bincount(codes)
     starts = np.cumsum(counts) - counts

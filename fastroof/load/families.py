@@ -23,13 +23,7 @@ EAGER: Final = "eager"
 
 
 def family_columns(operator: str) -> tuple[str, ...]:
-    """Names of the columns whose words tell an operator's families apart.
-
-    Examples
-    --------
-    >>> family_columns("moe"), family_columns("attention_decode")
-    (('dtype', 'distribution'), ('kv_dtype',))
-    """
+    """Names of the columns whose words tell an operator's families apart."""
     return tuple(c.name for c in OPERATORS[operator].keys if c.kind == "text")
 
 

@@ -16,22 +16,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("note", "warning", "error")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found in a file.
-
-    Attributes
-    ----------
-    kind : str
-        What it is, one word: ``"holes"``, ``"jump"``, ``"duplicate"``.
-    severity : str
-        ``"error"`` for what no GPU can have done, ``"warning"`` for what probably spoils a
-        prediction, ``"note"`` for what is good to know.
-    count : int
-        How many rows, points or cells it concerns.
-    message : str
-        The finding in words and figures.
-    worst : mapping
-        The worst example: sizes, latencies in us, ratios.
-    """
+    """One thing found in a file."""
 
     kind: str
     severity: Severity
@@ -52,27 +37,7 @@ class AxisRange:
 
 @dataclass(frozen=True)
 class FileReport:
-    """What was found in one file of measured rows.
-
-    Attributes
-    ----------
-    file : str
-        The file, relative to its source's folder.
-    operator, source : str
-        The table that its rows are part of.
-    rows : int
-        Measured rows.
-    axes : tuple of AxisRange
-        The sizes it covers.
-    mfu_min, mfu_max : float or None
-        MFU by latency, of the peak of the dtype each row ran in; None for operators without FLOPs.
-    bandwidth_max_bytes_per_s : float or None
-        Largest compulsory bytes / latency, B/s; None where an unknown dtype leaves the bytes unknown.
-    bandwidth_limit_bytes_per_s : float
-        Bandwidth of what those bytes move over, memory or link, B/s.
-    findings : tuple of Finding
-        Gravest first.
-    """
+    """What was found in one file of measured rows."""
 
     file: str
     operator: str
@@ -96,16 +61,5 @@ class FileReport:
 
 
 def worst(reports: Iterable[FileReport]) -> Severity:
-    """Return the gravest severity of all reports, ``"note"`` if there is none.
-
-    Parameters
-    ----------
-    reports : iterable of FileReport
-        As :func:`fastroof.load.validate.validate` returns them.
-
-    Examples
-    --------
-    >>> worst([])
-    'note'
-    """
+    """Return the gravest severity of all reports, ``"note"`` if there is none."""
     return max((r.severity for r in reports), key=SEVERITIES.index, default="note")

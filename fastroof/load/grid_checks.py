@@ -26,19 +26,7 @@ GRAVE_SPREAD = 0.10
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of one file: which kernel each row is, and where on its axes.
-
-    Attributes
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    columns : mapping of str to ndarray
-        The file's rows, in its order.
-    kernel : ndarray of int64
-        A code for each row's keys.
-    axes : mapping of str to ndarray
-        Independent sizes: the context instead of the kv_len of a prefill, no bytes beside sizes.
-    """
+    """The points of one file: which kernel each row is, and where on its axes."""
 
     operator: str
     columns: Columns
@@ -77,24 +65,7 @@ def grid_findings(grid: Grid) -> list[Finding]:
 
 
 def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict[int, Finding]:
-    """Find points that were measured more than once, over all files of a table.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    columns : mapping of str to ndarray
-        All rows of the table.
-    file : ndarray of int64
-        Which file each row came from, 0 to ``files - 1``.
-    files : int
-        How many files there are.
-
-    Returns
-    -------
-    dict of int to Finding
-        For each file that has such a point.
-    """
+    """Find points that were measured more than once, over all files of a table."""
     latency = columns["latency_us"]
     schema = OPERATORS[operator]
     cell = _codes([columns[c.name] for c in (*schema.keys, *schema.axes)], len(latency))

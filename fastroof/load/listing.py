@@ -16,19 +16,7 @@ __all__ = ["ListedSource", "ListedTable", "list_tables"]
 
 @dataclass(frozen=True)
 class ListedTable:
-    """One operator of a source.
-
-    Attributes
-    ----------
-    operator : str
-        Its name.
-    rows : int
-        Measured rows.
-    rank : int
-        Place of the source among those that have it.
-    serves : bool
-        Whether lookups ask it first, where no engine is named.
-    """
+    """One operator of a source."""
 
     operator: str
     rows: int
@@ -38,21 +26,7 @@ class ListedTable:
 
 @dataclass(frozen=True)
 class ListedSource:
-    """One source.
-
-    Attributes
-    ----------
-    gpu, source : str
-        The GPU it was measured on, and its name.
-    kind : str
-        ``"shipped"``, ``"imported"`` or ``"own"``.
-    folder : Path
-        Where it lies.
-    licence : str or None
-        As its provenance says.
-    operators : tuple of ListedTable
-        Its tables.
-    """
+    """One source."""
 
     gpu: str
     source: str
@@ -63,30 +37,7 @@ class ListedSource:
 
 
 def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
-    """List the sources of the folders of one GPU.
-
-    Parameters
-    ----------
-    folders : iterable of Path
-        GPU folders or source folders, in the order in which they are read: of sources of one name that both
-        have an operator the first one's counts.
-
-    Returns
-    -------
-    list of ListedSource
-        By folder, then by name.
-
-    Raises
-    ------
-    TableError
-        If a folder has no source, or a file is no table.
-
-    Examples
-    --------
-    >>> from fastroof.load.by_name import table_folders
-    >>> {source.kind for source in list_tables(table_folders("h100")[:1])}
-    {'shipped'}
-    """
+    """List the sources of the folders of one GPU."""
     sources = [source for folder in folders for source in list_sources(folder)]
     having: dict[str, dict[str, int]] = {}
     for number, source in enumerate(sources):

@@ -62,15 +62,7 @@ class PeakFinding:
 
 
 class WrittenTable(NamedTuple):
-    """A table's file, and what provenance.toml says of it.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    sha256, rows_sha256 : str
-        SHA-256 of its bytes and of its rows when it was written.
-    """
+    """A table's file, and what provenance.toml says of it."""
 
     path: Path
     sha256: str

@@ -19,30 +19,7 @@ NAMED_WORDS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION"
 
 
 def load_named(word: str) -> MeasuredTables:
-    """Load measured tables that a word names.
-
-    Parameters
-    ----------
-    word : str
-        ``h100`` (what serves the GPU), ``h100/aiconfigurator-vllm-0.24.0`` (one of its sources), a folder as
-        :func:`fastroof.load_tables` takes it, or ``package:h200/sglang/0.5.14``: tables of the installed
-        package aiconfigurator-core, read where they are. The GPU may be called as the package calls it.
-
-    Returns
-    -------
-    MeasuredTables
-        Of one GPU.
-
-    Raises
-    ------
-    TableError, GpuError
-        If there is no such GPU, source, folder or table.
-
-    Examples
-    --------
-    >>> load_named("h100/aiconfigurator-trtllm-1.3.0rc20").sources["allreduce"]
-    'aiconfigurator-trtllm-1.3.0rc20'
-    """
+    """Load measured tables that a word names."""
     if word.startswith(PACKAGE_PREFIX):
         parts = word.removeprefix(PACKAGE_PREFIX).split("/")
         if len(parts) != 3 or not all(parts):

@@ -46,25 +46,7 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Source:
-    """One source folder: where it lies, what it holds and how it ranks.
-
-    Attributes
-    ----------
-    name : str
-        Name of the folder.
-    gpu : str
-        GPU that the provenance names.
-    folder : Path
-        The folder.
-    files : mapping of str to Path
-        The table of each operator.
-    provenance : mapping
-        The folder's provenance.toml, without the hashes of its files.
-    hashes : mapping of str to mapping
-        By file its ``sha256``, which it must have when it is read, and that of its rows, ``rows_sha256``.
-    ignored : mapping of str to str
-        Files of the folder that are no tables, and why.
-    """
+    """One source folder: where it lies, what it holds and how it ranks."""
 
     name: str
     gpu: str
@@ -83,64 +65,14 @@ class Source:
 
 
 def list_sources(folder: Path) -> list[Source]:
-    """List the sources of a GPU folder, or the one source that the folder is.
-
-    Parameters
-    ----------
-    folder : Path
-        A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml).
-
-    Returns
-    -------
-    list of Source
-        By name.
-
-    Raises
-    ------
-    TableError
-        If there is none, or a provenance.toml is missing its gpu or is no TOML.
-    """
+    """List the sources of a GPU folder, or the one source that the folder is."""
     return _sources(Path(folder))[0]
 
 
 def load_own(
     folder: Path | Sequence[Path], source: SourceChoice = None, when_needed: bool = False
 ) -> MeasuredTables:
-    """Load measured tables in fastroof's own schema.
-
-    Parameters
-    ----------
-    folder : Path or sequence of Path
-        A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml); or several
-        GPU folders of one GPU. Of an operator that sources of one name have twice the first folder's counts.
-    source : str or mapping of str to str, optional
-        Read this source and no other; or, by operator, the source that it comes from: its name, or the
-        path of its folder. All that is not named comes from the source of the lowest rank that has it:
-        ``rank`` of ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 50 where
-        kernels-bench measured it, else 100;
-        sources of one rank by name. Kernels that it has not measured come from the next.
-    when_needed : bool
-        Read each table when its rows are first asked for, not now.
-
-    Returns
-    -------
-    MeasuredTables
-        One table an operator; what was not read, and why, is in ``ignored``.
-
-    Raises
-    ------
-    TableError
-        If the folder holds no such source or table (the error lists what there is), a file is not what
-        :func:`fastroof.load.rows.read_columns` reads, a source mixes GPUs, or a latency is shorter
-        than the peak of its dtype allows (an MFU above 1).
-    GpuError
-        If no gpu.toml describes the GPU.
-
-    Notes
-    -----
-    The peak is that of the table's dtype for ``gemm`` and ``moe`` and that of bf16 for attention.
-    MoE FLOPs are those of uniform routing; a sliding window limits what each query attends to.
-    """
+    """Load measured tables in fastroof's own schema."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     where = folders[0]
     sources, ignored = _all_sources(folders)
@@ -305,10 +237,7 @@ def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
 
 
 def _written_again(source: Source, path: Path) -> str:
-    """SHA-256 of a table that was written again since its source was listed, with the same rows; else empty.
-
-    Another process may have imported it again: sources are replaced as a whole.
-    """
+    """SHA-256 of a table rewritten with the same rows since its source was listed; else empty."""
     before = source.hashes.get(path.name, {})
     now = _source(source.folder).hashes.get(path.name, {})
     is_same = before.get("rows_sha256") == now.get("rows_sha256") and before != now

@@ -49,38 +49,7 @@ def import_system(
     shipped: Path,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Convert what the package measured on a GPU into a new folder of sources.
-
-    Parameters
-    ----------
-    data : Path
-        The package's systems/data.
-    system, gpu : str
-        The package's name of the GPU, and fastroof's.
-    folder : Path
-        Gets a folder a source.
-    made_from : str
-        What their provenance says that they were imported of.
-    shipped : Path
-        A folder of sources: what they have of the package is not converted again.
-    progress : callable, optional
-        Told of each file before it is read.
-
-    Returns
-    -------
-    list of str
-        Names of the sources.
-
-    Raises
-    ------
-    TableError
-        If a file of the package does not hold what its columns promise.
-
-    Notes
-    -----
-    Of versions that are not in use an operator is taken where it has a kernel that the newer ones lack; of
-    GPUs whose link is their host's all-reduces are taken of every version, since campaigns had other hosts.
-    """
+    """Convert what the package measured on a GPU into a new folder of sources."""
     have = list_sources(shipped) if any(shipped.glob(f"*/{PROVENANCE_FILE}")) else []
     sources = package_sources(data, system, {pair for source in have for pair in _files(source)})
     spec = load_gpu(gpu)

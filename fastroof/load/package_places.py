@@ -12,15 +12,7 @@ __all__ = ["Place", "find_place", "paired_version", "versions_of"]
 
 
 class Place(NamedTuple):
-    """A file of the package.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    asked : str
-        The version that was wanted; empty where the file is of that version.
-    """
+    """A file of the package."""
 
     path: Path
     asked: str
@@ -44,22 +36,7 @@ def paired_version(system_file: Path, library: str) -> str:
 
 
 def find_place(system: Path, wanted: PackageFile, engine: str, version: str) -> Place | None:
-    """Return where a file lies, of the wanted version or the nearest one that has it.
-
-    A new version of an engine is measured family by family, and some were measured once. So where a version
-    has no such file the newest older one serves, as in the package itself, else the oldest newer one. A
-    library's file (NCCL) is looked for below the library, of the version that the system is paired with,
-    then below the engine.
-
-    Parameters
-    ----------
-    system : Path
-        The system's folder of the package's data.
-    wanted : PackageFile
-        The file.
-    engine, version : str
-        A serving engine and its version.
-    """
+    """Return where a file lies, of the wanted version or the nearest one that has it."""
     places = [(engine, version)]
     if wanted.backend is not None:
         yaml = system.parents[1] / f"{system.name}.yaml"

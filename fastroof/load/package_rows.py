@@ -83,11 +83,7 @@ def _no_sizes(operator: str, columns: Mapping[str, Array]) -> dict[str, Bools]:
 
 
 def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Bools]:
-    """Mark, by reason, rows that the card cannot have run.
-
-    A few rows faster than the peak are broken measurements. Where more of a dtype are, its kernels compute
-    in another one than the file says, and no row of it is what it claims to be.
-    """
+    """Mark, by reason, rows that the card cannot have run."""
     work = OPERATORS[operator].work(columns, gpu)
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
     no_units = np.isnan(work.peak_flops_per_s) & ~np.isnan(work.flops)

@@ -45,23 +45,7 @@ VERSIONS_FILE: Final = "query_versions.yaml"
 
 
 class PackageSource(NamedTuple):
-    """Files of the package that become one source.
-
-    Attributes
-    ----------
-    name : str
-        Name of the source: ``aiconfigurator-sglang-0.5.14``.
-    owner : str
-        The engine or the library whose folder it is.
-    engine : str
-        Whose kernels; empty for those of a library, which every engine runs.
-    version : str
-        Of the engine or the library.
-    rank : int
-        Place among the sources of the GPU.
-    places : tuple of WantedPlace
-        The files.
-    """
+    """Files of the package that become one source."""
 
     name: str
     owner: str
@@ -79,25 +63,7 @@ class PackageSource(NamedTuple):
 def package_sources(
     data: Path, system: str, shipped: Collection[tuple[str, str]] = ()
 ) -> list[PackageSource]:
-    """List the sources that a system's files make.
-
-    Parameters
-    ----------
-    data : Path
-        The package's systems/data.
-    system : str
-        The system's folder there.
-    shipped : collection of (str, str)
-        Operators and files, below ``data``, that are not wanted again.
-
-    Returns
-    -------
-    list of PackageSource
-        The version in use of each engine, with the nearest version's files of families that it lacks; then
-        what other versions measured besides, a source each, the newest first. A family can be there twice:
-        kernels that the version in use has not measured come from the other, and so do those that a test
-        found wrong. The files of libraries, as NCCL, are sources of their own.
-    """
+    """List the sources that a system's files make."""
     folder = data / system
     engines = [engine for engine in ENGINES if any(folder.glob(f"*/{engine}/*/*.parquet"))]
     libraries = sorted({wanted.backend for _, wanted in PACKAGE_FILES if wanted.backend is not None})
@@ -128,15 +94,7 @@ def package_sources(
 
 
 def current_version(systems: Path, system: str, engine: str) -> str:
-    """Return the version of an engine that the package calls current on a system; empty if it names none.
-
-    Parameters
-    ----------
-    systems : Path
-        The package's folder ``systems``.
-    system, engine : str
-        A system and an engine of the package.
-    """
+    """Return the version of an engine that the package calls current on a system; empty if it names none."""
     file = systems / VERSIONS_FILE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found: dict[str, str] = {}

@@ -20,17 +20,7 @@ _AT_MOST: Final = (
 
 
 class ImpossibleSizes(NamedTuple):
-    """Rows that one rule refuses.
-
-    Attributes
-    ----------
-    rows : ndarray of bool, shape (rows,)
-        Whether it refuses each; at least one.
-    size, largest : str
-        The size, and the other one that it may not exceed.
-    why : str
-        Why not.
-    """
+    """Rows that one rule refuses."""
 
     rows: Bools
     size: str
@@ -39,15 +29,7 @@ class ImpossibleSizes(NamedTuple):
 
 
 def impossible_sizes(operator: Operator, columns: Mapping[str, Array]) -> Iterator[ImpossibleSizes]:
-    """Find rows of sizes that no call can have, but for those that one column alone tells.
-
-    Parameters
-    ----------
-    operator : Operator
-        What was measured.
-    columns : mapping of str to ndarray
-        Its keys and axes, each of shape (rows,).
-    """
+    """Find rows of sizes that no call can have, but for those that one column alone tells."""
     names = {column.name for column in (*operator.keys, *operator.axes)}
     for size, largest, why in _AT_MOST:
         if names.issuperset((size, largest)):

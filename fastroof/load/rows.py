@@ -41,37 +41,7 @@ def read_columns(
     *,
     sha256: str = "",
 ) -> dict[str, Array]:
-    """Read and check the named columns of one table.
-
-    Parameters
-    ----------
-    path : Path
-        A ``.csv`` or ``.parquet`` file.
-    columns : sequence of Column
-        Columns the file must have. A float column must be above 0, or at least 0 where its
-        ``minimum`` is 0; an int column at least its ``minimum`` and below 2^40.
-    optional : sequence of Column
-        Columns that are read and checked where the file has them.
-    names : sequence of str, optional
-        Column names of a CSV without a header line.
-    label : str, optional
-        What errors call the file; its path if not given.
-    sha256 : str
-        SHA-256 that the file's bytes must have, where one was written down.
-
-    Returns
-    -------
-    dict of str to ndarray
-        One array of shape (rows,) a column: int64, float64 or str objects. Other columns of the
-        file are not read.
-
-    Raises
-    ------
-    TableError
-        If the file is missing, empty, cut short or no table, has other bytes than were written, lacks a
-        column or has it twice, or a value is null, no number, not finite or below what it can be. Names
-        file, row (from 1, the header not counted), column, what was found and what would do.
-    """
+    """Read and check the named columns of one table."""
     path = Path(path)
     label = label or str(path)
     content = _content(path, label, sha256)
@@ -289,22 +259,7 @@ class _Reader:
 
 
 def beyond_limits(column: Column, values: Array) -> Bools:
-    """Which values of a float column lie outside the limits that it has.
-
-    Parameters
-    ----------
-    column : Column
-        What the values are.
-    values : ndarray of float64, shape (rows,)
-        In the column's unit.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fastroof.columns import LATENCY
-    >>> beyond_limits(LATENCY, np.array([5e-324, 12.5, 1e308])).tolist()
-    [True, False, True]
-    """
+    """Which values of a float column lie outside the limits that it has."""
     least, most = column.within or (-np.inf, np.inf)
     outside: Bools = ~((least <= values) & (values <= most))
     return outside
@@ -335,23 +290,13 @@ _FLAT_TYPES: Final = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): 
 
 
 def _flat(cells: pa.Array) -> Array:
-    """Return numbers without nulls as NumPy's, by their buffer.
-
-    Arrow's own way imports pandas where it is installed, as it is beside what the extra "tables" brings: that
-    takes longer than reading.
-    """
+    """Return numbers without nulls as NumPy's, by their buffer."""
     dtype = np.dtype(_FLAT_TYPES[cells.type])
     return np.frombuffer(cells.buffers()[1], dtype, len(cells), cells.offset * dtype.itemsize)
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a table's file; of Parquet without reading them.
-
-    Raises
-    ------
-    TableError
-        If the file is neither Parquet nor CSV.
-    """
+    """Rows of a table's file; of Parquet without reading them."""
     try:
         if path.suffix == ".parquet":
             with open_parquet(path) as file:
@@ -362,24 +307,7 @@ def count_rows(path: Path) -> int:
 
 
 def word_codes(words: Array) -> Longs:
-    """Number the words of a column in alphabetical order: equal numbers for equal words.
-
-    Parameters
-    ----------
-    words : ndarray of str objects, shape (rows,)
-        As :func:`read_columns` returns text.
-
-    Returns
-    -------
-    ndarray of int64, shape (rows,)
-        From 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> word_codes(np.array(["fp8", "bf16", "fp8"], object)).tolist()
-    [1, 0, 1]
-    """
+    """Number the words of a column in alphabetical order: equal numbers for equal words."""
     # ten times as fast as sorting all of them, as np.unique does: a column has few different words
     listed = words.tolist()
     if not listed or listed.count(listed[0]) == len(listed):

@@ -40,26 +40,7 @@ FIELDS: Final = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows
 
 @dataclass(frozen=True)
 class UnsoundFamily:
-    """A family of rows that a test found wrong.
-
-    Attributes
-    ----------
-    keys : mapping of str to tuple
-        Where its rows lie: the words of a text column, ``(least, most)`` of a size. Empty: everywhere.
-    test : str
-        The test that found it, a word.
-    reason : str
-        What was found, with the figure.
-    ratio : float or None
-        A row's latency over what it should be: 1.5 is half as slow again.
-    excess_us : float or None
-        Part of each row's latency, us, that is not the kernel's: a launch by the host.
-    serves : bool
-        Whether its kernels are still served where another source has them: rows of some sizes alone
-        may be wrong.
-    rows : int
-        How many there are; 0 where nobody counted.
-    """
+    """A family of rows that a test found wrong."""
 
     keys: Mapping[str, tuple[Any, ...]]
     test: str
@@ -107,35 +88,7 @@ class UnsoundFamily:
 
 
 def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]) -> str | None:
-    """Say why a source's rows of a kernel should not be served where another source has it sound.
-
-    Parameters
-    ----------
-    provenance : mapping
-        The source's provenance.toml.
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    key : mapping of str to value
-        The kernel: its key columns, or some of them.
-
-    Returns
-    -------
-    str or None
-        The reason, None where nothing is known against them.
-
-    Raises
-    ------
-    TableError
-        If an entry of the provenance is malformed.
-
-    Examples
-    --------
-    >>> flat = {"keys": {"dtype": ["fp8_block"], "m": [1, 64]}, "test": "flat", "reason": "55 us", "ratio": 5}
-    >>> provenance = {"operators": {"gemm": {"unsound": [flat]}}}
-    >>> unsound(provenance, "gemm", {"dtype": "fp8_block"})
-    '55 us'
-    >>> unsound(provenance, "gemm", {"dtype": "bf16"})
-    """
+    """Say why a source's rows of a kernel should not be served where another source has it sound."""
     for family in unsound_families(provenance, operator):
         if not family.serves and family.holds_key(key):
             return family.reason
@@ -149,27 +102,7 @@ def unsound_error(
     sizes: Mapping[str, Floats],
     latency_us: Floats,
 ) -> Floats:
-    """How far off answers may be for the families that they were looked up in.
-
-    Parameters
-    ----------
-    provenance, operator, key
-        As in :func:`unsound`, the whole key.
-    sizes : mapping of str to ndarray of float64, shape (points,)
-        The operator's axes; one that is not there is anywhere.
-    latency_us : ndarray of float64, shape (points,)
-        The answers, us.
-
-    Returns
-    -------
-    ndarray of float64, shape (points,)
-        Relative to the answers, of the worst family; 0 in none.
-
-    Raises
-    ------
-    TableError
-        If an entry of the provenance is malformed.
-    """
+    """How far off answers may be for the families that they were looked up in."""
     families = (f for f in unsound_families(provenance, operator) if f.holds_key(key))
     return families_error(families, sizes, latency_us)
 
@@ -187,15 +120,7 @@ def families_error(
 
 
 def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[str, Array]) -> Bools:
-    """Which rows of a table are in one of its families.
-
-    Parameters
-    ----------
-    provenance, operator
-        As in :func:`unsound`.
-    columns : mapping of str to ndarray, shape (rows,)
-        The rows.
-    """
+    """Which rows of a table are in one of its families."""
     inside = np.zeros(len(columns["latency_us"]), np.bool_)
     for family in unsound_families(provenance, operator):
         inside |= family.holds(columns)
@@ -203,13 +128,7 @@ def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[
 
 
 def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[UnsoundFamily, ...]:
-    """Return the families that a source's provenance names for an operator.
-
-    Raises
-    ------
-    TableError
-        If an entry is malformed: the error says which, and what would do.
-    """
+    """Return the families that a source's provenance names for an operator."""
     entries = provenance.get("operators", {}).get(operator, {}).get("unsound", ())
     if not isinstance(entries, list | tuple):
         raise TableError(f"operators.{operator}.unsound is {entries!r}; need a list of tables")
@@ -217,10 +136,7 @@ def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[Unso
 
 
 def known_unsound(gpu: str, source: str, operator: str) -> tuple[UnsoundFamily, ...]:
-    """Families that ship as known: the tests that find them look up in several tables.
-
-    Modules that take far longer than their parts, see :mod:`fastroof.tables.module_check`.
-    """
+    """Families that ship as known: the tests that find them look up in several tables."""
     return _known().get((gpu, source, operator), ())
 
 

@@ -33,24 +33,7 @@ FEWEST_POINTS: Final = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two tables compare over a family, or over one region of its shapes.
-
-    Attributes
-    ----------
-    operator : str
-        The operator.
-    family : mapping of str to str
-        The words that name its kernels: dtype, mode, distribution.
-    region : mapping of str to str
-        The sizes, as ``"9 to 64"``; empty for the whole family.
-    points, only_a, only_b : int
-        Points in both tables, and in one of them.
-    median, rms, p10, p90 : float or None
-        Of latency in B over latency in A: quantiles of the ratio, root mean square of its logarithm; None
-        without a common point.
-    is_flagged : bool
-        Whether the median is beyond :data:`FAR_APART`, over :data:`FEWEST_POINTS` points at least.
-    """
+    """How two tables compare over a family, or over one region of its shapes."""
 
     operator: str
     family: Mapping[str, str]
@@ -67,17 +50,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TableDiff:
-    """What :func:`diff_tables` returns.
-
-    Attributes
-    ----------
-    a, b : str
-        The table sets, in words.
-    families : tuple of Comparison
-        One a family that either has.
-    regions : tuple of Comparison
-        One a region of a family with common points.
-    """
+    """What :func:`diff_tables` returns."""
 
     a: str
     b: str
@@ -95,28 +68,7 @@ def diff_tables(
     names: tuple[str, str] = ("A", "B"),
     operators: Sequence[str] | None = None,
 ) -> TableDiff:
-    """Compare two table sets at the points that both have.
-
-    Parameters
-    ----------
-    a, b : MeasuredTables
-        Of two engines, two versions, or two GPUs.
-    names : tuple of str
-        What to call them.
-    operators : sequence of str, optional
-        Compare only these.
-
-    Returns
-    -------
-    TableDiff
-        Ratios are latency in B over latency in A. A point that a table has more than once counts with its
-        median, as in a lookup.
-
-    Raises
-    ------
-    TableError
-        If an operator is unknown, or neither set has any of those asked for.
-    """
+    """Compare two table sets at the points that both have."""
     wanted = wanted_operators(a, b, names, operators, TableError)
     families: list[Comparison] = []
     regions: list[Comparison] = []

@@ -32,19 +32,7 @@ MOST_DECIMALS = 9
 
 @dataclass(frozen=True)
 class PeakFit:
-    """The peak a file used and which of its rows contradict it.
-
-    Attributes
-    ----------
-    finding : PeakFinding
-        The peak in figures and words.
-    units : str or None
-        Which of the GPU's own peaks it is (``"bf16"``, ``"fp8"``); None for any other.
-    expected_mfu : ndarray
-        Each row's mfu by its latency, with the file's peak and convention.
-    contradicts : ndarray of bool
-        Rows whose mfu differs from that beyond the rounding of the column.
-    """
+    """The peak a file used and which of its rows contradict it."""
 
     finding: PeakFinding
     units: str | None
@@ -62,14 +50,7 @@ class _Candidate:
 
 
 def rounding_unit(values: Array) -> float:
-    """Return the step a column was rounded to: 0.001 for 3 decimals.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rounding_unit(np.array([0.011, 0.2, 0.0])), rounding_unit(np.array([1e308, 0.2]))
-    (0.001, 0.1)
-    """
+    """Return the step a column was rounded to: 0.001 for 3 decimals."""
     # larger floats have no decimals, and rounding them overflows
     values = np.where(np.abs(values) < 2.0**52, values, 0.0)
     for decimals in range(MOST_DECIMALS):
@@ -81,26 +62,7 @@ def rounding_unit(values: Array) -> float:
 def fit_peak(
     operator: str, columns: Columns, gpu: GpuSpec, file: str, own_dtype: str | None
 ) -> PeakFit | None:
-    """Find the peak and FLOP convention behind a file's mfu column.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    columns : mapping of str to ndarray
-        Keys, axes, ``latency_us`` and ``mfu`` of the file's rows.
-    gpu : GpuSpec
-        The card the file was measured on.
-    file : str
-        What the finding calls the file.
-    own_dtype : str or None
-        The dtype the table claims; None if it claims none.
-
-    Returns
-    -------
-    PeakFit or None
-        None where there is no mfu column or it is all zeros.
-    """
+    """Find the peak and FLOP convention behind a file's mfu column."""
     mfu = columns.get("mfu")
     if mfu is None or not mfu.any():
         return None

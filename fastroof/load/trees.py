@@ -61,49 +61,12 @@ class _TreeFile:
 
 
 def is_tree(root: Path) -> bool:
-    """Say whether a folder is such a tree, or holds one as ``bench_data``.
-
-    Parameters
-    ----------
-    root : Path
-        Any path.
-
-    Examples
-    --------
-    >>> is_tree(Path("no/such/folder"))
-    False
-    """
+    """Say whether a folder is such a tree, or holds one as ``bench_data``."""
     return bool(_tree_files(_tree_root(Path(root))))
 
 
 def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
-    """Load every table of one GPU from a published tree.
-
-    Rows stay as they are: the same point in several files gives several rows. Beside the schema's
-    columns each table has ``file`` and, where its files do, ``mfu``.
-
-    Parameters
-    ----------
-    root : Path
-        The tree, or the folder that holds it as ``bench_data``.
-    gpu : str, optional
-        Name or alias of the GPU; needed where the tree holds several.
-
-    Returns
-    -------
-    MeasuredTables
-        ``findings`` says for each file with an mfu column which peak it was divided by, ``ignored``
-        which files or rows of them were not read and why.
-
-    Raises
-    ------
-    TableError
-        If the folder is no tree, holds several GPUs or not the one asked for, if a file cannot be
-        read, or if its latency means an MFU above 1 of the peak of the dtype it ran in. Names the
-        file and the row.
-    GpuError
-        If the tree's GPU is none that fastroof knows.
-    """
+    """Load every table of one GPU from a published tree."""
     root = _tree_root(Path(root))
     files = _tree_files(root)
     if not files:

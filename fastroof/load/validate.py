@@ -33,32 +33,7 @@ UNKNOWN_L2_BYTES = 64 * MIB
 def validate(
     tables: MeasuredTables, gpu: GpuSpec, siblings: Mapping[str, Sequence[MeasuredTable]] | None = None
 ) -> list[FileReport]:
-    """Report on every file of some measured tables.
-
-    Parameters
-    ----------
-    tables : MeasuredTables
-        Of any loader; rows are told apart by their ``file`` column where there is one.
-    gpu : GpuSpec
-        The card they were measured on.
-    siblings : mapping of str to sequence of MeasuredTable, optional
-        By operator, tables of other sources of the card, to compare families of rows with.
-
-    Returns
-    -------
-    list of FileReport
-        One a file, in the order of the tables.
-
-    Notes
-    -----
-    Kinds of findings: ``mfu_above_1``, ``above_own_peak``, ``unknown_dtype``, ``bandwidth``,
-    ``cached`` (above memory bandwidth, but small enough for the L2), ``few_experts`` (above it with the
-    experts that even routing reaches: the tokens shared some), ``in_switch`` (all-reduce above its ring
-    figure), ``mfu_column_peak``, ``mfu_column_flops``, ``mfu_column_rows``, ``duplicate``,
-    ``warm_up``, ``jump``, ``holes``, ``missing_pairs``, ``spike`` (one row that lookups serve from its
-    neighbours, see :mod:`fastroof.load.spikes`), ``unsound`` (a family of rows that a test of
-    :mod:`fastroof.load.family_checks` finds wrong; a note where the provenance says so).
-    """
+    """Report on every file of some measured tables."""
     beside = siblings or {}
     return [
         report

@@ -12,13 +12,7 @@ __all__ = ["RowsWhenNeeded"]
 
 
 class RowsWhenNeeded(Mapping[str, Array]):
-    """Columns of a table that are read at the first look; pickled, they are what was read.
-
-    Parameters
-    ----------
-    read : callable
-        Reads them; an error of a file is raised at that look.
-    """
+    """Columns of a table that are read at the first look; pickled, they are what was read."""
 
     def __init__(self, read: Callable[[], Mapping[str, Array]]) -> None:
         self._read = read

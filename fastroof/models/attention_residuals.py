@@ -24,16 +24,7 @@ SITES = 2
 @dataclass(frozen=True)
 @checked_fields
 class AttentionResiduals:
-    """The sums that a layer's sublayers read, and how many are kept.
-
-    Attributes
-    ----------
-    streams : int
-        Rows of a token that are kept: the sums of all blocks, the embedding, and the current block's.
-    sealed : float
-        Sums of earlier blocks that a layer reads, the embedding among them, in the mean over the layers of
-        a model: where in the model a layer stands does not matter to a step's time.
-    """
+    """The sums that a layer's sublayers read, and how many are kept."""
 
     streams: int
     sealed: float
@@ -50,11 +41,7 @@ class AttentionResiduals:
         return 1
 
     def calls(self, hidden: int) -> tuple[Elementwise, ...]:
-        """What runs before both sublayers of one layer.
-
-        Compulsory bytes a token: a mix reads the sums of earlier blocks and that of the current one, to
-        which the norm before the sublayer has added, and writes one row. No table has it.
-        """
+        """What runs before both sublayers of one layer."""
         row_bytes = (self.sealed + 2.0) * hidden * ACTIVATION_BYTES
         return (Elementwise("hyper_connection", "attention residuals", SITES, row_bytes),)
 

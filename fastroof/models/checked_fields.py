@@ -23,21 +23,7 @@ _Check = Callable[[Any], bool]
 
 
 def checked_fields(part: Part) -> Part:
-    """Have a dataclass refuse fields that are not of their declared types: stands below ``@dataclass``.
-
-    Whole numbers are from 0 to ``MOST``, no bools, and kept as Python's; floats are finite; true and false
-    are bools and nothing else. What is declared as a protocol or a base class is one of it.
-
-    Parameters
-    ----------
-    part : type
-        The class; its ``__post_init__``, own or inherited, runs after the check.
-
-    Returns
-    -------
-    type
-        The same class.
-    """
+    """Have a dataclass refuse fields that are not of their declared types: stands below ``@dataclass``."""
     own: Any = getattr(part, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:

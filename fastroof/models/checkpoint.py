@@ -28,23 +28,7 @@ def check_formats(given: Iterable[str]) -> None:
 @dataclass(frozen=True)
 @checked_fields
 class Checkpoint:
-    """Formats of a published checkpoint; which modules have them, its kinds of layers say.
-
-    Attributes
-    ----------
-    dtype : str
-        Of its linear layers or experts: what ``dtype="auto"`` means.
-    kv_dtype : str or None
-        Of its KV cache; None where it does not say, and bf16 is meant.
-    method : str
-        As a person reads it: ``"fp8, blocks of 128 x 128, dynamic scales"``; empty for plain bf16.
-    head_dtype : str
-        Of the LM head.
-    scale_bytes : tuple of (str, float)
-        Bytes of scales a weight in a format, where they are the checkpoint's choice: its group size.
-    static_scales : bool
-        Whether it brings the scales of its fp8 layers' inputs, so that no kernel looks for them.
-    """
+    """Formats of a published checkpoint; which modules have them, its kinds of layers say."""
 
     dtype: str = "bf16"
     kv_dtype: str | None = None

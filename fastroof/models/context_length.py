@@ -18,37 +18,7 @@ _SCALED: Final = ("linear", "dynamic", "ntk", "yarn")
 
 
 def longest_context(fields: Fields, family: str) -> int:
-    """Tokens that a sequence may have.
-
-    Parameters
-    ----------
-    fields : Fields
-        The text model's.
-    family : str
-        Name of its family: Gemma 3 counts its scaling in ``max_position_embeddings``, whatever its type.
-
-    Returns
-    -------
-    int
-        At least ``max_position_embeddings``.
-
-    Raises
-    ------
-    ModelError
-        If the positions are missing, or a field is of a wrong kind.
-
-    Notes
-    -----
-    YaRN stretches the positions that the model was trained with (``original_max_position_embeddings``, else
-    ``max_position_embeddings``), linear and dynamic scaling ``max_position_embeddings``: as vLLM derives
-    ``max_model_len``. Some files count that already, others do not, so that the larger of both is taken.
-
-    Examples
-    --------
-    >>> config = {"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
-    >>> longest_context(Fields(config, "config.json"), "qwen3")
-    131072
-    """
+    """Tokens that a sequence may have."""
     positions = fields.size(_POSITIONS)
     # transformers 5 writes rope_parameters where 4 wrote rope_scaling
     scaling = fields.part("rope_scaling") or fields.part("rope_parameters")

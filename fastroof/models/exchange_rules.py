@@ -21,28 +21,7 @@ ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
 
 
 class ExchangeRules(NamedTuple):
-    """What GPUs send each other for the experts of a layer.
-
-    Attributes
-    ----------
-    alltoall : str
-        One of :data:`ALLTOALL`; elsewhere tokens are gathered and sums scattered, or all-reduced.
-    alltoall_needs_dp : bool
-        Whether only ranks of attention data parallelism send tokens so.
-    libraries : tuple of (str, str)
-        The library that sends tokens in steps of decodes alone, and in steps with prefill; both
-        :data:`SENDING_EXPERTS` where the experts' kernel does.
-    comm_dtypes : tuple of str
-        Formats of experts in which such a library sends; others go as it sends unasked.
-    gathered_bytes : tuple of (str, float)
-        Bytes of an element that is gathered, by the format of the experts, where it is quantised before.
-    token_shares : str
-        One of :data:`TOKEN_SHARES`.
-    attention_sum : str
-        One of :data:`ATTENTION_SUMS`.
-    copies_embedding : bool
-        Whether every GPU has the whole embedding where attention is data parallel.
-    """
+    """What GPUs send each other for the experts of a layer."""
 
     alltoall: str = "never"
     alltoall_needs_dp: bool = False

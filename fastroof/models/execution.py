@@ -44,46 +44,7 @@ Formats = tuple[tuple[str, str], ...]
 
 
 class Execution(NamedTuple):
-    """How an engine runs the calls of a layer.
-
-    Attributes
-    ----------
-    dtype : str
-        Of the linear layers' weights and inputs.
-    kv_dtype : str
-        Of the KV cache.
-    quantise_inputs : bool
-        Whether each fp8 GEMM is preceded by a kernel that quantises its input; False where the measured
-        GEMM includes it.
-    formats : Formats or None
-        Formats of a layer's modules as the checkpoint has them, all others bf16; None where ``dtype`` is
-        that of all.
-    kernels : tuple of (str, str)
-        The format that the kernels of a stored format compute in, where it has another name.
-    scale_bytes : tuple of (str, float)
-        Bytes of scales a weight in a format, where the checkpoint has them beside the format's own.
-    routing : str
-        One of :data:`ROUTINGS`.
-    shared_beside : bool
-        Whether shared experts run beside the routed ones in steps of decodes alone, not before them.
-    exchange : ExchangeRules
-        What GPUs send each other for experts.
-    scatters_attention : bool
-        Whether the sums of a layer's attention are scattered over tp, for its experts to gather.
-    whole_blocks : tuple of str
-        Formats of projections whose blocks of latent attention are timed as measured whole; those of other
-        formats are timed by parts.
-    wide_experts : bool
-        Whether gated experts run the kernels of wide expert parallelism, which compute alone.
-    num_slots : int
-        Places for experts on all GPUs where a load balancer copies some; 0: one an expert.
-    two_batches_from : tuple of int
-        Tokens of a rank from which steps of decodes alone, and steps with prefill, run as two halves whose
-        sending and computing overlap; empty where they never do.
-    dp_imbalance : float
-        Tokens of the most loaded attention-data-parallel rank over the mean of all; steps are those of the
-        most loaded one.
-    """
+    """How an engine runs the calls of a layer."""
 
     dtype: str = "bf16"
     kv_dtype: str = "bf16"

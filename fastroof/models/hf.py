@@ -26,13 +26,7 @@ _MOST_LAYERS = 4096
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Return the contents of a config.json.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, is empty or is not a JSON object.
-    """
+    """Return the contents of a config.json."""
     text = read_text(path, ModelError, MOST_JSON_BYTES)
     if not text.strip():
         raise ModelError(f"{path} is empty; it should hold a Hugging Face config.json")
@@ -72,10 +66,7 @@ class Fields:
         return Fields({**defaults, **self.config}, self.where)
 
     def size(self, key: str, *others: str) -> int:
-        """Value of a required field that counts something: a whole number of at least 1.
-
-        ``others`` are names that the same field has in other files.
-        """
+        """Value of a required field that counts something: a whole number of at least 1."""
         named = next((name for name in (key, *others) if name in self.config), None)
         if named is None:
             raise self.error(f"field {key} is missing")

@@ -21,15 +21,7 @@ SITES = 2
 @dataclass(frozen=True)
 @checked_fields
 class HyperConnections:
-    """The residual streams of a layer, and how they are mixed.
-
-    Attributes
-    ----------
-    streams : int
-        Rows of the residual a token.
-    sinkhorn_iterations : int
-        Iterations that make the weights doubly stochastic.
-    """
+    """The residual streams of a layer, and how they are mixed."""
 
     streams: int
     sinkhorn_iterations: int
@@ -44,10 +36,7 @@ class HyperConnections:
         return self.streams
 
     def calls(self, hidden: int) -> tuple[HyperConnection, HyperConnection]:
-        """What runs before both sublayers of one layer, and after both.
-
-        One call of either stage is of both sites, as the kernels were measured: attention's and the MLP's.
-        """
+        """What runs before both sublayers of one layer, and after both."""
 
         def call(stage: str) -> HyperConnection:
             name = f"hyper-connections, {stage}"
@@ -58,9 +47,6 @@ class HyperConnections:
         return call("pre"), call("post")
 
     def weights(self, hidden: int) -> int:
-        """Weights of one layer: what projects all streams to their mixing weights, its biases and scales.
-
-        A weight a stream for reading and for writing, and one for every pair of streams; three scales.
-        """
+        """Weights of one layer: what projects all streams to their mixing weights, its biases and scales."""
         mixing = self.streams * (self.streams + 2)
         return SITES * (mixing * self.streams * hidden + mixing + 3)

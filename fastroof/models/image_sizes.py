@@ -29,18 +29,7 @@ LONGEST_RATIO = 200
 
 
 class ImagePieces(NamedTuple):
-    """What an encoder gets of one image, and what the text model gets of it.
-
-    Attributes
-    ----------
-    pieces : int
-        Sequences that attend to themselves: tiles, or 1 where the image is one.
-    patches : int
-        Patches of a piece.
-    tokens : int
-        Tokens of the text model, of all pieces together. Tokens that a prompt sets around and between
-        images are text.
-    """
+    """What an encoder gets of one image, and what the text model gets of it."""
 
     pieces: int
     patches: int
@@ -55,13 +44,7 @@ def _grid(width: int, height: int, patch: int, merge: int) -> ImagePieces:
 
 @dataclass(frozen=True)
 class AreaLimits:
-    """Sides to the nearest multiple of a merged patch, then to within an area (Qwen-VL, MiniMax-M3).
-
-    Attributes
-    ----------
-    least_pixels, most_pixels : int
-        Area that an image has afterwards.
-    """
+    """Sides to the nearest multiple of a merged patch, then to within an area (Qwen-VL, MiniMax-M3)."""
 
     least_pixels: int
     most_pixels: int
@@ -81,13 +64,7 @@ class AreaLimits:
 
 @dataclass(frozen=True)
 class PatchLimits:
-    """As it is, shrunk to so many patches at most, padded to whole merged patches (Kimi).
-
-    Attributes
-    ----------
-    most_patches, most_on_a_side : int
-        Patches of an image, and along its longer side.
-    """
+    """As it is, shrunk to so many patches at most, padded to whole merged patches (Kimi)."""
 
     most_patches: int
     most_on_a_side: int = 512
@@ -104,13 +81,7 @@ class PatchLimits:
 
 @dataclass(frozen=True)
 class FilledTokens:
-    """Resized to as many tokens as there may be, its sides whole merged patches (Gemma 4).
-
-    Attributes
-    ----------
-    most_tokens : int
-        Of an image.
-    """
+    """Resized to as many tokens as there may be, its sides whole merged patches (Gemma 4)."""
 
     most_tokens: int
 
@@ -128,13 +99,7 @@ class FilledTokens:
 
 @dataclass(frozen=True)
 class OneSize:
-    """Resized to one square, whatever it was (Gemma 3).
-
-    Attributes
-    ----------
-    side : int
-        Pixels on a side.
-    """
+    """Resized to one square, whatever it was (Gemma 3)."""
 
     side: int
 
@@ -145,27 +110,13 @@ class OneSize:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Cut into square tiles, with one of the whole image beside them where there are several (Llama 4).
-
-    Attributes
-    ----------
-    side : int
-        Pixels on a side of a tile.
-    most_tiles : int
-        Of an image, that of the whole aside.
-    """
+    """Cut into square tiles, with one of the whole image beside them where there are several (Llama 4)."""
 
     side: int
     most_tiles: int = 16
 
     def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
-        """Patches and tokens of an image of these sides, pixels.
-
-        Notes
-        -----
-        The grid of tiles is that which needs the least enlarging of the image, or where none holds it the
-        least shrinking; of equal ones the smallest.
-        """
+        """Patches and tokens of an image of these sides, pixels."""
         grids = [
             (across, down)
             for across in range(1, self.most_tiles + 1)
@@ -187,15 +138,7 @@ Resizing = AreaLimits | PatchLimits | FilledTokens | OneSize | Tiles
 
 
 def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
-    """Return what becomes of images before a wrapper's encoder; None where that is not known.
-
-    Parameters
-    ----------
-    wrapper : Fields
-        The configuration with the vision_config.
-    image_size : int or None
-        Pixels on a side, where the vision_config has one number of them.
-    """
+    """Return what becomes of images before a wrapper's encoder; None where that is not known."""
     name = wrapper.text("model_type") or ""
     if name.startswith(("qwen3_vl", "qwen3_5")):
         return AreaLimits(256**2, 4096**2)

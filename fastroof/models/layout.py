@@ -115,12 +115,6 @@ class Layout:
 
 
 def split_words(row: Mapping[str, int]) -> str:
-    """Say how a row of results, or a layout, is split: its tp, and the other sizes that are more than one.
-
-    Examples
-    --------
-    >>> split_words({"tp": 1, "dp": 8, "ep": 8, "pp": 1})
-    'tp 1, dp 8, ep 8'
-    """
+    """Say how a row of results, or a layout, is split: its tp, and the other sizes that are more than one."""
     others = {name: row.get(name, 1) for name in ("pp", "cp", "dp", "ep", "moe_tp")}
     return ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in others.items() if size > 1)])

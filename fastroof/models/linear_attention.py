@@ -21,17 +21,7 @@ __all__ = ["DeltaRule", "DeltaShard", "GatedDeltaNet", "KimiDeltaAttention"]
 
 
 class DeltaShard(NamedTuple):
-    """What one GPU runs of a layer.
-
-    Attributes
-    ----------
-    num_k_heads, num_v_heads : int
-        Heads of queries and keys, and of values.
-    values : int
-        Width of the values of all its heads, and of the output.
-    channels : int
-        Channels of the convolution: queries, keys and values.
-    """
+    """What one GPU runs of a layer."""
 
     num_k_heads: int
     num_v_heads: int
@@ -42,24 +32,7 @@ class DeltaShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class DeltaRule(ABC):
-    """A short causal convolution and a recurrence that corrects its state, between two projections.
-
-    What tables have of it are the convolution and the recurrence, or one kernel of both. What engines run
-    between them and the projections (splits, copies, gates and norms of queries and keys by themselves) is in
-    no table and in no step.
-
-    Attributes
-    ----------
-    num_k_heads, head_k_dim : int
-        Heads of queries and of keys of the whole layer, and the width of one.
-    num_v_heads, head_v_dim : int
-        The same of values: each has a state of ``head_k_dim`` x ``head_v_dim``.
-    conv_width : int
-        Taps of the convolution.
-    state_dtype : str
-        Of the state that is kept of a sequence, by the name that a config.json has for it; the convolution's
-        taps are kept in bf16. Memory follows it; kernels are timed as they were measured.
-    """
+    """A short causal convolution and a recurrence that corrects its state, between two projections."""
 
     num_k_heads: int
     head_k_dim: int
@@ -115,14 +88,7 @@ class DeltaRule(ABC):
         """Weights of decays by themselves: their scales and biases."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        Convolution and recurrence are one call, whose parts its operator adds up. A decode costs the same
-        whatever came before it. Compulsory bytes a token: the fused residual-add RMSNorm reads and writes
-        two rows; the gated norm reads the output and its gate and writes one row.
-        """
+        """Calls of one layer on one GPU, in their order."""
         shard = self.shard(layout)
         calls: list[Call] = [
             Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
@@ -174,10 +140,7 @@ class DeltaRule(ABC):
 @dataclass(frozen=True)
 @checked_fields
 class GatedDeltaNet(DeltaRule):
-    """A gated delta rule with one decay and one step a head of values (arXiv:2412.06464).
-
-    As Qwen3-Next and Qwen3.5 have it: heads of queries and keys are shared by several heads of values.
-    """
+    """A gated delta rule with one decay and one step a head of values (arXiv:2412.06464)."""
 
     operator = "gdn"
     title = "gated delta net"
@@ -198,13 +161,7 @@ class GatedDeltaNet(DeltaRule):
 @dataclass(frozen=True)
 @checked_fields
 class KimiDeltaAttention(DeltaRule):
-    """Kimi delta attention (arXiv:2510.26692): a delta rule with a decay a channel of the keys.
-
-    Attributes
-    ----------
-    gate_rank : int or None
-        Width that the output's gate is projected through; None where one full projection makes it.
-    """
+    """Kimi delta attention (arXiv:2510.26692): a delta rule with a decay a channel of the keys."""
 
     gate_rank: int | None = None
     operator = "kda"

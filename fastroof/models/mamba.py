@@ -24,19 +24,7 @@ _OPERATOR: Final = "mamba2"
 
 
 class MambaShard(NamedTuple):
-    """What one GPU runs of a layer.
-
-    Attributes
-    ----------
-    num_heads, num_groups : int
-        Heads, and groups of them that share B and C; a single group is on every GPU.
-    inner : int
-        Width of all its heads: of x, z and the output.
-    channels : int
-        Channels of the convolution: x, B and C.
-    in_out : int
-        Outputs of the input projection: z, x, B, C and a time step a head.
-    """
+    """What one GPU runs of a layer."""
 
     num_heads: int
     num_groups: int
@@ -48,26 +36,7 @@ class MambaShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class Mamba2:
-    """State space duality (arXiv:2405.21060) between two projections, with a gated norm after it.
-
-    Attributes
-    ----------
-    num_heads, head_dim : int
-        Heads of the whole layer, and the width of one.
-    state_dim : int
-        States of each of a head's channels.
-    num_groups : int
-        Groups of heads that share B and C.
-    conv_width : int
-        Taps of the convolution.
-    chunk_size : int
-        Tokens that a prompt's scan takes at a time.
-    state_dtype : str
-        Of the state that is kept of a sequence, one of :data:`STATE_DTYPES`; the convolution's taps are kept
-        in bf16.
-    bias, conv_bias : bool
-        Whether the projections and the convolution add a bias.
-    """
+    """State space duality (arXiv:2405.21060) between two projections, with a gated norm after it."""
 
     num_heads: int
     head_dim: int
@@ -112,14 +81,7 @@ class Mamba2:
         return MambaShard(heads, groups, inner, channels, inner + channels + heads)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        Convolution and recurrence are calls of their own, since tables have the former alone. Compulsory
-        bytes a token: the fused residual-add RMSNorm reads and writes two rows; the gated norm, each group
-        of heads by itself, reads the output and its gate and writes one row.
-        """
+        """Calls of one layer on one GPU, in their order."""
         shard = self.shard(layout)
         calls: list[Call] = [
             Elementwise("attention_norm", "mamba rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)

@@ -17,17 +17,7 @@ _FORMATS: Final = ("fp8", "nvfp4", "static", "mxfp4", "int4", "awq", "gptq")
 
 
 class Published(NamedTuple):
-    """A checkpoint that an engine can be given.
-
-    Attributes
-    ----------
-    name : str
-        Hugging Face id, or the folder of a model of one's own.
-    dtype, kv_dtype : str
-        Formats of its weights and of the KV cache it asks for.
-    is_given : bool
-        Whether it is the one that was named, rather than another of the same model in the wanted format.
-    """
+    """A checkpoint that an engine can be given."""
 
     name: str
     dtype: str
@@ -36,33 +26,7 @@ class Published(NamedTuple):
 
 
 def published_checkpoint(given: str | Path, dtype: str) -> Published:
-    """Return the checkpoint of a model to serve in a format.
-
-    Parameters
-    ----------
-    given : str or Path
-        A preset, a Hugging Face id of one, or the path of a config.json or of its folder.
-    dtype : str
-        Format of its linear layers that is meant.
-
-    Returns
-    -------
-    Published
-        The one that was named, by its own spelling of its id, where it has the format or none of the same
-        model does; else the first published one that does. A preset without an id is its first.
-
-    Raises
-    ------
-    ModelError
-        If there is no such model.
-
-    Examples
-    --------
-    >>> published_checkpoint("qwen/qwen3-32b", "bf16").name
-    'Qwen/Qwen3-32B'
-    >>> published_checkpoint("qwen3-32b", "fp8_block")
-    Published(name='Qwen/Qwen3-32B-FP8', dtype='fp8_block', kv_dtype='bf16', is_given=False)
-    """
+    """Return the checkpoint of a model to serve in a format."""
     model = load_model(given)
     own = Published(_name(given), *model.checkpoint.formats, True)
     preset = preset_named(str(given))

@@ -32,18 +32,7 @@ _OF_SOME_FAMILIES: Final = {
 
 
 def missing_operators(fields: Fields) -> list[str]:
-    """Return the operators that this model needs and a plan does not have, each with the field that says so.
-
-    Parameters
-    ----------
-    fields : Fields
-        The configuration, which need not be valid otherwise.
-
-    Returns
-    -------
-    list of str
-        Empty for a model that a plan can represent.
-    """
+    """Return the operators that this model needs and a plan lacks, each with its field."""
     config = fields.config
     text = config.get(TEXT_CONFIG)
     inner = text if isinstance(text, Mapping) else config

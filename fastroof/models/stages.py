@@ -12,15 +12,7 @@ __all__ = ["Stage", "stages_of"]
 
 
 class Stage(NamedTuple):
-    """One pipeline stage.
-
-    Attributes
-    ----------
-    number, stages : int
-        Which it is of how many.
-    counts : tuple of int
-        Layers of each of the model's kinds.
-    """
+    """One pipeline stage."""
 
     number: int
     stages: int
@@ -43,26 +35,7 @@ class Stage(NamedTuple):
 
 
 def stages_of(model: ModelSpec, stages: int) -> tuple[Stage, ...]:
-    """Cut a model into stages.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        With at least as many layers.
-    stages : int
-        How many.
-
-    Notes
-    -----
-    Where layers do not divide, the first stages have one more: the last, which has the LM head, never does.
-    Layers of several kinds are taken as mixed evenly over the depth.
-
-    Examples
-    --------
-    >>> from fastroof.models import load_model
-    >>> [stage.counts for stage in stages_of(load_model("qwen3-8b"), 5)]
-    [(8,), (7,), (7,), (7,), (7,)]
-    """
+    """Cut a model into stages."""
     places = [
         ((layer + 0.5) / group.count, kind)
         for kind, group in enumerate(model.layers)

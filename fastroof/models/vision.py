@@ -23,19 +23,7 @@ _POOLED_TOKENS: Final = {"gemma3": 256}
 
 
 class EncoderCalls(NamedTuple):
-    """What an encoder runs on one GPU, attention aside.
-
-    Attributes
-    ----------
-    before : tuple of RowOperator
-        Once, a row a patch.
-    layer : tuple of RowOperator
-        Of one layer, a row a patch.
-    projection : tuple of RowOperator
-        Once after the layers, a row a patch.
-    after : tuple of RowOperator
-        Once, a row a token that the text model gets.
-    """
+    """What an encoder runs on one GPU, attention aside."""
 
     before: tuple[RowOperator, ...]
     layer: tuple[RowOperator, ...]
@@ -45,33 +33,7 @@ class EncoderCalls(NamedTuple):
 
 @dataclass(frozen=True)
 class VisionEncoder:
-    """Sizes of a vision encoder: a transformer over the patches of an image.
-
-    It runs once an image, in the step that has the first of its tokens: it is no part of the weights that a
-    model counts or of the memory that a plan has. :mod:`fastroof.plan.images` times it. What the
-    configuration does not say is None.
-
-    Attributes
-    ----------
-    num_layers, hidden, intermediate : int or None
-        Its layers, their width and that of their MLP.
-    num_heads, head_dim : int or None
-        Its attention; as many KV heads.
-    patch_size, frames : int or None
-        Pixels on a side of a patch, and frames of a video that one patch spans.
-    merge : int
-        Patches on a side that become one token of the text model; 1 where the configuration names none.
-    out_hidden : int or None
-        Width of the text model, where MLPs over merged patches bring them to it.
-    mergers : int
-        How many such MLPs there are: one more for each layer whose output the text model gets too.
-    is_gated : bool
-        Whether its MLPs have a gate.
-    projection : int or None
-        Width to which an MLP brings each patch before they are merged (MiniMax-M3).
-    resizing : Resizing or None
-        What becomes of an image before it is cut into patches; None where that is not known.
-    """
+    """Sizes of a vision encoder: a transformer over the patches of an image."""
 
     num_layers: int | None
     hidden: int | None
@@ -88,24 +50,7 @@ class VisionEncoder:
     resizing: Resizing | None = None
 
     def pieces(self, width: int, height: int) -> ImagePieces:
-        """Patches and tokens of an image.
-
-        Parameters
-        ----------
-        width, height : int
-            Its sides, pixels.
-
-        Raises
-        ------
-        ModelError
-            If it is no image, or how this model resizes images is not known.
-
-        Examples
-        --------
-        >>> from fastroof import load_model
-        >>> load_model("qwen3-vl-8b").vision.pieces(1920, 1080)
-        ImagePieces(pieces=1, patches=8160, tokens=2040)
-        """
+        """Patches and tokens of an image."""
         check_sides(width, height)
         if self.resizing is None or self.patch_size is None:
             raise ModelError(
@@ -114,13 +59,7 @@ class VisionEncoder:
         return self.resizing.pieces(width, height, self.patch_size, self.merge)
 
     def calls(self, tp: int) -> EncoderCalls:
-        """Calls of one GPU of ``tp``.
-
-        Raises
-        ------
-        ModelError
-            If a size is not known, or the encoder cannot be split so.
-        """
+        """Calls of one GPU of ``tp``."""
         named = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")
         unknown = [name for name in named if getattr(self, name) is None]
         if unknown:

@@ -139,10 +139,7 @@ def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
 
 
 class AttentionPrefill(PlannedAttention):
-    """Causal attention of prompts, or of chunks after a prefix.
-
-    Without a prefix it is a grid of (batch, q_len); a prefix is priced by its roofline.
-    """
+    """Causal attention of prompts, or of chunks after a prefix."""
 
     name = "attention_prefill"
     rank = 20
@@ -224,10 +221,7 @@ class AttentionPrefill(PlannedAttention):
         return np.where(length > window, batch * length / np.maximum(alike, 1.0), batch), alike
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
-        """The roofline of the prefix alone, times latency / B of the longest measured sequence.
-
-        Never under the roofline, nothing at an empty prefix, and growing with it.
-        """
+        """The roofline of the prefix alone, times latency / B of the longest measured sequence."""
         ratio = self.grid(tables, shape).longest_ratio
         pair_us, token_us = prefix_bound_us(shape, tables.gpu)
         return ratio * pair_us, ratio * token_us

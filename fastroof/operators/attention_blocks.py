@@ -26,13 +26,7 @@ __all__ = ["PlannedAttention"]
 
 
 class PlannedAttention(AttentionOperator):
-    """Attention that steps are made of.
-
-    Attributes
-    ----------
-    rate_form : int
-        Form of a block whose cells hold work / latency, see :mod:`fastroof.compiled.layout`.
-    """
+    """Attention that steps are made of."""
 
     rate_form: ClassVar[int]
 
@@ -46,13 +40,7 @@ class PlannedAttention(AttentionOperator):
         """Compulsory bytes of a sequence of no length, and of length 1."""
 
     def block(self, tables: Tables, method: str, shape: HeadShape) -> Floats:
-        """Grid block of a head shape for a plan's arena; borrowed nodes say so.
-
-        Raises
-        ------
-        MissingTableError
-            As :meth:`grid`.
-        """
+        """Grid block of a head shape for a plan's arena; borrowed nodes say so."""
         from fastroof.compiled.grids import cells_of
 
         served = self.grid(tables, shape)
@@ -75,12 +63,7 @@ class PlannedAttention(AttentionOperator):
         return block
 
     def _rate_block(self, grid: PackedGrid, method: str) -> Floats:
-        """Grid block whose cells hold work / latency, for the methods that keep MFU instead of latency.
-
-        linear_mfu is bilinear between the measured nodes; floor is constant above a node; nearest is
-        constant around a node, between the geometric means of its neighbours. A hole takes the MFU of the
-        node that the method picks at the hole itself.
-        """
+        """Grid block whose cells hold work / latency, for the methods that keep MFU instead of latency."""
         y_axis, x_axis = grid.y_axis[1:-1], grid.x_axis[1:-1]
         yy, xx = np.meshgrid(y_axis, x_axis, indexing="ij")
         latency_us = np.empty(yy.size)
@@ -102,11 +85,7 @@ class PlannedAttention(AttentionOperator):
         return PackedGrid(y_padded, x_padded, cells, flags, grid.roofline, self.rate_form).arena
 
     def datasheet_block(self, shape: HeadShape, gpu: GpuSpec) -> Floats:
-        """Grid block of the datasheet model: one row of cells, exact in batch and length.
-
-        A sequence costs the larger of two polynomials of its length, the FLOPs' and the bytes', so the
-        axis has a node where they cross; and where a window ends, beyond which both are straight.
-        """
+        """Grid block of the datasheet model: one row of cells, exact in batch and length."""
         whole = self.bound(shape, gpu, 0.0)
         bytes_us = US_PER_S / gpu.hbm_bytes_per_s
         fixed, one = (moved * bytes_us for moved in self.sequence_bytes(shape))

@@ -38,20 +38,7 @@ the H100 and B200 tables such decodes are off by 0.08 to 0.30 and 0.05 to 0.24, 
 
 
 class AttentionErrors(NamedTuple):
-    """Local errors of the tables behind one head shape.
-
-    Attributes
-    ----------
-    lenders : tuple of (float, LocalErrors)
-        Batch sizes of each measured table a batch size of this shape, and its errors; none where nothing
-        was measured.
-    borrowed : float
-        Squared relative standard error of borrowing; 0 where the shape was measured.
-    window : float
-        Length up to which the tables are the shape's; beyond it they are borrowed at equal work.
-    beyond : float
-        Squared relative standard error of that.
-    """
+    """Local errors of the tables behind one head shape."""
 
     lenders: tuple[tuple[float, LocalErrors], ...]
     borrowed: float

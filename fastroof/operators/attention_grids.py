@@ -81,15 +81,7 @@ class AttentionRows(Operator):
 
 
 class AttentionOperator(AttentionRows):
-    """Attention that is looked up on a grid of batch and length.
-
-    Attributes
-    ----------
-    is_additive : bool
-        Whether a table goes on by its lines (:mod:`fastroof.pack.continuation`), not by holding latency / B.
-    length_axis : str
-        Which axis the length is.
-    """
+    """Attention that is looked up on a grid of batch and length."""
 
     is_additive: ClassVar[bool]
     length_axis: ClassVar[str]
@@ -111,13 +103,7 @@ class AttentionOperator(AttentionRows):
         return [HeadShape(*key) for key in tables.groups(self.name)]
 
     def lendable(self, tables: Tables, wanted: HeadShape) -> list[HeadShape]:
-        """Measured shapes that may serve one: those of the source that serves the operator first.
-
-        Where none of them has its width, window and format: itself alone, from whichever source has it,
-        else those of every source; where those have no such window either, those of full attention. An
-        engine's own kernel of another head shape comes before another engine's of this one: at equal work
-        it is 3.8 % off, campaigns are 7 to 9.
-        """
+        """Measured shapes that may serve one: those of the source that serves the operator first."""
         first = self.shapes(tables)
         if any(s.kind == wanted.kind for s in first):
             return first
@@ -143,13 +129,7 @@ class AttentionOperator(AttentionRows):
         return pack_grid(batch, length, latency_us, bound, is_additive=self.is_additive, origin=origin)
 
     def grid(self, tables: Tables, shape: HeadShape) -> AttentionGrid:
-        """Packed grid of a head shape, borrowed where it was not measured.
-
-        Raises
-        ------
-        MissingTableError
-            If nothing with this head_dim and kv_dtype was measured, with the window or without any.
-        """
+        """Packed grid of a head shape, borrowed where it was not measured."""
 
         def grid_of(lender: HeadShape) -> PackedGrid:
             return tables.packed(self, tuple(lender))

@@ -57,17 +57,7 @@ Convert = Callable[[Raw], ForeignRows]
 def module_rows(
     raw: Raw, model: Array, dtype: Array | None = None, attn_dtype: Array | None = None
 ) -> ForeignRows:
-    """Keys, batch and latency of the package's rows of modules, without their lengths.
-
-    Parameters
-    ----------
-    raw : mapping of str to ndarray
-        The file's columns.
-    model : ndarray of str
-        fastroof's names of the models.
-    dtype, attn_dtype : ndarray of str, optional
-        What projections and attention compute in, where the file's own columns do not say it.
-    """
+    """Keys, batch and latency of the package's rows of modules, without their lengths."""
     columns = {
         "dtype": dtype_names(raw["gemm_type"]) if dtype is None else dtype,
         "kv_dtype": dtype_names(raw["kv_cache_dtype"]),

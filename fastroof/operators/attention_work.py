@@ -68,10 +68,7 @@ class HeadShape(NamedTuple):
 def attention_flops(
     num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real = 1
 ) -> Floats:
-    """FLOPs of causal attention of ``q_len`` new tokens, each seeing the prefix and its past.
-
-    ``4 nh dh (q ctx + q (q + 1) / 2)`` a sequence, with ``ctx = kv_len - q_len``.
-    """
+    """FLOPs of causal attention of ``q_len`` new tokens, each seeing the prefix and its past."""
     q = as_floats(q_len)
     pairs = q * (as_floats(kv_len) - q) + q * (q + 1.0) / 2.0
     return 4.0 * as_floats(num_q_heads) * as_floats(head_dim) * pairs * as_floats(batch_size)
@@ -112,10 +109,7 @@ def decode_attention_bytes(
 def attention_flops_within(
     num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real, window: Real
 ) -> Floats:
-    """Causal FLOPs within a window, of all tokens where it is 0.
-
-    The first queries see a growing past, those beyond the window exactly it.
-    """
+    """Causal FLOPs within a window, of all tokens where it is 0."""
     q, kv = as_floats(q_len), as_floats(kv_len)
     reach = np.where(as_floats(window) > 0.0, window, kv)
     growing = np.clip(reach - (kv - q), 0.0, q)
@@ -198,11 +192,7 @@ def reads_kv_peaks(columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
 
 
 def prefill_flops_conventions(columns: Columns, head_dim: Array, exact: Floats) -> dict[str, Floats]:
-    """FLOPs of causal attention of whole prompts by each convention that published files use.
-
-    Published prefill tables halve S^2, an estimator divides it by 1.8; both differ from the exact
-    S (S + 1) / 2.
-    """
+    """FLOPs of causal attention of whole prompts by each convention that published files use."""
     s = columns["q_len"]
     square = decode_attention_flops(columns["num_q_heads"], head_dim, s, s)
     return {

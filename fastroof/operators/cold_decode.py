@@ -25,23 +25,7 @@ __all__ = ["grid_from_memory"]
 
 
 def grid_from_memory(grid: PackedGrid, shape: HeadShape, l2_bytes: int) -> PackedGrid:
-    """Return a decode grid in which no call finds its KV cache in the L2.
-
-    Parameters
-    ----------
-    grid : PackedGrid
-        As measured: latencies against (batch, kv_len).
-    shape : HeadShape
-        Its heads.
-    l2_bytes : int
-        L2 of the GPU, B; 0 where it is not known.
-
-    Returns
-    -------
-    PackedGrid
-        Of the same nodes: one below its line is on it, and extrapolated. Batches without two streaming nodes
-        are as measured, and so is everything that streams.
-    """
+    """Return a decode grid in which no call finds its KV cache in the L2."""
     heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
     batch, kv_len = grid.y_axis[1:-1], grid.x_axis[1:-1]
     seen = np.minimum(kv_len, shape.window) if shape.window else kv_len

@@ -38,21 +38,7 @@ WINDOW_ALONE: Final = "-window"
 
 
 class CompressedShape(NamedTuple):
-    """Widths of one layer that differ between models.
-
-    Attributes
-    ----------
-    hidden : int
-        Width of the residual stream.
-    num_heads : int
-        Query heads of the whole layer.
-    q_lora_rank : int
-        Width of the compressed queries.
-    topk : int
-        Entries that the indexer of a CSA layer picks.
-    has_entries : bool
-        Whether there is anything beside the window.
-    """
+    """Widths of one layer that differ between models."""
 
     hidden: int
     num_heads: int

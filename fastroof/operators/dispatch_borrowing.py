@@ -92,21 +92,7 @@ class DispatchKey(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """What serves a call.
-
-    Attributes
-    ----------
-    key : DispatchKey
-        The measured kernel that is read.
-    tokens : float
-        Its tokens that stand for one of a GPU's.
-    is_own : bool
-        Whether it is the very kernel, in as many nodes.
-    crossing_bytes : float
-        Bytes of one of a GPU's tokens that cross nodes beside it.
-    is_other_nodes : bool
-        Whether it lies in several nodes, but not in as many.
-    """
+    """What serves a call."""
 
     key: DispatchKey
     tokens: float

@@ -53,11 +53,7 @@ All 50,621 rows of the H100 whose kernel is named for it are such, and no other 
 
 
 def _shares_an_index(raw: Raw) -> Array:
-    """Rows of layers that attend to what another layer's indexer picked.
-
-    A kernel's name says so, but not of short sequences, which need no indexer: of those as of most of the
-    model's rows.
-    """
+    """Rows of layers that attend to what another layer's indexer picked."""
     kernel = raw["kernel_source"].astype(str)
     skips = np.char.find(kernel, "skip_indexer") >= 0
     indexes = (np.char.find(kernel, "indexer") >= 0) & ~skips
@@ -77,10 +73,7 @@ def _package_rows(raw: Raw) -> ForeignRows:
 
 
 def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
-    """The indexer's projections over some tokens, and its scores of some (query, token) pairs.
-
-    Where nothing is scored it still has to fill its cache of keys.
-    """
+    """The indexer's projections over some tokens, and its scores of some (query, token) pairs."""
     shape = shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     queries = np.where(pairs > 0.0, q_lora * heads * dim + hidden * heads, 0.0)

@@ -65,10 +65,7 @@ GPUS_PER_TRAY: Final = 4
 
 
 def dispatch_wire_bytes(num_tokens: Real, row_bytes: Real, topk: Real, num_gpus: Real) -> Floats:
-    """Bytes that a GPU sends: each of its tokens once to every other GPU that has one of its experts.
-
-    For evenly routed tokens the experts of one reach ``g (1 - (1 - 1/g)^topk)`` of g GPUs, itself one in g.
-    """
+    """Bytes that a GPU sends: each of its tokens once to every other GPU that has one of its experts."""
     g = as_floats(num_gpus)
     reached = g * (1.0 - (1.0 - 1.0 / g) ** as_floats(topk))
     return as_floats(num_tokens) * as_floats(row_bytes) * reached * (g - 1.0) / g

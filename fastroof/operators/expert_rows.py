@@ -56,11 +56,7 @@ def is_nongated(raw: Raw) -> Bools:
 
 
 def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
-    """Mark rows of a kernel that TensorRT-LLM does not run for so many tokens, by reason.
-
-    Its min-latency kernel and another one were both measured at every point; which one serves is a matter
-    of tokens, not of which was faster.
-    """
+    """Mark rows of a kernel that TensorRT-LLM does not run for so many tokens, by reason."""
     kernel = raw["kernel_source"].astype(str)
     quick = np.char.endswith(kernel, "_min_latency")
     if not quick.any():

@@ -29,22 +29,13 @@ EVENLY_ROUTED: Final = ("balanced", "uniform")
 
 
 def check_routed(topk: int, num_experts: int) -> None:
-    """Refuse a token that is routed to more experts than there are, which no kernel can be asked for.
-
-    Raises
-    ------
-    LookupInputError
-        Naming both numbers.
-    """
+    """Refuse a token that is routed to more experts than there are, which no kernel can be asked for."""
     if topk > num_experts:
         raise LookupInputError(f"topk {topk} is more than num_experts {num_experts}: it can be {num_experts}")
 
 
 def moe_touched_experts(num_tokens: Real, topk: Real, num_experts: Real, moe_ep: Real = 1) -> Floats:
-    """Experts of one GPU that at least one token reaches, for uniform routing.
-
-    ``E/ep (1 - (1 - topk/E)^tokens)``: the expectation over independent tokens.
-    """
+    """Experts of one GPU that at least one token reaches, for uniform routing."""
     experts = as_floats(num_experts)
     return experts / as_floats(moe_ep) * (1.0 - (1.0 - as_floats(topk) / experts) ** as_floats(num_tokens))
 
@@ -54,13 +45,7 @@ UNREACHED: Final = 2.0**-60
 
 
 def tokens_to_reach_all(topk: int, num_experts: int) -> int:
-    """Tokens from which the expectation of :func:`moe_touched_experts` is all experts, to the last bit.
-
-    Examples
-    --------
-    >>> tokens_to_reach_all(8, 256), tokens_to_reach_all(8, 8)
-    (1310, 1)
-    """
+    """Tokens from which the expectation of :func:`moe_touched_experts` is all experts, to the last bit."""
     if topk >= num_experts:
         return 1
     return math.ceil(math.log(UNREACHED) / math.log1p(-topk / num_experts))

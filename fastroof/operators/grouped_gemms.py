@@ -17,13 +17,7 @@ _LAYER: Final = ("num_experts", "num_gpus", "num_local_experts", "topk", "hidden
 
 
 def _tree_rows(read: Raw, tokens: str) -> dict[str, Array]:
-    """Rows by the tokens of all GPUs that share the experts; both projections are one latency.
-
-    A GPU has ``num_local_experts``, whole ones or shares of ``moe_tp``; ``intermediate_size`` is its share.
-    Tokens were spread over experts nearly evenly. The files have no dtype: the scripts that wrote them
-    (kernel_benchmark/deepgemm_grouped_gemm_*.py of InferSim f2293da) run DeepGEMM's FP8 kernels alone, and
-    the median of their MFUs is of the FP8 peak. It is called as the peak of the GEMM file beside them is.
-    """
+    """Rows by the tokens of all GPUs that share the experts; both projections are one latency."""
     experts, num_gpus, local = (read[name] for name in _LAYER[:3])
     moe_tp = num_gpus * local // experts
     wrong = (experts % local != 0) | (moe_tp * experts != num_gpus * local)

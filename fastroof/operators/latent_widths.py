@@ -14,20 +14,7 @@ __all__ = ["LATENT_SHAPES", "LatentShape", "shape_name"]
 
 
 class LatentShape(NamedTuple):
-    """Widths of one layer's latent attention, or of many rows'; heads are those of a call.
-
-    Attributes
-    ----------
-    hidden : int
-        Width of the residual stream.
-    q_lora_rank, kv_lora_rank : int
-        Widths of the compressed queries, keys and values.
-    nope_dim, rope_dim, v_dim : int
-        Of one head: keys without and with rotary part, values.
-    index_heads, index_dim, topk : int
-        Indexer of sparse attention: its heads and their width, and how many tokens it picks; topk 0 is
-        full attention, index_heads 0 a layer that reuses what another one's indexer picked.
-    """
+    """Widths of one layer's latent attention, or of many rows'; heads are those of a call."""
 
     hidden: Any
     q_lora_rank: Any
@@ -50,11 +37,5 @@ LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
 
 
 def shape_name(shape: LatentShape) -> str | None:
-    """Name under which modules of these widths were measured; None where none were.
-
-    Examples
-    --------
-    >>> shape_name(LatentShape(7168, 1536, 512, 128, 64, 128))
-    'deepseek-v3'
-    """
+    """Name under which modules of these widths were measured; None where none were."""
     return next((name for name, known in LATENT_SHAPES.items() if known == shape), None)

@@ -48,29 +48,14 @@ def attended(kv_len: Real, most: Real) -> Floats:
 
 
 def generation_kv_len(raw: Raw) -> Array:
-    """Tokens attended to in the package's files of decodes.
-
-    Most count the cached tokens, 1, 3, 7 .. or 1, 4, 8 .., beside the new one. Modules of MLA and of DSA by
-    vLLM and TensorRT-LLM were measured at steps 2, 4, 8 .. 131072: their collector passes the step as the
-    length of the sequence, so it counts the new token.
-    """
+    """Tokens attended to in the package's files of decodes."""
     steps = np.unique(raw["step"])
     counts_new = steps[0] > 1 and not (steps & (steps - 1)).any() and bool((raw["isl"] == 1).all())
     return raw["step"] if counts_new else raw["isl"] + raw["step"]
 
 
 def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:
-    """The projections of a module over some tokens.
-
-    Parameters
-    ----------
-    columns : mapping of str to ndarray
-        Keys of the module.
-    tokens : ndarray of float64
-        New tokens.
-    expanded : ndarray of float64
-        Tokens whose keys and values are expanded; without any the expansion is absorbed.
-    """
+    """The projections of a module over some tokens."""
     heads = columns["num_heads"]
     hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
     down = hidden * (q_lora + kv_lora + rope)

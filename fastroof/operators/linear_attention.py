@@ -99,13 +99,7 @@ PACKAGE_COLUMNS: Final = (
 
 
 class StateOperator(RaggedOperator):
-    """Parts of a layer with a state, looked up along batch and new tokens.
-
-    Attributes
-    ----------
-    state_bytes : float
-        Of an element of the state.
-    """
+    """Parts of a layer with a state, looked up along batch and new tokens."""
 
     axes = _AXES
     state_bytes: ClassVar[float]
@@ -212,13 +206,7 @@ class StateOperator(RaggedOperator):
         """Nothing to refuse."""
 
     def parts_of(self, tables: Tables, key: Key) -> list[Key]:
-        """Measured kernels whose times add up to those of a key.
-
-        Raises
-        ------
-        MissingTableError
-            If a part was not measured; the message names it.
-        """
+        """Measured kernels whose times add up to those of a key."""
         phase, part, *shape = key
         if part != ALL:
             return [key]
@@ -274,11 +262,7 @@ _DELTA_SIZES: Final = ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 
 
 def _convolves_keys_alone(raw: Raw) -> Bools:
-    """Rows of collections whose convolution ran over a third to a sixth of a layer's channels.
-
-    TensorRT-LLM's, and SGLang's before 0.5.14: 64 heads of values take as long as 16, at 2.5 to 5 times the
-    memory's bandwidth if all channels were there and 0.84 with those of the keys.
-    """
+    """Rows of collections whose convolution ran over a third to a sixth of a layer's channels."""
     rows = len(raw["phase"])
     engines, versions = (raw.get(name, np.full(rows, "", object)) for name in ("framework", "version"))
     old = {v: version_order(v) < ALL_CHANNELS_SINCE for v in set(versions)}

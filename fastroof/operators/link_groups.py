@@ -86,13 +86,7 @@ def placed(num_gpus: int, stride: int, gpu: GpuSpec) -> Placement:
 
 
 def inter_node_us(sent_bytes: Any, phases: float, gpu: GpuSpec) -> Any:
-    """Latency of phases between nodes in which a GPU sends so many bytes, us.
-
-    Raises
-    ------
-    PlanError
-        If the card's file does not say what it has between nodes.
-    """
+    """Latency of phases between nodes in which a GPU sends so many bytes, us."""
     if not gpu.inter_node_bytes_per_s:
         raise PlanError(
             f"{gpu.name} has no bandwidth between nodes: a layout of more than {gpu.linked_gpus} GPUs needs "
@@ -102,10 +96,7 @@ def inter_node_us(sent_bytes: Any, phases: float, gpu: GpuSpec) -> Any:
 
 
 class GroupOperator(SizedOperator, PerRowOperator):
-    """An operator that a group of GPUs runs together, by the bytes that each contributes.
-
-    Its calls have ``num_gpus``, ``stride`` and ``row_bytes``.
-    """
+    """An operator that a group of GPUs runs together, by the bytes that each contributes."""
 
     @abstractmethod
     def group_key(self, call: Any, num_gpus: int) -> Key:

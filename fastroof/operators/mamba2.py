@@ -54,11 +54,7 @@ def _rows(raw: Raw) -> ForeignRows:
 
 
 class Mamba2(StateOperator):
-    """State space duality; the public tables have its convolution alone.
-
-    Steps model the recurrence from the GPU's datasheet: decodes read and write a sequence's state once, as
-    one kernel; a prompt's chunks are several kernels, one after another.
-    """
+    """State space duality; the public tables have its convolution alone."""
 
     name = "mamba2"
     rank = 84

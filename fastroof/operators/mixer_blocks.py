@@ -40,22 +40,7 @@ def constant_block(latency_us: float) -> Floats:
 
 
 def sampled_block(latency: Latency, work_us: WorkUs, batch: Floats, length: Floats) -> Floats:
-    """Grid block of a law, from its values at nodes.
-
-    Parameters
-    ----------
-    latency : callable
-        The law.
-    work_us : callable
-        By which it goes between nodes.
-    batch, length : ndarray of float64
-        Nodes, sorted, without the ends of the axes.
-
-    Returns
-    -------
-    ndarray of float64
-        A block of latencies, see :mod:`fastroof.compiled.grids`.
-    """
+    """Grid block of a law, from its values at nodes."""
     y_axis, x_axis = np.r_[0.0, batch, SIZE_LIMIT], np.r_[0.0, length, SIZE_LIMIT]
     yy, xx = (a.ravel() for a in np.meshgrid(y_axis, x_axis, indexing="ij"))
     shape = len(y_axis), len(x_axis)

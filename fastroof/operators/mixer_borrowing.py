@@ -38,20 +38,7 @@ UNSOUND: Final = 4.0
 
 
 class Lent(NamedTuple):
-    """A measured kernel that stands for another, or for itself.
-
-    Attributes
-    ----------
-    key : tuple
-        Of the measured one.
-    is_borrowed : bool
-        Whether it is another, or another engine's.
-    error : float
-        Relative standard error of standing for another kernel; what engines differ by is no part of it.
-    bounded_by : str
-        Source of the engine's own rows of the kernel that is stood for, where a check found them too slow:
-        it takes no longer than these. Empty where there are none.
-    """
+    """A measured kernel that stands for another, or for itself."""
 
     key: Key
     is_borrowed: bool
@@ -60,22 +47,7 @@ class Lent(NamedTuple):
 
 
 def lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
-    """Find the kernel that stands for one.
-
-    Parameters
-    ----------
-    tables : Tables
-        In the order of an engine.
-    operator : RaggedOperator
-        Whose.
-    key : tuple
-        What is wanted.
-
-    Raises
-    ------
-    MissingTableError
-        If none of the operator's kernels is alike; the message names what was asked for.
-    """
+    """Find the kernel that stands for one."""
     return tables.kept(("mixer lender", operator.name, key), lambda: _lent(tables, operator, key))
 
 

@@ -132,10 +132,7 @@ class MlaPrefill(RaggedPrefill):
 
     @staticmethod
     def _head_dim(c: Columns) -> Array:
-        """Head width that gives MLA the cost of plain attention: the mean of its key and value widths.
-
-        Keys are nope + rope wide, values nope (as in all published MLA models but GLM-5).
-        """
+        """Head width that gives MLA the cost of plain attention: the mean of its key and value widths."""
         return np.asarray(c["nope_dim"] + c["rope_dim"] / 2.0)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:

@@ -121,13 +121,7 @@ class MlaBmm(RaggedOperator, PerRowOperator):
         return (call.dtype, call.part, call.num_heads, call.head_dim, call.kv_lora_rank)
 
     def measured_key(self, call: LatentProduct, tables: Tables) -> Key:
-        """The measured kernel that a call is looked up as, or that lends to it.
-
-        Raises
-        ------
-        MissingTableError
-            If products of these widths were not measured.
-        """
+        """The measured kernel that a call is looked up as, or that lends to it."""
         if (call.head_dim, call.kv_lora_rank) != (_HEAD_DIM, _KV_LORA_RANK):
             raise MissingTableError(
                 f"{self.name} was measured for heads of {_HEAD_DIM} and latent vectors of {_KV_LORA_RANK}, "

@@ -90,11 +90,7 @@ NODES_AN_OCTAVE: Final = 256
 
 
 def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
-    """A curve's latency against tokens: at every number until they reach all experts.
-
-    From there on B is linear in the tokens, and the curve's own nodes are enough. Where that takes more than
-    ``DENSE_ROWS`` tokens, further nodes are close, and not all of them.
-    """
+    """A curve's latency against tokens: at every number until they reach all experts."""
     from fastroof.compiled.search import curve_latency_us
 
     launch_us = float(packed.curve.value[1:-1].min())
@@ -122,13 +118,7 @@ def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
 
 
 class MoeOperator(SizedOperator, PerRowOperator):
-    """Routed experts; B grows with the experts that tokens are expected to reach.
-
-    Attributes
-    ----------
-    gemms : int
-        GEMMs an expert.
-    """
+    """Routed experts; B grows with the experts that tokens are expected to reach."""
 
     gemms: ClassVar[int] = GATED_GEMMS
     name = "moe"
@@ -210,15 +200,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         check_routed(topk, num_experts)
 
     def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
-        """Measured shapes that stand in for one, the nearest first; none where it was measured itself.
-
-        The kernels of the engine that is asked for, if near, lend before another engine's serve.
-
-        Raises
-        ------
-        MissingTableError
-            If no table has experts of this dtype.
-        """
+        """Measured shapes that stand in for one, the nearest first; none where it was measured itself."""
         return tables.kept(("expert lenders", self.name, key), lambda: self._lenders(tables, key))
 
     def _lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
@@ -277,13 +259,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return tables.kept(("expert shapes", self.name, table.source, dtype, sound), shapes)
 
     def packed(self, tables: Tables, key: Key) -> PackedSizes:
-        """One kernel's curve, borrowed where it was not measured.
-
-        Raises
-        ------
-        MissingTableError
-            If no table has experts of this dtype.
-        """
+        """One kernel's curve, borrowed where it was not measured."""
         lenders = self.lenders(tables, key)
         if not lenders:
             return super().packed(tables, key)
@@ -372,10 +348,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return tables.serving(self.name, self.source_key(tables, self.row_key(call)))
 
     def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the layer's shape: at every number of tokens until they reach all experts.
-
-        From there on B is linear in the tokens, and the curve's own nodes are enough.
-        """
+        """The curve of the layer's shape: at every number of tokens until they reach all experts."""
         key = self.row_key(call)
         packed = self.packed(tables, key)
         launch_us = float(packed.curve.value[1:-1].min())

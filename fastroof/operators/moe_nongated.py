@@ -57,13 +57,7 @@ class NongatedMoeOperator(MoeOperator):
         return self.name in tables.measured.tables
 
     def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
-        """As of experts with a gate; where no others were measured these lend, the very shape first.
-
-        Raises
-        ------
-        MissingTableError
-            If no table has experts of this dtype.
-        """
+        """As of experts with a gate; where no others were measured these lend, the very shape first."""
         if self._has_own(tables) or MOE.name not in tables.measured.tables:
             return super().lenders(tables, key)
         return MOE.lenders(tables, key) or (Lender(ExpertShape(*key), 1.0, 0.0),)

@@ -33,25 +33,7 @@ _PARTS: Final = "sparse_part"
 def peaked_table(
     tables: Tables, block: RaggedOperator, key: Key, part: str, model: str, ratio: int, topk: float
 ) -> RaggedTable:
-    """Rows of a block over a model's scores; as they are where its source has no top-k by itself.
-
-    Parameters
-    ----------
-    tables : Tables
-        Where they are.
-    block : RaggedOperator
-        Whose rows.
-    key : tuple
-        Of one of its kernels.
-    part : str
-        The top-k within the block, as sparse_part calls it.
-    model : str
-        Whose widths it has.
-    ratio : int
-        Tokens that one score is of.
-    topk : float
-        Scores that are picked: of fewer nothing is.
-    """
+    """Rows of a block over a model's scores; as they are where its source has no top-k by itself."""
 
     def made() -> RaggedTable:
         packed: RaggedTable = tables.packed(block, key)

@@ -14,15 +14,7 @@ __all__ = ["NO_PREFIX", "PrefixUs", "measured_price"]
 
 
 class PrefixUs(NamedTuple):
-    """Price of a prefix, us.
-
-    Attributes
-    ----------
-    pair, token : float
-        A (query, prefix token) pair, and a prefix token, however long the prefix.
-    window_pair, window_token : float
-        The same of pairs and tokens within the window.
-    """
+    """Price of a prefix, us."""
 
     pair: float = 0.0
     token: float = 0.0
@@ -44,23 +36,7 @@ CHUNK: Final = 128.0
 
 
 def measured_price(table: RaggedTable, prices: PrefixUs, window: int) -> tuple[float, float]:
-    """How many times the roofline's price of a prefix measured prompts pay: beyond a window, and within it.
-
-    Parameters
-    ----------
-    table : RaggedTable
-        Prompts along batch, new tokens and prefix.
-    prices : PrefixUs
-        What B says of a prefix.
-    window : int
-        Tokens that the second pair of prices is of; 0 without one.
-
-    Returns
-    -------
-    tuple of float
-        Both ratios, at least 1: that of least squares over the latencies' shares. Of prompts without a prefix
-        what the table has between and beyond its rows is taken.
-    """
+    """Multiples of the roofline time that measured prefixes take: beyond a window, and within it."""
     batch, q_len, prefix = table.points()
     fresh_us, origin = np.empty(len(batch)), np.zeros(len(batch), np.uint8)
     table.latency((batch, q_len, np.zeros_like(prefix)), fresh_us, origin)

@@ -35,15 +35,7 @@ SEGMENT: Final = "segment"
 
 
 class WorkPart(NamedTuple):
-    """Some of a call's FLOPs.
-
-    Attributes
-    ----------
-    flops : ndarray of float64
-        How many.
-    dtype : ndarray of str, or str
-        What they compute in: that peak bounds them.
-    """
+    """Some of a call's FLOPs."""
 
     flops: Floats
     dtype: Array | str
@@ -143,12 +135,7 @@ class RaggedOperator(Operator):
 
     @property
     def datasheet_class(self) -> DatasheetClass:
-        """What the datasheet model assumes of a call.
-
-        The smallest latency of the H100 rows of the engine that has the least, and the median of B less its
-        floor over latency less its own, of calls of over 200 us: TensorRT-LLM's of latent attention, SGLang's
-        of sparse attention with an indexer, vLLM's of the others.
-        """
+        """What the datasheet model assumes of a call."""
         return self.datasheets[self.name]
 
     def datasheet_of(self, key: Key) -> DatasheetClass:
@@ -156,10 +143,7 @@ class RaggedOperator(Operator):
         return self.datasheet_class
 
     def is_modelled_unasked(self, key: Key) -> bool:
-        """Whether the datasheet model stands for a kernel without ``allow_modelled`` where nothing else does.
-
-        As for elementwise kernels: no table that there is has its kind, so there is nothing to ask for.
-        """
+        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
         return False
 
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
@@ -171,13 +155,7 @@ class RaggedOperator(Operator):
         return np.asarray(rows["kv_len"])
 
     def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
-        """Measured kernels whose times add up to those of a key, or stand for them.
-
-        Raises
-        ------
-        MissingTableError
-            If none does.
-        """
+        """Measured kernels whose times add up to those of a key, or stand for them."""
         return [lent(tables, self, key)]
 
     def step_latency(self, tables: Tables, key: Key, sizes: Mapping[str, Floats]) -> tuple[Floats, Flags]:
@@ -274,11 +252,7 @@ class RaggedOperator(Operator):
 
 
 class RaggedPrefill(RaggedOperator):
-    """One that takes new tokens after a prefix: looked up along batch, new tokens and prefix.
-
-    Its axes are batch_size, q_len and kv_len. Of rows of different q_len those of one prefix are neighbours,
-    not those of one kv_len, at which the longer one may have no call at all.
-    """
+    """One that takes new tokens after a prefix: looked up along batch, new tokens and prefix."""
 
     def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Batch, new tokens, prefix."""

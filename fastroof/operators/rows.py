@@ -35,17 +35,7 @@ class RowCost(NamedTuple):
 
 
 class RowNodes(NamedTuple):
-    """A call's latency against its rows, piecewise linear.
-
-    Attributes
-    ----------
-    axis, value : ndarray of float64, shape (nodes,)
-        Rows and the latency of one call, us; padded at both ends.
-    flag : ndarray of uint8, shape (nodes,)
-        Origin of each node.
-    launch_us : float
-        Latency of the smallest call, us.
-    """
+    """A call's latency against its rows, piecewise linear."""
 
     axis: Floats
     value: Floats
@@ -54,17 +44,7 @@ class RowNodes(NamedTuple):
 
 
 class CurveOptions(NamedTuple):
-    """How measured tables are read for a plan.
-
-    Attributes
-    ----------
-    method : str
-        One of :data:`fastroof.operators.operator.METHODS`.
-    gemm_smoothing : str
-        ``none`` or ``median3``.
-    fp8_scales : str
-        Whether fp8 GEMMs find the scale of their input (``dynamic``) or know it (``static``).
-    """
+    """How measured tables are read for a plan."""
 
     method: str = "roofline"
     gemm_smoothing: str = "none"
@@ -72,13 +52,7 @@ class CurveOptions(NamedTuple):
 
 
 class PerRowOperator(Operator):
-    """An operator that plans call over rows.
-
-    Attributes
-    ----------
-    datasheet_error : float or None
-        Relative standard error of its calls from a datasheet; None where that of dense kernels holds.
-    """
+    """An operator that plans call over rows."""
 
     datasheet_error: ClassVar[float | None] = None
 
@@ -97,13 +71,7 @@ class PerRowOperator(Operator):
 
     @abstractmethod
     def serving(self, call: Any, tables: Tables) -> MeasuredTable | None:
-        """The measured table that a call's latencies come from; None where a datasheet serves.
-
-        Raises
-        ------
-        MissingTableError
-            If no table serves it.
-        """
+        """The measured table that a call's latencies come from; None where a datasheet serves."""
 
     def has_every_row(self, call: Any, tables: Tables, options: CurveOptions) -> bool:
         """Whether :meth:`row_nodes` are all rows up to the last: no few of them are piecewise linear."""
@@ -111,20 +79,11 @@ class PerRowOperator(Operator):
 
     @abstractmethod
     def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Latency of a call against its rows, from measured tables.
-
-        Raises
-        ------
-        MissingTableError
-            If no table serves it.
-        """
+        """Latency of a call against its rows, from measured tables."""
 
     @abstractmethod
     def row_variance(self, call: Any, tables: Tables, rows: Floats) -> Floats | None:
-        """Squared relative standard error of a call at numbers of rows.
-
-        None where all calls of the operator err together, by :meth:`shared_error`.
-        """
+        """Squared relative standard error of a call at numbers of rows."""
 
     def table_points(self, call: Any, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
         """The kernel that a call is looked up as, and its sizes at numbers of rows; None without a lookup."""
@@ -139,10 +98,7 @@ class PerRowOperator(Operator):
         """What the datasheet model assumes of a call."""
 
     def datasheet_nodes(self, call: Any, gpu: GpuSpec) -> RowNodes:
-        """Latency of a call against its rows, from a datasheet.
-
-        Launch floor plus the larger of two straight lines, with a node where they cross.
-        """
+        """Latency of a call against its rows, from a datasheet."""
         cost, assumed = self.row_cost(call), self.row_datasheet(call)
         bytes_per_s = gpu.nvlink_bytes_per_s if self.over_link else gpu.hbm_bytes_per_s
         flops_slope = cost.flops_per_row / gpu.peak(cost.dtype) * US_PER_S
@@ -156,21 +112,7 @@ class PerRowOperator(Operator):
     def looked_up_nodes(
         self, tables: Tables, method: str, max_rows: int, sizes: dict[str, Any], launch_us: float
     ) -> RowNodes:
-        """Nodes at every number of rows, where few would not be piecewise linear in the rows.
-
-        Parameters
-        ----------
-        tables : Tables
-            Where to look.
-        method : str
-            How they are looked up.
-        max_rows : int
-            The last number of rows.
-        sizes : dict
-            Lookup arguments of 1, 2, ... ``max_rows`` rows.
-        launch_us : float
-            Latency of the smallest call, us.
-        """
+        """Nodes at every number of rows, where few would not be piecewise linear in the rows."""
         lookup = tables.lookup(self.name, method=method, **sizes)
         axis = np.r_[0.0, np.arange(1, max_rows + 1), SIZE_LIMIT]
         at = np.r_[0, :max_rows, max_rows - 1]

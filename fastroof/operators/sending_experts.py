@@ -135,10 +135,7 @@ class MegaMoe(GlobalExperts, PerRowOperator):
         return MOE.row_datasheet(call)
 
     def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
-        """Experts or the link, whichever takes longer: the kernel sends some tokens while it computes others.
-
-        A GPU's share of the tokens goes out in fp8 and comes back in bf16.
-        """
+        """Time of the experts or the link, whichever is longer: the kernel overlaps them."""
         made = MOE.datasheet_nodes(replace(call, phase=""), gpu)
         row_bytes = call.hidden * (DTYPE_BYTES["fp8"] + DTYPE_BYTES["bf16"])
         sent = dispatch_wire_bytes(made.axis / call.moe_ep, row_bytes, call.topk, call.moe_ep)

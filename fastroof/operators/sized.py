@@ -23,17 +23,7 @@ __all__ = ["PackedSizes", "SizedOperator"]
 
 
 class PackedSizes(NamedTuple):
-    """One kernel's curve.
-
-    Attributes
-    ----------
-    curve : PackedCurve
-        Latency against the coordinate, padded.
-    sizes : ndarray of float64
-        Measured sizes, sorted.
-    coordinate : callable
-        From sizes to the curve's coordinate: B in us where it is not linear in the size, else the size.
-    """
+    """One kernel's curve."""
 
     curve: PackedCurve
     sizes: Floats
@@ -45,13 +35,7 @@ def _itself(sizes: Floats) -> Floats:
 
 
 class SizedOperator(Operator):
-    """An operator with one axis.
-
-    Attributes
-    ----------
-    is_linear : bool
-        Whether B is linear in the size, so that the size itself can be the coordinate.
-    """
+    """An operator with one axis."""
 
     is_linear: ClassVar[bool] = False
 
@@ -75,13 +59,7 @@ class SizedOperator(Operator):
         return PackedSizes(curve, np.unique(sizes), bound_us)
 
     def packed(self, tables: Tables, key: Key) -> PackedSizes:
-        """One kernel's curve.
-
-        Raises
-        ------
-        MissingTableError
-            If it was not measured.
-        """
+        """One kernel's curve."""
         return tables.packed(self, key)
 
     def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:

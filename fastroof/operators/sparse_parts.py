@@ -128,10 +128,7 @@ class SparsePart(RaggedPrefill):
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Scores in fp8; comparisons of a top-k, one a score; attention to what is picked.
-
-        A top-k computes little: its MFU says nothing, and its time grows with the bytes of the scores.
-        """
+        """Scores in fp8; comparisons of a top-k, one a score; attention to what is picked."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         model, part, ratio = columns["model"], columns["part"].astype(str), columns["compress_ratio"]
         scored = batch * causal_pairs(q_len, kv_len) / ratio

@@ -32,21 +32,7 @@ NEGLIGIBLE: Final = 0.02
 
 
 def sparse_prefix_us(operator: RaggedPrefill, tables: Tables, key: Key, window: int) -> PrefixUs:
-    """Price of a prefix: fitted where prompts after long ones were measured, else B's times latency / B.
-
-    A lender's is taken by what B says of both.
-
-    Parameters
-    ----------
-    operator : RaggedPrefill
-        Whose.
-    tables : Tables
-        In the order of an engine.
-    key : tuple
-        What is wanted.
-    window : int
-        Tokens that attention goes to at most.
-    """
+    """Price of a prefix: fitted where prompts after long ones were measured, else B's times latency / B."""
     lender = operator.step_kernels(tables, key)[0].key
     own, lent = (operator.prefix_prices(one, tables.gpu, window) for one in (key, lender))
     fitted = tables.kept(
@@ -59,23 +45,7 @@ def sparse_prefix_us(operator: RaggedPrefill, tables: Tables, key: Key, window: 
 
 
 def fitted_price(table: RaggedTable, least: PrefixUs, window: int) -> PrefixUs | None:
-    """Fit the four parts of a price to measured prompts after a prefix.
-
-    Parameters
-    ----------
-    table : RaggedTable
-        Prompts along batch, new tokens and prefix.
-    least : PrefixUs
-        What B says of a prefix: no part is less.
-    window : int
-        Tokens that the second pair of parts is of.
-
-    Returns
-    -------
-    PrefixUs or None
-        The parts of the least absolute error, as a share of each latency; None where no prompt was measured
-        after more tokens than the window, which alone tell what grows without end.
-    """
+    """Fit the four parts of a price to measured prompts after a prefix."""
     batch, q_len, prefix = table.points()
     if not window or prefix.max() <= window:
         return None

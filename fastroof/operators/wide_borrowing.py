@@ -79,17 +79,7 @@ class WideKey(NamedTuple):
 
 
 class WideLoan(NamedTuple):
-    """What serves a kernel of wide experts.
-
-    Attributes
-    ----------
-    table : MeasuredTable
-        Whose rows they are.
-    lenders : tuple of (WideKey, Lender)
-        The measured kernels, the nearest first; one alone where the kernel itself was measured.
-    is_own : bool
-        Whether it was.
-    """
+    """What serves a kernel of wide experts."""
 
     table: MeasuredTable
     lenders: tuple[tuple[WideKey, Lender], ...]
@@ -106,13 +96,7 @@ class WideLoan(NamedTuple):
 
 
 def wide_loan(tables: Tables, operator: str, wanted: WideKey) -> WideLoan:
-    """Find what serves a kernel: of the engine's own table if it has one near, else of another engine's.
-
-    Raises
-    ------
-    MissingTableError
-        If no table has experts of this dtype and phase, with a load balancer where one is asked for.
-    """
+    """Find what serves a kernel: of the engine's own table if it has one near, else of another engine's."""
     return tables.kept(("wide loan", operator, wanted), lambda: _loan(tables, operator, wanted))
 
 

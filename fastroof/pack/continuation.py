@@ -25,22 +25,7 @@ __all__ = ["slopes_above"]
 
 
 def slopes_above(latency_us: Floats, bound_us: Floats, *, is_length: bool) -> Floats:
-    """Rise of each line past its last known node, over that of B.
-
-    Parameters
-    ----------
-    latency_us : ndarray of float64, shape (nodes, lines)
-        Latencies along the first axis, us; NaN where there is none.
-    bound_us : ndarray of float64, shape (nodes, lines)
-        B at the same nodes, us.
-    is_length : bool
-        Whether the first axis is kv_len, not batch.
-
-    Returns
-    -------
-    ndarray of float64, shape (lines,)
-        At least 1; 1 for a line of fewer than two nodes.
-    """
+    """Rise of each line past its last known node, over that of B."""
     known = ~np.isnan(latency_us)
     line = np.arange(latency_us.shape[1])
     first = np.argmax(known, axis=0)

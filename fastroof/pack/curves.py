@@ -57,19 +57,7 @@ def pack_curve(
 
 
 def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
-    """Origins of the points of each cell, from what its nodes are.
-
-    Parameters
-    ----------
-    flags : ndarray of uint8, any number of axes
-        What each node is, at most 3.
-
-    Returns
-    -------
-    ndarray of uint16
-        Two bits a case: bit 0 of the case's number is set where a point is off the node along the last
-        axis, bit 1 along the one before it, and so on.
-    """
+    """Origins of the points of each cell, from what its nodes are."""
     cases = [flags]
     for axis in reversed(range(flags.ndim)):
         for seen in list(cases):

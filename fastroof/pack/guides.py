@@ -19,11 +19,7 @@ MOST_KEY_BITS: Final = 12
 
 
 def _guide(axis: Floats) -> tuple[int, int, Longs] | None:
-    """First key, dropped bits, and the cell at the start of each key; None for nodes too close.
-
-    With the fewest bits that leave at most one node inside a key. Everything below 1 has the first key,
-    everything from the last inner node's key on the last one.
-    """
+    """First key, dropped bits, and the cell at the start of each key; None for nodes too close."""
     inner = axis[1:-1]
     for key_bits in range(MOST_KEY_BITS + 1):
         first = int(axis_keys(np.ones(1), key_bits)[0]) - 1
@@ -38,21 +34,7 @@ def _guide(axis: Floats) -> tuple[int, int, Longs] | None:
 
 
 def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Longs]:
-    """Join padded axes, and guide them.
-
-    Parameters
-    ----------
-    axes : iterable of ndarray of float64
-        Sorted, each from 0 to beyond any coordinate.
-
-    Returns
-    -------
-    axes : ndarray of float64
-        One after the other.
-    guides : ndarray of int64
-        A header an axis, then the cells of all keys; see :mod:`fastroof.compiled.guides`. Empty if an
-        axis has nodes so close that only a search tells them apart.
-    """
+    """Join padded axes, and guide them."""
     axes = list(axes)
     headers: list[int] = []
     cells: list[Longs] = []

@@ -29,21 +29,7 @@ __all__ = [
 
 
 class PlanAttention(NamedTuple):
-    """Attention of the layers of one kind.
-
-    Attributes
-    ----------
-    call : AttentionCall or MixerCall
-        Its shape on one GPU, and how many layers run it.
-    before : int
-        Which of the plan's row curves follows it in a step.
-    decode_block, prefill_block : ndarray of float64 or None
-        Grid blocks of these layers; None where they are all the plan has: the arena's.
-    prefix_us : PrefixUs
-        Price of a prefix in all of them.
-    sources : tuple of str
-        Which measured tables decodes and prompts come from.
-    """
+    """Attention of the layers of one kind."""
 
     call: AttentionCall | MixerCall
     before: int
@@ -71,17 +57,7 @@ class PlanAttention(NamedTuple):
 
 
 class AttentionTimes(NamedTuple):
-    """Attention of the layers of one kind in some steps, us, without the price of prefixes.
-
-    Attributes
-    ----------
-    own_us : ndarray of float64
-        All its layers.
-    origin : ndarray of uint8
-        How each is made.
-    launch_us : float
-        The smallest call of one layer.
-    """
+    """Attention of the layers of one kind in some steps, us, without the price of prefixes."""
 
     own_us: Floats
     origin: Flags
@@ -89,15 +65,7 @@ class AttentionTimes(NamedTuple):
 
 
 class WindowPoints(NamedTuple):
-    """Where layers within a window are looked up for requests of different lengths.
-
-    Attributes
-    ----------
-    batch, x : ndarray of float64
-        The steps' own sizes within the window.
-    is_other : ndarray of bool
-        Steps in which they are others than those of all layers.
-    """
+    """Where layers within a window are looked up for requests of different lengths."""
 
     batch: Floats
     x: Floats
@@ -112,19 +80,7 @@ def heads_of(call: AttentionCall) -> HeadShape:
 def window_points(
     window: int, is_decode: bool, batch: Any, x: Any, new_sum: Any, seen_sum: Any
 ) -> WindowPoints:
-    """Find where steps of decodes, or of chunks, are looked up by layers within a window.
-
-    Parameters
-    ----------
-    window : int
-        Tokens that a query attends to at most.
-    is_decode : bool
-        Decode or prefill.
-    batch, x : array_like of float
-        Where all other layers are looked up: (decodes, mean kv_len) or (batch, q_len) of equal chunks.
-    new_sum, seen_sum : array_like of float
-        New tokens, and the tokens of those that all of them attend to within the window, without prefixes.
-    """
+    """Find where steps of decodes, or of chunks, are looked up by layers within a window."""
     batch, x = np.asarray(batch, np.float64), np.asarray(x, np.float64)
     new, seen = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
     if is_decode:
@@ -143,21 +99,7 @@ def window_points(
 def attention_times(
     plan: StepPlan, number: int, is_decode: bool, batch: Any, x: Any, within: WindowPoints | None = None
 ) -> AttentionTimes:
-    """Look up one kind's attention at (batch, kv_len or q_len).
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Whose attention.
-    number : int
-        Which of ``plan.attention``.
-    is_decode : bool
-        Decode or prefill.
-    batch, x : array_like of float
-        Real sizes of as many steps.
-    within : WindowPoints, optional
-        Where layers within a window are looked up besides, in steps of requests of different lengths.
-    """
+    """Look up one kind's attention at (batch, kv_len or q_len)."""
     part = plan.attention[number]
     block = part.decode_block if is_decode else part.prefill_block
     if block is None:

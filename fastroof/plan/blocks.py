@@ -43,25 +43,7 @@ def scaled_block(block: Floats, num_layers: float) -> Floats:
 
 
 def sum_blocks(blocks: Sequence[Floats], like: Floats | None = None) -> Floats:
-    """Add up blocks of the same form.
-
-    Parameters
-    ----------
-    blocks : sequence of ndarray of float64
-        At least one.
-    like : ndarray of float64, optional
-        A block whose axes the sum is to have: all nodes of the blocks' own, and more.
-
-    Returns
-    -------
-    ndarray of float64
-        A block on the union of their axes, or on those of ``like``; of one block alone that block itself.
-
-    Raises
-    ------
-    PlanError
-        If there are several whose MFU is interpolated: a sum of such times is no interpolated MFU.
-    """
+    """Add up blocks of the same form."""
     if len(blocks) == 1 and like is None:
         return blocks[0]
     opened = [_open(block) for block in blocks]

@@ -44,13 +44,7 @@ __all__ = [
 def check_context_parallel(
     model: ModelSpec, layout: Layout, engine: str, is_known: bool, overlaps: bool
 ) -> None:
-    """Refuse what no engine shares so, or no plan times.
-
-    Raises
-    ------
-    PlanError
-        Naming what would do.
-    """
+    """Refuse what no engine shares so, or no plan times."""
     if layout.cp == 1:
         return
     reasons = []
@@ -103,19 +97,7 @@ def in_decodes(calls: Sequence[RowCall]) -> list[tuple[RowCall, ...]]:
 def in_prompts(
     calls: Sequence[RowCall], layout: Layout, ranks: Ranks, limit: int
 ) -> list[tuple[RowCall, ...]]:
-    """Calls in steps with prefill, by the tokens of a whole rank.
-
-    Parameters
-    ----------
-    calls : sequence of RowCall
-        By the tokens of one of the GPUs that share a prompt.
-    layout : Layout
-        The plan's.
-    ranks : Ranks
-        The plan's: of attention data parallelism.
-    limit : int
-        Most tokens of a step.
-    """
+    """Calls in steps with prefill, by the tokens of a whole rank."""
     share = -(-np.arange(limit + 1) // layout.cp)
     made: list[tuple[RowCall, ...]] = []
     for call in calls:
@@ -145,22 +127,7 @@ def interleaved(
     prompts: Sequence[Sequence[RowCall]],
     cuts: Sequence[tuple[int, int]],
 ) -> tuple[list[RowCall], list[int]]:
-    """Put calls of both kinds of steps in one order.
-
-    Parameters
-    ----------
-    decodes, prompts : sequence of sequence of RowCall
-        In their order.
-    cuts : sequence of (int, int)
-        Before which of either something else starts: a kind of layers, or its attention.
-
-    Returns
-    -------
-    list of RowCall
-        All of them, those of decodes first between two cuts.
-    list of int
-        Where the cuts are in it.
-    """
+    """Put calls of both kinds of steps in one order."""
     made: list[RowCall] = []
     places: list[int] = []
     first = second = 0

@@ -33,23 +33,7 @@ DATASHEET_SOURCE: Final = "datasheet"
 
 @dataclass(frozen=True, eq=False)
 class RowCurve:
-    """One call's latency against its rows, piecewise linear.
-
-    Attributes
-    ----------
-    operator : RowOperator
-        What it is and how often it runs in a step.
-    axis, value : ndarray of float64, shape (nodes,)
-        Rows and the latency of one call, us; padded at both ends.
-    flag : ndarray of uint8, shape (nodes,)
-        Origin of each node.
-    launch_us : float
-        Latency of the smallest call, us.
-    source : str
-        Which measured tables it comes from; ``datasheet`` without any.
-    share : float
-        Of its rows, what one GPU runs: less than 1 where several share a rank's.
-    """
+    """One call's latency against its rows, piecewise linear."""
 
     operator: RowOperator
     axis: Floats

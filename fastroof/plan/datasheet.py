@@ -27,13 +27,7 @@ CLASSES: Final = {name: kind for o in OPERATORS.values() for name, kind in o.dat
 
 
 class DatasheetCurves:
-    """Curves from a GPU's datasheet alone.
-
-    Parameters
-    ----------
-    gpu : GpuSpec
-        The GPU.
-    """
+    """Curves from a GPU's datasheet alone."""
 
     method = "datasheet"
     quantise_inputs = False

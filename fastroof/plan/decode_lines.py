@@ -13,14 +13,7 @@ __all__ = ["decode_lines"]
 
 
 def decode_lines(arena: Floats) -> Floats | None:
-    """Tabulate a plan's decode steps, see :mod:`fastroof.compiled.decode_lines`.
-
-    Returns
-    -------
-    ndarray of float64 or None
-        16 bytes a batch size and column; None where the steps are not straight lines between powers
-        of two and their simple fractions, which a general loop times.
-    """
+    """Tabulate a plan's decode steps, see :mod:`fastroof.compiled.decode_lines`."""
     block = arena[int(arena[steps.DECODE_AT]) :]
     if block[grids.FORM] != grids.FORM_LATENCY:
         return None

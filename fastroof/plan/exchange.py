@@ -27,17 +27,7 @@ NODE_GPUS: Final = 8
 
 
 def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) -> ExchangeRules:
-    """Say what GPUs of a plan send each other for experts.
-
-    Parameters
-    ----------
-    engine : EngineProfile
-        Whose rules hold.
-    gpu : GpuSpec
-        On which they may be others.
-    exchange : str or None
-        One of :data:`EXCHANGES`; None as the engine chooses by itself.
-    """
+    """Say what GPUs of a plan send each other for experts."""
     rules = engine.layout
     on_rack = gpu.name in rules.alltoall_gpus
     alltoall = rules.alltoall if on_rack and rules.alltoall == "over_topk" else "never"
@@ -63,13 +53,7 @@ def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) ->
 def check_engine_layout(
     model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None, gpu: GpuSpec
 ) -> None:
-    """Refuse layouts of experts that an engine does not run, or that cannot exchange tokens so.
-
-    Raises
-    ------
-    PlanError
-        Naming what would do.
-    """
+    """Refuse layouts of experts that an engine does not run, or that cannot exchange tokens so."""
     if not any(kind.mlp.has_experts for kind in model.kinds):
         return
     sizes = {"tp": layout.tp, "dp": layout.dp * layout.cp, "ep": layout.ep}
@@ -92,13 +76,7 @@ def check_engine_layout(
 
 
 def check_expert_blocks(model: ModelSpec, layout: Layout, execution: Execution) -> None:
-    """Refuse experts whose share on one GPU is no whole number of blocks of fp8 scales: no engine runs them.
-
-    Raises
-    ------
-    PlanError
-        Naming the sizes that would do.
-    """
+    """Refuse experts whose share on one GPU is not a whole number of fp8 scale blocks."""
     for kind in model.kinds:
         mlp = kind.mlp
         if not isinstance(mlp, RoutedExperts) or kind.run_as(execution).stored("experts") != "fp8_block":

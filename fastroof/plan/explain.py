@@ -37,33 +37,7 @@ __all__ = ["Explanation", "OperatorTime", "bound_of", "explain_step", "explain_v
 
 
 class OperatorTime(NamedTuple):
-    """One operator's part of a step.
-
-    Attributes
-    ----------
-    name : str
-        The operator, as a person reads it.
-    role : str
-        What it does in the step, see :data:`fastroof.operators.calls.Role`.
-    calls : int
-        How often it runs in the step.
-    total_us : float
-        Time of all calls, us.
-    flops, moved_bytes : float
-        FLOPs and compulsory bytes of all calls, on one GPU; for an all-reduce bytes on the wire.
-    mfu : float
-        FLOPs / (time x peak of its dtype); NaN where it computes nothing.
-    bound : str
-        compute, memory, launch or communication: the largest term of its roofline; ``host`` of what the
-        engine adds.
-    origin : int
-        0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
-    source : str
-        Which measured tables it comes from; ``datasheet`` without any, ``profile NAME`` of what the engine
-        adds.
-    dtype : str
-        Format that its kernel computes in, of attention the cache's; empty of kernels that only stream.
-    """
+    """One operator's part of a step."""
 
     name: str
     role: Role
@@ -80,27 +54,7 @@ class OperatorTime(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explanation(ArrowResult):
-    """A step by operator; ``total_us`` is the step's time to the last bit.
-
-    Attributes
-    ----------
-    operators : tuple of OperatorTime
-        In the order of the step, then what the engine adds, if it adds anything (role ``runtime``). Their
-        times add up to the total, but for the rounding of the order in which they are added.
-    total_us : float
-        The step, us.
-    origin : int
-        Largest origin of its kernels. What the engine adds is modelled in every step, and does not count.
-    relative_error : float, or None
-        One standard error over the step's time, 0 without requests; None where not
-        asked for.
-    made_from : mapping of str to str
-        fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
-
-    Notes
-    -----
-    Its Arrow table has a row an operator: the fields of :class:`OperatorTime`.
-    """
+    """A step by operator; ``total_us`` is the step's time to the last bit."""
 
     operators: tuple[OperatorTime, ...]
     total_us: float
@@ -175,10 +129,7 @@ def bound_of(gpu: GpuSpec, launch_us: float, compute_s: float, moved_bytes: floa
 def _attention_parts(
     plan: StepPlan, new: Ints, context: Ints, times: StepTimes, is_decode: bool, is_mixed: bool
 ) -> list[OperatorTime]:
-    """Attention over some requests of the step, all of them decodes or none, by kind of layers.
-
-    Decodes beside prefill may take longer than their kernels by themselves: then each kind takes its price.
-    """
+    """Attention over some requests of the step, all of them decodes or none, by kind of layers."""
     if is_decode:
         batch = float(len(new))
         x = float((context + 1).sum()) / batch

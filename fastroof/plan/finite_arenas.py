@@ -57,23 +57,7 @@ _CORRECTIONS: Final = {
 
 
 def check_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError) -> None:
-    """Refuse an arena whose loops would answer with infinities, NaN or times below 0.
-
-    Parameters
-    ----------
-    arena : ndarray of float64
-        A plan's, whose header and blocks hold together.
-    what : str
-        Whose it is, for the message.
-    error : type, default PlanError
-        What is raised.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, naming the part: every time in it must be finite, at least 0 and at most ``MOST_US``, and
-        what an engine adds, which may be a correction, as far below 0 at most.
-    """
+    """Refuse an arena whose loops would answer with infinities, NaN or times below 0."""
     header = arena[: steps.HEADER_SIZE].tolist()
     for name, slot in _CORRECTIONS.items():
         _check(header[slot], header[slot], name, what, error, least=-MOST_US)

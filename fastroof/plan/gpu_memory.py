@@ -16,34 +16,7 @@ __all__ = ["PlanMemory"]
 
 
 class PlanMemory(NamedTuple):
-    """One GPU's memory, in bytes.
-
-    Attributes
-    ----------
-    weight_bytes : int
-        Linear layers and experts in their formats, with their scales; embedding, norms and biases in bf16,
-        as nearly every LM head.
-    kv_bytes_per_token : int
-        KV cache of one token over all layers, as long as its sequence is within the window; 0 where no layer
-        keeps any.
-    activation_bytes : int
-        Working set of a step of max_tokens: the widest layer's inputs and outputs, and the residual. Of an
-        engine's profile, what its profiling run takes; 0 where its reserve holds that.
-    reserve_bytes : int
-        What is left untouched: a tenth of the GPU's memory, or what an engine's profile leaves.
-    max_kv_tokens : int
-        Tokens that fit beside all that, in whole blocks, of sequences no longer than the window; 0 where the
-        weights alone do not fit. Of longer sequences more tokens fit, and a state takes the room of some: see
-        :meth:`max_sequences`. Bytes where no layer keeps any of a token.
-    window : int
-        Tokens of a sequence that windowed layers keep at most; 0 without such layers.
-    window_kv_bytes_per_token : int
-        Their part of ``kv_bytes_per_token``.
-    state_bytes_per_sequence : int
-        What layers keep of a sequence whatever its length: states of linear attention.
-    context_bytes : int
-        CUDA context, buffers of collectives and CUDA graphs, as an engine's profile counts them.
-    """
+    """One GPU's memory, in bytes."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -56,15 +29,7 @@ class PlanMemory(NamedTuple):
     context_bytes: int = 0
 
     def explain(self) -> dict[str, int]:
-        """Return where a GPU's memory goes, bytes: weights, workspace, context, reserve and KV cache.
-
-        What is less than a block of KV cache is of none of them.
-
-        Examples
-        --------
-        >>> PlanMemory(70, 2, 10, 8, 6).explain()
-        {'weights': 70, 'workspace': 10, 'context': 0, 'reserve': 8, 'kv_cache': 12}
-        """
+        """Return where a GPU's memory goes, bytes: weights, workspace, context, reserve and KV cache."""
         return {
             "weights": self.weight_bytes,
             "workspace": self.activation_bytes,
@@ -101,67 +66,23 @@ class PlanMemory(NamedTuple):
         return parts, (whole - within) // common, within // common, window, state // common
 
     def kv_bytes(self, kv_len: Any) -> Any:
-        """KV cache and state of one sequence, bytes.
-
-        Parameters
-        ----------
-        kv_len : int or array_like of int
-            Its tokens.
-
-        Raises
-        ------
-        BatchError
-            If they are something else.
-
-        Examples
-        --------
-        >>> PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000).kv_bytes([100, 1000]).tolist()
-        [300000, 2128000]
-        """
+        """KV cache and state of one sequence, bytes."""
         length = _lengths(kv_len, 0)
         beyond = np.maximum(length - self.window, 0) * self.window_kv_bytes_per_token
         held = length * self.kv_bytes_per_token - beyond + self.state_bytes_per_sequence
         return held if held.ndim else int(held)
 
     def held_tokens(self, kv_len: float) -> float:
-        """Tokens' worth of KV cache and state of one sequence, of those that ``max_kv_tokens`` counts.
-
-        Parameters
-        ----------
-        kv_len : number
-            Its tokens, or their mean.
-        """
+        """Tokens' worth of KV cache and state of one sequence, of those that ``max_kv_tokens`` counts."""
         return kv_len - self.window_share * max(kv_len - self.window, 0.0) + self.state_tokens
 
     def tokens_beside_states(self, sequences: int) -> int:
-        """Of ``max_kv_tokens``, those that the states of so many sequences leave, 0 where they do not fit.
-
-        What engines that count blocks of tokens alone, and give every sequence its state, have blocks for.
-        """
+        """Of ``max_kv_tokens``, those that the states of so many sequences leave, 0 where they do not fit."""
         room = self.max_kv_tokens * self.token_bytes - sequences * self.state_bytes_per_sequence
         return max(room, 0) // self.token_bytes
 
     def max_sequences(self, kv_len: Any) -> Any:
-        """How many sequences of a length fit.
-
-        Parameters
-        ----------
-        kv_len : int or array_like of int
-            Tokens of each, at least 1.
-
-        Raises
-        ------
-        BatchError
-            If they are something else.
-
-        Examples
-        --------
-        >>> memory = PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000)
-        >>> memory.max_sequences(100), memory.max_sequences(1000), memory.max_kv_tokens // 1000
-        (100, 14, 10)
-        >>> memory._replace(state_bytes_per_sequence=300_000).max_sequences(100)
-        50
-        """
+        """How many sequences of a length fit."""
         parts, whole, within, window, state = self.kv_room
         length = _lengths(kv_len, 1)
         fit = parts // (whole * length + within * np.minimum(length, window) + state)

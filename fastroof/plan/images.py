@@ -52,19 +52,7 @@ _CALLED: Final = "vision encoder"
 
 
 class EncoderTime(NamedTuple):
-    """Time of an encoder over some images at once.
-
-    Attributes
-    ----------
-    latency_us : float
-        The sum of its parts.
-    origin : int
-        The largest of theirs.
-    tokens : int
-        That the text model gets, of all images.
-    parts : tuple of OperatorTime
-        In the order in which they are summed.
-    """
+    """Time of an encoder over some images at once."""
 
     latency_us: float
     origin: int
@@ -75,47 +63,7 @@ class EncoderTime(NamedTuple):
 def image_us(
     model: ModelSpec | str | Path, tables: Tables, patches: int, images: int = 1, *, tp: int = 1
 ) -> EncoderTime:
-    """Time a model's vision encoder over some images of as many patches each, in bf16.
-
-    Parameters
-    ----------
-    model : ModelSpec, str or Path
-        What :func:`fastroof.load_model` takes or returns, with a vision encoder.
-    tables : Tables
-        Measured tables of the GPU, those of encoder_attention among them.
-    patches : int
-        Patches of an image: (height / patch_size) x (width / patch_size).
-    images : int
-        Images encoded at once.
-    tp : int
-        GPUs that share every layer; 1 where each GPU encodes images of its own.
-
-    Returns
-    -------
-    EncoderTime
-        Kernels alone.
-
-    Raises
-    ------
-    ModelError
-        If the model has no vision encoder, or it cannot be split so.
-    MissingTableError
-        If no table serves an operator.
-
-    Notes
-    -----
-    Position embeddings, rotation and reading the pixels are left out: they stream little beside the rest. So
-    is what brings the encoder's output to the text model's width where vision_config names no such width
-    (Gemma, Llama 4, Pixtral, InternVL), and patches that a processor pads images with. Each GPU of ``tp``
-    embeds, projects and merges all patches. Images of several sizes are one call for every operator over
-    rows, and one call a size for attention.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> image_us("qwen3-vl-8b", fastroof.load_tables("h100"), patches=4096).tokens
-    1024
-    """
+    """Time a model's vision encoder over some images of as many patches each, in bf16."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
     encoder = model.encoder
     whole_number("patches", patches, error=PlanError)
@@ -128,17 +76,7 @@ def image_us(
 def encode(
     encoder: VisionEncoder, curves: CurveSource, images: Sequence[ImagePieces], tp: int
 ) -> EncoderTime:
-    """Time an encoder over images, all at once.
-
-    Raises
-    ------
-    ModelError
-        If the encoder cannot be split so.
-    MissingTableError
-        If no table serves an operator, and the datasheet model may not.
-    PlanError
-        If there are more patches than :data:`MOST_PATCHES`.
-    """
+    """Time an encoder over images, all at once."""
     patches = sum(image.pieces * image.patches for image in images)
     tokens = sum(image.tokens for image in images)
     if patches > MOST_PATCHES:

@@ -36,35 +36,7 @@ LAYOUT_SIZES: Final = ("tp", "pp", "cp", "dp", "ep", "moe_tp")
 
 @dataclass(frozen=True, eq=False)
 class KeptPlan:
-    """What was kept of a :class:`fastroof.StepPlan`.
-
-    Attributes
-    ----------
-    model, gpu, gpu_title, dtype, kv_dtype, routing, runtime, method, tables_hash, kernels, version : str
-        As the plan names them; ``routing`` None of a model without experts.
-    checkpoint_method, checkpoint_dtype : str
-        How the model's checkpoint is quantised; empty where it is not.
-    layout : mapping of str to int
-        tp, pp, cp, dp, ep and moe_tp.
-    layout_words : str
-        The layout as it is printed.
-    world_size : int
-        GPUs of a replica.
-    max_position : int
-        Tokens that a sequence of the model may have.
-    batches_in_flight : float
-        As the plan's.
-    max_tokens, max_seqs : int
-        The largest step it times.
-    memory : PlanMemory
-        Of one GPU.
-    made_from : mapping of str to str
-        What its answers carry.
-    arena : ndarray of float64
-        As compiled loops read it.
-    stage_arenas : tuple of ndarray of float64
-        Of its pipeline stages; none where it has no others than itself.
-    """
+    """What was kept of a :class:`fastroof.StepPlan`."""
 
     model: str
     gpu: str
@@ -139,10 +111,7 @@ _ARRAYS: Final = ("arena", "stage_arenas")
 
 
 def kept_bytes(kept: KeptPlan) -> bytes:
-    """Return what is kept of a plan as bytes, which :func:`read_kept_plan` reads.
-
-    Stages that are one array are one array again.
-    """
+    """Return what is kept of a plan as bytes, which :func:`read_kept_plan` reads."""
     arenas = {id(arena): arena for arena in (kept.arena, *kept.stage_arenas)}
     places = {key: place for place, key in enumerate(arenas)}
     words: dict[str, Any] = {f.name: getattr(kept, f.name) for f in fields(kept) if f.name not in _ARRAYS}
@@ -162,13 +131,7 @@ def kept_bytes(kept: KeptPlan) -> bytes:
 
 
 def read_kept_plan(data: bytes) -> KeptPlan:
-    """Return the plan that :func:`kept_bytes` wrote.
-
-    Raises
-    ------
-    ValueError
-        If the bytes are something else.
-    """
+    """Return the plan that :func:`kept_bytes` wrote."""
     try:
         text, floats = _SIZES.unpack_from(data)
         if _SIZES.size + text + 8 * floats != len(data):

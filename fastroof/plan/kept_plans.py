@@ -43,16 +43,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{32}\.plan(\.[0-9a-f]+)?")
 
 
 def kept_plan(identity: str | None, make: Callable[[], StepPlan]) -> KeptPlan:
-    """Return the plan that was kept, or make it and keep it.
-
-    Parameters
-    ----------
-    identity : str or None
-        As :func:`fastroof.plan.plan_identity.plan_identity` returns it; None makes it anew.
-    make : callable
-        Compiles the plan, and reads what the answer depends on through fastroof.file_access. A plan that
-        warns is not cached: the warning is for every time.
-    """
+    """Return the plan that was kept, or make it and keep it."""
     from fastroof.plan.kept_plan import kept_bytes, kept_of, read_kept_plan
 
     found = None if identity is None else find_plan(identity)
@@ -108,18 +99,7 @@ def _key(identity: str) -> tuple[bytes, str]:
 
 
 def find_plan(identity: str) -> bytes | None:
-    """Return what was kept of a plan, or None.
-
-    Parameters
-    ----------
-    identity : str
-        As :func:`fastroof.plan.plan_identity.plan_identity` returns it.
-
-    Returns
-    -------
-    bytes or None
-        What :func:`keep_plan` was given.
-    """
+    """Return what was kept of a plan, or None."""
     key, name = _key(identity)
     for root in cache_roots():
         with suppress(OSError, ValueError), opened(root / FOLDER) as at:
@@ -132,20 +112,7 @@ def find_plan(identity: str) -> bytes | None:
 
 
 def keep_plan(identity: str, plan: bytes) -> bool:
-    """Keep a plan in the first folder of the cache that takes it.
-
-    Parameters
-    ----------
-    identity : str
-        As :func:`fastroof.plan.plan_identity.plan_identity` returns it.
-    plan : bytes
-        See :func:`fastroof.plan.kept_plan.kept_bytes`.
-
-    Returns
-    -------
-    bool
-        Whether one did. No failure to write is an error.
-    """
+    """Keep a plan in the first folder of the cache that takes it."""
     key, name = _key(identity)
     if len(plan) > MOST_BYTES // 4:
         return False

@@ -34,25 +34,7 @@ mxfp8 was measured: those of fp8_block stand for it, which compute in fp8 too an
 def kernel_formats(
     model: ModelSpec, stored: set[str], gpu: GpuSpec, options: PlanOptions, tables: Tables | None
 ) -> tuple[tuple[str, str], ...]:
-    """Stored formats whose kernels compute in another, each with that.
-
-    Where the GPU can run several the engine's profile says which, with a kernel of ``moe`` or ``gemm`` for
-    that ``format`` that names its ``dtype``. Else it is the first that was measured: of this model's experts
-    by the source that serves first, by any, or of any shape at all. Where none was, the first.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Whose layers.
-    stored : set of str
-        Formats of its modules.
-    gpu : GpuSpec
-        What it runs on.
-    options : PlanOptions
-        Checked, and of that model.
-    tables : Tables or None
-        In the engine's order; None for the datasheet model.
-    """
+    """Stored formats whose kernels compute in another, each with that."""
     chosen = {dtype: _kernel_format(model, dtype, gpu, options, tables) for dtype in sorted(stored)}
     return tuple((dtype, kernel) for dtype, kernel in chosen.items() if dtype != kernel)
 
@@ -77,10 +59,7 @@ def _kernel_format(
 
 
 def _measured(tables: Tables, hidden: int, experts: frozenset[RoutedExperts]) -> Iterator[set[str]]:
-    """Formats in which a model's experts were measured: by the first source, by any, of any shape.
-
-    Without experts those in which any GEMM was.
-    """
+    """Formats in which a model's experts were measured: by the first source, by any, of any shape."""
     if not experts:
         yield _dtypes(tables, GEMM.name, None)
         return

@@ -48,27 +48,7 @@ class LayerAttention(NamedTuple):
 def looked_up(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Look up every call of a step over rows, and its attention.
-
-    Parameters
-    ----------
-    model, layout, execution
-        Of a plan; the model can be split so.
-    curves : CurveSource
-        Where latencies come from.
-    row_limit : int
-        Most tokens or sequences of a step.
-
-    Returns
-    -------
-    list of RowCall, list of LayerAttention
-        In the order of the step; each attention says which calls stand before it.
-
-    Raises
-    ------
-    MissingTableError
-        If no table serves an operator.
-    """
+    """Look up every call of a step over rows, and its attention."""
     if layout.cp > 1:
         return _in_shared_prompts(model, layout, execution, curves, row_limit)
     return _every_call(model, layout, execution, curves, row_limit)

@@ -28,22 +28,7 @@ def plan_memory(
     rule: KvMemory = DATASHEET_MEMORY,
     max_seqs: int = 1024,
 ) -> PlanMemory:
-    """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room.
-
-    Parameters
-    ----------
-    model, layout, gpu, execution
-        Of a plan.
-    max_tokens : int
-        Of its largest step.
-    stage : int, optional
-        The stage whose layers ``model`` has; by default it has those of all.
-    rule : KvMemory
-        What an engine leaves for KV cache; by default nine tenths of the datasheet's memory less weights and
-        the working set of a step.
-    max_seqs : int
-        Requests that the engine runs at most, for which its profiling run samples.
-    """
+    """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room."""
     if stage is not None or layout.pp == 1:
         return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0, rule, max_seqs)
     parts = [
@@ -54,11 +39,7 @@ def plan_memory(
 
 
 def _fullest(parts: list[PlanMemory]) -> PlanMemory:
-    """Memory of the stage with least room for tokens, with the state that takes the largest share of a room.
-
-    Stages may differ in how much they keep of a token and of a sequence. No sequence takes more of any
-    stage's room than of this one's, and where stages are alike it is theirs.
-    """
+    """Memory of the pipeline stage that has room for the fewest tokens."""
 
     def tokens(part: PlanMemory) -> float:
         holds_any = part.kv_bytes_per_token or not part.max_kv_tokens

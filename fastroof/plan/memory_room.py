@@ -19,19 +19,7 @@ RTX PRO 6000 (logs of engines, bench_data/kv_room.csv and beside it): 0.987 to 0
 
 
 class LeftForKv(NamedTuple):
-    """A GPU's memory by what it is for, bytes.
-
-    Attributes
-    ----------
-    room_bytes : int
-        For KV cache.
-    activation_bytes : int
-        For what a step computes with; 0 where the reserve holds that.
-    context_bytes : int
-        For contexts, collectives and CUDA graphs.
-    reserve_bytes : int
-        Left untouched, and what CUDA does not show.
-    """
+    """A GPU's memory by what it is for, bytes."""
 
     room_bytes: int
     activation_bytes: int
@@ -48,29 +36,7 @@ def left_for_kv(
     max_tokens: int,
     logits: int,
 ) -> LeftForKv:
-    """Work out what an engine leaves for KV cache.
-
-    Parameters
-    ----------
-    rule : KvMemory
-        Of its profile.
-    gpu : GpuSpec
-        The datasheet's memory, and its links.
-    layout : Layout
-        Of the replica.
-    weight_bytes, working_bytes : int
-        Weights, and the working set of a step, on one GPU.
-    max_tokens : int
-        Tokens of the largest step.
-    logits : int
-        Entries of the vocabulary that the largest step samples from, over all of its requests.
-
-    Notes
-    -----
-    ``all``: fraction x visible - weights - context - profiling run. ``free``: fraction x (visible - weights -
-    context - profiling run). ``static``: fraction x (visible - context) - weights. The profiling run is the
-    larger of its forward pass and its sampling; sources of each are named in the profiles.
-    """
+    """Work out what an engine leaves for KV cache."""
     gpu_bytes = gpu.hbm_bytes
     if rule.room == "datasheet":
         usable = int(gpu_bytes * rule.fraction)

@@ -24,23 +24,7 @@ __all__ = ["kinds_beside_prefill", "mixed_kv_us"]
 def mixed_kv_us(
     calls: Sequence[AttentionCall | MixerCall], engine: EngineProfile, gpu: GpuSpec
 ) -> tuple[float, float]:
-    """Price of a KV token beside prefill in layers of some calls.
-
-    Parameters
-    ----------
-    calls : sequence of AttentionCall or MixerCall
-        Of one GPU, each as often as layers run it.
-    engine : EngineProfile
-        Its ``kernels.mixed_attention`` has the figures.
-    gpu : GpuSpec
-        Where they run.
-
-    Returns
-    -------
-    tuple of float
-        us a KV token of the step's decodes, in layers that attend to all and in those within a window;
-        (0, 0) where one of the calls has no figure: of latent or linear attention nothing is known.
-    """
+    """Price of a KV token beside prefill in layers of some calls."""
     full_us = windowed_us = 0.0
     for call in calls:
         ns = 0.0
@@ -59,22 +43,7 @@ def mixed_kv_us(
 def kinds_beside_prefill(
     plan: StepPlan, kv_len: Ints, kinds: Sequence[AttentionTimes]
 ) -> list[AttentionTimes]:
-    """Decode attention of each kind of layers in one step that prefills too.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Whose step it is.
-    kv_len : ndarray of int
-        What each decode of the step attends to.
-    kinds : sequence of AttentionTimes
-        The kernels by themselves, one of each of ``plan.attention``.
-
-    Returns
-    -------
-    list of AttentionTimes
-        The same, or what each kind's KV tokens cost where all kinds together take longer so.
-    """
+    """Decode attention of each kind of layers in one step that prefills too."""
     least_us = []
     for part in plan.attention:
         full_us, windowed_us = mixed_kv_us([part.call], plan.engine, plan.gpu)

@@ -70,7 +70,7 @@ class Mixer(StepAttention):
 
     @property
     def is_modelled_unasked(self) -> bool:
-        """Whether the datasheet model stands for it where nothing measured does, unasked."""
+        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
         return self._own.is_modelled_unasked(self.kernel.key)
 
     def check(self, tables: Tables) -> None:
@@ -120,13 +120,7 @@ class Mixer(StepAttention):
         return at
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """By its roofline: one layer's launch floor, and B at an efficiency.
-
-        Raises
-        ------
-        GpuError
-            If the GPU has no peak of what a part of it computes in.
-        """
+        """By its roofline: one layer's launch floor, and B at an efficiency."""
         kind, work_us = self._own.datasheet_of(self.kernel.key), self._work_us(gpu)
         if not np.isfinite(work_us(np.ones(1), np.ones(1))).all():
             have = ", ".join(sorted(gpu.peak_flops_per_s))
@@ -197,11 +191,7 @@ class Mixer(StepAttention):
         return AttentionWork(flops, np.asarray(own.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """By differences of B at one sequence: of a token more, and of a sequence more.
-
-        Of a state: of a query more, where what is read once a sequence counts in the first query and is taken
-        off each further one.
-        """
+        """By differences of B at one sequence: of a token more, and of a sequence more."""
         verifying = self._own.verifying(self.kernel.key)
         if verifying is not None:
             sizes = {"batch_size": np.ones(2), "q_len": np.array([1.0, 2.0])}
@@ -271,17 +261,7 @@ class NoMixer(StepAttention):
 
 
 class MixerErrors(NamedTuple):
-    """How good the lookups of a mixer are: a :data:`Variance`.
-
-    Attributes
-    ----------
-    mixer : Mixer
-        Says where a grid's point lies in its tables.
-    errors : tuple of LocalErrors
-        Of the kernels whose times add up.
-    borrowed : float
-        Squared relative standard error of standing for another kernel.
-    """
+    """How good the lookups of a mixer are: a :data:`Variance`."""
 
     mixer: Mixer
     errors: tuple[LocalErrors, ...]

@@ -107,10 +107,7 @@ class PlanOptions(NamedTuple):
         return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)
 
     def of(self, model: ModelSpec) -> PlanOptions:
-        """Return options with the formats of a model's checkpoint where they say auto.
-
-        Kernels alone know the scales of fp8 inputs where the checkpoint brings them.
-        """
+        """Return options with the formats of a model's checkpoint where they say auto."""
         own, own_kv = model.checkpoint.formats
         dtype = own if self.dtype == AUTO else self.dtype
         kv_dtype = own_kv if self.kv_dtype == AUTO else self.kv_dtype
@@ -169,10 +166,7 @@ def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
 
 
 def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
-    """Raise PlanError where tables serve an operator from another source than the engine's kernel has.
-
-    ``options`` are checked.
-    """
+    """Raise PlanError where tables serve an operator from another source than the engine's kernel has."""
     engine = options.runtime
     named = {kernel.operator for kernel in engine.kernels.operators}
     if tables is None or not named:

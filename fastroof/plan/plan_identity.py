@@ -49,32 +49,7 @@ class _UncertainError(Exception):
 def plan_identity(
     model: str, gpu: str, tables: str | None, source: str | None, options: Mapping[str, Any]
 ) -> str | None:
-    """Return what a plan answers, by what code, and where files are looked for.
-
-    Parameters
-    ----------
-    model : str
-        As the command line has it: a name or a path.
-    gpu : str
-        A name or a path.
-    tables : str, optional
-        A folder of tables, or the name of a GPU, instead of the GPU's own.
-    source : str, optional
-        Which source of them.
-    options : mapping
-        All other arguments of :func:`fastroof.compile_plan`, as JSON can hold them.
-
-    Returns
-    -------
-    str or None
-        The same text for the same arguments, code, kind of processor and folders of tables; None if it cannot
-        be told cheaply, and if nothing is to be cached.
-
-    Raises
-    ------
-    PlanError
-        If ``FASTROOF_KEEP_PLANS`` is not a setting.
-    """
+    """Return what a plan answers, by what code, and where files are looked for."""
     setting = os.environ.get(KEEP_PLANS, "") or "auto"
     if setting not in ("auto", "never"):
         raise PlanError(f"{KEEP_PLANS} is {setting!r}; it may be auto or never")
@@ -110,10 +85,7 @@ def _code(package: Path) -> str:
 
 
 def _files(place: Path, skips: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Every file of a folder, in any order: its path, size and inode, and when it changed.
-
-    Nobody sets the last of these times: it changes with the content whatever a copy keeps.
-    """
+    """Every file of a folder, in any order: its path, size and inode, and when it changed."""
     unread = [place]
     count = 0
     while unread:

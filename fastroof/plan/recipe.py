@@ -39,10 +39,7 @@ __all__ = ["PlanRecipe", "plan_recipe"]
 
 @dataclass(frozen=True, eq=False)
 class PlanRecipe:
-    """Curves, blocks and origins of every plan that differs in its numbers of layers alone.
-
-    Made by :func:`plan_recipe`.
-    """
+    """Curves, blocks and origins of every plan that differs in its numbers of layers alone."""
 
     gpu: GpuSpec
     options: PlanOptions
@@ -221,15 +218,7 @@ def _all_layers(part: LayerAttention, count: int) -> PlanAttention:
 def plan_recipe(
     model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource, tables_hash: str
 ) -> PlanRecipe:
-    """Look up every curve and block that plans of a model's architecture need.
-
-    Raises
-    ------
-    PlanError
-        If the model cannot be split.
-    MissingTableError
-        If no table serves an operator.
-    """
+    """Look up every curve and block that plans of a model's architecture need."""
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.runtime, options.exchange, gpu)

@@ -33,21 +33,7 @@ _OF_ALL_RANKS: Final = ("experts_gather",)
 
 
 class RowCall(NamedTuple):
-    """One call, looked up.
-
-    Attributes
-    ----------
-    kind : int
-        Which of the model's kinds of layers it is of, or ONCE.
-    curve : RowCurve
-        Its latency against its own rows.
-    latency_us : ndarray of float64
-        Its latency at 0, 1, 2, ... tokens or sequences of the step.
-    origin : ndarray of uint8
-        How each is made.
-    is_of_all_ranks : bool
-        Whether its time follows the tokens of all ranks of attention data parallelism, not a rank's own.
-    """
+    """One call, looked up."""
 
     kind: int
     curve: RowCurve
@@ -64,20 +50,7 @@ class RowCall(NamedTuple):
 
 
 class RowSums(NamedTuple):
-    """Times of the calls that depend on a number of rows alone, us: a row a plan.
-
-    Attributes
-    ----------
-    tokens_us : ndarray of float64, shape (plans, max_tokens + 1)
-        All per-token calls, by tokens.
-    decode_tokens_us : ndarray of float64, shape (plans, max_tokens + 1)
-        The same in steps of decodes alone; ``tokens_us`` itself where no call tells them apart.
-    logits_us : ndarray of float64, shape (plans, max_seqs + 1)
-        The LM head, by sequences.
-    expert_us, decode_expert_us : ndarray of float64, shape (plans, max_tokens + 1), optional
-        The part of ``tokens_us`` and of ``decode_tokens_us`` that follows the tokens of all ranks; None where
-        there is no such part, the same array where steps of decodes alone run the same calls.
-    """
+    """Times of the calls that depend on a number of rows alone, us: a row a plan."""
 
     tokens_us: Floats
     decode_tokens_us: Floats
@@ -135,26 +108,7 @@ class Ranks(NamedTuple):
 def row_calls(
     curves: CurveSource, call: Call, kind: int, ranks: Ranks, row_limit: int
 ) -> tuple[RowCall, ...]:
-    """Look a call up at every number of rows; none for attention, several for parallel paths.
-
-    Parameters
-    ----------
-    curves : CurveSource
-        Where latencies come from.
-    call : Call
-        As often as one layer runs it.
-    kind : int
-        Which of the model's kinds it is of, or ONCE.
-    ranks : Ranks
-        Say how many tokens they have together.
-    row_limit : int
-        Most tokens or sequences of a step.
-
-    Returns
-    -------
-    tuple of RowCall
-        Calls of parallel paths take no time where another path takes longer: their sum is the maximum.
-    """
+    """Look a call up at every number of rows; none for attention, several for parallel paths."""
     if isinstance(call, AttentionCall | MixerCall):
         return ()
     if isinstance(call, Parallel):
@@ -176,10 +130,7 @@ def _looked_up(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, 
 
 
 def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[RowCall, ...]:
-    """Calls of parallel paths: at each number of rows those of the longest path keep their time.
-
-    Beside experts that see the tokens of all ranks, both paths count as if each rank had the mean of them.
-    """
+    """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
     path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
     longest = np.argmax(path_us, axis=0)
     is_of_all = any(part.is_of_all_ranks for path in paths for part in path)
@@ -208,11 +159,7 @@ def sums_of(
     max_seqs: int,
     are_ranks_alike: bool = False,
 ) -> RowSums:
-    """Sum the calls of plans with these numbers of layers of each kind, in the order of the step.
-
-    ``are_ranks_alike`` where all ranks have as many tokens as the one that is timed: then the part that
-    follows the tokens of all ranks is summed by itself too.
-    """
+    """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
     layers = np.c_[np.asarray(counts, np.float64), np.ones(len(counts))]  # ONCE is the last
     times = np.array([call.curve.operator.times for call in calls], np.float64)
     times = times * layers[:, [call.kind for call in calls]]

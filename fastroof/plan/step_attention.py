@@ -52,15 +52,7 @@ class Variance(Protocol):
 
 
 class AttentionWork(NamedTuple):
-    """What some attention does.
-
-    Attributes
-    ----------
-    flops, moved_bytes : ndarray of float64
-        FLOPs, and compulsory bytes.
-    peak : float or ndarray of float64
-        FLOP/s that bound them, of all together or at each point.
-    """
+    """What some attention does."""
 
     flops: Floats
     moved_bytes: Floats
@@ -68,15 +60,7 @@ class AttentionWork(NamedTuple):
 
 
 class QueryBound(NamedTuple):
-    """Roofline of decode attention with several queries a sequence, less its launch floor, us.
-
-    Attributes
-    ----------
-    pair, query, kv : float
-        A (query, token) pair, a query, and a token that is read.
-    window : float
-        Tokens that a query sees at most.
-    """
+    """Roofline of decode attention with several queries a sequence, less its launch floor, us."""
 
     pair: float
     query: float
@@ -85,15 +69,7 @@ class QueryBound(NamedTuple):
 
 
 class StepAttention(ABC):
-    """One phase of a layer's attention; equal ones are equal objects.
-
-    Attributes
-    ----------
-    is_decode : bool
-        One new token a sequence, or prompts.
-    operator : str
-        Whose tables have it.
-    """
+    """One phase of a layer's attention; equal ones are equal objects."""
 
     is_decode: bool
 
@@ -109,7 +85,7 @@ class StepAttention(ABC):
 
     @property
     def is_modelled_unasked(self) -> bool:
-        """Whether the datasheet model stands for it unasked, where nothing measured does."""
+        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
         return False
 
     @abstractmethod

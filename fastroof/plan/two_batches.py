@@ -56,13 +56,7 @@ class Floors(NamedTuple):
 def check_two_batches(
     model: ModelSpec, layout: Layout, execution: Execution, engine: str, starts: tuple[int, ...]
 ) -> None:
-    """Refuse plans whose halves would have nothing to take turns with.
-
-    Raises
-    ------
-    PlanError
-        Naming what would do.
-    """
+    """Refuse plans whose halves would have nothing to take turns with."""
     reasons = []
     if not starts:
         reasons.append(f"{engine} has no such option: runtime 'sglang' or 'vllm'")
@@ -84,25 +78,7 @@ def check_two_batches(
 def in_two_batches(
     calls: Sequence[RowCall], floors: Floors, starts: tuple[int, ...], ranks: Ranks
 ) -> list[tuple[RowCall, ...]]:
-    """Calls of one kind of layers as two halves of a batch run them.
-
-    Parameters
-    ----------
-    calls : sequence of RowCall
-        Of one layer, in its order.
-    floors : Floors
-        Of its attention.
-    starts : tuple of int
-        Tokens of a rank from which steps of decodes alone, and steps with prefill, are split.
-    ranks : Ranks
-        Say how many rows a call has.
-
-    Returns
-    -------
-    list of tuple of RowCall
-        For each call those that stand for it, and at the end what a second half adds. As given where nothing
-        is sent.
-    """
+    """Calls of one kind of layers as two halves of a batch run them."""
     if not any(_role(call) in _ON_THE_WAY for call in calls):
         return [*((call,) for call in calls), ()]
     sections = [

@@ -25,26 +25,7 @@ def verification_arena(
     draft_steps: int = 0,
     draft: StepPlan | None = None,
 ) -> Floats:
-    """Lay a plan out with what :mod:`fastroof.compiled.verification` reads beside it.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        The target's.
-    tokens : int
-        Tokens that a request verifies in a step.
-    accepted : float
-        How many of them it keeps, in the mean.
-    draft_steps : int
-        Steps of the draft before a verification.
-    draft : StepPlan, optional
-        The draft's plan; without one, drafts take no time.
-
-    Returns
-    -------
-    ndarray of float64
-        The plan's arena, which loops read as before, a header, and what the header points at.
-    """
+    """Lay a plan out with what :mod:`fastroof.compiled.verification` reads beside it."""
     head = _head_us(plan)
     bounds = np.array([_bound(plan, number) for number in range(len(plan.attention))])
     head_at = len(plan.arena) + loops.SPECULATION_HEADER

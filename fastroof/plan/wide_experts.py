@@ -31,25 +31,7 @@ class WideExperts(NamedTuple):
 def wide_experts(
     model: ModelSpec, layout: Layout, options: PlanOptions, execution: Execution, tables: Tables | None
 ) -> WideExperts:
-    """Say what kernels a plan's experts run, and over how many places.
-
-    By themselves plans run wide kernels where tokens are sent to more groups of experts than the engine's
-    profile says, and its own wide kernels were measured for every layer; a load balancer runs no others.
-
-    Parameters
-    ----------
-    model, layout, options
-        What is asked for; ``options`` are those of the model.
-    execution : Execution
-        What is known of it so far: formats, routing and exchange.
-    tables : Tables or None
-        In the order in which the engine's kernels are asked.
-
-    Raises
-    ------
-    PlanError
-        If no engine has it so.
-    """
+    """Say what kernels a plan's experts run, and over how many places."""
     layers = [kind for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
     _check(model, layout, options, [kind.mlp for kind in layers if isinstance(kind.mlp, RoutedExperts)])
     routing = execution.routing + (BALANCED if options.eplb else "")

@@ -18,25 +18,7 @@ WANTED: Final = (0.75, 0.85)
 
 
 def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
-    """Draw the coverage of intervals inside the measured range, a line a grid.
-
-    Parameters
-    ----------
-    rows : sequence of CoverageRow
-        What :func:`fastroof.tables.coverage.run_coverage` returns.
-    source : str
-        Where the tables come from, for the subtitle.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed.
-    """
+    """Draw the coverage of intervals inside the measured range, a line a grid."""
     inside = [row for row in rows if row.region == "inside"]
     with style():
         figure = new_figure(7.5, 6.2)

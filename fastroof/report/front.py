@@ -21,25 +21,7 @@ CURVE_POINTS: Final = 25
 
 
 def pareto_front(x: Floats, y: Floats, group: Longs | None = None) -> Bools:
-    """Find the points that no other point of their group beats in one of two rates without losing the other.
-
-    Parameters
-    ----------
-    x, y : ndarray of float64, shape (points,)
-        What is better when it is larger; a point with a nan is on no front.
-    group : ndarray of int64, shape (points,), optional
-        Points of different groups do not compete.
-
-    Returns
-    -------
-    ndarray of bool, shape (points,)
-        Of points that are equal, the first one.
-
-    Examples
-    --------
-    >>> pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([9.0, 5.0, 1.0, 4.0])).tolist()
-    [True, True, True, False]
-    """
+    """Find the points of each group that no other point beats in both rates."""
     usable = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     groups = np.zeros(len(x), np.int64) if group is None else group
     order = usable[np.lexsort((-y[usable], -x[usable], groups[usable]))]
@@ -52,37 +34,14 @@ def pareto_front(x: Floats, y: Floats, group: Longs | None = None) -> Bools:
 
 
 class ChosenRows(NamedTuple):
-    """Rows of a results file that a report shows.
-
-    Attributes
-    ----------
-    indices : ndarray of int64
-        In the file's order.
-    leaders : ndarray of int64
-        Those of them whose steps are worth breaking down, the highest rate a GPU first.
-    """
+    """Rows of a results file that a report shows."""
 
     indices: Longs
     leaders: Longs
 
 
 def choose_rows(results: Results, most: int) -> ChosenRows:
-    """Choose at most so many rows: all, or what matters and an even sample of the rest.
-
-    Parameters
-    ----------
-    results : Results
-        A sweep.
-    most : int
-        Rows at most.
-
-    Returns
-    -------
-    ChosenRows
-        In this order, while there is room: the leaders, the Pareto front of each model and workload (up to
-        half of it), points of the leaders' curves, the best row of each setting and workload, points of the
-        other curves, and every so many-th of what is left.
-    """
+    """Choose at most so many rows: all, or what matters and an even sample of the rest."""
     x, y = results.numbers(RateColumns.USER), results.numbers(RateColumns.GPU)
     within = results.is_within()
     if not within.any():
@@ -143,25 +102,7 @@ def _outlines(curve: Longs, load: Floats) -> Bools:
 
 
 def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:
-    """Order things by rate so that each label has its turn: the best of each, then the second best, ...
-
-    Parameters
-    ----------
-    labels : sequence of hashable
-        Whose turn a thing is.
-    rates : sequence of float
-        The higher the earlier.
-
-    Returns
-    -------
-    list of int
-        Positions.
-
-    Examples
-    --------
-    >>> in_turns(["a", "a", "b"], [9.0, 8.0, 1.0])
-    [0, 2, 1]
-    """
+    """Order things by rate so that each label has its turn: the best of each, then the second best, ..."""
     seen: Counter[Hashable] = Counter()
     turns = []
     for i in sorted(range(len(labels)), key=lambda i: -rates[i]):

@@ -43,19 +43,7 @@ _MAX_SEQS: Final = 1024
 
 
 class LeadingStep(NamedTuple):
-    """One step of a row, by operator.
-
-    Attributes
-    ----------
-    name, what : str
-        Which step, and of what it consists.
-    total_us : float
-        Its time, us.
-    groups_us : dict of str to float
-        The time by group of operators, us, in the order of :data:`GROUPS`.
-    operators : tuple of OperatorTime
-        In the order of the step.
-    """
+    """One step of a row, by operator."""
 
     name: str
     what: str
@@ -72,15 +60,7 @@ class _Requests(NamedTuple):
 
 @dataclass
 class StepSource:
-    """Plans of the rows of one results file, compiled when they are asked for.
-
-    Attributes
-    ----------
-    results : Results
-        Whose spec says which models, tables and method were swept.
-    problems : dict of str to int
-        Why rows have no breakdown, and how many.
-    """
+    """Plans of the rows of one results file, compiled when they are asked for."""
 
     results: Results
     problems: dict[str, int] = field(default_factory=dict)
@@ -206,31 +186,7 @@ def _room(needed: int, usual: int) -> int:
 
 
 def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
-    """Say which steps a row of results stands for.
-
-    Parameters
-    ----------
-    kind : str
-        ``deployments`` or ``steps``.
-    row : mapping
-        The row.
-
-    Returns
-    -------
-    list of _Requests
-        The decode step; of a deployment also the step that holds prompts.
-
-    Raises
-    ------
-    FastroofError
-        If the row was not estimated.
-
-    Notes
-    -----
-    By Little's law ``tokens/s x TPOT`` requests decode at once, and ``requests/s x TPOT x prompt`` prompt
-    tokens come in a step. A decoding request sees those of the others, all but one of the requests that
-    run; the steps that hold prompts, ``mixed_share`` of all, share them.
-    """
+    """Say which steps a row of results stands for."""
     if kind == "steps":
         batch, kv_len = int(row["batch_size"] or 0), int(row["kv_len"])
         if not batch:

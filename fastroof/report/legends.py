@@ -28,19 +28,7 @@ def legends_below(
     columns: int = 3,
     size: float = 9.5,
 ) -> None:
-    """Put a legend below each of some parts of a figure, inside it and beside each other.
-
-    Parameters
-    ----------
-    figure : Figure
-        Which grows by the lines that there are more than usual.
-    legends : sequence of (Figure or SubFigure, handles, labels)
-        Below what, and what is in it; a label that is too long for one column is broken into lines.
-    columns : int
-        At most.
-    size : float
-        Of the letters, points.
-    """
+    """Put a legend below each of some parts of a figure, inside it and beside each other."""
     most = max((_lines(figure, *legend, columns, size) for legend in legends), default=0)
     if most > _USUAL_LINES:
         set_height(figure, float(figure.get_size_inches()[1]) + (most - _USUAL_LINES) * _LINE_IN)

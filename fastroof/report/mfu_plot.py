@@ -37,19 +37,7 @@ LARGEST_M: Final = 8192
 
 
 class MfuCurve(NamedTuple):
-    """MFU of one kernel against one size.
-
-    Attributes
-    ----------
-    label : str
-        What the line is.
-    size : ndarray of int64, shape (points,)
-        The size that is varied.
-    mfu : ndarray of float64, shape (points,)
-        1 is the peak of the dtype the kernel computes in.
-    inside : ndarray of bool, shape (points,)
-        Whether the point lies between measured ones.
-    """
+    """MFU of one kernel against one size."""
 
     label: str
     size: Longs

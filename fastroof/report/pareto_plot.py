@@ -22,25 +22,7 @@ _MOST_POINTS: Final = 4000
 
 
 def rows_where(results: Results, **wanted: Any) -> Bools:
-    """Rows of a sweep whose columns hold the values wanted, and which were estimated.
-
-    Parameters
-    ----------
-    results : Results
-        A sweep.
-    **wanted
-        A value by column; None is any.
-
-    Returns
-    -------
-    ndarray of bool, shape (rows,)
-        Which rows.
-
-    Raises
-    ------
-    FastroofError
-        If a column is not there or no row holds the value.
-    """
+    """Rows of a sweep whose columns hold the values wanted, and which were estimated."""
     chosen = np.isfinite(results.numbers(RateColumns.USER)) & np.isfinite(results.numbers(RateColumns.GPU))
     for name, value in wanted.items():
         if value is None:

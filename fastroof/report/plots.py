@@ -84,13 +84,7 @@ _STYLE: Final[Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in fastroof's look, whatever the reader's own matplotlibrc says.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed.
-    """
+    """Draw in fastroof's look, whatever the reader's own matplotlibrc says."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
@@ -104,13 +98,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Return an empty figure that no global state knows of, with room for titles on top.
-
-    Parameters
-    ----------
-    width_in, height_in : float
-        Size, inches.
-    """
+    """Return an empty figure that no global state knows of, with room for titles on top."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
@@ -158,21 +146,7 @@ def write_titles(figure: Figure, title: str, subtitle: str) -> None:
 def label_line_ends(
     axes: Axes, ends: Sequence[tuple[float, str, str]], *, x: float, gap: float = 0.055, low: float = 0.0
 ) -> None:
-    """Write each line's name beside its end, moved apart where two would overlap.
-
-    Parameters
-    ----------
-    axes : Axes
-        With its limits already final.
-    ends : sequence of (y, text, colour)
-        Height of each end in data coordinates.
-    x : float
-        Where the labels start, in axes coordinates.
-    gap : float
-        Least distance of two labels, as a share of the height of the axes.
-    low : float
-        Lowest place for a label, in axes coordinates.
-    """
+    """Write each line's name beside its end, moved apart where two would overlap."""
     to_axes = axes.transData + axes.transAxes.inverted()
     x_data = axes.get_xlim()[0]
     placed = sorted((float(to_axes.transform((x_data, y))[1]), text, colour) for y, text, colour in ends)

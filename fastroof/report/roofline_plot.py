@@ -34,19 +34,7 @@ INTENSITY_LIMITS: Final = (0.25, 3e4)
 
 
 class KernelCloud(NamedTuple):
-    """Measured kernels of one operator and dtype as points under a roofline.
-
-    Attributes
-    ----------
-    label : str
-        Operator, and the dtype where it is not bf16.
-    intensity : ndarray of float64, shape (rows,)
-        FLOPs a compulsory byte.
-    flops_per_s : ndarray of float64, shape (rows,)
-        FLOPs / measured latency, FLOP/s.
-    colour : str
-        Of the points.
-    """
+    """Measured kernels of one operator and dtype as points under a roofline."""
 
     label: str
     intensity: Floats
@@ -64,20 +52,7 @@ _COLOURS: Final = {
 
 
 def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[KernelCloud]:
-    """Place every measured GEMM of some dtypes, and attention, on the roofline's axes.
-
-    Parameters
-    ----------
-    tables : Tables
-        Measured tables.
-    dtypes : sequence of str
-        dtypes of GEMMs; attention is shown with a bf16 KV cache, and without windows and prefixes.
-
-    Returns
-    -------
-    list of KernelCloud
-        Operators without such rows are left out.
-    """
+    """Place every measured GEMM of some dtypes, and attention, on the roofline's axes."""
     shown: list[tuple[Operator, str, str]] = [
         *((GEMM, dtype, "GEMM" if dtype == "bf16" else f"GEMM, {dtype}") for dtype in dtypes),
         (ATTENTION_PREFILL, "bf16", "prefill attention"),

@@ -35,24 +35,7 @@ JUDGED: Final = ("judged", "independent")
 
 
 def draw_sample(report: SampleValidation) -> Figure:
-    """Draw predictions of all GPUs against what was measured.
-
-    Parameters
-    ----------
-    report : SampleValidation
-        What :func:`fastroof.serving.evidence.whole_sample.validate_gpus` returned.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`: a column a quantity; above runs that are judged, by GPU and
-        engine, below the kinds that are told apart; bands of 10 and 25 % around the diagonal.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed, or nothing was judged.
-    """
+    """Draw predictions of all GPUs against what was measured."""
     if not report.times:
         raise FastroofError("nothing was judged, so there is nothing to draw")
     with style():

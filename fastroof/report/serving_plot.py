@@ -47,24 +47,7 @@ OWN: Final = "fastroof"
 
 
 def draw_validation(report: Validation) -> Figure:
-    """Draw predictions against what was measured, and aiconfigurator-core's below where there are any.
-
-    Parameters
-    ----------
-    report : Validation
-        What :func:`fastroof.serving.evidence.validation.run_validation` returned.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`: a column a quantity, logarithmic axes, the diagonal and a
-        band of 10 % around it, a colour a data set.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed, or nothing was judged.
-    """
+    """Draw predictions against what was measured, and aiconfigurator-core's below where there are any."""
     shown = [(panel, rows) for panel in PANELS if (rows := _rows_of(report.rows, panel))]
     if not shown:
         raise FastroofError("nothing was judged, so there is nothing to draw")

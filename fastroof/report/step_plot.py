@@ -37,15 +37,7 @@ BEYOND_MEMORY: Final = 1.3
 
 
 class StepStack(NamedTuple):
-    """Decode steps by component.
-
-    Attributes
-    ----------
-    batch_size, kv_len : ndarray of int64, shape (steps,)
-        The steps.
-    parts_us : dict of str to ndarray of float64, shape (steps,)
-        Time of each component, us.
-    """
+    """Decode steps by component."""
 
     batch_size: Longs
     kv_len: Longs
@@ -58,25 +50,7 @@ class StepStack(NamedTuple):
 
 
 def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
-    """Break decode steps down into the components that a picture shows.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What runs where.
-    batch_size, kv_len : ndarray of int64, shape (steps,)
-        The steps; kv_len counts the new token.
-
-    Returns
-    -------
-    StepStack
-        Components that take no time are left out.
-
-    Raises
-    ------
-    FastroofError
-        If a step is larger than the plan, or kv_len is below 2.
-    """
+    """Break decode steps down into the components that a picture shows."""
     group_of = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
     group_of["runtime"] = "runtime"
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}

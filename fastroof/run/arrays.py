@@ -75,10 +75,7 @@ def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | No
 
 
 def chunks(arrays: list[Ints], part: slice) -> Iterator[tuple[slice, list[Ints]]]:
-    """Convert a part of arrays, broadcast and in C order, to int64 chunk by chunk.
-
-    Yields the place of each chunk and its arrays, which the next chunk overwrites.
-    """
+    """Convert a part of arrays, broadcast and in C order, to int64 chunk by chunk."""
     if part.start == part.stop:
         return
     iterator: Any = np.nditer(

@@ -8,18 +8,7 @@ __all__ = ["round_us"]
 
 
 def round_us(times_us: Floats) -> float:
-    """Time of a round: no less than any stage needs for all batches, nor than any batch for all stages.
-
-    Parameters
-    ----------
-    times_us : ndarray of float64, shape (batches, stages)
-        Time of every micro-batch in every stage, us.
-
-    Returns
-    -------
-    float
-        us; 0 without batches.
-    """
+    """Time of a round: no less than any stage needs for all batches, nor than any batch for all stages."""
     if not times_us.size:
         return 0.0
     # added up in their order, as fastroof_step.h's function does

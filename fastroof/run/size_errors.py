@@ -34,10 +34,7 @@ def _refuse_seqs(plan: TimedPlan, seqs: int, where: str) -> None:
 
 
 def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
-    """Say what is wrong with the first bad size of equal steps, if any is, and what would do.
-
-    ``sizes`` are int64 arrays of one length, whose first elements are at position ``before``.
-    """
+    """Say what is wrong with the first bad size of equal steps, if any is, and what would do."""
     limit = steps.MAX_KV_LEN
     for name, array in sizes.items():
         least = 0 if name == "context_len" else 1

@@ -104,27 +104,7 @@ def replica_plans(
     *,
     running: float | None = None,
 ) -> tuple[list[StepPlan], dict[int, str]]:
-    """Compile the plans of one replica, and say which there cannot be.
-
-    Parameters
-    ----------
-    model, gpu, tables, options
-        Of :func:`fastroof.compile_plan`.
-    tp : sequence of int
-        GPUs that the replica may be split over.
-    running : number, optional
-        Requests that run at once at most; by default the engine's.
-
-    Returns
-    -------
-    list of StepPlan, dict of int to str
-        Those whose weights fit, and why the other tp are not among them.
-
-    Raises
-    ------
-    PlanError
-        If there is no plan at all.
-    """
+    """Compile the plans of one replica, and say which there cannot be."""
     plans: list[StepPlan] = []
     refused = {}
     for size in tp:

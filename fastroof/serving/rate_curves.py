@@ -27,13 +27,7 @@ FINE: Final = 64
 
 
 def client_loads(most: float) -> Floats:
-    """Clients that are tried at once, whole numbers or between, from 1 to ``most``, rising.
-
-    Examples
-    --------
-    >>> client_loads(66.5)[[0, 1, 64, -3, -2, -1]]
-    array([ 1.      ,  1.015625,  2.      , 65.      , 66.      , 66.5     ])
-    """
+    """Clients that are tried at once, whole numbers or between, from 1 to ``most``, rising."""
     octaves = 2.0 ** np.arange(np.log2(FINE))
     fine = (octaves[:, None] * (1.0 + np.arange(FINE) / FINE)).reshape(-1)
     clients = np.concatenate([fine, np.arange(float(FINE), most), [most]])

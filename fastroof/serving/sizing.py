@@ -25,13 +25,7 @@ __all__ = ["largest_batch", "largest_context", "positive"]
 
 
 def positive(name: str, value: Any) -> Floats:
-    """Numbers above 0, inf among them, as an array of float64.
-
-    Raises
-    ------
-    BatchError
-        If one is something else.
-    """
+    """Numbers above 0, inf among them, as an array of float64."""
     array = number_array(value)
     if array is None or not (array > 0).all():
         raise BatchError(f"{name} must hold numbers above 0, got {shown(value)}")

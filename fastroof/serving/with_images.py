@@ -97,15 +97,7 @@ def estimate_with_images(
 
 
 def plan_that_encodes(plan: StepPlan, encoder_us_per_token: float) -> StepPlan:
-    """Return a plan whose steps with prompts take so much longer a token; its rows and explanations do not.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Of one stage.
-    encoder_us_per_token : float
-        Encoder's time over a prompt's tokens, us.
-    """
+    """Return a plan whose prefill steps take so much longer per token; its rows stay unchanged."""
     arena = plan.arena
     tokens_at, decode_at = int(arena[steps.TOKENS_AT]), int(arena[steps.DECODE_TOKENS_AT])
     count = plan.max_tokens + 1

@@ -32,20 +32,7 @@ _FACTS: Final = {
 
 
 def answers_html(answers: Mapping[str, Any], caption: str) -> str:
-    """Show times by percentile, then counts and throughput with their units, then the run's warnings.
-
-    Parameters
-    ----------
-    answers : mapping
-        As :meth:`fastroof.simulation.Simulation.summary` has them.
-    caption : str
-        What was simulated.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
+    """Show times by percentile, then counts and throughput with their units, then the run's warnings."""
     heads = (
         Column("time", "text", "", "of the requests that finished"),
         *(Column(name, "float", "ms", "") for name in _STATISTICS),

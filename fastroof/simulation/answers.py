@@ -34,10 +34,7 @@ def duration_us(outcomes: Outcomes) -> float:
 
 
 def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: int) -> dict[str, Any]:
-    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them.
-
-    ``engines`` are those that step by themselves.
-    """
+    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them."""
     over_us = duration_us(outcomes)
     per_s = US_PER_S / over_us if over_us > 0.0 else math.nan
     finished = times.is_finished

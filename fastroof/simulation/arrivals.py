@@ -16,24 +16,7 @@ ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "closed")
 
 
 def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.random.Generator) -> Floats:
-    """Return arrivals at a mean rate of one, the first at 0.
-
-    Parameters
-    ----------
-    arrivals : str
-        ``"constant"``: gaps of 1; otherwise gamma gaps of mean 1.
-    burstiness : float
-        Their shape: 1 is Poisson; their coefficient of variation is ``1 / sqrt(burstiness)``.
-    count : int
-        How many.
-    generator : numpy.random.Generator
-        Where gaps are drawn from, one after the other: fewer requests are the first of more.
-
-    Examples
-    --------
-    >>> unit_arrivals("constant", 1.0, 3, np.random.default_rng(0)).tolist()
-    [0.0, 1.0, 2.0]
-    """
+    """Return arrivals at a mean rate of one, the first at 0."""
     if arrivals == "constant":
         return np.arange(count, dtype=np.float64)
     if burstiness == 1.0:
@@ -44,32 +27,7 @@ def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.ra
 
 
 def ramped(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
-    """Bend arrivals at a rate of one to rates that go in straight lines from one to the next.
-
-    Parameters
-    ----------
-    unit : ndarray of float64, shape (requests,)
-        Arrivals of :func:`unit_arrivals`.
-    rates_per_s : tuple of float
-        Requests a second at the start, at the ends of equally long parts, and at the end of the run; at
-        least two, of which no two neighbours are 0 and the last is above 0.
-
-    Returns
-    -------
-    ndarray of float64, shape (requests,)
-        Seconds.
-
-    Notes
-    -----
-    Arrivals of a process whose rate changes are those of one of rate 1, put through the inverse of the
-    integrated rate (time change; Cinlar, Introduction to Stochastic Processes, 1975, chapter 4). The run is
-    as long as the rates need for as many requests; what chance puts behind its end comes at the last rate.
-
-    Examples
-    --------
-    >>> ramped(np.array([0.0, 1.0, 2.0, 4.0]), (1.0, 1.0)).tolist()
-    [0.0, 1.0, 2.0, 4.0]
-    """
+    """Bend arrivals at a rate of one to rates that go in straight lines from one to the next."""
     means = np.array([(a + b) / 2 for a, b in pairwise(rates_per_s)])
     part_s = len(unit) / float(means.sum())
     knots = np.concatenate([[0.0], np.cumsum(means * part_s)])

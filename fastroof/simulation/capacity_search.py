@@ -31,42 +31,14 @@ Run = Callable[["Trace", float], "Outcomes"]
 
 
 class FoundRate(NamedTuple):
-    """A capacity.
-
-    Attributes
-    ----------
-    requests_per_s : float
-        The largest rate that keeps the limits; 0 where none does.
-    limit : str
-        The name of the limit that breaks first beyond it; :data:`NO_LIMIT` where none breaks.
-    """
+    """A capacity."""
 
     requests_per_s: float
     limit: str
 
 
 class CapacitySearch:
-    """The largest rates of one trace under limits, and everything that was simulated for them.
-
-    Parameters
-    ----------
-    trace : Trace
-        Requests; at other rates they are the same ones, their arrivals scaled.
-    limits : Limits
-        What has to be kept.
-    run : callable
-        Simulates a trace.
-    tolerance : float
-        How near the largest rate is found, relative.
-    scales_with_time : bool, default True
-        Whether twice as long steps are the same as half the rate and half the limits: where nothing
-        simulated has a time of its own, as time-outs have.
-
-    Raises
-    ------
-    SimulationError
-        If the trace has no rate: a closed loop, or requests that all arrive at once.
-    """
+    """The largest rates of one trace under limits, and everything that was simulated for them."""
 
     def __init__(
         self, trace: Trace, limits: Limits, run: Run, tolerance: float, *, scales_with_time: bool = True
@@ -95,22 +67,7 @@ class CapacitySearch:
         return self._tried.setdefault(1.0 if self._scales else time_scale, {})
 
     def found(self, time_scale: float = 1.0, near: float | None = None) -> FoundRate:
-        """Find the capacity.
-
-        Parameters
-        ----------
-        time_scale : float, default 1
-            What all steps are multiplied by. Steps ``s`` times as long at ``r`` requests a second are the
-            steps as they are at ``s r``, on a clock that goes ``s`` times as fast: so what was simulated
-            for one scale serves all others.
-        near : float, optional
-            Where it may be, requests/s: of the same requests drawn another time.
-
-        Returns
-        -------
-        FoundRate
-            The rate that was tried and keeps the limits, within the tolerance of one that does not.
-        """
+        """Find the capacity."""
         limits, tried = self.limits.scaled(1.0 / time_scale), self.tried(time_scale)
 
         def seen_at(per_s: float) -> Seen:
@@ -147,10 +104,7 @@ class CapacitySearch:
 
 
 def _sped_up(trace: Trace, factor: float) -> Trace:
-    """The same requests so many times as fast, at inf all at once.
-
-    Without the checks of a new trace, which take as long as to simulate it: what was sorted stays sorted.
-    """
+    """The same requests so many times as fast, at inf all at once."""
     faster = copy.copy(trace)
     arrival_s = trace.arrival_s / factor if factor < math.inf else np.zeros_like(trace.arrival_s)
     object.__setattr__(faster, "arrival_s", arrival_s)

@@ -22,22 +22,7 @@ __all__ = ["check_room", "deployment_runner", "drawn_traces"]
 
 
 def drawn_traces(given: Trace | Workload, draws: int, rate: float | None = None) -> list[Trace]:
-    """Return requests, drawn so many times: by the seed of a workload and those after it.
-
-    Parameters
-    ----------
-    given : Trace or Workload
-        The requests.
-    draws : int
-        How often they are drawn.
-    rate : float, optional
-        Requests a second of a workload that has no rate.
-
-    Raises
-    ------
-    SimulationError
-        If it is neither a trace nor a workload, or a trace is to be drawn again.
-    """
+    """Return requests, drawn so many times: by the seed of a workload and those after it."""
     if isinstance(given, Trace):
         if draws > 1:
             raise SimulationError(
@@ -52,13 +37,7 @@ def drawn_traces(given: Trace | Workload, draws: int, rate: float | None = None)
 
 
 def check_room(trace: Trace, settings: EngineSettings) -> None:
-    """Refuse a trace with a request that can never run, at any rate.
-
-    Raises
-    ------
-    SimulationError
-        Naming the first one.
-    """
+    """Refuse a trace with a request that can never run, at any rate."""
     beyond = too_long(trace, settings)
     if not beyond.any():
         return

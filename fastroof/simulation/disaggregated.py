@@ -32,19 +32,7 @@ FIRST_TOKENS: Final = ("transfer", "prefill", "decode")
 
 
 class Pool(NamedTuple):
-    """Engines of one kind.
-
-    Attributes
-    ----------
-    plan : StepPlan
-        What their steps take.
-    settings : EngineSettings
-        How each schedules.
-    replicas : int
-        How many.
-    routing : str
-        As in :func:`fastroof.simulation.replicas.run_replicas`.
-    """
+    """Engines of one kind."""
 
     plan: StepPlan
     settings: EngineSettings
@@ -78,21 +66,7 @@ class Link(NamedTuple):
 
 
 class PooledOutcomes(NamedTuple):
-    """What became of requests that were prefilled here and decoded there, in the trace's order.
-
-    Attributes
-    ----------
-    outcomes : Outcomes
-        Of the whole; ``replica`` is the decode engine, -1 of what ended before, and ``series`` and
-        ``counters`` are of both pools together.
-    prefill, decode : Outcomes
-        Of each pool: of all requests that can run, and of those that are handed over, by arrival there.
-    prefill_replica : ndarray of int32, shape (requests,)
-        The prefill engine; -1 where none had it.
-    transfer_us : ndarray of float64, shape (requests,)
-        From the end of its prefill until the decode engine has its KV cache, us, waiting for the link
-        included; nan of what is not handed over.
-    """
+    """What became of requests that were prefilled here and decoded there, in the trace's order."""
 
     outcomes: Outcomes
     prefill: Outcomes
@@ -117,30 +91,7 @@ def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
 
 
 def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> Floats:
-    """Return what the transfer of prompts' KV caches takes, us, once it has the link.
-
-    Parameters
-    ----------
-    prefill, decode : StepPlan
-        Plans of both pools.
-    prompts : array_like of int
-        Tokens of each prompt.
-    link : Link
-        Between them.
-
-    Notes
-    -----
-    Bytes of all layers and heads of the model, over the bandwidth of as many GPUs as the engine with fewer
-    of them has a rank: ``bytes / (bytes_per_s * min(tp * pp)) + latency``, as
-    :func:`fastroof.serving.estimate_disaggregated` has it.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> takes_us(plan, plan, [1000], Link(50e9)).tolist()
-    [2621.44]
-    """
+    """Return what the transfer of prompts' KV caches takes, us, once it has the link."""
     rate = link.bytes_per_s
     if rate is None:
         rate = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
@@ -219,58 +170,7 @@ def run_pools(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> PooledOutcomes:
-    """Serve a trace with engines that prefill and others that decode.
-
-    Parameters
-    ----------
-    prefill, decode : Pool
-        Of one model and dtype of the KV cache, each on as many GPUs as its plan has.
-    trace : Trace
-        The requests, with arrivals.
-    link : Link
-        From a prefill engine to a decode engine.
-    time_scale : float, default 1
-        Every step of both takes so many times as long; transfers do not.
-    seed : int, default 0
-        Of what routings draw.
-
-    Returns
-    -------
-    PooledOutcomes
-        In the trace's order; requests that can never run in one of both are rejected.
-
-    Raises
-    ------
-    SimulationError
-        If the pools do not go together, the link cannot be, or the trace is a closed loop.
-
-    Notes
-    -----
-    A prefill engine has a request's prompt and makes one token. Then the prompt's KV cache is sent: it takes
-    what :func:`takes_us` says, after the prefill has ended (layers that are sent while others are computed
-    would be there earlier). When it is there, the request arrives at a decode engine, where its prompt is
-    context: its first step there is a decode. It waits there for a slot and blocks like any other; one that
-    is preempted computes its prompt on the decode engine. A request of one token ends with its prefill, but
-    where the decode engine makes it.
-
-    Who makes the first token: engines of SGLang send it along with the KV cache
-    (python/sglang/srt/disaggregation/decode.py of sgl-project/sglang@278e503, Apache-2.0), vLLM's compute the
-    prompt's last token again (``_update_waiting_for_remote_kv`` in vllm/v1/core/sched/scheduler.py of
-    vllm-project/vllm@b4622cf, Apache-2.0).
-
-    What is not simulated: a prefill engine's blocks are free when its prefill has ended, not when they are
-    sent, and no decode engine that is full keeps a prefill engine from sending.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> pool = Pool(plan, EngineSettings(2048, 256, 10_000))
-    >>> trace = fastroof.Trace([0.0, 0.0], [1000, 1000], [50, 50])
-    >>> seen = run_pools(pool, pool, trace, Link(50e9))
-    >>> seen.transfer_us.round(2).tolist()
-    [2621.44, 5242.88]
-    """
+    """Serve a trace with engines that prefill and others that decode."""
     _check(prefill, decode, trace, link)
     rejected = pools_too_long(trace, prefill.settings, decode.settings)
     kept = np.flatnonzero(~rejected)

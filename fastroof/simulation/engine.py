@@ -80,15 +80,7 @@ class Arrays(NamedTuple):
 
 
 def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) -> EngineOptions:
-    """Return settings and a trace's clients as the loops read them.
-
-    Raises
-    ------
-    SimulationError
-        If steps take no time, or less, or so much that clocks overflow.
-    StoppedError
-        If the work that this is part of is to end (:mod:`fastroof.stopping`).
-    """
+    """Return settings and a trace's clients as the loops read them."""
     if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
         raise SimulationError(
             f"time_scale must be a number above 0, from {LEAST_SCALE:g} to {MOST_SCALE:g}, "
@@ -118,19 +110,7 @@ def _shift_of(block_size: int) -> int:
 
 
 def too_long(trace: Trace, settings: EngineSettings) -> Bools:
-    """Which requests of a trace can never run: their tokens are beyond all blocks, or a step that is not cut.
-
-    Parameters
-    ----------
-    trace : Trace
-        Its requests.
-    settings : EngineSettings
-        The engine's.
-
-    Returns
-    -------
-    ndarray of bool, shape (requests,)
-    """
+    """Find the requests of a trace that can never run: more tokens than all blocks or a step hold."""
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
     beyond: Bools = -(-tokens // settings.block_size) > settings.num_gpu_blocks
     if not settings.chunked_prefill:
@@ -141,19 +121,7 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
 
 
 def new_state(settings: EngineSettings, count: int, longest: int, engines: int | None = None) -> EngineState:
-    """Make what engines remember: of one, or of several along a first axis.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of each of them.
-    count : int
-        Requests of all.
-    longest : int
-        Tokens of the longest output.
-    engines : int, optional
-        How many; None: one, without an axis of its own.
-    """
+    """Make what engines remember: of one, or of several along a first axis."""
     several = () if engines is None else (engines,)
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
@@ -169,32 +137,14 @@ def new_state(settings: EngineSettings, count: int, longest: int, engines: int |
 
 
 def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Arrays:
-    """Make what one engine needs.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of the engine.
-    requests : Requests
-        In order of arrival.
-    longest : int
-        Tokens of the longest output.
-    """
+    """Make what one engine needs."""
     count = len(requests.arrival_us)
     state = new_state(settings, count, longest)
     return Arrays(state, requests, new_served(settings, count), new_record())
 
 
 def new_served(settings: EngineSettings, count: int) -> Served:
-    """Make room for what becomes of requests.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of the engines that serve them.
-    count : int
-        How many.
-    """
+    """Make room for what becomes of requests."""
     return Served(
         first_us=np.full(count, math.nan),
         last_us=np.full(count, math.nan),
@@ -214,15 +164,7 @@ def new_record() -> Record:
 
 
 def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
-    """Return a trace's requests as the loops read them.
-
-    Parameters
-    ----------
-    trace : Trace
-        In order of arrival.
-    served : ndarray of bool, optional
-        Which of them; all by default.
-    """
+    """Return a trace's requests as the loops read them."""
     which: Any = slice(None) if served is None else served
     arrival_us = trace.arrival_s[which] * US_PER_S
     return Requests(
@@ -270,33 +212,7 @@ def raise_stuck(code: int) -> None:
 def run_engine(
     plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
 ) -> Outcomes:
-    """Serve a trace with one engine.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What its steps take.
-    trace : Trace
-        The requests.
-    settings : EngineSettings
-        How it schedules.
-    time_scale : float, default 1
-        Every step takes so many times as long.
-
-    Returns
-    -------
-    Outcomes
-        In the trace's order; requests that can never run (:func:`too_long`) are rejected.
-
-    Raises
-    ------
-    SimulationError
-        If steps may be larger than the plan.
-
-    Notes
-    -----
-    Releases the GIL while it runs. The loop is :mod:`fastroof.compiled.simulation.engine`.
-    """
+    """Serve a trace with one engine."""
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
     requests = arrays_of(trace, ~rejected if some else None)
@@ -323,17 +239,7 @@ def run_engine(
 
 
 def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
-    """Return outcomes with requests that never ran back in their places.
-
-    Parameters
-    ----------
-    outcomes : Outcomes
-        Of those that could run.
-    trace : Trace
-        All of them.
-    rejected : ndarray of bool, shape (requests,)
-        Which were left out.
-    """
+    """Return outcomes with requests that never ran back in their places."""
     count = len(rejected)
 
     def spread(values: Any, fill: Any) -> Any:

@@ -27,21 +27,7 @@ GROWTH = 0.01
 
 @dataclass(frozen=True)
 class FewestReplicas:
-    """The fewest replicas that keep the limits.
-
-    Attributes
-    ----------
-    replicas, gpus : int
-        How many, and GPUs of all of them; 0 where no number does.
-    limit : str
-        What breaks first with one fewer, or at all; ``none`` where one replica will do.
-    requests_per_s : float
-        The rate of the requests.
-    seen : dict of int to tuple
-        By the number of replicas what each simulation had to say to the limits.
-    limits : Limits
-        What was to be kept.
-    """
+    """The fewest replicas that keep the limits."""
 
     replicas: int
     gpus: int
@@ -78,41 +64,7 @@ def fewest_replicas(
     threads: int = 1,
     **options: Any,
 ) -> FewestReplicas:
-    """Find the fewest replicas that serve requests at the rate they have, within limits on percentiles.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What times the steps of each replica.
-    trace_or_workload : Trace or Workload
-        The requests, at their own rate; a closed loop too.
-    goodput, routing, threads : optional
-        As :func:`fastroof.capacity` has them.
-    most : int, default 64
-        No more replicas are tried, up to 4096.
-    **options
-        Settings of the engine (``max_num_seqs=128``; left out or None, the engine's own) and limits
-        (``ttft_p99_ms=500``), as :func:`fastroof.capacity` has them.
-
-    Returns
-    -------
-    FewestReplicas
-        By doubling, then bisection: that many keep all limits, and one fewer does not.
-
-    Raises
-    ------
-    SimulationError
-        As :func:`fastroof.capacity`.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from fastroof.simulation import Workload
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
-    >>> load = Workload(rate=40, requests=500, input_tokens=1000, output_tokens=100, seed=1)
-    >>> fewest_replicas(plan, load, ttft_p99_ms=500, tpot_p99_ms=30).replicas
-    2
-    """
+    """Find the fewest replicas that serve requests at the rate they have, within limits on percentiles."""
     most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
     trace = drawn_traces(trace_or_workload, 1)[0]
     chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
@@ -142,13 +94,7 @@ def fewest_replicas(
 
 
 def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:
-    """Find the least number from 1 on that will do, by doubling and bisection; 0 where ``most`` does not.
-
-    Examples
-    --------
-    >>> fewest_that_keep(lambda number: number >= 11, 64), fewest_that_keep(lambda number: False, 64)
-    (11, 0)
-    """
+    """Find the least number from 1 on that will do, by doubling and bisection; 0 where ``most`` does not."""
     below, number = 0, 1
     while not keeps(number):
         if number == most:

@@ -24,28 +24,14 @@ HALVINGS: Final = 3
 
 
 class Bracket(NamedTuple):
-    """Where the largest rate lies.
-
-    Attributes
-    ----------
-    kept : float
-        The largest rate that was tried and holds, as do all that were tried below it; 0 where none does.
-    broken : float
-        The next larger one that was tried, which does not hold; inf where none was.
-    """
+    """Where the largest rate lies."""
 
     kept: float
     broken: float
 
 
 def bracket(tried: MutableMapping[float, Seen], holds: Callable[[Seen], bool]) -> Bracket:
-    """Bracket the largest rate by what was tried: from below, up to the first that does not hold.
-
-    Examples
-    --------
-    >>> bracket({1.0: True, 4.0: True, 2.0: False}, bool)
-    Bracket(kept=1.0, broken=2.0)
-    """
+    """Bracket the largest rate by what was tried: from below, up to the first that does not hold."""
     kept = 0.0
     for rate in sorted(tried):
         if not holds(tried[rate]):
@@ -64,47 +50,7 @@ def largest_rate(
     highest: float = math.inf,
     excess: Callable[[Seen], float] | None = None,
 ) -> Bracket:
-    """Find the largest rate at which something holds.
-
-    Parameters
-    ----------
-    seen_at : callable
-        What there is to see at a rate.
-    holds : callable
-        Whether that will do.
-    start : float
-        The rate to begin with, above 0; nothing below :data:`LOWEST_SHARE` of it is tried.
-    tolerance : float
-        How far apart the ends may be in the end, relative.
-    tried : mutable mapping of float to what is seen
-        What was seen at rates before; what is tried is added. What is there is not tried again.
-    highest : float, optional
-        No higher rate is tried.
-    excess : callable, optional
-        By how much something misses, below 0 where it holds: where that is known at both ends of a bracket,
-        the next rate is where a line between them says that it is 0. It changes which rates are tried, and
-        not what is said of them.
-
-    Returns
-    -------
-    Bracket
-        ``broken <= kept * (1 + tolerance)``, or one of both ends is that of all rates.
-
-    Notes
-    -----
-    A percentile need not rise with the rate: other requests meet. So the answer is not the largest rate of
-    all that hold, but the largest tried below which no tried one fails; a rate is halved or doubled until
-    there is a bracket, which is cut where the excess is about 0, a little to either side so that both ends
-    come near, or else at its geometric mean: always, where two cuts have not made it half as wide. The lower
-    end is a rate that does hold.
-
-    Examples
-    --------
-    >>> found = largest_rate(lambda rate: 1.0 / (10.0 - rate), lambda wait: 0 < wait < 0.5, 6.0,
-    ...                      tolerance=0.01, tried={})
-    >>> 7.9 < found.kept <= 8.0 < found.broken < 8.1
-    True
-    """
+    """Find the largest rate at which something holds."""
     lowest = start * LOWEST_SHARE
     widths: list[float] = []
     while True:

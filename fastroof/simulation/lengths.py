@@ -41,11 +41,7 @@ class FixedLength:
 
 @dataclass(frozen=True)
 class LognormalLength:
-    """Tokens whose logarithm is normal: mean ``mean``, ``sigma`` the standard deviation of the logarithm.
-
-    The logarithm's mean is ``ln(mean) - sigma**2 / 2``, so that the tokens' is ``mean``; they are rounded, to
-    at least 1, and cut to ``most``, which makes the mean of those drawn smaller.
-    """
+    """Tokens whose logarithm is normal: mean ``mean``, ``sigma`` the standard deviation of the logarithm."""
 
     mean: float
     sigma: float
@@ -120,27 +116,7 @@ class Draws:
 
 
 def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
-    """Read what is given for lengths.
-
-    Parameters
-    ----------
-    name : str
-        What it is called where it was given.
-    given : int, str, Trace or Lengths
-        See :data:`LENGTH_FORMS`.
-    least : int, default 1
-        The fewest tokens.
-
-    Raises
-    ------
-    TraceError
-        Naming what was given, if it is none of the forms.
-
-    Examples
-    --------
-    >>> parse_lengths("input_tokens", "lognormal:1024:0.5")
-    LognormalLength(mean=1024.0, sigma=0.5, most=16777216)
-    """
+    """Read what is given for lengths."""
     if isinstance(given, Lengths):
         return given
     if isinstance(given, Trace):

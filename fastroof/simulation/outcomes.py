@@ -18,32 +18,7 @@ SERIES: Final = ("running", "waiting", "blocks", "busy", "new_tokens", "output_t
 
 
 class Outcomes(NamedTuple):
-    """What became of a trace's requests, in the trace's order.
-
-    Attributes
-    ----------
-    arrival_us, first_us, last_us : ndarray of float64, shape (requests,)
-        When each arrived, had its first token and its last, us; nan where it never had.
-    preemptions : ndarray of int32, shape (requests,)
-        How often it lost its blocks.
-    status : ndarray of uint8, shape (requests,)
-        FINISHED, TIMED_OUT or REJECTED.
-    replica : ndarray of int32, shape (requests,)
-        Which engine served it; -1 where none did.
-    gaps : ndarray of int64, shape (GAP_BINS,)
-        Times between tokens of one request, counted by length: bins of
-        :mod:`fastroof.compiled.simulation.records`.
-    series : ndarray of float64, shape (SERIES_BINS, len(SERIES))
-        Over time, in bins of ``bin_us`` from 0 on.
-    bin_us : float
-        Width of a bin, us.
-    counters : dict of str to int or float
-        ``steps`` and of these ``mixed_steps``, ``prefill_steps`` and ``decode_steps``; ``preemptions``,
-        ``prefill_tokens``, ``decode_tokens``, ``cached_tokens``; ``busy_us``, ``end_us``; ``peak_running``,
-        ``peak_waiting``, ``peak_blocks``, ``num_gpu_blocks``, of all engines.
-    cached_tokens : ndarray of int32, shape (requests,), optional
-        Tokens that each found in a pool of blocks, where one was simulated.
-    """
+    """What became of a trace's requests, in the trace's order."""
 
     arrival_us: Floats
     first_us: Floats
@@ -59,18 +34,7 @@ class Outcomes(NamedTuple):
 
 
 def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Add up the counters of several engines; they end when the last of them ends.
-
-    Parameters
-    ----------
-    counters : sequence of dict
-        Of each engine.
-
-    Examples
-    --------
-    >>> added_up([{"steps": 3, "end_us": 9.0}, {"steps": 4, "end_us": 7.0}])
-    {'steps': 7, 'end_us': 9.0}
-    """
+    """Add up the counters of several engines; they end when the last of them ends."""
     return {
         name: max(of_each) if name == "end_us" else sum(of_each)
         for name in counters[0]

@@ -36,19 +36,7 @@ FIFTHS: Final = 5
 
 
 class PercentileLimit(NamedTuple):
-    """A percentile, and what it may be at most.
-
-    Attributes
-    ----------
-    name : str
-        As it was given: ``ttft_p99_ms``.
-    of : str
-        What it is a percentile of: ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` of requests, or ``itl_ms`` of gaps.
-    percent : float
-        From 0 to 100.
-    most_ms : float
-        The limit, ms.
-    """
+    """A percentile, and what it may be at most."""
 
     name: str
     of: str
@@ -57,21 +45,7 @@ class PercentileLimit(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a simulation has to say to limits.
-
-    Attributes
-    ----------
-    values_ms : tuple of float
-        The percentiles that have limits, ms, in their order; inf where requests that did not finish decide.
-    goodput : float
-        Share of requests that keep the limits of each request; 1 where there are none.
-    growth : float
-        How much more slowly requests are begun than they arrive: see :meth:`Limits.seen`.
-    served_per_s : float
-        Requests that finished, over the time from the first arrival to the last token.
-    decodes : float
-        Requests that decode in a step, in the mean.
-    """
+    """What a simulation has to say to limits."""
 
     values_ms: tuple[float, ...]
     goodput: float
@@ -81,19 +55,7 @@ class Seen(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What percentiles of a simulation have to keep.
-
-    Attributes
-    ----------
-    percentiles : tuple of PercentileLimit
-        Limits on percentiles.
-    of_request : dict of str to float
-        Limits of each request, ms, by ``ttft_ms``, ``tpot_ms``, ``e2e_ms``.
-    goodput : float
-        Share of requests that have to keep those.
-    growth : float
-        Most by which a queue may grow, of the time that passes.
-    """
+    """What percentiles of a simulation have to keep."""
 
     percentiles: tuple[PercentileLimit, ...]
     of_request: dict[str, float]
@@ -108,16 +70,7 @@ class Limits(NamedTuple):
         )
 
     def seen(self, trace: Trace, outcomes: Outcomes) -> Seen:
-        """Look at a simulation as far as the limits ask for it.
-
-        Notes
-        -----
-        A trace ends, and its queue with it, so a rate that no engine could hold for ever may keep a
-        percentile. ``growth`` sees it: the mean time to first token of the last fifth of the requests less
-        that of the second fifth, over the time between their mean arrivals. It is 0 for a queue that has
-        found its length, and ``1 - served / arriving`` is ``growth / (1 + growth)`` for one that grows.
-        Requests that never finish are not served at all: their share is the least that it can be.
-        """
+        """Look at a simulation as far as the limits ask for it."""
         times = RequestTimes.of(trace, outcomes)
         values = tuple(_percentile_ms(each, times, outcomes.gaps) for each in self.percentiles)
         kept = float(times.within(self.of_request).mean()) if self.of_request else 1.0
@@ -167,28 +120,7 @@ class Limits(NamedTuple):
 
 
 def parsed_limits(given: Mapping[str, Any], goodput: float | None, growth: float) -> Limits:
-    """Make limits of what was given by name, those that are None left out.
-
-    Parameters
-    ----------
-    given : mapping of str to float
-        ``ttft_p99_ms`` and the like; ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` of each request.
-    goodput : float, optional
-        Share of requests that have to keep the limits of each request.
-    growth : float
-        Most by which a queue may grow.
-
-    Raises
-    ------
-    SimulationError
-        If a name is none of a limit, a limit no number above 0, or there is none; if a goodput goes without
-        limits of a request, or they without it.
-
-    Examples
-    --------
-    >>> [(limit.of, limit.percent) for limit in parsed_limits({"ttft_p99_9_ms": 500}, None, 0.01).percentiles]
-    [('ttft_ms', 99.9)]
-    """
+    """Make limits of what was given by name, those that are None left out."""
     percentiles, of_request = [], {}
     for name, value in given.items():
         if value is None:

@@ -20,26 +20,7 @@ GAP_ERROR: Final = 2.0 ** -(MANTISSA_BITS + 1)
 
 
 def percentile(values: Floats, percent: float) -> float:
-    """Return one percentile of some values.
-
-    Parameters
-    ----------
-    values : ndarray of float64
-        In any order. ``inf`` stands for what never came; a percentile that reaches one is ``inf``.
-    percent : float
-        From 0 to 100.
-
-    Returns
-    -------
-    float
-        Between the two values beside it, linearly by rank, as numpy and vLLM's benchmark do; nan of no
-        values.
-
-    Examples
-    --------
-    >>> percentile(np.array([1.0, 2.0, 4.0]), 75)
-    3.0
-    """
+    """Return one percentile of some values."""
     if not len(values):
         return math.nan
     place = (len(values) - 1) * (percent / 100.0)
@@ -54,23 +35,7 @@ def percentile(values: Floats, percent: float) -> float:
 
 
 def spread(values: Floats) -> dict[str, float]:
-    """Return the mean and the percentiles of some values, as answers name them.
-
-    Parameters
-    ----------
-    values : ndarray of float64
-        Finite, in any order.
-
-    Returns
-    -------
-    dict of str to float
-        ``mean``, ``p50``, ``p90``, ``p95`` and ``p99``; nan of no values.
-
-    Examples
-    --------
-    >>> spread(np.array([10.0, 20.0, 30.0]))
-    {'mean': 20.0, 'p50': 20.0, 'p90': 28.0, 'p95': 29.0, 'p99': 29.8}
-    """
+    """Return the mean and the percentiles of some values, as answers name them."""
     if not len(values):
         return dict.fromkeys(_NAMES, math.nan)
     found: Any = np.percentile(values, PERCENTILES).tolist()
@@ -81,55 +46,14 @@ _NAMES: Final = ("mean", *(f"p{percent}" for percent in PERCENTILES))
 
 
 def gap_values_us(num_bins: int, first_exponent: int) -> Floats:
-    """Return the middle of each bin of a histogram of gaps, us.
-
-    Parameters
-    ----------
-    num_bins : int
-        Bins, 128 to each power of two.
-    first_exponent : int
-        The first bin begins at 2 to this power, us.
-
-    Returns
-    -------
-    ndarray of float64
-        No value of a bin is further than :data:`GAP_ERROR` from its middle, of the value.
-
-    Examples
-    --------
-    >>> gap_values_us(2, 0).tolist()
-    [1.00390625, 1.01171875]
-    """
+    """Return the middle of each bin of a histogram of gaps, us."""
     per_power = 1 << MANTISSA_BITS
     power, step = np.divmod(np.arange(num_bins), per_power)
     return np.asarray(np.ldexp(1.0 + (step + 0.5) / per_power, power + first_exponent))
 
 
 def gap_spread(counts: Longs, values: Floats) -> dict[str, float]:
-    """Return the mean and the percentiles of what a histogram counts.
-
-    Parameters
-    ----------
-    counts : ndarray of int64
-        How many are in each bin.
-    values : ndarray of float64
-        What each bin stands for, rising.
-
-    Returns
-    -------
-    dict of str to float
-        As :func:`spread`, of the bins' values: linearly by rank between two of them.
-
-    Notes
-    -----
-    A percentile by rank lies between two values of the ranking; the bins hold the same ranking, so where a
-    bin's value is within a relative error of all that it holds, the percentile and the mean are too.
-
-    Examples
-    --------
-    >>> gap_spread(np.array([3, 0, 1]), np.array([1.0, 2.0, 4.0]))["mean"]
-    1.75
-    """
+    """Return the mean and the percentiles of what a histogram counts."""
     upto = np.cumsum(counts)
     total = int(upto[-1]) if len(upto) else 0
     if not total:

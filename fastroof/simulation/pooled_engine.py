@@ -54,38 +54,7 @@ def new_pooled_arrays(
     served: Bools | None = None,
     engines: int | None = None,
 ) -> tuple[EngineState, BlockPool, Prompts]:
-    """Make what engines over pools of blocks need: of one, or of several along a first axis.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of each of them.
-    trace : Trace
-        The requests, of which the blocks of their prompts are read.
-    requests : Requests
-        Those that are served, at least one.
-    served : ndarray of bool, optional
-        Which of the trace's they are; all by default.
-    engines : int, optional
-        How many; None: one, without an axis of its own.
-
-    Returns
-    -------
-    EngineState
-        As :func:`fastroof.simulation.engine.new_state` makes it, with the rows that these engines have more.
-    BlockPool
-        Of as many blocks as settings say, or as all requests take together: with those none is ever reused.
-    Prompts
-        Whose prompts are equal.
-
-    Raises
-    ------
-    SimulationError
-        If the settings are of another engine, a trace says twice what is cached, or there are too many
-        blocks.
-    TraceError
-        If no whole number of blocks makes one of the trace's.
-    """
+    """Make what engines over pools of blocks need: of one, or of several along a first axis."""
     if settings.order != "mixed" or settings.reserve_output:
         raise SimulationError(
             "a pool of blocks is simulated as vLLM's: order must be mixed and reserve_output off, got "
@@ -148,56 +117,7 @@ def refuse_none(trace: Trace, settings: EngineSettings, rejected: Bools) -> None
 def run_pooled_engine(
     plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
 ) -> Outcomes:
-    """Serve a trace with one engine whose prefix cache is a pool of blocks, least recently used first.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What its steps take.
-    trace : Trace
-        The requests. Its ``hash_ids`` say whose prompts are equal, and what is found of them is simulated;
-        without any, ``cached_tokens`` say what each finds when it is first admitted. Either way a preempted
-        request finds what is left of its own.
-    settings : EngineSettings
-        How it schedules: mixed, without reserving outputs.
-    time_scale : float, default 1
-        Every step takes so many times as long.
-
-    Returns
-    -------
-    Outcomes
-        In the trace's order, with the ``cached_tokens`` of each request when it was first admitted, -1
-        where it never was. Its counters have more: ``looked_up_tokens`` of the prompts admitted,
-        ``found_tokens`` of these, ``found_again_tokens`` by requests that came back from a preemption, and
-        ``evictions`` of blocks whose contents could have been found.
-
-    Raises
-    ------
-    SimulationError
-        If the settings are of another engine, a trace says twice what is cached, or there are too many
-        blocks.
-    TraceError
-        If no whole number of blocks makes one of the trace's.
-
-    Notes
-    -----
-    The schedule is that of :func:`fastroof.simulation.engine.run_engine`, and where no request shares a block
-    and none is preempted so are the outcomes, to the last bit. What is found, what goes first and when a
-    block can be found: :mod:`fastroof.compiled.simulation.block_pool`. Blocks are taken and given back one
-    by one, so that a request costs what its blocks do. Releases the GIL while it runs.
-
-    Examples
-    --------
-    The second of two equal prompts finds all but its last block:
-
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> trace = Trace([0.0, 1.0], [1024, 1024], [8, 8], hash_ids=[0, 1, 0, 1], hash_offsets=[0, 2, 4],
-    ...               hash_block_size=512)
-    >>> outcomes = run_pooled_engine(plan, trace, EngineSettings(2048, 8, 1000))
-    >>> outcomes.cached_tokens.tolist(), outcomes.counters["found_tokens"]
-    ([0, 1008], 1008)
-    """
+    """Serve a trace with one engine whose prefix cache is a pool of blocks, least recently used first."""
     rejected = too_long(trace, settings)
     refuse_none(trace, settings, rejected)
     which = ~rejected if rejected.any() else None

@@ -55,61 +55,7 @@ def run_pooled_replicas(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with a prefix cache of its own.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What their steps take.
-    trace : Trace
-        The requests of all.
-    settings : EngineSettings
-        How each schedules, as :func:`fastroof.simulation.pooled_engine.run_pooled_engine` can.
-    replicas : int, default 1
-        How many.
-    routing : str
-        As :func:`fastroof.simulation.replicas.run_replicas` has them, or ``prefix_aware``: to the fewest
-        blocks, of those in use, those of prompts that wait there, and those of its own prompt that are not
-        held there; of equals the one that was sent the fewest.
-    time_scale : float, default 1
-        Every step takes so many times as long.
-    seed : int, default 0
-        Of what ``power_of_two`` draws.
-
-    Returns
-    -------
-    Outcomes
-        In the trace's order, with the ``cached_tokens`` and the counters of ``run_pooled_engine``, of all
-        replicas together.
-
-    Raises
-    ------
-    SimulationError
-        If there is no such routing, the plan has ranks or stages, several replicas have clients of a closed
-        loop, or as :func:`fastroof.simulation.pooled_engine.run_pooled_engine` says.
-    TraceError
-        If no whole number of blocks makes one of the trace's.
-
-    Notes
-    -----
-    ``prefix_aware`` weighs what a prompt costs and what decodes do as one block each, as Dynamo's router does
-    where its overlap weight is 1 (docs.nvidia.com/dynamo, Routing Concepts, 1.2.0: prompt-side load and the
-    new prompt less what is cached, in blocks, plus active blocks). What a request finds is decided when it
-    is admitted.
-
-    Examples
-    --------
-    Prompts that are equal go where they have been:
-
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> trace = Trace([0.0, 1.0, 2.0, 3.0], [512] * 4, [8] * 4, hash_ids=[7, 8, 8, 7],
-    ...               hash_offsets=[0, 1, 2, 3, 4], hash_block_size=512)
-    >>> engine = EngineSettings(2048, 8, 1000)
-    >>> outcomes = run_pooled_replicas(plan, trace, engine, 2, "prefix_aware")
-    >>> outcomes.replica.tolist(), outcomes.cached_tokens.tolist()
-    ([0, 1, 1, 0], [0, 0, 496, 496])
-    """
+    """Serve a trace with replicas of an engine, each with a prefix cache of its own."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     if ranks_of(plan) > 1:

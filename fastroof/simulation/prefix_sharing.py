@@ -16,29 +16,7 @@ __all__ = ["hit_rate", "prompt_blocks"]
 
 
 def prompt_blocks(trace: Trace, block_size: int, served: Bools | None = None) -> tuple[Prompts, int]:
-    """Number the blocks of a trace's prompts so that equal ones have one number.
-
-    Parameters
-    ----------
-    trace : Trace
-        With hash_ids or without.
-    block_size : int
-        Tokens of a block of the engine, of which a hashed one is a multiple.
-    served : ndarray of bool, optional
-        Which of the requests; all by default.
-
-    Returns
-    -------
-    Prompts
-        Ids from 0 on, and the blocks that an id stands for; these are 0 where the trace has none.
-    int
-        How many numbers of blocks there are.
-
-    Raises
-    ------
-    TraceError
-        If no whole number of blocks makes one of the trace's.
-    """
+    """Number the blocks of a trace's prompts so that equal ones have one number."""
     count = len(trace) if served is None else int(served.sum())
     found = np.full(count, -1, np.int32)
     if trace.hash_ids is None or trace.hash_offsets is None:

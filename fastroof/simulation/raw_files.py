@@ -35,27 +35,7 @@ _PART: Final = 2**26
 
 
 def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> Found:
-    """Read a file's columns.
-
-    Parameters
-    ----------
-    path : Path
-        The file; text may be compressed, which its name's end tells.
-    format : str, optional
-        What its columns are.
-    needs_arrival : bool, default True
-        Whether there must be arrivals.
-
-    Returns
-    -------
-    tuple
-        Its columns, which role each has, and what it says of itself: its name, at least.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be read, or is no table; it names the file, and the line.
-    """
+    """Read a file's columns."""
     import pyarrow as pa
 
     what = f"trace {path}"

@@ -20,13 +20,7 @@ __all__ = ["arrow_column", "raw_arrays", "raw_table", "said_of_table"]
 
 
 def raw_table(source: Any) -> pa.Table:
-    """Return what speaks Arrow as a table.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be one.
-    """
+    """Return what speaks Arrow as a table."""
     import pyarrow as pa
 
     try:
@@ -44,13 +38,7 @@ def raw_arrays(
     what: str = "the arrays",
     needs_arrival: bool = True,
 ) -> tuple[RawColumns, NamedColumns]:
-    """Return columns of arrays or of a table, and which role each has.
-
-    Raises
-    ------
-    TraceError
-        If one is no column, or they are of several lengths.
-    """
+    """Return columns of arrays or of a table, and which role each has."""
     if isinstance(source, Mapping):
         given: Any = {str(name): values for name, values in source.items()}
         names = list(given)
@@ -66,13 +54,7 @@ def raw_arrays(
 
 
 def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
-    """Return values as one column of Arrow.
-
-    Raises
-    ------
-    TraceError
-        If they are not of one type, or of more dimensions than one.
-    """
+    """Return values as one column of Arrow."""
     import pyarrow as pa
 
     if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):

@@ -57,24 +57,7 @@ MOST_REPLICAS: Final = 4096
 
 
 def ranks_of(plan: StepPlan) -> int:
-    """Return how many schedulers an engine of a plan has: its ranks of attention data parallelism.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Its layout says.
-
-    Raises
-    ------
-    SimulationError
-        If it has pipeline stages.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> ranks_of(fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100")))
-    1
-    """
+    """Return how many schedulers an engine of a plan has: its ranks of attention data parallelism."""
     if plan.layout.pp > 1:
         raise SimulationError(
             f"an engine of {plan.layout.pp} pipeline stages has as many batches on their way at once, which "
@@ -84,17 +67,7 @@ def ranks_of(plan: StepPlan) -> int:
 
 
 def engines_of(plan: StepPlan) -> int:
-    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> tables = fastroof.load_tables("h100")
-    >>> dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=2)
-    >>> experts = fastroof.compile_plan("qwen3-30b-a3b", "h100", tables, dp=2, ep=2)
-    >>> engines_of(dense), engines_of(experts)
-    (2, 1)
-    """
+    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody."""
     rules = rank_rules(plan)
     return 1 if rules.in_lockstep else rules.ranks
 
@@ -110,60 +83,7 @@ def run_replicas(
     seed: int = 0,
     threads: int | None = None,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with the ranks that its plan has.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What their steps take.
-    trace : Trace
-        The requests of all.
-    settings : EngineSettings
-        How each schedules: each rank of each, where attention is data parallel.
-    replicas : int, default 1
-        How many.
-    routing : str
-        Where a request goes, when it arrives: ``round_robin``; ``least_outstanding``, to the fewest requests
-        that wait or run; ``least_load``, the same with four times those that wait; ``least_kv``, to the
-        fewest blocks of KV cache in use, then the fewest that wait, then the fewest that run;
-        ``power_of_two``, of two that are drawn, to the fewest that wait or run. Of equals the first.
-    time_scale : float, default 1
-        Every step takes so many times as long.
-    seed : int, default 0
-        Of what ``power_of_two`` draws.
-    threads : int, optional
-        Where replicas do not depend on each other, how many run at once; by default one a processor.
-
-    Returns
-    -------
-    Outcomes
-        In the trace's order; requests that can never run are rejected, and sent to no replica.
-
-    Raises
-    ------
-    SimulationError
-        If there is no such routing, or the plan has pipeline stages.
-
-    Notes
-    -----
-    A router knows all replicas as they are when the request arrives: what ends at that very time has not
-    ended. A closed loop's clients send their next request to whichever replica the routing says then.
-
-    Ranks have schedulers, slots and blocks of their own. Where the engine's profile has them in lockstep
-    (``data_parallel``), their steps start together and take as long as the longest of theirs, whose experts
-    compute the tokens of all ranks, or the fullest rank's for each; a request goes to a rank when the engine
-    sees it. Ranks of dense models are engines by themselves otherwise, and a request goes to one when it
-    arrives. The loops are :mod:`fastroof.compiled.simulation.replicas` and
-    :mod:`fastroof.compiled.simulation.ranks`.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> trace = fastroof.Trace([0.0, 0.0, 0.0], [1000, 10, 10], [50, 1, 1])
-    >>> run_replicas(plan, trace, EngineSettings(2048, 256, 1000), 2, "least_outstanding").replica.tolist()
-    [0, 1, 0]
-    """
+    """Serve a trace with replicas of an engine, each with the ranks that its plan has."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
     one_of("routing", routing, ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
@@ -229,23 +149,7 @@ def new_fleet(
     rules: RankRules = ONE_RANK,
     drawn: Ints | None = None,
 ) -> loops.Fleet:
-    """Make replicas as the loops read them.
-
-    Parameters
-    ----------
-    routing : str
-        Of :data:`ROUTINGS`.
-    settings : EngineSettings
-        Of each rank.
-    count, longest : int
-        Requests of all, and tokens of their longest output.
-    replicas : int, default 1
-        Replicas.
-    rules : RankRules
-        How the ranks of each step: together, or each as an engine by itself; by default one rank.
-    drawn : ndarray of int32, shape (2, count), optional
-        Two replicas a request, for a routing that draws.
-    """
+    """Make replicas as the loops read them."""
     apart = 1 if rules.in_lockstep else rules.ranks
     engines, ranks = replicas * apart, rules.ranks // apart
     groups = rank_loops.RankGroup(
@@ -284,13 +188,7 @@ def _counters(states: EngineState) -> dict[str, Any]:
 
 
 def merged(records: Sequence[Record]) -> Record:
-    """Add up what engines of one time recorded, in bins as wide as the widest of theirs.
-
-    Parameters
-    ----------
-    records : sequence of Record
-        Of engines that run beside each other.
-    """
+    """Add up what engines of one time recorded, in bins as wide as the widest of theirs."""
     width_us = max(float(record.width_us[0]) for record in records)
     series = np.zeros_like(records[0].series)
     for record in records:

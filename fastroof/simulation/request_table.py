@@ -77,13 +77,7 @@ def request_table(
 
 
 def checked_requests_path(path: str | Path) -> Path:
-    """Return where requests can be written to, before any time goes into what they will be.
-
-    Raises
-    ------
-    FastroofError
-        If it ends in neither .parquet nor .csv, or there is no place for a file.
-    """
+    """Return where requests can be written to, before any time goes into what they will be."""
     path = Path(path)
     if path.suffix.lower() not in (".parquet", ".csv"):
         # a number is what other programs' option of this name takes
@@ -94,13 +88,7 @@ def checked_requests_path(path: str | Path) -> Path:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table of requests whole or not at all, as the name's end says.
-
-    Raises
-    ------
-    FastroofError
-        If the disk does not take it.
-    """
+    """Write a table of requests whole or not at all, as the name's end says."""
     with write_errors(f"requests {path}"), whole_file(path) as unfinished:
         if path.suffix.lower() == ".csv":
             from pyarrow import csv

@@ -26,20 +26,7 @@ LIMITS: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class RequestTimes(NamedTuple):
-    """Times of requests, an element a request in the order that the outcomes have.
-
-    Attributes
-    ----------
-    ttft_ms, e2e_ms : ndarray of float64
-        From sending a request to its first and to its last token, ms; nan where it never came.
-    tpot_ms : ndarray of float64
-        Time per output token after the first, ms: ``(last - first) / (output - 1)``; nan of outputs of one
-        token, and of requests that did not finish.
-    is_finished : ndarray of bool
-        Whether all of its tokens came.
-    has_gaps : ndarray of bool
-        Whether its output has a second token.
-    """
+    """Times of requests, an element a request in the order that the outcomes have."""
 
     ttft_ms: Floats
     tpot_ms: Floats
@@ -70,20 +57,7 @@ class RequestTimes(NamedTuple):
         return values if kept.all() else values[kept]
 
     def percentile(self, name: str, percent: float) -> float:
-        """Return a percentile over all requests, where one that did not finish took for ever.
-
-        Parameters
-        ----------
-        name : str
-            Of :data:`LIMITS`.
-        percent : float
-            From 0 to 100.
-
-        Returns
-        -------
-        float
-            ms; ``inf`` where more requests than that did not finish, nan where none has such a time.
-        """
+        """Return a percentile over all requests, where one that did not finish took for ever."""
         values: Floats = getattr(self, name)
         if not self.is_finished.all():
             values = np.where(self.is_finished, values, math.inf)
@@ -112,18 +86,7 @@ class RequestTimes(NamedTuple):
 
 
 def checked_limits(given: Mapping[str, Any]) -> dict[str, float]:
-    """Return limits as floats by name, those that were given.
-
-    Raises
-    ------
-    BatchError
-        If one is no number above 0.
-
-    Examples
-    --------
-    >>> checked_limits({"ttft_ms": 500, "tpot_ms": None})
-    {'ttft_ms': 500.0}
-    """
+    """Return limits as floats by name, those that were given."""
     limits = {}
     for name, value in given.items():
         if value is None:

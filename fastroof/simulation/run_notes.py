@@ -26,17 +26,7 @@ MANY_PREEMPTED: Final = 0.05
 
 
 class QueueGrowth(NamedTuple):
-    """Requests without their first token, half-way through the arrivals and at their end.
-
-    Attributes
-    ----------
-    half_way, at_end : int
-        How many waited, or had their prompt computed.
-    arrived : int
-        Requests that arrived in between.
-    served_per_s, arrived_per_s : float
-        Requests a second, in between: first tokens, and arrivals.
-    """
+    """Requests without their first token, half-way through the arrivals and at their end."""
 
     half_way: int
     at_end: int
@@ -52,19 +42,7 @@ class QueueGrowth(NamedTuple):
 
 
 def queue_growth(trace: Trace, outcomes: Outcomes) -> QueueGrowth | None:
-    """Say how the queue grew in the second half of the arrivals; None of a closed loop, or no time between.
-
-    Examples
-    --------
-    A thousand requests at ten a second, of which five a second are served:
-
-    >>> from types import SimpleNamespace
-    >>> arrival_us = np.arange(1000.0) * 1e5
-    >>> outcomes = SimpleNamespace(arrival_us=arrival_us, first_us=arrival_us * 2 + 2e5)
-    >>> growth = queue_growth(SimpleNamespace(is_closed=False), outcomes)
-    >>> growth.half_way, growth.at_end, growth.is_growing
-    (251, 501, True)
-    """
+    """Describe queue growth over the second half of the arrivals; None for a closed loop."""
     arrival_us, first_us = outcomes.arrival_us, outcomes.first_us
     if trace.is_closed or len(arrival_us) < 2:
         return None
@@ -94,22 +72,7 @@ def queue_growth(trace: Trace, outcomes: Outcomes) -> QueueGrowth | None:
 
 
 def run_notes(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> list[str]:
-    """Say what the numbers of a simulation do not say of themselves.
-
-    Parameters
-    ----------
-    trace : Trace
-        What was asked.
-    outcomes : Outcomes
-        What became of it.
-    times : RequestTimes
-        Of its requests.
-
-    Returns
-    -------
-    list of str
-        A sentence each; empty where there is nothing to be said.
-    """
+    """Say what the numbers of a simulation do not say of themselves."""
     count, finished = len(times.is_finished), int(times.is_finished.sum())
     status = np.bincount(np.asarray(outcomes.status), minlength=3).tolist()
     notes = []

@@ -80,10 +80,7 @@ def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str
 
 
 def mean_step(outcomes: Outcomes, settings: EngineSettings, ranks: int = 1) -> tuple[float, float]:
-    """Return the mean number of running requests of a rank, over busy time, and the tokens each holds.
-
-    ``ranks`` is the number of ranks that step together.
-    """
+    """Return the mean number of running requests of a rank, over busy time, and the tokens each holds."""
     running_us, _, blocks_us, busy_us = outcomes.series[:, : BUSY_US + 1].sum(axis=0).tolist()
     if not (running_us > 0.0 and busy_us > 0.0):
         return 1.0, 1.0

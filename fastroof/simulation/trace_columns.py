@@ -22,19 +22,7 @@ _MOST_INTEGER: Final = 2**62
 
 @dataclass(frozen=True)
 class RawColumns:
-    """Columns as a file has them.
-
-    Parameters
-    ----------
-    what : str
-        The file, for messages.
-    columns : dict of str to pyarrow.ChunkedArray
-        The columns that are read, by their names in the file; of one length.
-    row_words : callable
-        How a message calls a row, given its index: ``line 7``.
-    is_text : bool
-        Whether numbers are text, as in a CSV file.
-    """
+    """Columns as a file has them."""
 
     what: str
     columns: dict[str, pa.ChunkedArray]
@@ -52,15 +40,7 @@ class RawColumns:
             self.refuse(row, said(row))
 
     def seconds(self, name: str, per_s: float | None) -> Floats:
-        """Return arrivals in seconds after the earliest.
-
-        Parameters
-        ----------
-        name : str
-            The column: numbers, dates and times, or text of either.
-        per_s : float or None
-            How many of the unit of numbers are a second; None where numbers will not do.
-        """
+        """Return arrivals in seconds after the earliest."""
         import pyarrow as pa
 
         given = column = self._whole(name)
@@ -192,10 +172,7 @@ class RawColumns:
 
 
 def _flat(column: pa.ChunkedArray) -> Array:
-    """Return numbers without nulls as NumPy's.
-
-    Arrow's own way imports pandas where it is installed, which takes longer than reading.
-    """
+    """Return numbers without nulls as NumPy's."""
     parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
     return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
 

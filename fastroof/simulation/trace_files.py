@@ -96,18 +96,7 @@ def load_trace(
 
 
 def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) -> Trace:
-    """Read the lengths of requests, from a trace or a table that has no arrivals, which then are all 0.
-
-    Raises
-    ------
-    TraceError
-        As :func:`load_trace`.
-
-    Examples
-    --------
-    >>> load_lengths({"prompt_tokens": [9, 8], "completion_tokens": [1, 2]}).arrival_s.tolist()
-    [0.0, 0.0]
-    """
+    """Read the lengths of requests, from a trace or a table that has no arrivals, which then are all 0."""
     with _within_memory(source):
         raw, columns, said = _raw(source, None, needs_arrival=False)
         return _checked_trace(raw, columns._replace(hash_ids=""), {"name": said["name"]})

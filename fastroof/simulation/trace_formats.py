@@ -120,24 +120,12 @@ class NamedColumns(NamedTuple):
 
 
 def column_key(name: str) -> str:
-    """Return a column's name as formats are told by: small letters, digits, and one _ for all else.
-
-    Examples
-    --------
-    >>> column_key(" Request tokens")
-    'request_tokens'
-    """
+    """Return a column's name as formats are told by: small letters, digits, and one _ for all else."""
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
 def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFormat:
-    """Return the format of a name, or the one that columns tell.
-
-    Raises
-    ------
-    TraceError
-        If there is no such format.
-    """
+    """Return the format of a name, or the one that columns tell."""
     if name is None:
         keys = [column_key(column) for column in columns]
         return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
@@ -149,29 +137,7 @@ def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFo
 def named_columns(
     columns: list[str], what: str, format: str | None = None, *, needs_arrival: bool = True
 ) -> NamedColumns:
-    """Find which column has which role.
-
-    Parameters
-    ----------
-    columns : list of str
-        Names in the file, each of which may be there once.
-    what : str
-        The file, for messages.
-    format : str, optional
-        Name of a format; the columns tell it otherwise.
-    needs_arrival : bool, default True
-        Whether there must be arrivals.
-
-    Raises
-    ------
-    TraceError
-        If a role has no column, or two.
-
-    Examples
-    --------
-    >>> named_columns(["TIMESTAMP", "ContextTokens", "GeneratedTokens"], "a.csv").format.name
-    'azure'
-    """
+    """Find which column has which role."""
     meant = trace_format(format, columns, what)
 
     def found(role: str, names: Iterable[str], is_needed: bool) -> str:

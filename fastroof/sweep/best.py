@@ -46,17 +46,7 @@ _OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "toke
 
 
 class Margin(NamedTuple):
-    """How far a deployment is from one limit.
-
-    Attributes
-    ----------
-    name : str
-        A key of the spec's constraints.
-    value, limit : float
-        What the deployment has, and what it may have.
-    left : float
-        ``1 - value / limit``.
-    """
+    """How far a deployment is from one limit."""
 
     name: str
     value: float
@@ -65,28 +55,7 @@ class Margin(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A deployment, and why it stands where it does.
-
-    Attributes
-    ----------
-    row : dict
-        Values by the names of :data:`fastroof.sweep.deployments.COLUMNS`.
-    objective : float
-        Value of the spec's objective.
-    relative_error : float or None
-        Standard error of the deployment's mean decode step over it; None where it is unknown.
-    behind : float
-        How much less of it than the best, as a share of the best; of cost how much more. 0 for the best.
-    is_tie : bool
-        Whether that is less than the standard error of the difference, or nothing; the best itself is none.
-    margins : tuple of Margin
-        How far it is from each limit, the nearest first.
-    at_edge : bool
-        Whether it runs at the largest load of the spec: a larger one might be better still.
-    percentile : PercentileCapacity, optional
-        What it serves within a percentile, where one was asked for: then ``behind`` and ``is_tie`` are of
-        requests a second within it, over what the objective counts.
-    """
+    """A deployment, and why it stands where it does."""
 
     row: dict[str, Any]
     objective: float
@@ -99,21 +68,7 @@ class Choice(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What to run for one model and load.
-
-    Attributes
-    ----------
-    group : dict
-        ``model``, and of the spec's ``per`` what the load differs in.
-    choices : tuple of Choice
-        The recommended deployment, then the runners-up; empty where nothing is within the limits.
-    candidates, feasible : int
-        Candidates of the model, all its loads together, and those within the limits.
-    infeasible : dict of str to int
-        The others by reason, a key of :data:`fastroof.sweep.deployments.summary.INFEASIBLE`.
-    nearest : Nearest, optional
-        Where nothing is within the limits, what comes nearest to them; None where nothing runs at all.
-    """
+    """What to run for one model and load."""
 
     group: dict[str, Any]
     choices: tuple[Choice, ...]
@@ -124,21 +79,7 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What to run for each model and load, in the order of the spec.
-
-    Attributes
-    ----------
-    answers : tuple of Answer
-        One a group.
-    objective : str
-        What there is most, or of cost least, of: its column of the rows.
-    candidates : int
-        All that were estimated, the infeasible ones included.
-    skipped : tuple of str
-        Plans that could not be compiled, and why.
-    total_s : float
-        Seconds it took.
-    """
+    """What to run for each model and load, in the order of the spec."""
 
     answers: tuple[Answer, ...]
     objective: str

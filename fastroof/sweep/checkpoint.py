@@ -36,32 +36,7 @@ Results = Generator[UnitResult, None, None]
 
 
 class Checkpoint:
-    """The finished units of a sweep, in a folder beside its output.
-
-    A context manager: the folder is removed when the block ends, and completed when it raises. Every part
-    is written to a temporary name and renamed, so that a kill at any moment leaves whole parts. Each begins
-    with a digest of its bytes and of the sweep: what does not match is dropped and evaluated again.
-
-    Parameters
-    ----------
-    sweep : SweepKind
-        What is swept.
-    output : Path
-        The results file.
-    identity : mapping of str to str
-        The results' metadata: version, kind, spec and hashes; and the shard, where it is one.
-    resume : bool
-        Take what is there, if anything is.
-    restart : bool
-        Remove what is there.
-
-    Raises
-    ------
-    SweepError
-        If something is there and neither ``resume`` nor ``restart`` is set, if it is of another sweep, or
-        another process is at work on it; if the folder is a link, another user's or holds other files, or
-        cannot be written.
-    """
+    """The finished units of a sweep, in a folder beside its output."""
 
     def __init__(
         self,
@@ -122,15 +97,7 @@ class Checkpoint:
     def results(
         self, units: Sequence[WorkUnit], evaluate: Callable[[Sequence[WorkUnit]], Results]
     ) -> Results:
-        """Yield a result a unit in their order: those that are there, and the others as they are evaluated.
-
-        Parameters
-        ----------
-        units : sequence of WorkUnit
-            All of the sweep's, or of its shard.
-        evaluate : callable
-            Takes the units that are missing, and yields their results in order.
-        """
+        """Yield one result per unit in order: stored ones, and the others as they are evaluated."""
         missing = [unit for unit in units if unit.number not in self._stored]
         fresh = evaluate(missing)
         try:
@@ -228,11 +195,7 @@ class Checkpoint:
         return self._loaded[1][number]
 
     def _read(self, folder: PartsFolder, name: str) -> tuple[pa.Table, dict[int, UnitResult]]:
-        """Rows of a part and what else is known of its units.
-
-        Nothing of a part that is torn or damaged, or that another version wrote: its units are evaluated
-        again.
-        """
+        """Rows of a part and what else is known of its units."""
         try:
             table = pa.ipc.open_file(folder.read_sealed(name, self._made_for)).read_all()
             bare = table.replace_schema_metadata(None)

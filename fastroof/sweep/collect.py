@@ -22,17 +22,7 @@ HELD_ROWS: Final = 2**16
 
 
 class Collected:
-    """What units came to, put together in their order.
-
-    Rows of a sweep whose units have the final ones are written as they come; others are held, and reduced.
-
-    Parameters
-    ----------
-    sweep : SweepKind
-        What is swept.
-    results : ResultFile
-        Where rows are written.
-    """
+    """What units came to, put together in their order."""
 
     def __init__(self, sweep: SweepKind, results: ResultFile) -> None:
         self.sweep = sweep
@@ -59,13 +49,7 @@ class Collected:
             self._held = self._reduced().to_batches()
 
     def finish(self) -> None:
-        """Write what is held, and the counts.
-
-        Raises
-        ------
-        SweepError
-            If nothing was evaluated.
-        """
+        """Write what is held, and the counts."""
         lost = self.sweep.lost_whole
         if self.counts["evaluated"] == sum(self.counts[reason] for reason in lost):
             said = [f"{reason}: {', '.join(names)}" for reason, names in self.skipped.items()]

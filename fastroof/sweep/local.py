@@ -23,24 +23,7 @@ def local_results(
     tables_by_gpu: Mapping[str, GpuTables],
     threads: int = 1,
 ) -> Generator[UnitResult, None, None]:
-    """Evaluate units by some threads.
-
-    Parameters
-    ----------
-    sweep : SweepKind
-        Whose they are.
-    units : sequence of WorkUnit
-        What to evaluate.
-    tables_by_gpu : mapping
-        What :func:`fastroof.sweep.sources.load_tables_by_gpu` returns.
-    threads : int
-        Threads to share them over.
-
-    Yields
-    ------
-    UnitResult
-        One a unit, in their order. Units that have not begun are dropped where the caller stops.
-    """
+    """Evaluate units by some threads."""
     if threads == 1:
         for unit in units:
             yield sweep.evaluate(unit, tables_by_gpu)

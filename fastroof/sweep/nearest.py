@@ -16,15 +16,7 @@ _KEY_OF: Final = {"request_rate_per_s": "request_rate"}
 
 
 class Nearest(NamedTuple):
-    """The deployment that comes nearest to limits which none keeps, of the fewest clients.
-
-    Attributes
-    ----------
-    row : dict
-        Values by the names of :data:`fastroof.sweep.deployments.COLUMNS`.
-    exceeds : dict of str to float
-        How many times a limit it takes, by limit, the worst first; 1 and less are kept.
-    """
+    """The deployment that comes nearest to limits which none keeps, of the fewest clients."""
 
     row: dict[str, Any]
     exceeds: dict[str, float]
@@ -58,20 +50,7 @@ def _few(values: Sequence[float]) -> list[float]:
 def nearest_to_limits(
     spec: DeploymentSpec, rows_of: Callable[[DeploymentSpec], Sequence[dict[str, Any]]]
 ) -> Nearest | None:
-    """Find the row whose worst excess over a limit is the least.
-
-    Parameters
-    ----------
-    spec : DeploymentSpec
-        Of :func:`nearest_spec`.
-    rows_of : callable
-        Evaluates it.
-
-    Returns
-    -------
-    Nearest or None
-        None where no deployment runs at all.
-    """
+    """Find the row whose worst excess over a limit is the least."""
     limits = {name: limit for name, limit in spec.constraints.model_dump().items() if limit is not None}
 
     def excess(row: Mapping[str, Any]) -> dict[str, float]:

@@ -42,22 +42,7 @@ def parts_folder(output: str | Path) -> Path:
 
 
 class PartsFolder:
-    """An open folder of parts; see the module.
-
-    Parameters
-    ----------
-    path : Path
-        Its place, of which the last name is no link.
-    create : bool
-        Whether to make it where there is none.
-
-    Raises
-    ------
-    SweepError
-        If it is a link, a file or another user's, or others may write to it.
-    OSError
-        If it cannot be made or opened.
-    """
+    """An open folder of parts; see the module."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
@@ -88,13 +73,7 @@ class PartsFolder:
         self._lock, self._folder = None, -1
 
     def lock(self, busy: str) -> None:
-        """Keep other processes out; a process that is killed lets go.
-
-        Parameters
-        ----------
-        busy : str
-            What is said where another process has it.
-        """
+        """Keep other processes out; a process that is killed lets go."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         lock = os.open(LOCK, flags, 0o644, dir_fd=self._folder)
         try:
@@ -112,13 +91,7 @@ class PartsFolder:
         self._lock = lock
 
     def check_names(self) -> None:
-        """Refuse a folder that holds anything else than what a sweep leaves there.
-
-        Raises
-        ------
-        SweepError
-            Which names it; nothing is removed.
-        """
+        """Refuse a folder that holds anything else than what a sweep leaves there."""
         for name in sorted(os.listdir(self._folder)):
             if _KEPT_BY_SYSTEM.fullmatch(name):
                 continue
@@ -145,13 +118,7 @@ class PartsFolder:
         return not all(name == LOCK or _UNFINISHED.fullmatch(name) for name in names)
 
     def read(self, name: str) -> bytes:
-        """Bytes of a file.
-
-        Raises
-        ------
-        OSError
-            If there is none of the name, or it is no plain file.
-        """
+        """Bytes of a file."""
         with open(name, "rb", opener=self._open_to_read) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(f"{self.path / name} is no plain file")
@@ -170,15 +137,7 @@ class PartsFolder:
             self.remove(unfinished)
 
     def read_sealed(self, name: str, made_for: bytes) -> bytes:
-        """Content of a part that is whole, and was written for the same sweep.
-
-        Raises
-        ------
-        ValueError
-            If it is not.
-        OSError
-            If it cannot be read.
-        """
+        """Content of a part that is whole, and was written for the same sweep."""
         data = self.read(name)
         content = data[_DIGEST_BYTES:]
         if _digest(made_for, content) != data[:_DIGEST_BYTES]:

@@ -28,22 +28,7 @@ _LIMITS: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "request_latency_ms": "e
 
 
 class PercentileCapacity(NamedTuple):
-    """What a deployment serves with a percentile of the times within the limits on their means.
-
-    Attributes
-    ----------
-    requests_per_s, low, high : float
-        Of the whole deployment: see :class:`fastroof.simulation.capacity.Capacity`. nan where it was not
-        simulated.
-    tokens_per_s_per_gpu : float
-        Output tokens a second at that rate, over the GPUs.
-    limit : str
-        What binds.
-    place : int
-        Where the closed form had the deployment, from 1.
-    why_not : str
-        Why it was not simulated; empty where it was.
-    """
+    """What a deployment serves with a percentile of the times within the limits on their means."""
 
     requests_per_s: float
     low: float
@@ -60,13 +45,7 @@ class PercentileCapacity(NamedTuple):
 
 
 def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
-    """Return the spec's limits on means as limits on a percentile, by the names that capacities have.
-
-    Raises
-    ------
-    SweepError
-        If there is none, or the percentile is no number above 0 and up to 100.
-    """
+    """Return the spec's limits on means as limits on a percentile, by the names that capacities have."""
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
         raise SweepError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
     digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
@@ -105,23 +84,7 @@ def percentile_capacity(
     requests: int,
     seed: int,
 ) -> PercentileCapacity:
-    """Find the capacity of one of the closed form's deployments.
-
-    Parameters
-    ----------
-    spec : DeploymentSpec
-        Whose it is.
-    row : mapping
-        The deployment, a row of a sweep's results.
-    place : int
-        Where the closed form had it.
-    tables_by_gpu : mapping
-        What :func:`fastroof.sweep.sources.load_tables_by_gpu` returns.
-    limits : mapping of str to float
-        What :func:`percentile_limits` returns.
-    requests, seed : int
-        How many requests are simulated, and the seed of their arrivals.
-    """
+    """Find the capacity of one of the closed form's deployments."""
     lost = PercentileCapacity(math.nan, math.nan, math.nan, math.nan, "", place)
     if row["mode"] != "aggregated":
         return lost._replace(why_not="workers of two kinds are not simulated")
@@ -174,13 +137,7 @@ def _capacity(
 
 
 def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return what requests a second are to be divided by for the spec's objective to be compared.
-
-    Raises
-    ------
-    SweepError
-        If a rate says nothing of the objective.
-    """
+    """Return what requests a second are to be divided by for the spec's objective to be compared."""
     if spec.objective == "tokens_per_s_per_user":
         raise SweepError(
             "objective 'tokens_per_s_per_user' is no matter of how many requests are served: with a "
@@ -195,22 +152,7 @@ def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[flo
 def ranked_anew(
     capacities: Sequence[PercentileCapacity], divided_by: Sequence[float], rates: Sequence[float | None]
 ) -> list[int]:
-    """Order deployments by what they serve within the percentile.
-
-    Parameters
-    ----------
-    capacities : sequence of PercentileCapacity
-        Of deployments in the order of the closed form.
-    divided_by : sequence of float
-        What :func:`weights` returns of them.
-    rates : sequence of float or None
-        Requests a second that were asked of each, if they were: those that serve as many come first.
-
-    Returns
-    -------
-    list of int
-        Places of the deployments, the best first; those that were not simulated last, as they were.
-    """
+    """Order deployments by what they serve within the percentile."""
 
     def order(place: int) -> tuple[bool, bool, float, int]:
         most = capacities[place]

@@ -73,24 +73,7 @@ class _Csv:
 
 
 class ResultFile:
-    """A results file that is being written.
-
-    A context manager: rows go to a hidden file beside ``path``, which takes the name ``path`` when the
-    block ends, and is removed when the block raises. A reader never sees half a file.
-
-    Parameters
-    ----------
-    path : Path
-        Ends in .parquet, .csv or .jsonl; a file of that name is replaced at the end.
-    schema : pyarrow.Schema
-        Of the rows, with the file's metadata. CSV and JSON lines keep the column names only; text of CSV
-        that would begin a formula begins with an apostrophe.
-
-    Raises
-    ------
-    SweepError
-        If the file cannot be written, at the start or, from :meth:`write` or the block's end, later.
-    """
+    """A results file that is being written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         if path.suffix not in _FORMATS:

@@ -62,27 +62,7 @@ class Shard(NamedTuple):
 
 
 def shard_units(units: Sequence[WorkUnit], shard: Shard) -> list[WorkUnit]:
-    """Deal units out, the largest first and each to the shard that has the least, and take one shard's.
-
-    Parameters
-    ----------
-    units : sequence of WorkUnit
-        All of a sweep's.
-    shard : Shard
-        Whose to take.
-
-    Returns
-    -------
-    list of WorkUnit
-        In order; always the same ones. Every unit is in one shard.
-
-    Examples
-    --------
-    >>> from fastroof.sweep import load_spec, work_units
-    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2, 4], "batch_size": [1, 64], "kv_len": 1024}
-    >>> [unit.number for unit in shard_units(work_units(load_spec(spec)), Shard(1, 2))]
-    [0, 2]
-    """
+    """Deal units out, the largest first and each to the shard that has the least, and take one shard's."""
     load = [(0, number) for number in range(1, shard.total + 1)]
     mine = []
     for unit in sorted(units, key=lambda unit: (-unit.size, unit.number)):

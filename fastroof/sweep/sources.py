@@ -26,13 +26,7 @@ class GpuTables(NamedTuple):
 
 
 def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
-    """Load the tables of each of a sweep's GPUs, by the name that the spec has for it.
-
-    Raises
-    ------
-    TableError
-        If there are none, or they cannot be read.
-    """
+    """Load the tables of each of a sweep's GPUs, by the name that the spec has for it."""
     from fastroof.load.by_name import missing_tables
     from fastroof.plan.datasheet import DatasheetCurves
     from fastroof.tables import load_tables

@@ -83,10 +83,7 @@ class SweepSpec(BaseModel):
 
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
-        """Every tensor-parallel size with every other size of a layout, in the order of the rows.
-
-        Groups of experts that do not divide the tp x dp GPUs of a stage are none.
-        """
+        """Every tensor-parallel size with every other size of a layout, in the order of the rows."""
         others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
         every = itertools.product(self.tp, others)
         return tuple((tp, split) for tp, split in every if tp * split.dp % split.ep == 0)

@@ -58,13 +58,7 @@ NAMES_SCHEMA: Final[dict[str, Any]] = {
 
 
 def listed(value: Any) -> list[Any]:
-    """Take one value as a list of it.
-
-    Raises
-    ------
-    ValueError
-        If the list is empty.
-    """
+    """Take one value as a list of it."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     if not values:
         raise ValueError("the list is empty, need at least one")
@@ -72,13 +66,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def text(name: Any, what: str = "model names or paths of config.json files") -> str:
-    """Take a name or a path as text.
-
-    Raises
-    ------
-    ValueError
-        If it is neither.
-    """
+    """Take a name or a path as text."""
     if not isinstance(name, str | Path):
         raise ValueError(f"got {shown(name)}, need {what}")
     return str(name)
@@ -90,27 +78,7 @@ def model_name(name: str) -> str:
 
 
 def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[str, ...]:
-    """Check that every name of a list can be loaded, and say all that cannot at once.
-
-    Parameters
-    ----------
-    value : str, Path or sequence of them
-        What was given.
-    called : callable
-        Loads one, and returns what results call it.
-    what : str
-        What is needed, for the message.
-
-    Returns
-    -------
-    tuple of str
-        Each once, in order.
-
-    Raises
-    ------
-    ValueError
-        Naming every one that cannot be loaded, or that results could not tell from another.
-    """
+    """Check that every name of a list can be loaded, and say all that cannot at once."""
     names = list(dict.fromkeys(text(name, what) for name in listed(value)))
     problems = []
     known = ""  # the known ones, listed once for all
@@ -134,13 +102,7 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
 
 
 def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
-    """Check that a list is out of some choices, and put it in their order.
-
-    Raises
-    ------
-    ValueError
-        Naming what is none of them.
-    """
+    """Check that a list is out of some choices, and put it in their order."""
     given = listed(value)
     # by type too: True == 1 and 1.0 == 1
     wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
@@ -151,13 +113,7 @@ def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> None:
-    """Refuse a product of sizes that is too large.
-
-    Raises
-    ------
-    ValueError
-        With the product, and what to cut.
-    """
+    """Refuse a product of sizes that is too large."""
     count = math.prod(sizes.values())
     if count <= most:
         return
@@ -169,13 +125,7 @@ def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> 
 
 
 def read_values(spec: Any) -> tuple[dict[Any, Any], str]:
-    """Read a spec's keys and values, and what to call it in messages.
-
-    Raises
-    ------
-    SweepError
-        If it is no mapping, or no TOML file that can be read.
-    """
+    """Read a spec's keys and values, and what to call it in messages."""
     if isinstance(spec, Mapping):
         return dict(spec), "sweep spec"
     if not isinstance(spec, str | Path):
@@ -198,13 +148,7 @@ def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
 
 
 def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
-    """Make a spec of its keys and values.
-
-    Raises
-    ------
-    SweepError
-        Naming every wrong key, what was given and what would do.
-    """
+    """Make a spec of its keys and values."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

@@ -100,13 +100,7 @@ def outcomes_to_json(units: Sequence[WorkUnit], results: Sequence[UnitResult]) -
 
 
 def outcomes_from_json(text: str | bytes, rows: pa.RecordBatch) -> dict[int, UnitResult]:
-    """Read back what :func:`outcomes_to_json` wrote: results by unit number, with these rows.
-
-    Raises
-    ------
-    ValueError
-        If it was written by another version, or is torn.
-    """
+    """Read back what :func:`outcomes_to_json` wrote: results by unit number, with these rows."""
     try:
         return {
             outcome["unit"]: UnitResult(

@@ -88,22 +88,7 @@ class WorkUnit(NamedTuple):
 
 
 class UnitResult(NamedTuple):
-    """What a unit comes to.
-
-    Attributes
-    ----------
-    rows : pyarrow.RecordBatch
-        Of the results' columns, already reduced to what may be kept.
-    counts : dict of str to int
-        ``evaluated``, and how many of them are infeasible by reason.
-    skipped : tuple of (str, str)
-        Reasons and names of what was left out whole.
-    for_summary : tuple of dict
-        What the sweep's summary needs of the unit beside rows and counts: values that JSON has, which only
-        the kind of sweep understands.
-    evaluate_s : float
-        Seconds spent evaluating, without compiling the plan.
-    """
+    """What a unit comes to."""
 
     rows: pa.RecordBatch
     counts: dict[str, int]

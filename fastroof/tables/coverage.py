@@ -38,25 +38,7 @@ COVERAGE_GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid i
 
 
 class CoverageRow(NamedTuple):
-    """How often hidden points lie in the intervals claimed for them, as fractions.
-
-    Attributes
-    ----------
-    operator, grid : str
-        What was judged.
-    region : str
-        ``inside``: interpolated between measured points; ``outside``: extrapolated.
-    points : int
-        Hidden points, over all seeds.
-    level_50, level_80, level_90, level_95 : float
-        Share of the points in the intervals that claim 50, 80, 90 and 95 %.
-    lowest_80, highest_80 : float
-        The same at 80 % for the seeds with the lowest and the highest share.
-    quartiles_80 : tuple of float
-        The same at 80 % by quartile of the error claimed, from small to large.
-    median_error : float
-        Median of the relative standard errors claimed.
-    """
+    """How often hidden points lie in the intervals claimed for them, as fractions."""
 
     operator: str
     grid: str
@@ -137,34 +119,7 @@ def run_coverage(
     grids: Iterable[HoldoutGrid] = COVERAGE_GRIDS,
     progress: Callable[[str], None] | None = None,
 ) -> list[CoverageRow]:
-    """Judge the errors of lookups on points that neither the lookups nor the errors have seen.
-
-    A random quarter of the values of every axis is hidden, the errors are worked out from what is left, and
-    intervals of so many of them around the latencies, in ln, are held against what was measured.
-
-    Parameters
-    ----------
-    tables : Tables
-        The tables to thin.
-    operators : iterable of str, optional
-        Judge these only; by default every operator that the tables have.
-    seeds : iterable of int
-        One draw each; the same seeds hide the same points.
-    grids : iterable of HoldoutGrid
-        Which rows take part; nothing is kept by value.
-    progress : callable, optional
-        Called with a line of text before each grid.
-
-    Returns
-    -------
-    list of CoverageRow
-        One a grid and region that has points.
-
-    Raises
-    ------
-    LookupInputError
-        For an operator that no grid judges.
-    """
+    """Judge the errors of lookups on points that neither the lookups nor the errors have seen."""
     grids = tuple(grids)
     known = {grid.operator for grid in grids}
     wanted = known if operators is None else set(operators)

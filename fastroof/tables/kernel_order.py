@@ -10,16 +10,7 @@ __all__ = ["BY_RANK", "KernelOrder"]
 
 
 class KernelOrder(NamedTuple):
-    """The order in which the sources of an operator are asked.
-
-    Attributes
-    ----------
-    engines : tuple of str
-        The engine that runs, as sources name their ``framework``, then the nearest to it; without any the
-        ranks of the sources decide.
-    operators : tuple of (str, str)
-        Operators that another source stands for better: the engine or the source that is asked first.
-    """
+    """The order in which the sources of an operator are asked."""
 
     engines: tuple[str, ...] = ()
     operators: tuple[tuple[str, str], ...] = ()

@@ -45,10 +45,7 @@ def run_lookup(
     *,
     of_source: bool = True,
 ) -> Lookup:
-    """Answer ``tables.lookup(name, method=method, with_error=with_error, **given)``.
-
-    Without ``of_source`` errors are those of interpolating alone, as hold-outs within one table judge them.
-    """
+    """Answer ``tables.lookup(name, method=method, with_error=with_error, **given)``."""
     operator = lookup_operator(name)
     if not isinstance(method, str) or method not in METHODS:
         raise LookupInputError(f"unknown method {shown(method)}: use one of {', '.join(METHODS)}")

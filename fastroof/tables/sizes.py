@@ -72,44 +72,14 @@ def _number_array(name: str, value: Any) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The sizes of a lookup's points.
-
-    Attributes
-    ----------
-    whole : dict of str to int
-        Arguments with one value for all points, checked.
-    arrays : dict of str to ndarray
-        The others, as given: of any number type and stride, checked when they are read.
-    shape : tuple of int
-        Broadcast shape of all.
-    """
+    """The sizes of a lookup's points."""
 
     whole: dict[str, int]
     arrays: dict[str, Array]
     shape: tuple[int, ...]
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[slice, list[Floats], dict[str, Floats]]]:
-        """Yield the points in order, at most CHUNK at a time; arrays are good until the next ones.
-
-        Parameters
-        ----------
-        names : sequence of str
-            Arguments wanted as arrays, whether they have one value or many.
-
-        Yields
-        ------
-        slice
-            Which points of the flattened shape.
-        list of ndarray of float64
-            The arguments named.
-        dict of str to ndarray of float64
-            The other arguments that are arrays.
-
-        Raises
-        ------
-        LookupInputError
-            Naming the argument that is not a size.
-        """
+        """Yield the points in order, at most CHUNK at a time; arrays are good until the next ones."""
         rows = [*names, *(name for name in self.arrays if name not in names)]
         scratch = np.empty((len(rows), min(math.prod(self.shape), CHUNK)))
         buffers = dict(zip(rows, scratch, strict=True))
@@ -162,18 +132,7 @@ def _is_native(array: Array) -> bool:
 
 
 def checked_points(given: Mapping[str, Any]) -> Points:
-    """Sort the arguments of a lookup into single sizes and arrays, and broadcast them.
-
-    Parameters
-    ----------
-    given : mapping of str to int or array_like of int
-        Floats are taken where they hold whole numbers.
-
-    Raises
-    ------
-    LookupInputError
-        Naming the argument that is not a size, or the shapes that do not broadcast.
-    """
+    """Sort the arguments of a lookup into single sizes and arrays, and broadcast them."""
     whole: dict[str, int] = {}
     arrays: dict[str, Array] = {}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -27,27 +27,14 @@ Key = tuple[Any, ...]
 
 
 class SourceError(NamedTuple):
-    """Errors of one kernel's answers that its neighbours in the table share.
-
-    Attributes
-    ----------
-    campaign : CampaignErrors
-        What another campaign would have measured.
-    floor_us : float
-        Least latency of the kernel's family in its source, us.
-    families : tuple of UnsoundFamily
-        Families with rows of the kernel that a test found wrong.
-    """
+    """Errors of one kernel's answers that its neighbours in the table share."""
 
     campaign: CampaignErrors
     floor_us: float
     families: tuple[UnsoundFamily, ...]
 
     def parts(self, sizes: Mapping[str, Floats], latency_us: Floats) -> tuple[Floats, Floats]:
-        """Relative standard errors of a call by itself, and of all calls together.
-
-        The latter is the campaign's common part and what an unsound family is off.
-        """
+        """Relative standard errors of a call by itself, and of all calls together."""
         spread, common = self.campaign.at(latency_us, self.floor_us)
         return spread, np.asarray(np.hypot(common, families_error(self.families, sizes, latency_us)))
 
@@ -63,27 +50,7 @@ NO_SOURCE: Final = SourceError(CampaignErrors(_NONE, _NONE), 1.0, ())
 
 
 def source_error(tables: Tables, operator: str, asked: Key) -> SourceError:
-    """Errors of a kernel's source; of one that was not measured those of the operator's first source.
-
-    Parameters
-    ----------
-    tables : Tables
-        Where it is looked up.
-    operator : str
-        The operator.
-    asked : tuple
-        The kernel; one that was borrowed has the errors of its lender's source.
-
-    Raises
-    ------
-    TableError
-        If the source's provenance says of its campaign, or of unsound families, what cannot be.
-
-    Notes
-    -----
-    ``[operators.<operator>.campaign]`` of a provenance.toml, with scale and common, replaces the shipped
-    figure: 0 for tables that were measured on the very machine that is predicted.
-    """
+    """Errors of a kernel's source; of one that was not measured those of the operator's first source."""
 
     def made() -> SourceError:
         key = OPERATORS[operator].source_key(tables, asked)

@@ -29,27 +29,7 @@ MOST_POINTS: Final = 4000
 
 
 class SurveyRow(NamedTuple):
-    """What is known of one source's kernels of one operator.
-
-    Attributes
-    ----------
-    gpu, engine, source, operator : str
-        Whose.
-    rows : int
-        Measured rows.
-    mape_inside, mape_outside : float or None
-        Mean absolute error of hidden points between kept ones and beyond them, a fraction, over its hold-out
-        grids by points; None without such points.
-    hidden : int
-        Hidden points.
-    same_80, any_80 : float or None
-        Share of other sources' values in the 80 % intervals at the points that both measured: of those whose
-        kernels are one library's, and of all, as answers for the other's engine.
-    same_points, any_points : int
-        Such points, over all other sources.
-    unsound : int
-        Rows of families that tests find unsound; other sources' values are held against the others.
-    """
+    """What is known of one source's kernels of one operator."""
 
     gpu: str
     engine: str
@@ -72,31 +52,7 @@ def run_survey(
     operators: Iterable[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[SurveyRow]:
-    """Judge every source of a GPU by itself and against the others.
-
-    Parameters
-    ----------
-    tables : Tables
-        All sources of one GPU.
-    operators : iterable of str, optional
-        Judge these only; by default every operator that can be looked up.
-    progress : callable, optional
-        Called with a line of text before each source and operator.
-
-    Returns
-    -------
-    list of SurveyRow
-        By source, then operator.
-
-    Raises
-    ------
-    LookupInputError
-        For an operator that cannot be looked up.
-
-    Notes
-    -----
-    Figures of :mod:`fastroof.uncertainty.campaign` that were made from these sources are judged in sample.
-    """
+    """Judge every source of a GPU by itself and against the others."""
     able = [name for name, operator in OPERATORS.items() if operator.answers_lookups]
     wanted = able if operators is None else list(operators)
     if unknown := sorted(set(wanted) - set(able)):

@@ -24,28 +24,7 @@ MOST_STEPS: Final = 2**24
 
 
 def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer how many requests a second are served.
-
-    Parameters
-    ----------
-    store : PlanStore
-        Of the plans.
-    view : View
-        What is asked.
-
-    Returns
-    -------
-    dict
-        What :meth:`fastroof.simulation.capacity.Capacity.document` has, ``limits`` by the names of that
-        function, and the ``command``.
-
-    Raises
-    ------
-    SimulationError
-        If the view has no limit, or its requests would take too many steps.
-    FastroofError
-        If there is no such plan, or it has no room for a request.
-    """
+    """Answer how many requests a second are served."""
     limits = capacity_limits(view)
     if not limits:
         raise SimulationError("a capacity keeps limits, and there is none: give one on TTFT or TPOT")

@@ -20,21 +20,7 @@ __all__ = ["choices"]
 
 
 def choices(store: PlanStore, start: View) -> dict[str, Any]:
-    """Return what can be chosen, and what the page starts with.
-
-    Parameters
-    ----------
-    store : PlanStore
-        Whose models and GPUs.
-    start : View
-        What an address without a state shows.
-
-    Returns
-    -------
-    dict
-        ``models``, ``gpus`` (name, title, and what is known of it: measured, importable or datasheet),
-        ``choices`` by control, ``sizes`` (least and most), ``start``, ``groups`` and ``origins`` in order.
-    """
+    """Return what can be chosen, and what the page starts with."""
     return {
         "version": __version__,
         "models": list(store.models),

@@ -44,15 +44,7 @@ def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) 
 
 
 def step_command(store: PlanStore, view: View) -> str:
-    """Return the command that answers what the step shows.
-
-    Examples
-    --------
-    >>> from fastroof.ui.plans import PlanStore
-    >>> from fastroof.ui.view import View
-    >>> step_command(PlanStore(), View())
-    'fastroof step --model qwen3-32b-fp8 --gpu h100 --tp 2 --runtime vllm --decode 32x4250 --explain'
-    """
+    """Return the command that answers what the step shows."""
     words = ["fastroof", "step", "--model", store.written_model(view.model), *_options(store, view)]
     if view.decodes:
         words += ["--decode", f"{view.decodes}x{view.decode_kv_len}"]

@@ -30,24 +30,7 @@ COLUMNS: Final = (
 
 
 def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer how layouts compare.
-
-    Parameters
-    ----------
-    store : PlanStore
-        Of the plans.
-    view : View
-        What is asked; its own layout is one of them.
-
-    Returns
-    -------
-    dict
-        ``layouts``: one object each with ``layout`` (in words), ``split`` (tp, pp, dp, ep), ``gpus``,
-        ``is_shown`` (the view's), and the columns of :data:`COLUMNS` over ``clients`` with ``within`` (all
-        limits) and ``on_front`` (no other point has more throughput a GPU in no more time per token), or
-        ``problem``. ``best``: the layout, point and command of the largest throughput within the limits, and
-        ``margins`` (the share of each limit that is left); None where none keeps them. ``limits``.
-    """
+    """Answer how layouts compare."""
     clients = spread_sizes(1, min(MOST_CLIENTS, view.engine.scheduling.max_num_seqs))
     layouts = [_over_clients(store, view, split, clients) for split in splits_of(store, view)]
     limits = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}

@@ -21,24 +21,7 @@ class NamedStart(NamedTuple):
 
 
 def named_start(model: str | None = None, gpu: str | None = None) -> NamedStart:
-    """Return what the page starts with.
-
-    Parameters
-    ----------
-    model, gpu : str, optional
-        Names, or paths of files, which the page lists under the names that are in them.
-
-    Raises
-    ------
-    FastroofError
-        If one of them is neither.
-
-    Examples
-    --------
-    >>> start = named_start("meta-llama/Llama-3.1-8B", "H100-SXM")
-    >>> start.view.model, start.view.gpu, start.models, start.gpus
-    ('llama-3.1-8b', 'h100', {}, {})
-    """
+    """Return what the page starts with."""
     models: dict[str, str] = {}
     gpus: dict[str, str] = {}
     chosen: dict[str, Any] = {} if model is None else {"tp": 1}

@@ -114,15 +114,7 @@ def _suffix(name: str) -> str:
 
 
 class PageApp:
-    """The application.
-
-    Parameters
-    ----------
-    store : PlanStore
-        Models, GPUs and plans.
-    start : View
-        What the page shows first.
-    """
+    """The application."""
 
     def __init__(self, store: PlanStore, start: View) -> None:
         self._store = store

@@ -106,26 +106,7 @@ def _bytes_of(made: CompiledPlan | FastroofError) -> int:
 
 
 class PlanStore:
-    """Plans by what they are of, compiled when they are first asked for; for any number of threads.
-
-    Where a file has changed that one of them was made from, all are made again.
-
-    Parameters
-    ----------
-    models : mapping of str to str, optional
-        Models by the names that the page has for them, to what :func:`fastroof.load_model` takes; beside all
-        that are known by name. No other file is read, whatever a page asks for.
-    gpus : mapping of str to str, optional
-        Likewise, to what :func:`fastroof.load_gpu` takes.
-
-    Examples
-    --------
-    >>> from fastroof.ui.view import View
-    >>> store = PlanStore()
-    >>> view = View(model="llama-3.1-8b", tp=1)
-    >>> store.plan(view, view.step_sizes).plan.max_seqs
-    1024
-    """
+    """Plans by what they are of, compiled when they are first asked for; for any number of threads."""
 
     def __init__(
         self, models: Mapping[str, str] | None = None, gpus: Mapping[str, str] | None = None
@@ -143,13 +124,7 @@ class PlanStore:
         return len(self._plans)
 
     def written_model(self, name: str) -> str:
-        """Return what stands for a model on a command line.
-
-        Raises
-        ------
-        ModelError
-            If the page does not list it.
-        """
+        """Return what stands for a model on a command line."""
         if name not in self.models:
             raise ModelError(
                 f"the page has no model {shown(name)}; `fastroof models` lists those it has, and "
@@ -158,13 +133,7 @@ class PlanStore:
         return self.models[name]
 
     def written_gpu(self, name: str) -> str:
-        """Return what stands for a GPU on a command line.
-
-        Raises
-        ------
-        GpuError
-            If the page does not list it.
-        """
+        """Return what stands for a GPU on a command line."""
         if name not in self.gpus:
             raise GpuError(
                 f"the page has no GPU {shown(name)}; it has {', '.join(self.gpus)}, and "
@@ -204,22 +173,7 @@ class PlanStore:
     def plan(
         self, view: View, sizes: Mapping[str, int], split: Mapping[str, int] | None = None
     ) -> CompiledPlan:
-        """Return a plan of the view's model and GPU.
-
-        Parameters
-        ----------
-        view : View
-            What is compiled.
-        sizes : mapping
-            ``max_tokens`` and ``max_seqs``: the view knows those of each question.
-        split : mapping, optional
-            ``tp``, ``pp``, ``dp`` and ``ep`` instead of the view's.
-
-        Raises
-        ------
-        FastroofError
-            As :func:`fastroof.compile_plan` does.
-        """
+        """Return a plan of the view's model and GPU."""
         options = {**view.plan_options, **(split or {}), **sizes}
         key = (view.model, view.gpu, frozenset(options.items()))
 

@@ -32,32 +32,7 @@ CLOSING_S: Final = 1.0
 
 
 class PageServer(HttpListener):
-    """The page, at this machine's own address, from when it is made to when it is drained.
-
-    Parameters
-    ----------
-    port : int
-        Where to listen; 0 picks a free one.
-    start : View, optional
-        What it shows first.
-    models, gpus : mapping of str to str, optional
-        What it lists beside all that is known by name, as :class:`fastroof.ui.plans.PlanStore` has it.
-
-    Raises
-    ------
-    BackendError
-        If the port cannot be had.
-    FastroofError
-        If what it is to list cannot be loaded.
-
-    Examples
-    --------
-    >>> import urllib.request
-    >>> with PageServer() as page:
-    ...     with urllib.request.urlopen(page.url) as reply:
-    ...         reply.headers["Content-Type"]
-    'text/html; charset=utf-8'
-    """
+    """The page, at this machine's own address, from when it is made to when it is drained."""
 
     def __init__(
         self,
@@ -99,22 +74,7 @@ def serve_page(
     ready: Callable[[str], None] | None = None,
     opens_browser: bool = False,
 ) -> None:
-    """Serve the page until SIGINT (Ctrl-C) or SIGTERM.
-
-    Parameters
-    ----------
-    port, start, models, gpus
-        As of :class:`PageServer`.
-    ready : callable, optional
-        Called with the page's address once it is there.
-    opens_browser : bool
-        Whether to show it in this machine's browser.
-
-    Raises
-    ------
-    BackendError
-        As :class:`PageServer`; or outside of a program's main thread, the only one to get signals.
-    """
+    """Serve the page until SIGINT (Ctrl-C) or SIGTERM."""
     made: list[PageServer] = []
 
     def make() -> PageServer:

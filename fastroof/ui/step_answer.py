@@ -38,28 +38,7 @@ SERVING: Final = (
 
 
 def step_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer what the page shows at once.
-
-    Parameters
-    ----------
-    store : PlanStore
-        Of the plans.
-    view : View
-        What is asked.
-
-    Returns
-    -------
-    dict
-        ``plan`` (what was compiled, memory of one GPU in bytes), ``step`` (``plan.explain``: its requests,
-        time in us, standard error, origin, operators, and groups of them in us), ``roofs`` of the GPU,
-        ``curve`` (the step as it grows), ``serving`` (``estimate`` of the clients that such a step has, or a
-        ``problem``), ``notes`` and ``commands``. Numbers are the products' own, to the bit.
-
-    Raises
-    ------
-    FastroofError
-        If there is no such plan, or it does not time such a step.
-    """
+    """Answer what the page shows at once."""
     compiled = store.plan(view, view.step_sizes)
     plan = compiled.plan
     has_error = bool(plan.tables_hash)

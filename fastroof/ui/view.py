@@ -47,50 +47,7 @@ _MOST_SPREAD: Final = 2.0
 
 @dataclass(frozen=True)
 class View:
-    """One state of the page.
-
-    Attributes
-    ----------
-    model, gpu : str
-        Names that the page lists.
-    tp, pp, dp, ep : int
-        How the model is split.
-    dtype, kv_dtype, runtime : str
-        As :func:`fastroof.compile_plan` has them.
-    allow_modelled : bool
-        Likewise.
-    isl, osl : int
-        Tokens of a prompt and of an output, its first token included.
-    kind : str
-        What the step consists of, out of :data:`KINDS`.
-    batch : int
-        Requests that decode in it, of one rank.
-    kv_len : int or None
-        Tokens that each of them attends to; None for the mean of the lengths, see :attr:`decode_kv_len`.
-    chunk : int or None
-        Prompt tokens in it; None for what one prompt has, within the engine's budget.
-    max_batched_tokens : int or None
-        Tokens that a step of the engine holds at most; None for the engine's own.
-    ttft_ms, tpot_ms : float or None
-        Longest time to first token and time per output token, ms; None for no limit.
-    percentile : int
-        Of these times, where requests are simulated; estimates have means.
-    spread : float
-        Sigma of the logarithm of both lengths, where requests are simulated; 0 where all are equally long.
-    gpus : int
-        Most GPUs of a layout that is compared with others.
-
-    Raises
-    ------
-    BatchError
-        If a value is none that the page has.
-
-    Examples
-    --------
-    >>> view = View.of({"model": "llama-3.1-8b", "batch": 32})
-    >>> view.decode_kv_len, view.requests
-    (4250, ((32, 1, 4249),))
-    """
+    """One state of the page."""
 
     model: str = "qwen3-32b-fp8"
     gpu: str = "h100"
@@ -146,13 +103,7 @@ class View:
 
     @classmethod
     def of(cls, document: Any) -> View:
-        """Read a view as JSON has it; what is not there has its default.
-
-        Raises
-        ------
-        BatchError
-            If it is no object, has an unknown key, or a value that cannot be.
-        """
+        """Read a view as JSON has it; what is not there has its default."""
         if not isinstance(document, Mapping):
             raise BatchError(f"a view is an object like {{'model': 'llama-3.1-8b'}}, got {shown(document)}")
         names = [field.name for field in fields(cls)]

@@ -51,21 +51,7 @@ by which this was not chosen, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs 
 
 
 def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
-    """Squared relative standard error at points of one table.
-
-    Parameters
-    ----------
-    errors : LocalErrors
-        Of the table.
-    sizes : iterable of ndarray of float64, shape (points,)
-        One an axis.
-
-    Returns
-    -------
-    ndarray of float64, shape (points,)
-        At a node its own, else the largest of the axes' that the point is between nodes of; a hole and the
-        way beyond an axis' end add to it. At least that of repeating a measurement.
-    """
+    """Squared relative standard error at points of one table."""
     at: list[Any] = []
     cells: list[Any] = []
     corners: list[tuple[Any, Any]] = []
@@ -110,10 +96,7 @@ def _axes_errors(grid: MeasuredGrid) -> list[Floats]:
 
 
 def calibration_factor(grids: Iterable[MeasuredGrid]) -> float:
-    """Scales of :func:`~fastroof.uncertainty.leave_one_out.axis_squares` that hold 80 % of the errors.
-
-    Over all the tables of an operator that are alike.
-    """
+    """Scales of :func:`~fastroof.uncertainty.leave_one_out.axis_squares` that hold 80 % of the errors."""
     return _factor(map(_axes_errors, grids))
 
 
@@ -125,17 +108,7 @@ def _factor(tables_errors: Iterable[list[Floats]]) -> float:
 def calibrated_errors(
     grid: MeasuredGrid, factor: float | None = None, first: Floats | None = None
 ) -> LocalErrors:
-    """Local errors of one table.
-
-    Parameters
-    ----------
-    grid : MeasuredGrid
-        The table.
-    factor : float, optional
-        The :func:`calibration_factor` of the tables that it is one of; its own if not given.
-    first : ndarray of float64, optional
-        Errors of its nodes left out along the first axis, where they are not interpolated as everywhere.
-    """
+    """Local errors of one table."""
     errors = _axes_errors(grid)
     if first is not None:
         errors[0] = first

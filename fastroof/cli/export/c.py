@@ -54,10 +54,7 @@ def c(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write plans for C, Go, Rust: plan files, a header, an object file.
-
-    The code is compiled from the loops that answer in Python, and gives the same bits.
-    """
+    """Write plans for C, Go, Rust: plan files, a header, an object file."""
     from fastroof.backends.c import export_c
 
     named = named_plans(plans, gpu, tables, source)

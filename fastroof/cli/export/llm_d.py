@@ -64,11 +64,7 @@ def llm_d(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write a configuration of llm-d-inference-sim that is as fast as a plan.
-
-    Its time to first token, its time between tokens and their factor under load are fitted to the plan; the
-    file says over which range, and how far off the simulator's formula is there.
-    """
+    """Write a configuration of llm-d-inference-sim that is as fast as a plan."""
     from fastroof.backends.llm_d import export_llm_d, fit_llm_d, fit_words
 
     (compiled,) = named_plans([plan], gpu, tables, source).values()

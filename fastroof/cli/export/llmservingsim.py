@@ -62,11 +62,7 @@ def llmservingsim(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from.
-
-    Steps of decodes, of prompts and of both add up to the plan's times; those of a runtime that holds steps
-    with prompts at a floor nearly do.
-    """
+    """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from."""
     from fastroof.backends.llmservingsim import export_llmservingsim, left_out
     from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
 

@@ -75,10 +75,7 @@ def npz(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write a plan as the NPZ profile that Dynamo's mocker reads.
-
-    Prefill times at every number of new tokens, and decode times on a grid of KV tokens by context.
-    """
+    """Write a plan as the NPZ profile that Dynamo's mocker reads."""
     from fastroof.backends import dynamo
 
     [(name, compiled)] = named_plans([plan], gpu, tables, source).items()

@@ -50,10 +50,7 @@ def splitwise_sim(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write a plan as the CSV of splitwise-sim.
-
-    Times of a prompt, and of a step of decodes, by the tokens of a batch.
-    """
+    """Write a plan as the CSV of splitwise-sim."""
     from fastroof.backends.splitwise_sim import splitwise_errors, write_splitwise_table
 
     [(name, compiled)] = named_plans([plan], gpu, tables, source).items()

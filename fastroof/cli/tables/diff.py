@@ -46,10 +46,7 @@ def diff(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare the same kernels of two engines or two versions.
-
-    By family (operator, dtype, ...) and by region of shapes, at the points that both sets have.
-    """
+    """Compare the same kernels of two engines or two versions."""
     from fastroof.load.named import load_named
     from fastroof.load.table_diff import diff_tables
 

@@ -42,10 +42,7 @@ def flag(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write into each source's provenance.toml which families of its rows tests find wrong.
-
-    Those of fastroof tables validate: by themselves, and beside the other sources of the GPU.
-    """
+    """Write into each source's provenance.toml which families of its rows tests find wrong."""
     if modules is not None:
         _write_modules(where, modules)
         return

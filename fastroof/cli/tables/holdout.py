@@ -52,10 +52,7 @@ def holdout(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge lookups on left-out points.
-
-    Each table is thinned, its left-out points are looked up, and the errors of each method reported.
-    """
+    """Judge lookups on left-out points."""
     if coverage and method:
         raise LookupInputError("--coverage judges the roofline lookup: it takes no --method")
     if output is not None and not coverage:

@@ -34,10 +34,7 @@ def list_or_command(context: typer.Context) -> None:
 
 
 def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> None:
-    """List sources, and of one GPU their operators, rows and ranks.
-
-    Without an argument, those of every GPU that has any: what ships, what was imported, and one's own.
-    """
+    """List sources, and of one GPU their operators, rows and ranks."""
     from fastroof import gpu_names, load_gpu
     from fastroof.config.paths import user_tables_root
     from fastroof.load.by_name import can_import, table_folders

@@ -68,12 +68,7 @@ def validate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check tables before they are used.
-
-    Looks in every source at the MFU and the bandwidth that latencies mean, duplicate keys, holes in grids,
-    latencies that fall as work grows, slow first rows, and isolated spikes, which lookups serve from their
-    neighbours; and at families of rows that no kernel took, also beside the GPU's other sources.
-    """
+    """Check tables before they are used."""
     checked = _check(gpu or DEFAULT_GPU, None, source) if where is None else _check(where, gpu, source)
     if as_json:
         print_json(

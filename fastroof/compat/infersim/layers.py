@@ -18,19 +18,7 @@ __all__ = ["Placed", "Projected", "place"]
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A model on the GPUs of a column of scenarios: arrays have an entry a scenario.
-
-    Attributes
-    ----------
-    device : ndarray of int64
-        Number of the GPU in the tables.
-    heads, kv_heads, intermediate : ndarray of int64
-        What one GPU of ``tp`` has of them; remainders are dropped.
-    weight_bytes, kv_bytes : ndarray of int64
-        Bytes of one weight of a GEMM, and of one element of the KV cache.
-    gemm_gflops_per_s, attention_gflops_per_s : ndarray of float64
-        Peaks, with InferSim's 1024 GFLOP/s in a TFLOP/s.
-    """
+    """A model on the GPUs of a column of scenarios: arrays have an entry a scenario."""
 
     tables: InfersimTables
     model: InfersimModel
@@ -170,10 +158,7 @@ def experts_mfu(p: Placed, phase: str, m: Longs, local_gpus: Longs) -> tuple[Rea
 
 
 def experts_flops(p: Placed, phase: str, m: Longs) -> Reals:
-    """FLOPs of the routed experts, in units of 1e9.
-
-    InferSim multiplies in another order in decode, which the last bit of the result shows.
-    """
+    """FLOPs of the routed experts, in units of 1e9."""
     one_gemm = 2.0 * p.model.hidden * p.intermediate
     if phase == "prefill":
         return one_gemm * m * p.model.topk * 3 / GFLOP

@@ -51,19 +51,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True)
 class InfersimModel:
-    """A model as InferSim sees it.
-
-    Attributes
-    ----------
-    num_layers, full_layers : int
-        All layers, and those with full attention.
-    head_dim : int
-        Width of one head; 0 for MLA, whose widths are in ``mla``.
-    moe : bool
-        Whether a layer has experts; a dense layer is one expert that every token is routed to.
-    intermediate : int
-        Width of one expert.
-    """
+    """A model as InferSim sees it."""
 
     hidden: int
     num_layers: int
@@ -81,34 +69,7 @@ class InfersimModel:
 
 
 def read_model(config: Mapping[str, Any]) -> InfersimModel:
-    """Read a config.json as InferSim does.
-
-    Experts count only as ``num_routed_experts`` or ``num_experts``: a config that calls them
-    ``n_routed_experts`` is a dense model. Leading dense layers, a shared expert's own width, output
-    gates, sparse attention and multi-token prediction are not read.
-
-    Parameters
-    ----------
-    config : mapping
-        The config.json.
-
-    Returns
-    -------
-    InfersimModel
-
-    Raises
-    ------
-    ModelError
-        If a field that InferSim needs is missing or no size.
-
-    Examples
-    --------
-    >>> read_model({
-    ...     "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
-    ...     "num_key_value_heads": 8, "intermediate_size": 12288,
-    ... }).head_dim
-    128
-    """
+    """Read a config.json as InferSim does."""
     if not isinstance(config, Mapping):
         raise ModelError(f"config must be the dict of a Hugging Face config.json, got {shown(config)}")
     if config.get("model_type") in NESTED_TYPES:

@@ -25,25 +25,7 @@ NO_EXPERT_GPUS: Final = "ZeroDivisionError: world_size // tp_size is 0"
 
 @dataclass
 class Phase:
-    """What one phase has come to so far: a scenario that fails keeps the columns made before.
-
-    Attributes
-    ----------
-    prefix : str
-        First letters of the columns' names.
-    heads : tuple of ndarray of int64
-        Numbers in the name of the attention file.
-    alive : ndarray of bool
-        Scenarios that have not failed.
-    columns : dict of str to (ndarray, ndarray of bool)
-        Values by name, and where there are any.
-    errors : ndarray of object
-        Why a scenario failed, as InferSim says it; None where it did not.
-    fallbacks : dict of str to ndarray of bool
-        Parts by name, and where no measured row answered for them.
-    missing_file, missing_experts : ndarray of bool
-        Where InferSim would print that there is no attention file, no row of the experts.
-    """
+    """What one phase has come to so far: a scenario that fails keeps the columns made before."""
 
     prefix: str
     heads: tuple[Longs, Longs, Longs]

@@ -25,15 +25,7 @@ PHASES: Final = ("prefill", "decode")
 
 
 class Query:
-    """Arguments of one lookup as flat int64 arrays of equal length.
-
-    Attributes
-    ----------
-    device : ndarray of int64
-        Number of each query's device.
-    sizes : dict of str to ndarray of int64
-        The other arguments by name, in the order given.
-    """
+    """Arguments of one lookup as flat int64 arrays of equal length."""
 
     def __init__(self, tables: InfersimTables, device: str | npt.ArrayLike, **sizes: Any) -> None:
         checked = {
@@ -100,13 +92,7 @@ class Query:
 
 
 def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs:
-    """Numbers of devices by name.
-
-    Raises
-    ------
-    GpuError
-        If a device has no constants.
-    """
+    """Numbers of devices by name."""
     names = _array("device", device)
     if names.dtype.kind != "U":
         words = [one if isinstance(one, str) else shown(one) for one in names.reshape(-1).tolist()]
@@ -129,13 +115,7 @@ def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs
 def attention_kind(
     mha: Mapping[str, Sizes | None], mla: Mapping[str, Sizes | None]
 ) -> tuple[bool, dict[str, Sizes]]:
-    """Whether the heads are MLA's, and the two arguments that say so.
-
-    Raises
-    ------
-    LookupInputError
-        If not exactly one of the two pairs is given.
-    """
+    """Whether the heads are MLA's, and the two arguments that say so."""
     given = [{name: value for name, value in pair.items() if value is not None} for pair in (mha, mla)]
     if sorted(map(len, given)) != [0, 2]:
         names = [name for pair in given for name in pair]
@@ -147,13 +127,7 @@ def attention_kind(
 
 
 def checked_phase(phase: str) -> str:
-    """Return the phase.
-
-    Raises
-    ------
-    LookupInputError
-        If it is neither prefill nor decode.
-    """
+    """Return the phase."""
     if not isinstance(phase, str) or phase not in PHASES:
         raise LookupInputError(f"phase must be prefill or decode, got {shown(phase)}")
     return phase

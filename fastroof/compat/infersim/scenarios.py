@@ -45,25 +45,7 @@ DEFAULTS: Final[dict[str, Any]] = {"decode_bs": None, "sm_ratio": SM_RATIO}
 
 
 def read_scenarios(scenarios: Mapping[str, Any] | pa.Table) -> tuple[dict[str, Array], dict[str, pa.Array]]:
-    """Check scenarios and bring their columns to one length.
-
-    Parameters
-    ----------
-    scenarios : mapping of str to column, or pyarrow.Table
-        The columns of :data:`SCENARIO_COLUMNS` and any of :data:`LABELS`; a scalar holds for all rows.
-
-    Returns
-    -------
-    columns : dict of str to ndarray
-        int64, float64 or object (device) arrays by name; ``decode_bs`` is 0 where it is null.
-    given : dict of str to pyarrow.Array
-        Labels and scenarios as the result shows them.
-
-    Raises
-    ------
-    BatchError
-        If a column is missing, unknown, of another length, or holds what it cannot.
-    """
+    """Check scenarios and bring their columns to one length."""
     if isinstance(scenarios, pa.Table):
         scenarios = {name: scenarios[name].combine_chunks() for name in scenarios.column_names}
     if not isinstance(scenarios, Mapping):

@@ -26,10 +26,7 @@ MFU_DECIMALS: Final = 3
 
 
 class Blocks(NamedTuple):
-    """Measured rows by key, both in their files' order.
-
-    Rows ``starts[b]:starts[b + 1]`` belong to the key ``keys[b]``, whose first entry is the device.
-    """
+    """Measured rows by key, both in their files' order."""
 
     keys: Longs
     starts: Longs

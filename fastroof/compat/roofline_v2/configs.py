@@ -60,13 +60,7 @@ class ModelSizes:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes:
-        """Read a model_config dict.
-
-        Raises
-        ------
-        ModelError
-            Naming every key that is missing or wrong, or that says that a layer has experts.
-        """
+        """Read a model_config dict."""
         keys = _Keys("model_config", config)
         for name in EXPERTS:
             if keys.config.get(name):
@@ -101,13 +95,7 @@ class Hardware:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Hardware:
-        """Read a hardware dict.
-
-        Raises
-        ------
-        GpuError
-            Naming every key that is missing or wrong.
-        """
+        """Read a hardware dict."""
         keys = _Keys("hardware", config)
         peak = keys.number("TFlopsPeak", above=0.0) * TFLOP
         bandwidth = keys.number("BwPeakTBs", above=0.0) * TB
@@ -119,13 +107,7 @@ class Hardware:
 
 
 def checked_tp(tp: Any) -> int:
-    """Check a tensor-parallel size.
-
-    Raises
-    ------
-    PlanError
-        If it is no whole number of at least 1.
-    """
+    """Check a tensor-parallel size."""
     checked = whole_number("tp", tp, error=PlanError)
     if checked > LARGEST:
         raise PlanError(f"tp must be at most 2**31, got {shown(checked)}")
@@ -133,13 +115,7 @@ def checked_tp(tp: Any) -> int:
 
 
 def refuse_infinite(*times: Floats) -> None:
-    """Refuse constants with which steps take no finite time.
-
-    Raises
-    ------
-    PlanError
-        If a time is infinite or none.
-    """
+    """Refuse constants with which steps take no finite time."""
     if not all(np.isfinite(one).all() for one in times):
         raise PlanError(
             "model_config, hardware or what is fitted leaves steps no finite time: check their units"

@@ -164,13 +164,7 @@ def nearest_attention(tables: RooflineV2Tables, num_heads: int, num_kv_heads: in
 
 
 def decode_at(tables: RooflineV2Tables, attn_config: str, tp: int) -> int:
-    """Place of the decode grid that serves a head shape at a tensor-parallel size.
-
-    Raises
-    ------
-    MissingTableError
-        If the head shape has no decode table; lists those that have.
-    """
+    """Place of the decode grid that serves a head shape at a tensor-parallel size."""
     measured = {have: at for (shape, have), at in tables.decode_at.items() if shape == attn_config}
     if not measured:
         _known(dict.fromkeys((shape for shape, _ in tables.decode_at), 0), attn_config, "decode")
@@ -178,13 +172,7 @@ def decode_at(tables: RooflineV2Tables, attn_config: str, tp: int) -> int:
 
 
 def size_array(name: str, value: Any, minimum: int = 0) -> Array:
-    """Integers of an argument as an array.
-
-    Raises
-    ------
-    LookupInputError
-        Naming the argument and the first value that is no integer from ``minimum`` to 2**31.
-    """
+    """Integers of an argument as an array."""
     array = int_array(name, value, LookupInputError)
     if not array.size:
         return np.zeros(array.shape, np.int64)

@@ -283,13 +283,7 @@ def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:
 
 
 def refuse_requests(batch: StepRequests) -> None:
-    """Find the first bad request, and say what would do.
-
-    Raises
-    ------
-    BatchError
-        Naming the request and its step.
-    """
+    """Find the first bad request, and say what would do."""
     # someone may have written to its arrays
     batch = StepRequests(*(getattr(batch, name) for name in batch.__dataclass_fields__))
     limit = loops.MAX_SEQUENCE

@@ -65,13 +65,7 @@ NUM_COUNTS = 8
 
 
 class BlockPool(NamedTuple):
-    """One engine's pool, or those of all replicas along the first axis: see :func:`pool_of`.
-
-    ``counts`` by the names above, ``links`` a column each, a row a block and one more; ``keys`` of blocks;
-    ``oldest`` of each key of prompts the number of its oldest block plus 1, 0 where there is none;
-    ``tables`` a row a slot: the blocks of its request, one after the other. A preempted request keeps its
-    slot and its row, to see whether these blocks still hold its tokens.
-    """
+    """One engine's pool, or those of all replicas along the first axis: see :func:`pool_of`."""
 
     counts: Longs
     links: Ints
@@ -81,12 +75,7 @@ class BlockPool(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Whose prompts are equal: of request r ``ids`` from ``offsets[r]`` on, numbers from 0.
-
-    An id is that of ``blocks_per_id`` blocks; 0 where no prompt is shared, and of these three nothing else is
-    read. ``found_tokens`` of each request are written: those that it found when it was first admitted, -1
-    until then.
-    """
+    """Whose prompts are equal: of request r ``ids`` from ``offsets[r]`` on, numbers from 0."""
 
     ids: Ints
     offsets: Longs
@@ -156,11 +145,7 @@ def _leading(
     most: int,
     in_use: bool,
 ) -> int:
-    """How many of a request's first ``most`` blocks are in the pool, or held by others.
-
-    Whoever holds or gives back a block does so with those before it first and last: where one is, those
-    before it are too, so that the first that is not is found by halves.
-    """
+    """How many of a request's first ``most`` blocks are in the pool, or held by others."""
     low, high = 0, most
     while low < high:
         place = (low + high) >> 1
@@ -176,10 +161,7 @@ def _leading(
 def find_blocks(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, most: int
 ) -> tuple[int, int]:
-    """Blocks at a request's head that the pool has, of ``most``, and how many of them others hold.
-
-    ``slot`` is the one that a preempted request has kept, or -1.
-    """
+    """Blocks at a request's head that the pool has, of ``most``, and how many of them others hold."""
     found = _leading(pool, prompts, request, slot, prompt_blocks, most, False)
     return found, _leading(pool, prompts, request, slot, prompt_blocks, found, True)
 
@@ -188,10 +170,7 @@ def find_blocks(
 def held_tokens(
     pools: BlockPool, prompts: Prompts, replica: int, request: int, input_tokens: int, block_size: int
 ) -> int:
-    """Leading tokens of a prompt that a replica's pool holds now, for a router; it changes nothing.
-
-    What the replica would find if it admitted the request now: whole blocks, and not the prompt's last token.
-    """
+    """Leading tokens of a prompt that a replica's pool holds now, for a router; it changes nothing."""
     if prompts.blocks_per_id == 0:
         return 0
     pool = pool_of(pools, replica)
@@ -265,10 +244,7 @@ def take_found(
 def keep_shared(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, first: int, stop: int
 ) -> None:
-    """Let others find the whole blocks of a prompt from ``first`` on; those of its own have time.
-
-    Nobody else looks for a block of a request's own, so these have their keys when they are given back.
-    """
+    """Let others find the whole blocks of a prompt from ``first`` on; those of its own have time."""
     per_id = prompts.blocks_per_id
     if per_id == 0:
         return

@@ -89,10 +89,7 @@ def run_decodes(
     record: Record,
     horizon_us: float,
 ) -> None:
-    """Run steps of decodes from now on that end before ``horizon_us``, when something arrives or is given up.
-
-    Where steps are scheduled asynchronously one is in flight, before and after.
-    """
+    """Run decode steps that end before ``horizon_us`` while nothing arrives."""
     if not _is_steady(state, options, plan):
         return
     scalars, clock = state.scalars, state.clock

@@ -54,10 +54,7 @@ def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
 
 @jit_stateful_inline
 def begin_us(state: EngineState, requests: Requests) -> float:
-    """When an idle engine has something to do: at its next arrival, or never.
-
-    Nobody gives up a request of an idle engine, and what was given up before the last step has passed over.
-    """
+    """When an idle engine has something to do: at its next arrival, or never."""
     scalars = state.scalars
     if scalars[HEAD] == NONE:
         return math.inf
@@ -122,11 +119,7 @@ def advance(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run an engine until its next event is not before ``until_us``. Returns a code.
-
-    An event is the end of a step, or an arrival at an idle engine. What arrives at ``until_us`` is to be
-    pushed before the engine goes on.
-    """
+    """Run an engine until its next event is not before ``until_us``. Returns a code."""
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
@@ -162,10 +155,7 @@ def engine_run(
     record: Record,
     num_blocks: int,
 ) -> int:
-    """Serve all requests of a trace with one engine. Returns a code.
-
-    State may hold anything; ``served`` and ``record`` are as nothing has been served.
-    """
+    """Serve all requests of a trace with one engine. Returns a code."""
     restart(state, num_blocks)
     queue_all(state, requests, options)
     return advance(arena, options, state, requests, served, record, math.inf)

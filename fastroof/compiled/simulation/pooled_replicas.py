@@ -134,11 +134,7 @@ def pooled_replicas_run(
     pushed_tokens: Longs,
     replica_of: Ints,
 ) -> int:
-    """Serve a trace by replicas of an engine over a pool each. Returns a code.
-
-    As ``replicas.replicas_run``; ``pushed_tokens`` a number a replica, and the pools' ``oldest`` and
-    ``tables`` are 0.
-    """
+    """Serve a trace by replicas of an engine over a pool each. Returns a code."""
     replicas = len(router.pushed)
     router.pushed[:] = 0
     pushed_tokens[:] = 0

@@ -98,11 +98,7 @@ def _have_room(
     served: Served,
     partial_tokens: int,
 ) -> bool:
-    """Give running requests the blocks that they need in this step, from the last admitted if they lack.
-
-    Returns whether any was preempted. Requests ask in their order, so the last go until the others have
-    enough, whoever it is that asks; and what these give back comes behind what is free.
-    """
+    """Give running requests the blocks that they need in this step, from the last admitted if they lack."""
     scalars, slots = state.scalars, state.slots
     phase = scalars[STEP] % options.block_size
     need = 0

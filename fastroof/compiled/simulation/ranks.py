@@ -76,17 +76,7 @@ WAITING_WEIGHT = 4
 
 
 class RankGroup(NamedTuple):
-    """What ranks have in common, or all replicas' along the first axis.
-
-    Attributes
-    ----------
-    scalars, clock
-        By the names below.
-    takes_part
-        Whether a rank has requests in a step, of two steps in flight: a row each.
-    rules
-        How ranks step together, the same for all.
-    """
+    """What ranks have in common, or all replicas' along the first axis."""
 
     scalars: Longs
     clock: Floats
@@ -145,10 +135,7 @@ def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> 
 
 @jit_stateful
 def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
-    """Say which of some ranks gets a request, the first of equals, by the scalars of each.
-
-    ``waits`` are requests that wait at each, ``given`` requests that they had before.
-    """
+    """Say which of some ranks gets a request, the first of equals, by the scalars of each."""
     ranks = scalars.shape[0]
     if rule == TAKES_TURNS:
         return int(given % ranks)

@@ -185,11 +185,7 @@ def _go_on(state: EngineState, options: EngineOptions, window: int) -> None:
 def _have_room(
     state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int
 ) -> bool:
-    """Take the blocks that running requests need in this step, from the last admitted if there are too few.
-
-    Returns whether any was preempted. Requests ask in their order, so the last go until the others have
-    enough, whoever it is that asks.
-    """
+    """Allocate this step's blocks of the running requests; preempt from the last admitted if short."""
     scalars = state.scalars
     need = state.due[in_block(scalars[STEP], options)]
     partial_need = 0
@@ -286,10 +282,7 @@ def make_step(
     served: Served,
     admits: bool,
 ) -> float:
-    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none.
-
-    Without ``admits`` no request that waits begins.
-    """
+    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none."""
     scalars = state.scalars
     window = plan.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1

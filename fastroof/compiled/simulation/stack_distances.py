@@ -36,11 +36,7 @@ def _count(tree: Ints, place: int) -> int:
 def stack_distances(
     prompts: Prompts, input_tokens: Ints, block_size: int, used: Longs, tree: Ints, hits: Longs
 ) -> None:
-    """Count, in ``hits[d]``, blocks that are found where d others have been used since.
-
-    ``used`` a number a key and ``tree`` one more than all blocks of all prompts are 0; so is ``hits``, which
-    has as many as there are keys.
-    """
+    """Count, in ``hits[d]``, blocks that are found where d others have been used since."""
     now, keys_used, per_id = 0, 0, prompts.blocks_per_id
     for request in range(len(input_tokens)):
         first = prompts.offsets[request]

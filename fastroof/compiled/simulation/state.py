@@ -52,14 +52,7 @@ CODE_STOPPED = 2
 
 
 class EngineOptions(NamedTuple):
-    """How an engine makes steps; flags are 0 or 1.
-
-    ``depth`` steps are scheduled at once, the running one included: 1, or 2 where scheduling is asynchronous.
-    ``block_shift`` is the block size's logarithm where that is a power of two, else NONE.
-    ``clients`` is 0 where arrivals are given; else so many send their next request ``think_us`` after the
-    last token of the one before. ``stop`` has one element; a loop returns CODE_STOPPED soon after another
-    thread has set it.
-    """
+    """How an engine makes steps; flags are 0 or 1."""
 
     budget: int
     max_seqs: int
@@ -88,11 +81,7 @@ class Requests(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What has become of each request.
-
-    While it is on its way, ``last_us`` is when its last token was made before it was preempted, ``sent`` how
-    many it had. ``place`` is its slot, WAITING_PLACE or DONE_PLACE, kept where there are time-outs only.
-    """
+    """What has become of each request."""
 
     first_us: Floats
     last_us: Floats
@@ -107,14 +96,7 @@ WAITING_PLACE, DONE_PLACE = -1, -2
 
 
 class EngineState(NamedTuple):
-    """One engine, or all replicas along the first axis: see :func:`engine_of`.
-
-    ``scalars`` and ``clock`` by the names below; ``slots`` a column a running request; ``calendar`` the first
-    slot of each bucket, and how many decodes fill the window in its step, a power of two of buckets; ``due``
-    decodes by the steps that need a block; ``firsts`` requests that have a token by prefill, and their slots,
-    of two steps in flight; ``fresh`` slots of those that have prefilled since the last step of decodes, where
-    these are apart.
-    """
+    """One engine, or all replicas along the first axis: see :func:`engine_of`."""
 
     scalars: Longs
     clock: Floats
@@ -204,10 +186,7 @@ GONE = -2
 
 @jit_stateful_inline
 def blocks_of(tokens: int, options: EngineOptions) -> int:
-    """Blocks of KV cache that so many tokens of one request take.
-
-    A division takes 5 ns, of which a prompt's step had eight.
-    """
+    """Blocks of KV cache that so many tokens of one request take."""
     block_size, shift = options.block_size, options.block_shift
     if shift >= 0:
         return int((tokens + block_size - 1) >> shift)

@@ -28,15 +28,7 @@ __all__ = ["read_quantisation"]
 
 
 def read_quantisation(fields: Fields) -> Quantisation:
-    """Read a quantization_config, or the quantization of a hf_quant_config.json.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it is a method, or a variant of one, that no kernel was measured for.
-    ModelError
-        If a field has a value that the method does not know.
-    """
+    """Read a quantization_config, or the quantization of a hf_quant_config.json."""
     method = fields.text("quant_method")
     if method is None:
         method = _guessed_method(fields)
@@ -90,10 +82,7 @@ def _fp8(fields: Fields) -> Quantisation:
 
 
 def _expert_dtype(fields: Fields) -> tuple[Group, ...]:
-    """Experts in a format of their own, as DeepSeek-V4 has them.
-
-    Where modules are listed, as ModelOpt does, these say it: NVIDIA's files still call the experts fp4.
-    """
+    """Experts in a format of their own, as DeepSeek-V4 has them."""
     dtype = fields.text("expert_dtype")
     if dtype in (None, "fp8"):
         return ()

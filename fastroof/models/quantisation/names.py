@@ -59,28 +59,7 @@ def layer_module_names(layer: int, names: Sequence[str]) -> tuple[str, ...]:
 
 
 class ModulePatterns:
-    """Modules that a list in a checkpoint's configuration names.
-
-    Parameters
-    ----------
-    patterns : sequence of str
-        A name stands for the module and all in it, wherever in a longer name it stands between dots
-        (``"gate"`` is the router, never ``gate_proj``); ``*`` in one for any text; ``re:`` is followed by
-        a regular expression for the beginning of a module's name.
-    where : str
-        File and field, for errors.
-
-    Raises
-    ------
-    ModelError
-        If a regular expression is none.
-
-    Examples
-    --------
-    >>> patterns = ModulePatterns(["lm_head", "model.layers.*.self_attn", "re:.*shared.*"], "config.json")
-    >>> patterns.name_any(["layers.7.self_attn.q_proj"]), patterns.name_any(["layers.7.mlp.down_proj"])
-    (True, False)
-    """
+    """Modules that a list in a checkpoint's configuration names."""
 
     def __init__(self, patterns: Sequence[str], where: str) -> None:
         self.patterns = tuple(patterns)

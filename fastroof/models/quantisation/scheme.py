@@ -33,21 +33,7 @@ _GROUP_SIZES: Final = (16, 32, 64, 128, 256, 512, 1024)
 
 
 class Group(NamedTuple):
-    """Modules in one format.
-
-    Attributes
-    ----------
-    dtype : str
-        Their format.
-    targets : ModulePatterns or None
-        Which they are; None for every linear layer and expert.
-    scale_bytes : float
-        Bytes of scales and zero points a weight, where the format's own bytes do not have them.
-    roles : tuple of str
-        The only roles it is for; empty for all.
-    static_scales : bool
-        Whether the scales of their inputs are known.
-    """
+    """Modules in one format."""
 
     dtype: str
     targets: ModulePatterns | None = None
@@ -57,19 +43,7 @@ class Group(NamedTuple):
 
 
 class Quantisation(NamedTuple):
-    """How a checkpoint is quantised: the first group that names a module has it, unless it is excluded.
-
-    Attributes
-    ----------
-    method : str
-        As a person reads it.
-    groups : tuple of Group
-        Formats, and the modules that have them.
-    excluded : ModulePatterns
-        Modules in bf16.
-    kv_dtype : str or None
-        Of the cache; None where nothing is said.
-    """
+    """How a checkpoint is quantised: the first group that names a module has it, unless it is excluded."""
 
     method: str
     groups: tuple[Group, ...]

@@ -16,22 +16,7 @@ __all__ = ["chart_facts", "gpu_roofs", "packed_steps"]
 
 
 def chart_facts(results: Results) -> dict[str, Any]:
-    """Say which columns the charts draw, and where limits are.
-
-    Parameters
-    ----------
-    results : Results
-        A sweep.
-
-    Returns
-    -------
-    dict
-        ``x`` and ``y`` of the Pareto chart, ``best`` (the column that the sweep wanted most of, or least
-        where it is a price), whether all candidates that are possible are rows (``is_complete``), ``load``
-        and ``curves``, ``series`` (columns that make a curve), ``settings`` and ``workload`` (columns to
-        filter by), ``chosen`` (values that a workload's filter starts at), ``limits`` by column, and the
-        ``groups`` of operators.
-    """
+    """Say which columns the charts draw, and where limits are."""
     load = results.load()
     spec = results.metadata_json("fastroof.spec")
     workload = results.have(results.kind.workload)
@@ -72,22 +57,7 @@ def _limits(spec: dict[str, Any]) -> dict[str, float]:
 
 
 def packed_steps(source: StepSource, chosen: ChosenRows, rows: dict[str, list[Any]]) -> dict[str, Any]:
-    """Break down the steps of the leading rows.
-
-    Parameters
-    ----------
-    source : StepSource
-        Their plans.
-    chosen : ChosenRows
-        Which rows lead.
-    rows : dict of str to list
-        The chosen rows.
-
-    Returns
-    -------
-    dict
-        Steps by the row's position on the page; rows that cannot be broken down are not there.
-    """
+    """Break down the steps of the leading rows."""
     place = {index: i for i, index in enumerate(chosen.indices.tolist())}
     steps_of_row = {}
     for index in chosen.leaders.tolist():

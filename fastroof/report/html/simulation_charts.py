@@ -35,13 +35,7 @@ def series_values(sim: Simulation) -> dict[str, list[Any]]:
 
 
 def requests_over_time(sim: Simulation, name: str) -> dict[str, Any]:
-    """Return a time of requests by their arrival: single ones, or percentiles of stretches.
-
-    Returns
-    -------
-    dict
-        ``time_s`` and ``ms`` of single requests, or ``time_s`` (middle of a stretch), ``p50`` and ``p99``.
-    """
+    """Return a time of requests by their arrival: single ones, or percentiles of stretches."""
     values: Floats = getattr(sim.times, name)
     there = sim.times.is_finished & np.isfinite(values)
     arrival_s, times_ms = sim.outcomes.arrival_us[there] / US_PER_S, values[there]
@@ -68,13 +62,7 @@ def requests_over_time(sim: Simulation, name: str) -> dict[str, Any]:
 
 
 def cumulative(values: Floats) -> dict[str, list[Any]]:
-    """Return a distribution as shares of values up to each of some points, dense in its tail.
-
-    Examples
-    --------
-    >>> cumulative(np.array([1.0, 2.0, 3.0, 4.0]))
-    {'ms': [1, 2, 3, 4], 'share': [0.25, 0.5, 0.75, 1]}
-    """
+    """Return a distribution as shares of values up to each of some points, dense in its tail."""
     if not len(values):
         return {"ms": [], "share": []}
     ordered = np.sort(values)
@@ -103,20 +91,7 @@ def _gaps(counts: Longs, middles_us: Floats) -> dict[str, list[Any]]:
 
 
 def distributions(sim: Simulation, with_range: bool) -> dict[str, dict[str, Any]]:
-    """Return the distributions of TTFT, TPOT, ITL and E2E.
-
-    Parameters
-    ----------
-    sim : Simulation
-        A run.
-    with_range : bool
-        Whether those on steps one standard error faster and slower lie beside, as ``fast`` and ``slow``.
-
-    Returns
-    -------
-    dict
-        By name of the time: ``here``, and the others; each ``ms`` and ``share``.
-    """
+    """Return the distributions of TTFT, TPOT, ITL and E2E."""
     from fastroof.simulation.percentiles import gap_values_us
     from fastroof.simulation.request_times import RequestTimes
 

@@ -26,21 +26,7 @@ def rounded(value: Any) -> Any:
 
 
 def packed_columns(results: Results, rows: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Pack columns as the page reads them.
-
-    Parameters
-    ----------
-    results : Results
-        Whose columns they are.
-    rows : dict of str to list
-        Values by column, as :meth:`Results.rows` returns them.
-
-    Returns
-    -------
-    list of dict
-        Of each column ``name``, ``kind``, ``unit``, ``meaning``, and ``constant`` where all rows hold one
-        value, else ``words`` and ``codes`` of a text column, or ``values``.
-    """
+    """Pack columns as the page reads them."""
     return [_packed(results, name, values) for name, values in rows.items()]
 
 

@@ -32,22 +32,7 @@ class _Lost(NamedTuple):
 
 
 def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
-    """Find the capacities of a unit's deployments.
-
-    Parameters
-    ----------
-    spec : CapacitySpec
-        What to sweep.
-    unit : WorkUnit
-        Which part of it.
-    tables : GpuTables
-        Of the unit's GPU.
-
-    Returns
-    -------
-    UnitResult
-        A row a deployment that has a plan and room, those that serve nothing within the limits included.
-    """
+    """Find the capacities of a unit's deployments."""
     key = unit.plan
     counts: Counter[str] = Counter(evaluated=unit.size)
     counts["layout"] = unit.size - (unit.stop - unit.start)

@@ -23,22 +23,7 @@ _ANY_RATE: Final = 1.0
 
 
 def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
-    """Read, or describe, the requests that a spec's ``workload`` asks for.
-
-    Parameters
-    ----------
-    table : mapping
-        ``trace``, the path of a file, with ``format``, ``limit`` and ``rate_scale``, as
-        :func:`fastroof.load_trace` has them; or the arguments of :class:`fastroof.simulation.Workload`,
-        but for a rate, which is what is searched for.
-
-    Raises
-    ------
-    SweepError
-        If a key is none of these.
-    TraceError
-        If the file is no trace, or a value cannot be.
-    """
+    """Read, or describe, the requests that a spec's ``workload`` asks for."""
     keys = _TRACE_KEYS if "trace" in table else _WORKLOAD_KEYS
     unknown = [key for key in table if key not in keys]
     if unknown:

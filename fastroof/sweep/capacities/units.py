@@ -18,10 +18,7 @@ DEPLOYMENTS_A_UNIT: Final = 8
 
 
 def capacity_pieces(spec: CapacitySpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, GPUs, splits, formats, runtimes, deployments.
-
-    Plans that cannot be compiled have units too, which count what is lost.
-    """
+    """Yield units in the order of the rows: models, GPUs, splits, formats, runtimes, deployments."""
     formats = {model: spec.formats(load_model(model)) for model in spec.models}
     for model, gpu, (tp, split) in itertools.product(spec.models, spec.gpus, spec.splits):
         gpus_each = tp * split.pp * split.dp

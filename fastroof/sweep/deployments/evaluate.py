@@ -41,22 +41,7 @@ FIRST_FRONT: Final = 8
 
 
 def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
-    """Estimate a unit's candidates, and keep what the spec asks for.
-
-    Parameters
-    ----------
-    spec : DeploymentSpec
-        What to sweep.
-    unit : WorkUnit
-        Which part of it.
-    tables : GpuTables
-        Of the unit's GPU.
-
-    Returns
-    -------
-    UnitResult
-        Rows in the order of the candidates.
-    """
+    """Estimate a unit's candidates, and keep what the spec asks for."""
     plan = compiled_plan(spec, unit.plan, tables)
     if isinstance(plan, Impossible):
         return _lost(unit, plan)

@@ -52,11 +52,7 @@ def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
 
 
 def layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> tuple[Layout, ...]:
-    """List the possible layouts that are asked for: of a number of GPUs, every split into workers.
-
-    ``gpus_each`` are those of a replica or worker. A number of GPUs that they do not divide, or that is too
-    small for both kinds of workers, is one impossible layout.
-    """
+    """List the possible layouts that are asked for: of a number of GPUs, every split into workers."""
     if mode == "aggregated":
         replicas = axes.replicas or (1,)
         if axes.total_gpus is not None:

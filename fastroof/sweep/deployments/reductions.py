@@ -49,10 +49,7 @@ def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
 def reduced_rows(
     spec: DeploymentSpec, rows: pa.Table, keep: str | None = None, k: int | None = None
 ) -> pa.Table:
-    """Keep what the spec asks for of rows in the order of their units; their order stays.
-
-    Reducing parts of them first makes no difference.
-    """
+    """Keep what the spec asks for of rows in the order of their units; their order stays."""
     keep = spec.keep if keep is None else keep
     k = spec.k if k is None else k
     if keep == "all" or not rows.num_rows:

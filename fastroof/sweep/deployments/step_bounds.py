@@ -25,30 +25,7 @@ _COMMUNICATION, _HOST = 3, 4
 
 
 def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
-    """Find what bounds most of the time of mean steps, decodes alone and mixed ones in their shares.
-
-    Parameters
-    ----------
-    target : SpeculatedPlan
-        Whose steps they are.
-    answers : ndarray of float64, shape (ANSWERS, rows)
-        As :mod:`fastroof.compiled.deployments` fills them.
-    new_tokens : ndarray of float64, shape (rows,)
-        Tokens of a prompt that are not found in the prefix cache.
-    budget : ndarray of float64, shape (rows,)
-        Tokens that a step holds at most.
-
-    Returns
-    -------
-    ndarray of uint8, shape (rows,)
-        Places in :data:`BOUNDS`.
-
-    Notes
-    -----
-    An operator is bound by the largest term of its roofline, as ``plan.explain`` says; what the runtime
-    adds, and a step that is not faster than the host, are bound by the host. What a draft takes of prompts
-    is counted as attention.
-    """
+    """Find what bounds most of the time of mean steps, decodes alone and mixed ones in their shares."""
     plan, arena, queries = target.plan, target.plan.arena, float(target.tokens)
     tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
     decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_tokens)
@@ -124,10 +101,7 @@ def _largest_term(plan: StepPlan, compute_s: Any, moved_bytes: Any, launch_us: f
 
 
 def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
-    """Times of the operators over tokens or sequences by what bounds them, at every number of rows, us.
-
-    Of steps that do not run the calls of those that are ``left_out``.
-    """
+    """Times of the operators over tokens or sequences by what bounds them, at every number of rows, us."""
     bound_us = np.zeros((len(BOUNDS), limit + 1))
     at, ranks = np.arange(limit + 1), Ranks.of(plan.layout, plan.execution)
     for curve in plan.row_curves:

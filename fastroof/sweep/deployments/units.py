@@ -21,10 +21,7 @@ KEPT_A_UNIT: Final = 2**14
 
 
 def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, runtimes, candidates.
-
-    Plans that cannot be compiled have units too, which count what is lost.
-    """
+    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, runtimes, candidates."""
     loads = math.prod(map(len, spec.load_axes.values()))
     most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
     formats = {model: spec.formats(load_model(model)) for model in spec.models}

@@ -22,30 +22,12 @@ _ANY_ADDRESS: Final = "0.0.0.0"
 
 
 def label_name(text: str) -> str:
-    """Turn any text into the name of an object: lower-case letters, digits and dashes.
-
-    Examples
-    --------
-    >>> label_name("Qwen/Qwen3-32B-FP8"), label_name("---")
-    ('qwen-qwen3-32b-fp8', 'model')
-    """
+    """Turn any text into the name of an object: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:_LABEL].strip("-") or "model"
 
 
 def kubernetes_manifest(deployment: Deployment) -> str:
-    """Write a deployment's objects as YAML.
-
-    Parameters
-    ----------
-    deployment : Deployment
-        Of copies that each fit a node.
-
-    Returns
-    -------
-    str
-        A ConfigMap where the engine reads a YAML, a Deployment with as many replicas as there are copies and
-        GPUs as a copy has, and a Service.
-    """
+    """Write a deployment's objects as YAML."""
     assert deployment.engine is not None
     name = label_name(deployment.checkpoint.name)
     command = deployment.servers["server"]

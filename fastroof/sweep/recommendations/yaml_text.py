@@ -14,18 +14,7 @@ _NOT_TEXT: Final = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 
 
 def yaml_documents(*documents: Mapping[str, Any]) -> str:
-    """Write documents of mappings, lists, texts, numbers and booleans, in block style.
-
-    Examples
-    --------
-    >>> print(yaml_documents({"a": {"b": [1, "x: y"], "c": True, "d": {}}}), end="")
-    a:
-      b:
-        - 1
-        - "x: y"
-      c: true
-      d: {}
-    """
+    """Write documents of mappings, lists, texts, numbers and booleans, in block style."""
     return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 

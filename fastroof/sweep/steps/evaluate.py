@@ -41,22 +41,7 @@ SKIPPED: Final = {
 
 
 def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
-    """Time a unit's steps, and keep the best batch of each length, or all of them.
-
-    Parameters
-    ----------
-    spec : StepSpec
-        What to sweep.
-    unit : WorkUnit
-        Which part of it.
-    tables : GpuTables
-        Of the spec's GPU.
-
-    Returns
-    -------
-    UnitResult
-        Rows by kv_len and batch size; the best step of the plan with its last unit.
-    """
+    """Time a unit's steps, and keep the best batch of each length, or all of them."""
     rows = _StepRows(spec)
     model = load_model(unit.plan.model)
     lengths = np.array([kv_len for kv_len in spec.kv_len if kv_len <= model.max_position], np.int64)

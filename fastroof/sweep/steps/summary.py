@@ -124,18 +124,7 @@ class StepSummary(SummaryRows):
 
 
 def with_standings(steps: Sequence[BestStep]) -> tuple[BestStep, ...]:
-    """Say which step is the best of its model, and which ones cannot be told from it.
-
-    Parameters
-    ----------
-    steps : sequence of BestStep
-        Of any models.
-
-    Returns
-    -------
-    tuple of BestStep
-        The same ones in order, with their ``standing``.
-    """
+    """Say which step is the best of its model, and which ones cannot be told from it."""
     best: dict[tuple[str, int], BestStep] = {}
     for step in steps:
         leader = best.get((step.model, step.kv_len))

@@ -18,10 +18,7 @@ ROWS_A_UNIT: Final = 2**18
 
 
 def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, layouts, dtypes, kv_dtypes, lengths.
-
-    Plans that cannot be compiled have units too, which count what is lost.
-    """
+    """Yield units in the order of the rows: models, layouts, dtypes, kv_dtypes, lengths."""
     batches = len(spec.batch_size)
     rows_a_length = batches if spec.keep == "all" else 1
     most = min(ROWS_A_UNIT // rows_a_length, EVALUATIONS_A_UNIT // batches)
