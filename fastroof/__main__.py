@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
-__all__ = ["main"]
-
 YOUNG_OBJECTS: Final = 100_000
 """Objects between two collections of young ones: imports make some 300,000, of which none is garbage."""
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BatchError
 
-__all__ = ["MTP", "acceptance_length"]
-
 MTP: Final = "mtp"
 """What drafts where it is the model's own multi-token prediction layer."""
 

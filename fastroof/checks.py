@@ -10,8 +10,6 @@ from typing import Any
 
 from fastroof.errors import FastroofError
 
-__all__ = ["check_flag", "check_progress", "is_number", "is_whole_number", "one_of", "shown", "whole_number"]
-
 
 def shown(value: Any, most: int = 60) -> str:
     """Return how a message shows what was given: the beginning of its ``repr``, whatever it is."""

@@ -23,8 +23,6 @@ from fastroof._version import __version__
 from fastroof.errors import FastroofError
 from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
-__all__ = ["SHELLS", "completion_variable", "help_if_alone", "new_app", "warn"]
-
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells that complete what is typed."""
 

@@ -17,17 +17,6 @@ from typing import Any, Final
 from fastroof.errors import FastroofError
 from fastroof.file_access import read_bytes
 
-__all__ = [
-    "MOST_JSON_BYTES",
-    "MOST_NESTING",
-    "MOST_TOML_BYTES",
-    "parse_json",
-    "parse_toml",
-    "read_json",
-    "read_text",
-    "read_toml",
-]
-
 MOST_TOML_BYTES: Final = 4 * 2**20
 """Of one TOML document; the largest that ships has a tenth."""
 

@@ -18,19 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = [
-    "FilesRead",
-    "exists",
-    "file_sha256",
-    "is_file",
-    "is_folder",
-    "matches",
-    "names_in",
-    "read_bytes",
-    "recorded",
-    "resolved",
-]
-
 LARGE_BYTES: Final = 2**16
 """From this size on a file counts as unchanged where its status is; smaller ones are read again."""
 

@@ -17,8 +17,6 @@ import numpy as np
 from fastroof.arrays import Array
 from fastroof.checks import shown
 
-__all__ = ["number_array", "refused"]
-
 _NO_NUMBERS: Final = (bool, np.bool_, str, bytes, bytearray, np.ma.MaskedArray)
 _MOST_DIMENSIONS: Final = 64
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Final
 
-__all__ = ["EXIT_INTERRUPTED", "BeforeTheEnd", "end_at_once", "end_soon", "raise_again"]
-
 EXIT_INTERRUPTED: Final = 130
 
 GRACE_S: Final = 1.0

@@ -7,8 +7,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["usable_memory_bytes", "usable_processors"]
-
 
 def usable_processors() -> int:
     """Processors that this process may run on, which a container or ``taskset`` makes fewer."""

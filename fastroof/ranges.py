@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from fastroof.checks import is_number, is_whole_number, shown
 
-__all__ = ["MAX_NUMBERS", "RANGE_FORMS", "expand_reals", "expand_sizes"]
-
 MAX_NUMBERS: Final = 2**20
 """Most numbers that one key may have."""
 

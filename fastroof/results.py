@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.run import StepBatch
 
-__all__ = ["STEP_COLUMNS", "step_table"]
-
 _SIZES: Final = (
     Column("num_requests", "int", "", "requests in the step", 0),
     Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),

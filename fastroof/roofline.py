@@ -9,8 +9,6 @@ import numpy as np
 
 from fastroof.arrays import Floats
 
-__all__ = ["BatchBound"]
-
 
 class BatchBound(NamedTuple):
     """B of one table: ``launch + batch (square x^2 + slope x + fixed)``, all in us."""

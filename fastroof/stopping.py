@@ -19,8 +19,6 @@ import numpy as np
 from fastroof.arrays import Longs
 from fastroof.errors import StoppedError
 
-__all__ = ["Stop", "check_stopped", "stop_flag"]
-
 _CURRENT: ContextVar[Stop | None] = ContextVar("fastroof_stop", default=None)
 
 

@@ -10,8 +10,6 @@ import typer
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_json, print_table
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 JSON: a list with one object an adapter: name, adapter, repository, licence, interface, checked (ISO date),
 distribution, ran, signatures, followed, note, installed (empty where it is not).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables, table_sets
+from fastroof.cli.named_plans import DEFAULT_GPU, gpu_and_tables, table_sets
 from fastroof.cli.options import GPU_NAMES, Json, Model, TablesInstead
 from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError
@@ -18,8 +18,6 @@ from fastroof.units import GB, MS_PER_S
 if TYPE_CHECKING:
     from fastroof import Tables
     from fastroof.bench import BenchReport, Setup, Workload
-
-__all__ = ["register"]
 
 LOOKUP: Final = "lookup"
 NAMES: Final = (

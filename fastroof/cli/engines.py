@@ -13,8 +13,6 @@ from fastroof.cli.output import console, percent, print_json, print_table
 if TYPE_CHECKING:
     from fastroof.engines import EngineProfile, KvMemory, MixedAttention, OperatorKernel
 
-__all__ = ["register"]
-
 _COSTS: Final = {
     "step_us": "step",
     "sequence_us": "sequence",

@@ -11,8 +11,6 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 JSON: a list with one object a GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
 hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, linked_gpus (that its link joins),

@@ -10,8 +10,6 @@ import typer
 from fastroof.command_group import warn
 from fastroof.units import GB
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 Examples:
   fastroof sweep my.toml -o results.parquet

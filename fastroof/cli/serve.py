@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from fastroof.backends.serve.limits import ServeLimits
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:

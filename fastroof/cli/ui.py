@@ -8,8 +8,6 @@ import typer
 
 from fastroof.cli.options import GPU_NAMES
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 Examples:
   fastroof ui --open
@@ -39,7 +37,7 @@ def ui(
     opens_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Explore models, GPUs and layouts in a browser."""
-    from fastroof.ui.named_start import named_start
+    from fastroof.ui.plans import named_start
     from fastroof.ui.server import serve_page
 
     start = named_start(model, gpu)

@@ -11,51 +11,38 @@ from typing import Any, Final
 
 from fastroof.checks import shown, whole_number
 from fastroof.compat import infersim, roofline_v2
-from fastroof.compat.compare_causes import CAUSES, Cause, differences
-from fastroof.compat.compare_fastroof import datasheet_facts, modelled_components, plan_time
+from fastroof.compat.compare_causes import differences
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
-from fastroof.compat.compare_models import (
+from fastroof.compat.compare_roofline_v2 import (
+    infersim_tree,
+    roofline_v2_facts,
+    roofline_v2_time,
+    roofline_v2_tree,
+)
+from fastroof.compat.compare_steps import (
     INFERSIM_DTYPES,
+    Case,
     ComparedModel,
+    ComparedStep,
+    Comparison,
+    MethodTime,
+    Step,
+    datasheet_facts,
     gemm_dtype,
     infersim_obstacle,
     is_fp8,
+    modelled_components,
+    plan_time,
     roofline_v2_obstacle,
 )
-from fastroof.compat.compare_roofline_v2 import roofline_v2_facts, roofline_v2_time
-from fastroof.compat.compare_steps import (
-    COMPONENTS,
-    METHODS,
-    Case,
-    ComparedStep,
-    Comparison,
-    Difference,
-    MethodTime,
-    Step,
-)
-from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, TableError
 from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
-from fastroof.plan.datasheet import CLASSES
+from fastroof.plan.curves import CLASSES
 from fastroof.tables import Tables, load_tables
 from fastroof.units import DTYPE_BYTES, TB, TFLOP
-
-__all__ = [
-    "CAUSES",
-    "COMPONENTS",
-    "METHODS",
-    "Cause",
-    "ComparedStep",
-    "Comparison",
-    "Difference",
-    "MethodTime",
-    "Step",
-    "compare",
-    "compare_case",
-]
 
 BANDWIDTH_FACTOR: Final = 0.82
 LAYER_OVERHEAD_US: Final = 100.0

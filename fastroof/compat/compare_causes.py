@@ -7,8 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.compat.compare_steps import COMPONENTS, Difference, MethodTime
 
-__all__ = ["CAUSES", "TOLD_FROM", "Cause", "differences"]
-
 TOLD_FROM: Final = 0.1
 """A component is explained from this difference on, as a share of fastroof's."""
 MENTIONED_FROM: Final = 0.02

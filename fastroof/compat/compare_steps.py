@@ -4,25 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from fastroof.compat.compare_models import ComparedModel
 from fastroof.compat.infersim import InfersimTables
 from fastroof.compat.roofline_v2 import RooflineV2Tables
-from fastroof.models import Layout
+from fastroof.compat.roofline_v2.steps import NO_EXPERTS
+from fastroof.errors import ModelError
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.mlp import GatedMlp
+from fastroof.operators.calls import Experts, Gemm
 from fastroof.plan import StepPlan
+from fastroof.plan.components import component_of
+from fastroof.plan.curves import CLASSES, DATASHEET_SOURCE, row_cost
+from fastroof.plan.explain import Explanation
+from fastroof.run import StepBatch
 from fastroof.tables import Tables
+from fastroof.units import DTYPE_BYTES, US_PER_S
 
-__all__ = [
-    "COMPONENTS",
-    "METHODS",
-    "Case",
-    "ComparedStep",
-    "Comparison",
-    "Difference",
-    "MethodTime",
-    "Step",
-]
+LAYER_GEMMS: Final = ("qkv", "o", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
+INFERSIM_DTYPES: Final = ("bf16", "fp8", "fp8_block")
+"""Formats that InferSim has: two bytes a weight and the fp16 peak, or one and the fp8 peak."""
+
+
+class ComparedModel(NamedTuple):
+    """Sizes of a model whose layers are all alike."""
+
+    num_layers: int
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    experts: RoutedExperts | None
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> ComparedModel:
+        """Read a model's sizes."""
+        kind = model.only_kind
+        attention, mlp = kind.attention, kind.mlp
+        is_known = isinstance(attention, GroupedQueryAttention) and isinstance(mlp, GatedMlp | RoutedExperts)
+        if not is_known or attention.window is not None:
+            raise ModelError(
+                f"{model.name} cannot be compared: its layers are {kind.name}"
+                + (f" within {attention.window} tokens" if attention.window else "")
+                + ", and the methods have grouped-query attention over all tokens in common, with a gated "
+                "MLP or with experts; model.with_full_attention() takes windows away, and "
+                "fastroof.compat.infersim answers for MLA alone"
+            )
+        assert isinstance(attention, GroupedQueryAttention)
+        assert isinstance(mlp, GatedMlp | RoutedExperts)
+        return cls(
+            model.num_layers,
+            model.hidden,
+            attention.num_q_heads,
+            attention.num_kv_heads,
+            attention.head_dim,
+            mlp.intermediate,
+            mlp if isinstance(mlp, RoutedExperts) else None,
+        )
+
+
+def gemm_dtype(plan: StepPlan) -> str:
+    """Format that all GEMMs of a plan's layers compute in, the router aside; several are joined by commas."""
+    calls = (curve.operator for curve in plan.row_curves)
+    dtypes = {call.dtype for call in calls if isinstance(call, Gemm | Experts) and call.role in LAYER_GEMMS}
+    return ", ".join(sorted(dtypes))
+
+
+def infersim_world(model: ComparedModel, layout: Layout) -> int:
+    """GPUs that InferSim is told of: ranks of a dense model share nothing, those of experts do."""
+    return layout.tp * layout.dp if model.experts else layout.tp
+
+
+def infersim_obstacle(model: ComparedModel, layout: Layout, dtype: str) -> str:
+    """Why InferSim cannot represent a case; empty where it can."""
+    if dtype not in INFERSIM_DTYPES:
+        return f"its GEMMs are all bf16 or all fp8, these are {dtype}"
+    experts = model.experts
+    if experts is None:
+        return ""
+    if not experts.is_gated:
+        return "its experts have three projections, these two"
+    if (layout.ep, layout.moe_tp) != (layout.dp, layout.tp):
+        return (
+            f"it splits experts as attention: each over tp GPUs, and groups of them over the dp ranks; here "
+            f"that is ep {layout.dp} with moe_tp {layout.tp}, not ep {layout.ep} with moe_tp {layout.moe_tp}"
+        )
+    return ""
+
+
+def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
+    """Why roofline V2 cannot represent a case; empty where it can."""
+    if model.experts:
+        return f"{NO_EXPERTS}; and V2's tables have no MFU of any"
+    if dtype != "bf16":
+        return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
+    return ""
+
+
+def is_fp8(dtype: str) -> bool:
+    """Whether a format of GEMMs is one of fp8."""
+    return DTYPE_BYTES[dtype] < DTYPE_BYTES["bf16"]
+
 
 COMPONENTS: Final = (
     "linear", "experts", "attention", "communication", "lm_head", "elementwise", "memory", "overhead",
@@ -123,3 +208,87 @@ class Case:
     def layout(self) -> Layout:
         """How the model is split."""
         return self.plan.layout
+
+
+DATASHEET_CLASS: Final = {
+    "linear": "gemm",
+    "experts": "moe",
+    "lm_head": "gemm",
+    "elementwise": "elementwise",
+    "communication": "allreduce",
+}
+
+
+def requests_of(step: Step) -> list[tuple[int, int]]:
+    """Requests of a step as (new_tokens, context_len)."""
+    if step.phase == "decode":
+        return [(1, step.tokens - 1)] * step.batch_size
+    return [(step.tokens, 0)] * step.batch_size
+
+
+def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
+    """Time of a step by component, as a plan has it."""
+    requests = requests_of(step)
+    components = dict.fromkeys(COMPONENTS, 0.0)
+    for name, us in _by_component(plan, plan.explain(requests)).items():
+        components[name] = us["us"]
+    total_us = float(plan.run(StepBatch.from_requests([requests])).latency_us[0])
+    return MethodTime(method, components, total_us)
+
+
+def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
+    """Time of each component and what its roofline, without launches, would be."""
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
+    by_component: dict[str, dict[str, float]] = {}
+    for part in explanation.operators:
+        component = "overhead" if part.role == "runtime" else of_role.get(part.role, "attention")
+        sums = by_component.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
+        link = component == "communication"
+        bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s
+        sums["us"] += part.total_us
+        compute_s = part.flops / plan.gpu.peak(dtypes.get(part.role, "bf16")) if part.flops else 0.0
+        sums["roofline_us"] += US_PER_S * max(compute_s, part.moved_bytes / bytes_per_s)
+        sums["calls"] += part.calls
+    return by_component
+
+
+def modelled_components(plan: StepPlan, step: Step) -> list[str]:
+    """Components of a step of which a part comes from the datasheet, in the order of the components."""
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    parts = plan.explain(requests_of(step)).operators
+    modelled = {of_role.get(part.role, "attention") for part in parts if part.source == DATASHEET_SOURCE}
+    return [component for component in COMPONENTS if component in modelled]
+
+
+def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
+    """Time of a step by what its calls do in it, us."""
+    by_role: dict[str, float] = {}
+    for part in plan.explain(requests_of(step)).operators:
+        by_role[part.role] = by_role.get(part.role, 0.0) + part.total_us
+    return by_role
+
+
+def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
+    """Facts by which the datasheet model's differences are told."""
+    measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
+    assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
+    facts: dict[str, Any] = {}
+    for component, sums in measured.items():
+        kind = DATASHEET_CLASS.get(component, f"attention_{step.phase}")
+        facts |= {
+            f"has_{component}": True,
+            f"{component}_us": assumed[component]["us"] - sums["us"],
+            f"{component}_efficiency": CLASSES[kind].efficiency,
+            f"{component}_launch_us": CLASSES[kind].launch_us,
+            f"{component}_calls": int(sums["calls"]),
+            f"{component}_reached": sums["roofline_us"] / sums["us"],
+        }
+    return facts
+
+
+def linear_us(tables: Tables, m: int, gemms: list[tuple[int, int, int]]) -> float:
+    """Sum of GEMMs (count, k, n) as fastroof's tables time them, us."""
+    counts, k, n = zip(*gemms, strict=True)
+    each_us = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
+    return float(sum(count * us for count, us in zip(counts, each_us.tolist(), strict=True)))

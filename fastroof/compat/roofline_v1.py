@@ -23,13 +23,18 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
-from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp, refuse_infinite
-from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
+from fastroof.compat.roofline_v2.steps import (
+    Hardware,
+    ModelSizes,
+    StepRequests,
+    Steps,
+    checked_tp,
+    refuse_infinite,
+    refuse_requests,
+)
 from fastroof.compiled.compat_roofline_v2 import MAX_SEQUENCE
 from fastroof.errors import PlanError
 from fastroof.units import US_PER_S
-
-__all__ = ["Calibration", "step_us"]
 
 
 @dataclass(frozen=True)

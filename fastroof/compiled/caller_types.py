@@ -14,8 +14,6 @@ from numba.extending import overload
 
 from fastroof.arrays import Floats, Ints
 
-__all__ = ["only_a_plan", "only_integers", "only_requests"]
-
 _types: Any = types  # numba's types have few types
 
 

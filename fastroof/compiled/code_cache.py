@@ -29,10 +29,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
-from fastroof.compiled.kept_files import cache_roots, opened, read_kept, write_kept
-from fastroof.compiled.trusted_folders import UntrustedFolder
-
-__all__ = ["LoopCache", "cache_folders", "code_version"]
+from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_kept, write_kept
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")

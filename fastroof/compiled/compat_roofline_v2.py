@@ -12,27 +12,8 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats, Ints
+from fastroof.compiled.guides import bracket
 from fastroof.compiled.jit import jit
-from fastroof.compiled.search import bracket
-
-__all__ = [
-    "CODE_NEW_TOKENS",
-    "CODE_OFFSETS",
-    "CODE_PROGRESS",
-    "FIRST_BUCKET",
-    "LEAST_MFU",
-    "MAX_SEQUENCE",
-    "MODEL_SIZE",
-    "NUM_BUCKETS",
-    "DecodeRequests",
-    "GemmPairs",
-    "PrefillRequests",
-    "StepSeconds",
-    "curve_mfus",
-    "gemm_mfus",
-    "grid_mfus",
-    "steps_s",
-]
 
 LEAST_MFU = 1e-4
 """Below it an interpolated MFU counts as a hole, and the nearest row above it serves."""

@@ -16,20 +16,12 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.compiled.grids import AxisSlots, GridBlock
+from fastroof.compiled.guides import bracket
 from fastroof.compiled.jit import jit
-from fastroof.compiled.llvm import LANES, float_bits, line_lanes, output_store, prefetch, table_load
-from fastroof.compiled.search import bracket
-from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, decode_rows_us, open_plan
-
-__all__ = [
-    "LINES_HEADER",
-    "LineCell",
-    "cell_at",
-    "cell_line",
-    "decode_steps_us",
-    "fill_decode_lines",
-    "line_cell",
-]
+from fastroof.compiled.layout import LANES
+from fastroof.compiled.llvm import float_bits, line_lanes, output_store, prefetch, table_load
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.steps import CODE_SIZES, decode_rows_us, open_plan
 
 # Header slots of a table of lines; pairs (at_zero_us, slope_us) follow, a row a batch size from 0.
 MAX_BATCH, COLUMNS, SHIFT, FIRST_KEY = 0, 1, 2, 3

@@ -11,22 +11,24 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.drafts import draft_decode_us, draft_prompt_us
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_tokens
-from fastroof.compiled.mean_steps import mean_decode_step_us, prompt_steps_us
-from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
-from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
+from fastroof.compiled.mean_steps import (
+    draft_decode_us,
+    draft_prompt_us,
+    mean_decode_step_us,
+    prompt_steps_us,
+)
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import (
+    CODE_KV,
+    CODE_SEQS,
+    CODE_SIZES,
+    CODE_TOKENS,
+    CODE_WHOLE_PROMPT,
+    held_tokens,
+)
+from fastroof.compiled.steps import PlanParts, open_plan
 from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
-
-__all__ = [
-    "CODE_DECODE_SEQS",
-    "CODE_PREFILL_KV",
-    "DISAGGREGATED_ROWS",
-    "LinkOptions",
-    "disaggregated_estimates",
-    "worker_rates",
-]
 
 CODE_PREFILL_KV = 6
 """One prompt alone is larger than the KV cache of a prefill worker."""

@@ -17,21 +17,6 @@ from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.steps import DECODE_EXPERT_AT, EXPERT_AT, RANKS, PlanParts
 
-__all__ = [
-    "FEWEST_TOKENS",
-    "LEAST_LOADED",
-    "ONE_RANK",
-    "PADDED_BY_HALF",
-    "PADDED_IN_GRAPHS",
-    "PADDED_NEVER",
-    "PADDED_TO_FULLEST",
-    "TAKES_TURNS",
-    "RankRules",
-    "expert_rows_us",
-    "seen_tokens",
-    "wait_for_others_us",
-]
-
 PADDED_NEVER, PADDED_TO_FULLEST, PADDED_IN_GRAPHS, PADDED_BY_HALF = range(4)
 """What experts compute, in the order of fastroof.engines.data_parallel.PADDINGS."""
 

@@ -12,21 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
-from fastroof.compiled.guides import Guide, guide_of, guided_cell
+from fastroof.compiled.guides import Guide, bracket, curve_point, guide_of, guided_cell, nearest_node
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.layout import EXTRAPOLATED, INTERPOLATED, PackedGemm
 from fastroof.compiled.llvm import table_load
-from fastroof.compiled.origins import EXTRAPOLATED, INTERPOLATED
-from fastroof.compiled.packed import PackedGemm
-from fastroof.compiled.search import bracket, curve_point, nearest_node
-
-__all__ = [
-    "GemmSizes",
-    "gemm_floor_us",
-    "gemm_latency_us",
-    "gemm_linear_mfu_us",
-    "gemm_nearest_us",
-]
-
 
 GemmGuides = tuple[Guide, Guide, Guide]
 """Of k, n and m."""

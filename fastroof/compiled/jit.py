@@ -7,9 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from fastroof.compiled.plain import is_plain
-
-__all__ = ["jit", "jit_inline", "jit_stateful", "jit_stateful_inline"]
+from fastroof.compiled.layout import is_plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 

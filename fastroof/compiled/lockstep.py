@@ -14,15 +14,6 @@ from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_other
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.steps import PlanParts
 
-__all__ = [
-    "NO_OTHERS",
-    "OtherRanks",
-    "others_idle",
-    "others_with_requests",
-    "together_us",
-    "waits_for_others",
-]
-
 
 class OtherRanks(NamedTuple):
     """The ranks that step together with one."""

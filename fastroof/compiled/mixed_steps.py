@@ -12,10 +12,13 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
+    draft_decode_us,
+    draft_mixed_us,
+    draft_prefix_us,
+    draft_prompt_us,
     mean_decode_attention_us,
     mean_decode_rows_us,
     mean_decode_step_us,
@@ -23,6 +26,7 @@ from fastroof.compiled.mean_steps import (
     mixed_decode_attention_us,
     prompt_steps_us,
 )
+from fastroof.compiled.request_sums import prefix_in_window
 from fastroof.compiled.serving_options import (
     CODE_SEQS,
     CODE_TOKENS,
@@ -45,9 +49,6 @@ from fastroof.compiled.serving_options import (
 )
 from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
-from fastroof.compiled.windows import prefix_in_window
-
-__all__ = ["add_prefix", "mixed_scenario"]
 
 MAX_QUEUE = 0.999
 """Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""

@@ -14,17 +14,20 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
+    draft_decode_us,
+    draft_mixed_us,
+    draft_prefix_us,
+    draft_prompt_us,
     mean_decode_attention_us,
     mean_decode_rows_us,
     mean_mixed_step_us,
     prompt_steps_us,
 )
+from fastroof.compiled.request_sums import prefix_in_window
 from fastroof.compiled.serving_options import (
     CODE_SEQS,
     CODE_TOKENS,
@@ -42,12 +45,10 @@ from fastroof.compiled.serving_options import (
     TTFT_US,
     WAIT_US,
     ServingOptions,
+    held_tokens,
 )
 from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
-from fastroof.compiled.windows import prefix_in_window
-
-__all__ = ["PromptSizes", "prefill_first_scenario"]
 
 MOST_CYCLES = 32
 """Requests of a client for each of which it is worked out how far clients have come apart; of more, as many

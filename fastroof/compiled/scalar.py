@@ -23,11 +23,8 @@ from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.intrinsics import pointer_at, stack_words
 from fastroof.compiled.jit import OPTIONS, jit_inline
 from fastroof.compiled.llvm import PLAIN
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.steps import open_plan, open_window, summed_step_us, windowed_step_us
-from fastroof.compiled.windows import no_window_sums, with_request
-
-__all__ = ["plan_function"]
 
 _METH_FASTCALL = 0x80
 

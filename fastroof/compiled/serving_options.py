@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_tokens
+from fastroof.compiled.request_sums import MAX_KV_LEN
+
+KvRoom = Any
+"""(parts that there are, parts a token of every layer's, parts a token within the window, the window, parts a
+sequence).
+
+A tuple of five integers, or such a row of an array; (tokens, 1, 0, 0, 0) without a window and a state.
+"""
+
+
+@jit_inline
+def held_parts(room: KvRoom, kv_len: int) -> int:
+    """Parts that a sequence takes."""
+    return int(room[1]) * kv_len + int(room[2]) * min(kv_len, int(room[3])) + int(room[4])
+
+
+@jit_inline
+def longest_held(room: KvRoom, sequences: int) -> int:
+    """Length of the longest sequences of which so many fit, at most MAX_KV_LEN."""
+    parts, window = int(room[0]) // sequences - int(room[4]), int(room[3])
+    if parts < 0:
+        return 0
+    if parts < (room[1] + room[2]) * window:
+        return parts // int(room[1] + room[2])
+    if room[1] == 0:
+        return MAX_KV_LEN
+    return min((parts - int(room[2]) * window) // int(room[1]), MAX_KV_LEN)
+
+
+@jit_inline
+def held_tokens(tokens: float, window: float, window_share: float, state_tokens: float) -> float:
+    """Tokens' worth of KV cache of a sequence, a share of whose bytes is kept within a window, and state."""
+    return tokens - window_share * max(tokens - window, 0.0) + state_tokens
+
 
 CODE_SIZES = 1
 """A size that no scenario has."""

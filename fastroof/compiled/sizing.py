@@ -14,31 +14,10 @@ import numpy as np
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import KvRoom, held_parts, longest_held
-from fastroof.compiled.steps import (
-    CODE_SIZES,
-    MAX_KV_LEN,
-    PlanParts,
-    decode_rows_us,
-    decode_step_us,
-    open_plan,
-)
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import KvRoom, held_parts, longest_held
+from fastroof.compiled.steps import CODE_SIZES, PlanParts, decode_rows_us, decode_step_us, open_plan
 from fastroof.compiled.sweeps import Scratch, _fill_lines, _read_batches
-
-__all__ = [
-    "LIMITED_BY_NOTHING_MORE",
-    "LIMITED_BY_REQUEST",
-    "LIMITED_BY_ROOM",
-    "LIMITED_BY_TPOT",
-    "LIMITED_BY_TTFT",
-    "FewestReplicas",
-    "ReplicaCurve",
-    "largest_batches",
-    "largest_contexts",
-    "least_replicas",
-    "new_scratch",
-]
-
 
 CHUNK = 64
 """Batch sizes that are compared at once, without a branch, so that LLVM vectorises."""

@@ -4,7 +4,7 @@
     rows_us = tokens[m] + logits[s] + what the runtime adds to a step and for each of its sequences
 
 and a step with prefill takes what the runtime adds to it, and not less than the runtime's floor. Where
-layers attend within a window, requests of different lengths are told apart (fastroof.compiled.windows).
+layers attend within a window, requests of different lengths are told apart (fastroof.compiled.request_sums).
 
 One thread owns a step. Between two nodes a step of equal decodes is a straight line in kv_len, and
 every entry point adds its two terms in the same order, so that a step is the same to the last bit
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.grids import (
-    FORM_LATENCY,
     GridBlock,
     axis_cell,
     grid_flag,
@@ -32,39 +31,16 @@ from fastroof.compiled.grids import (
     open_block,
 )
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import output_store, table_load
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums
-from fastroof.compiled.windows import window_chunks, window_prefix, windowed_pairs
-
-__all__ = [
-    "ARENA_FORMAT",
-    "ARENA_MAGIC",
-    "CODE_SIZES",
-    "HEADER_SIZE",
-    "MAX_KV_LEN",
-    "WindowParts",
-    "beside_prefill_us",
-    "chunks_step_us",
-    "decode_origins",
-    "decode_rows_us",
-    "decode_step_us",
-    "equal_chunks",
-    "general_decode_steps_us",
-    "has_chunks",
-    "open_plan",
-    "open_window",
-    "prefill_attention_us",
-    "prefill_steps_us",
-    "rows_us_at",
-    "step_rows_us",
-    "summed_step_us",
-    "window_prices_us",
-    "windowed_chunks_step_us",
-    "windowed_decode_step_us",
-    "windowed_prefill_us",
-    "windowed_step_us",
-    "with_prefill_us",
-]
+from fastroof.compiled.request_sums import (
+    MAX_KV_LEN,
+    StepSums,
+    WindowSums,
+    window_chunks,
+    window_prefix,
+    windowed_pairs,
+)
 
 # Header slots of a plan's arena.
 MAGIC, FORMAT, MAX_TOKENS, MAX_SEQS, NUM_LAYERS, STEP_US = 0, 1, 2, 3, 4, 5

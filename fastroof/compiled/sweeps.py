@@ -20,32 +20,13 @@ from numba.core import config
 
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at, cell_line, line_cell
-from fastroof.compiled.grids import FORM_LATENCY
 from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_parts
+from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import float_bits, output_store, table_load
-from fastroof.compiled.steps import (
-    CODE_SIZES,
-    MAX_KV_LEN,
-    PlanParts,
-    decode_rows_us,
-    decode_step_us,
-    open_plan,
-)
-
-__all__ = [
-    "LIMITED_BY_BATCH_GRID",
-    "LIMITED_BY_MEMORY",
-    "LIMITED_BY_THROUGHPUT",
-    "LIMITED_BY_TPOT",
-    "BestRows",
-    "PlanRows",
-    "Scratch",
-    "arena_address",
-    "best_decode_batches",
-    "decode_grid_us",
-]
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import held_parts
+from fastroof.compiled.steps import CODE_SIZES, PlanParts, decode_rows_us, decode_step_us, open_plan
 
 LIMITED_BY_BATCH_GRID = 0
 LIMITED_BY_MEMORY = 1

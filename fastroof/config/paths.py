@@ -9,8 +9,6 @@ from typing import Final
 
 from fastroof.errors import FastroofError, TableError
 
-__all__ = ["TABLES_FOLDER", "bench_data_root", "user_tables_root"]
-
 TABLES_FOLDER: Final = "FASTROOF_TABLES"
 """Environment variable that names another folder for the user's tables."""
 

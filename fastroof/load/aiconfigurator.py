@@ -18,27 +18,22 @@ from fastroof.errors import TableError
 from fastroof.file_access import is_folder
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.package_places import Place, find_place
-from fastroof.load.package_provenance import DISTRIBUTION, operator_provenance, package_provenance, words_of
-from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, select
+from fastroof.load.package_rows import (
+    DISTRIBUTION,
+    PACKAGE_FILES,
+    Part,
+    Place,
+    find_place,
+    joined,
+    operator_provenance,
+    package_provenance,
+    select,
+    words_of,
+)
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
 from fastroof.operators.foreign_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
-
-__all__ = [
-    "INSTALL",
-    "SYSTEMS",
-    "WantedPlace",
-    "available",
-    "convert_aiconfigurator",
-    "data_folder",
-    "import_aiconfigurator",
-    "installed_root",
-    "read_places",
-    "system_of",
-]
-
 
 PACKAGE: Final = DISTRIBUTION
 INSTALL: Final = "pip install 'fastroof[tables]'"

@@ -20,27 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
+from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
 from fastroof.documents import read_json
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, matches, read_bytes
-from fastroof.unfinished import is_unfinished, unfinished_path
-from fastroof.whole_files import put_in_place, write_whole
 
 if TYPE_CHECKING:
     from fastroof.load.own import Source
     from fastroof.load.package_import import Progress
-
-__all__ = [
-    "IMPORT",
-    "can_import",
-    "ensure_imported",
-    "how_to_get",
-    "missing_tables",
-    "source_kind",
-    "table_folders",
-    "what_would_bring_more",
-]
 
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
 """Environment variable: "never" converts nothing unless it is asked for."""
@@ -137,9 +125,8 @@ def ensure_imported(
 
 def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
     from fastroof.load.aiconfigurator import SYSTEMS, data_folder
-    from fastroof.load.package_provenance import package_version
-    from fastroof.load.package_rows import PACKAGE_FILES
-    from fastroof.load.package_sources import PCIE_LINKED
+    from fastroof.load.package_import import PCIE_LINKED
+    from fastroof.load.package_rows import PACKAGE_FILES, package_version
 
     system = {name: system for system, name in SYSTEMS.items()}.get(gpu)
     package = _installed() if package is None else package

@@ -12,20 +12,23 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.atomic_files import write_whole
 from fastroof.columns import LATENCY
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
-from fastroof.load.common_points import paired_points
-from fastroof.load.families import EAGER, Columns, families_of, family_keys, rows_of_family
-from fastroof.load.family_falls import find_falls
+from fastroof.load.families import (
+    EAGER,
+    Columns,
+    families_of,
+    family_keys,
+    find_falls,
+    paired_points,
+    rows_of_family,
+)
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.own import PROVENANCE_FILE
-from fastroof.load.soundness import UnsoundFamily, known_unsound, unsound_families
+from fastroof.load.own import PROVENANCE_FILE, UnsoundFamily, known_unsound, unsound_families
 from fastroof.load.write import toml_text
 from fastroof.operators.registry import OPERATORS
-from fastroof.whole_files import write_whole
-
-__all__ = ["find_unsound", "flag_source", "flag_unsound", "siblings_of"]
 
 Words = Mapping[str, str]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from fastroof.errors import GpuError, TableError
+from fastroof.load import load_measured
+from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.by_name import source_kind
+from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import list_sources
 from fastroof.load.rows import count_rows
-
-__all__ = ["ListedSource", "ListedTable", "list_tables"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,28 @@ def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
         )
         for number, source in enumerate(sources)
     ]
+
+
+PACKAGE_PREFIX: Final = "package:"
+
+NAMED_WORDS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION"
+"""What :func:`load_named` takes, for helps and errors."""
+
+
+def load_named(word: str) -> MeasuredTables:
+    """Load measured tables that a word names."""
+    if word.startswith(PACKAGE_PREFIX):
+        parts = word.removeprefix(PACKAGE_PREFIX).split("/")
+        if len(parts) != 3 or not all(parts):
+            raise TableError(f"{word!r} names no tables of the package; write package:h200/vllm/0.24.0")
+        gpu, backend, version = parts
+        return import_aiconfigurator(gpu, backend, version)
+    if Path(word).is_dir():
+        return load_measured(Path(word))
+    gpu, slash, source = word.partition("/")
+    if slash and gpu and source and "/" not in source:
+        try:
+            return load_measured(gpu, source=source)
+        except GpuError:
+            raise TableError(f"{word!r} is neither a folder nor GPU/SOURCE; need {NAMED_WORDS}") from None
+    return load_measured(word)

@@ -53,8 +53,6 @@ from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_colu
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import NS_PER_US
 
-__all__ = ["convert_llmservingsim"]
-
 PROGRAM: Final = "llmservingsim"
 DENSE, PER_SEQUENCE, ATTENTION, LAYERS = "dense.csv", "per_sequence.csv", "attention.csv", "layers.csv"
 OTHERS: Final = {

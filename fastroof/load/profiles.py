@@ -28,18 +28,6 @@ from fastroof.operators.foreign_rows import ForeignRows
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import ACTIVATION_BYTES, US_PER_MS, US_PER_S
 
-__all__ = [
-    "FOREIGN_RANK",
-    "HALF_DTYPES",
-    "Profile",
-    "gemm_rows",
-    "median_us",
-    "rope_rows",
-    "silu_rows",
-    "streaming_rows",
-    "words",
-]
-
 FOREIGN_RANK: Final = 300
 """Rank of what another simulator measured: behind what ships (100), and far behind one's own (50)."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fastroof.arrays import Array, Bools, Longs
+from fastroof.arrow import PARQUET_ERRORS, fault_of, open_parquet, whole_table
 from fastroof.columns import Column
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, read_bytes
-from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, whole_table
-
-__all__ = ["ENDINGS", "beyond_limits", "count_rows", "need", "read_columns", "word_codes"]
-
+from fastroof.operators.operator import Operator
 
 ENDINGS = (".parquet", ".csv")
 """Endings of the files that :func:`read_columns` reads."""
@@ -314,3 +312,31 @@ def word_codes(words: Array) -> Longs:
         return np.zeros(len(listed), np.int64)
     code = {word: i for i, word in enumerate(sorted(set(listed)))}
     return np.fromiter(map(code.__getitem__, listed), np.int64, len(listed))
+
+
+_AT_MOST: Final = (
+    ("q_len", "kv_len", "kv_len counts the prefix and the new tokens"),
+    ("topk", "num_experts", "a token goes to different experts"),
+    ("num_experts", "num_slots", "every expert has a place"),
+    ("num_nodes", "num_gpus", "a node has one at least"),
+)
+"""Sizes, which others they are at most, and why."""
+
+
+class ImpossibleSizes(NamedTuple):
+    """Rows that one rule refuses."""
+
+    rows: Bools
+    size: str
+    largest: str
+    why: str
+
+
+def impossible_sizes(operator: Operator, columns: Mapping[str, Array]) -> Iterator[ImpossibleSizes]:
+    """Find rows of sizes that no call can have, but for those that one column alone tells."""
+    names = {column.name for column in (*operator.keys, *operator.axes)}
+    for size, largest, why in _AT_MOST:
+        if names.issuperset((size, largest)):
+            rows = columns[size] > columns[largest]
+            if rows.any():
+                yield ImpossibleSizes(rows, size, largest, why)

@@ -15,8 +15,6 @@ from fastroof.config.paths import bench_data_root
 from fastroof.load.aiconfigurator import convert_aiconfigurator
 from fastroof.load.package_rows import PACKAGE_FILES
 
-__all__ = ["LEFT_OUT", "SHIPPED", "ShippedSource", "convert_shipped"]
-
 
 class ShippedSource(NamedTuple):
     """One source that ships."""

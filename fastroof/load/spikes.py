@@ -25,8 +25,6 @@ from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 
-__all__ = ["LEAST_RATIO", "Spikes", "find_spikes"]
-
 LEAST_RATIO: Final = 3.0
 """A spike's latency over that of its slower neighbour, at least."""
 

@@ -20,8 +20,6 @@ from fastroof.checks import shown
 from fastroof.columns import MEASURED_STEP_COLUMNS, MEASURED_US, Column
 from fastroof.errors import TableError
 
-__all__ = ["PHASES", "STEPS_FILE", "format_runs", "parse_runs", "read_step_rows", "whole_lines"]
-
 STEPS_FILE: Final = "steps.csv"
 PHASES: Final = ("decode", "prefill", "mixed", "unequal")
 """Equal decodes; one prefill chunk; decodes beside a chunk; sequences whose lengths differ."""

@@ -48,8 +48,6 @@ from fastroof.load.rows import read_columns
 from fastroof.load.write import Format
 from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
 
-__all__ = ["ATTENTION_COLUMNS", "attention_rows", "convert_vidur"]
-
 PROGRAM: Final = "vidur"
 COMPUTE, NETWORK = "compute", "network"
 MLP: Final = "mlp.csv"

@@ -17,6 +17,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof.arrays import Array
+from fastroof.arrow import write_parquet
+from fastroof.atomic_files import whole_folder, write_whole
 from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import TableError
 from fastroof.file_access import file_sha256
@@ -25,10 +27,6 @@ from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
-from fastroof.parquet import write_parquet
-from fastroof.whole_files import whole_folder, write_whole
-
-__all__ = ["check_replaceable", "sort_rows", "toml_text", "write_source"]
 
 Format = Literal["parquet", "csv"]
 

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Gemm, RowOperator
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-
-__all__ = ["Attention", "AttentionShard", "GroupedQueryAttention"]
 
 VARIANCE_BYTES = 4
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fastroof.errors import ModelError, UnsupportedModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
-from fastroof.operators.compressed_widths import (
+from fastroof.operators.widths import (
     COMPRESSED_SHAPES,
     CSA,
     ENTRY,
@@ -33,8 +32,6 @@ from fastroof.operators.compressed_widths import (
     CompressedShape,
 )
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["CSA", "HCA", "CompressedAttention", "CompressedWidths", "measured_as"]
 
 _NO_ENTRIES: Final = 0
 _NAMES: Final[Mapping[int, str]] = {CSA: "CSA", HCA: "HCA", _NO_ENTRIES: "window"}

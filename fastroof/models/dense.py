@@ -8,12 +8,9 @@ from typing import NamedTuple, Protocol
 from fastroof.errors import ModelError
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.layout import Layout
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.models.mlp import GatedMlp
-from fastroof.models.sizes import check_sizes
 from fastroof.models.spec import ModelSpec, padded_rows
-
-__all__ = ["DenseModel", "DenseShard", "DenseSizes", "split"]
 
 
 class DenseSizes(Protocol):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import (
     add_up_experts,
     after_shared,
@@ -16,13 +15,10 @@ from fastroof.models.exchange import (
     experts_send,
 )
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel, RowOperator, Steps
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["RoutedExperts"]
 
 PHASES_OF_WIDE_EXPERTS: Final[tuple[tuple[str, Steps], ...]] = (
     ("generation", "decode_only"),

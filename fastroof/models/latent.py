@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import (
     Call,
     Elementwise,
@@ -19,10 +17,8 @@ from fastroof.operators.calls import (
     MixerKernel,
     Role,
 )
-from fastroof.operators.latent_widths import LatentShape, shape_name
+from fastroof.operators.widths import LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-
-__all__ = ["LatentAttention"]
 
 ATTENTION_DTYPE = "bf16"
 """What attention kernels of measured models compute in, whatever their cache is stored in."""

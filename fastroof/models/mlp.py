@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import AllReduce, Call, Elementwise
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["GatedMlp", "Mlp", "UngatedMlp"]
 
 
 class Mlp(Protocol):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
-from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.hf import checked_fields
+from fastroof.models.layers import LayerGroup, LayerKind, NoMlp
 from fastroof.models.layout import Layout
-from fastroof.models.skipped import NoMlp
 from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["MtpLayer", "mtp_model"]
 
 
 @dataclass(frozen=True)

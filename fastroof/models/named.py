@@ -12,8 +12,6 @@ from typing import Any, Final
 from fastroof.models.families.registry import FAMILIES
 from fastroof.models.hf import read_config
 
-__all__ = ["PRESETS", "model_names", "preset_config", "preset_named", "unknown_name"]
-
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
     **{name: ids for family in FAMILIES for name, ids in family.presets.items()},
     "codellama-34b": (

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
-from fastroof.operators.latent_widths import LATENT_SHAPES, LatentShape, shape_name
+from fastroof.operators.widths import LATENT_SHAPES, LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-
-__all__ = ["MSA_HEAD_DIM", "BlockSparseAttention", "SparseLatentAttention"]
 
 ATTENTION_DTYPE: Final = "bf16"
 """What attention computes in, in every table of such blocks."""

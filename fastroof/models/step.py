@@ -10,8 +10,6 @@ from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm, SendReceive
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["StepCalls", "step_calls"]
-
 
 class StepCalls(NamedTuple):
     """What a step runs on one GPU, in the order in which its time is summed."""

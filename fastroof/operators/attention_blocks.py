@@ -12,8 +12,7 @@ from fastroof.arrays import Floats
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_grids import AttentionOperator
-from fastroof.operators.attention_work import HeadShape
-from fastroof.operators.cold_decode import grid_from_memory
+from fastroof.operators.attention_work import HeadShape, grid_from_memory
 from fastroof.operators.operator import DatasheetClass
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.keys import key_start_above
@@ -21,8 +20,6 @@ from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
-
-__all__ = ["PlannedAttention"]
 
 
 class PlannedAttention(AttentionOperator):

@@ -26,8 +26,6 @@ from fastroof.pack import PackedGrid, grid_cells
 from fastroof.pack.keys import key_start_above
 from fastroof.roofline import BatchBound
 
-__all__ = ["AttentionGrid", "attention_grid", "donors"]
-
 GridOf = Callable[[HeadShape], PackedGrid]
 RooflineOf = Callable[[HeadShape, float], BatchBound]
 EqualWork = Callable[[Floats, Floats, float], tuple[Floats, Floats]]

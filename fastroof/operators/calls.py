@@ -9,27 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-__all__ = [
-    "AllReduce",
-    "AttentionCall",
-    "Call",
-    "Collective",
-    "Dispatch",
-    "Elementwise",
-    "Experts",
-    "Gemm",
-    "HyperConnection",
-    "LatentProduct",
-    "MixerCall",
-    "MixerKernel",
-    "Parallel",
-    "Role",
-    "RowOperator",
-    "Rows",
-    "SendReceive",
-    "Steps",
-]
-
 Rows = Literal["tokens", "sequences", "expert_tokens"]
 """The step's tokens, its sequences, or the tokens of all attention-data-parallel ranks together."""
 

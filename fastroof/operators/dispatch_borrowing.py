@@ -24,28 +24,11 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Dispatch
 from fastroof.operators.link_groups import Placement, inter_node_us, placed
 from fastroof.operators.operator import Key
-from fastroof.operators.rows import RowNodes
+from fastroof.operators.row_operator import RowNodes
 from fastroof.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
-
-__all__ = [
-    "INDEX_BYTES",
-    "LOW_LATENCY_OVER_NODES",
-    "OTHER_NODES",
-    "UNASKED",
-    "UNASKED_BYTES",
-    "DispatchKey",
-    "Loan",
-    "crossing_bytes",
-    "element_bytes_of",
-    "is_low_latency",
-    "lent_nodes",
-    "loan",
-    "row_bytes_of",
-    "sent_to",
-]
 
 UNASKED: Final = "default"
 UNASKED_BYTES: Final = {"dispatch": 1.0, "combine": 2.0}

@@ -23,7 +23,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, Key
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 from fastroof.units import GB, US_PER_MS, US_PER_S
@@ -31,8 +31,6 @@ from fastroof.units import GB, US_PER_MS, US_PER_S
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = ["ELEMENTWISE", "OPERATORS", "ElementwiseOperator", "Streaming"]
 
 NOT_STREAMING: Final = ("launch", "fp8_scale")
 """Measured kinds that do more, or less, than stream."""

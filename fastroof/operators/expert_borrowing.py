@@ -20,26 +20,9 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.operators.operator import HoldoutGrid
-from fastroof.operators.sized import PackedSizes
+from fastroof.operators.row_operator import PackedSizes
 from fastroof.pack import pack_curve
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
-
-__all__ = [
-    "ANOTHER_ROUTING",
-    "LENDERS",
-    "BorrowedPoints",
-    "BorrowingErrors",
-    "ExpertShape",
-    "Lender",
-    "borrowed_points",
-    "borrowing_errors",
-    "borrowing_grids",
-    "features",
-    "is_routing",
-    "layers",
-    "nearest",
-    "nearest_routing",
-]
 
 LENDERS: Final = 2
 """Kernels that lend: with one the H100's vLLM tables come out at 9.1 and 11.9 % instead of 6.5 and 7.7 (up to
@@ -184,7 +167,7 @@ def borrowed_points(
     lender_roofline_of: Roofline | None = None,
 ) -> BorrowedPoints:
     """Make the latencies of a shape from those of its lenders."""
-    from fastroof.compiled.search import curve_latency_us
+    from fastroof.compiled.guides import curve_latency_us
 
     curves = [packed_of(lender.shape) for lender in lenders]
     # an expert has as many tokens at so many times the lender's

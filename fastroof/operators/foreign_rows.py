@@ -17,23 +17,6 @@ from fastroof.arrays import Array, Bools
 from fastroof.columns import MEASURED_US, Column
 from fastroof.units import DTYPE_BYTES, US_PER_MS
 
-__all__ = [
-    "LATENCY_MS",
-    "MEASURED",
-    "MFU",
-    "RUN",
-    "ForeignRows",
-    "Heads",
-    "PackageFile",
-    "TreeFile",
-    "dtype_names",
-    "measured_us",
-    "size_columns",
-    "text_columns",
-    "unknown_dtypes",
-    "version_order",
-]
-
 Raw = Mapping[str, Array]
 Heads = tuple[int, int, int]
 """The three numbers in the name of a tree's attention file, on one GPU."""

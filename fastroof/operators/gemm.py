@@ -33,26 +33,29 @@ from fastroof.operators.operator import (
     DatasheetClass,
     HoldoutGrid,
     Key,
+    Real,
+    as_floats,
     dtype_peaks,
     element_bytes,
     input_bytes,
     unit_us,
 )
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.work import Real, as_floats
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import PackedGemm, pack_gemm
 from fastroof.pack.bands import ALIGNED, bands_of, residue_start
-from fastroof.pack.points import sorted_points
+from fastroof.pack.curves import sorted_points
 from fastroof.uncertainty.band_errors import band_errors, residue_errors, with_unmeasured_bands
-from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid
-from fastroof.uncertainty.variance import calibrated_errors, relative_variance
+from fastroof.uncertainty.leave_one_out import (
+    LocalErrors,
+    calibrated_errors,
+    measured_grid,
+    relative_variance,
+)
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = ["GEMM", "OPERATORS", "GemmOperator", "gemm_bytes", "gemm_flops"]
 
 T = TypeVar("T")
 
@@ -351,7 +354,7 @@ class GemmOperator(PerRowOperator):
     def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency at every m that one of the measured neighbours of (n, k) has."""
         from fastroof.compiled.gemms import gemm_latency_us
-        from fastroof.compiled.search import bracket
+        from fastroof.compiled.guides import bracket
 
         packed = self.packed(tables, call.dtype, options.gemm_smoothing)
         launch_us = float(packed.value[packed.flag == 0].min())

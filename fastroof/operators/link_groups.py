@@ -34,26 +34,14 @@ from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import PlanError
 from fastroof.operators.operator import Key
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import SizedOperator
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes, SizedOperator
 from fastroof.pack import SIZE_LIMIT
-from fastroof.uncertainty.variance import relative_variance
+from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = [
-    "BORROWED_GROUP",
-    "INTER_NODE_US",
-    "OVER_NODES",
-    "Far",
-    "GroupOperator",
-    "Placement",
-    "inter_node_us",
-    "placed",
-]
 
 INTER_NODE_US: Final = 10.0
 """Of one message to another node, us: p2p_latency in systems/*.yaml of aiconfigurator-core 0.12.0."""

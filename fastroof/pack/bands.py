@@ -17,8 +17,6 @@ import numpy as np
 from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 
-__all__ = ["ALIGNED", "Bands", "banded_points", "bands_of", "left_out_us", "residue_start", "with_band_nodes"]
-
 LARGE: Final = 2**22
 """Outputs times inputs of a GEMM that takes longer than its launch: what bands are judged on."""
 

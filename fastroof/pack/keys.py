@@ -9,17 +9,6 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 
-__all__ = [
-    "MANTISSA_BITS",
-    "AxisGuide",
-    "KeyColumns",
-    "axis_guide",
-    "axis_keys",
-    "key_columns",
-    "key_start_above",
-    "nearest_key_starts",
-]
-
 MANTISSA_BITS: Final = 52
 MOST_KEY_BITS: Final = 4
 """A finer guide would only grow; where nodes are closer than 1/16, a loop takes the last steps."""

@@ -20,9 +20,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
-from fastroof.pack.points import sorted_origins, sorted_points
-
-__all__ = ["RaggedLevel", "RaggedTable", "pack_ragged"]
+from fastroof.pack.curves import sorted_origins, sorted_points
 
 WorkUs = Callable[..., Floats]
 """B less its launch floor, at coordinates that broadcast, us."""

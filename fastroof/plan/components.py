@@ -7,8 +7,6 @@ from typing import Literal
 from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator
 from fastroof.plan.curves import per_row
 
-__all__ = ["Component", "component_of"]
-
 Component = Literal["linear", "experts", "communication", "elementwise", "lm_head"]
 
 

@@ -10,30 +10,48 @@ from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
 from fastroof.arrays import Floats
+from fastroof.arrow import facts_html
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
-from fastroof.html_tables import facts_html
 from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AttentionCall
+from fastroof.plan.arena import decode_lines
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
-from fastroof.plan.decode_lines import decode_lines
-from fastroof.plan.exchange import EXCHANGES
-from fastroof.plan.images import EncoderTime, images_us
-from fastroof.plan.kernel_sources import source_words
+from fastroof.plan.explain import EncoderTime, images_us
 from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.plan.options import EXCHANGES
 from fastroof.units import GB
 
 if TYPE_CHECKING:
     from fastroof.plan.step_error import ErrorSource
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["PlanFacts"]
+
+def kernel_sources(plan: PlanFacts) -> dict[str, tuple[str, ...]]:
+    """Sources by operator, in the order of the step."""
+    sources: dict[str, dict[str, None]] = {}
+    for curve in plan.row_curves:
+        sources.setdefault(curve.operator.operator, {})[curve.source] = None
+    for part in plan.attention:
+        for operator, source in zip((ATTENTION_DECODE, ATTENTION_PREFILL), part.sources, strict=True):
+            sources.setdefault(operator.name, {})[source] = None
+    return {operator: tuple(names) for operator, names in sources.items()}
+
+
+def source_words(plan: PlanFacts) -> str:
+    """The source of most operators, and by name the operators that come from another."""
+    by_operator = {operator: " and ".join(names) for operator, names in kernel_sources(plan).items()}
+    names = list(by_operator.values())
+    most = max(dict.fromkeys(names), key=names.count)
+    others = [f"{operator} from {name}" for operator, name in by_operator.items() if name != most]
+    return "; ".join([most, *others])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

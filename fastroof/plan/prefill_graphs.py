@@ -13,10 +13,8 @@ from fastroof.engines import EngineProfile
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
-from fastroof.plan.looked_up import LayerAttention
-from fastroof.plan.rows import Ranks, RowCall, every_row
-
-__all__ = ["PaddedSteps", "padded_steps"]
+from fastroof.plan.call_latencies import LayerAttention
+from fastroof.plan.calls import Ranks, RowCall, every_row
 
 
 class PaddedSteps(NamedTuple):

@@ -10,8 +10,6 @@ from fastroof.engines.data_parallel import ASSIGNMENTS, PADDINGS
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["rank_rules"]
-
 
 def rank_rules(plan: StepPlan) -> RankRules:
     """Return how the ranks of a plan step together, by its engine's profile."""

@@ -2,7 +2,7 @@
 
 A plan holds grid blocks over (batch, kv_len) of decodes and (batch, q_len) of prompts. Grouped heads have
 tables that are such grids (:mod:`fastroof.operators.attention`); latent, sparse and linear attention have
-others, which are looked up at a grid's nodes (:mod:`fastroof.plan.mixers`).
+others, which are looked up at a grid's nodes (:mod:`fastroof.plan.attention`).
 """
 
 from __future__ import annotations
@@ -13,32 +13,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastroof.arrays import Floats
-from fastroof.config.gpu import GpuSpec
+from fastroof.config import GpuSpec
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_blocks import PlannedAttention
-from fastroof.operators.attention_errors import attention_variance
+from fastroof.operators.attention_grids import attention_variance
 from fastroof.operators.attention_work import (
     HeadShape,
+    PrefixUs,
     attention_bytes_within,
     attention_flops_within,
     decode_attention_bytes,
     prefix_bound_us,
 )
-from fastroof.operators.prefix_price import PrefixUs
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.operators.operator import Key
     from fastroof.tables import Tables
-
-__all__ = [
-    "NO_WINDOW",
-    "AttentionWork",
-    "GroupedHeads",
-    "QueryBound",
-    "StepAttention",
-    "Variance",
-]
 
 NO_WINDOW = 2.0**62
 """Longer than any context."""

@@ -22,35 +22,22 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.operators.attention_errors import AttentionErrors, attention_variance
+from fastroof.operators.attention_grids import AttentionErrors, attention_variance
 from fastroof.operators.attention_work import pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
-from fastroof.operators.rows import PerRowOperator
+from fastroof.operators.row_operator import PerRowOperator
 from fastroof.plan.attention import WindowPoints, attention_times, window_points
-from fastroof.plan.curves import CurveSource, per_row, row_values
-from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.rows import Ranks
+from fastroof.plan.calls import Ranks
+from fastroof.plan.curves import CurveSource, DatasheetCurves, TableCurves, per_row, row_values
 from fastroof.plan.step_attention import StepAttention, Variance
-from fastroof.plan.table_curves import TableCurves
-from fastroof.run.arrays import int_array
+from fastroof.run.batch import int_array
 from fastroof.tables import Tables
-from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
-from fastroof.uncertainty.variance import PREFIX
+from fastroof.tables.errors import NO_SOURCE, SourceError, source_error
+from fastroof.uncertainty.leave_one_out import PREFIX
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
     from fastroof.run import StepBatch, StepTimes
-
-__all__ = [
-    "DATASHEET",
-    "ErrorSource",
-    "RowErrors",
-    "StepErrors",
-    "batch_error",
-    "decode_error",
-    "step_errors",
-]
-
 
 DATASHEET: Final = 0.22
 """Relative standard error of the kernels of the datasheet model, all of them together: against plans from the

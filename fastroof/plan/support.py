@@ -20,16 +20,6 @@ from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables, load_tables
 from fastroof.units import GB
 
-__all__ = [
-    "FORMATS",
-    "STATUSES",
-    "Support",
-    "compiled_quietly",
-    "default_layouts",
-    "support_rows",
-    "typical_parts",
-]
-
 STATUSES: Final = ("measured", "borrowed", "modelled", "refused")
 """From the best to none: all kernels measured on that GPU for that engine (or between or beyond measured
 points); some are another shape's or another engine's; some come from the datasheet model; no plan."""

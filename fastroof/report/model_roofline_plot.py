@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.errors import FastroofError
-from fastroof.report.legends import legends_below
-from fastroof.report.plots import INK, LINE_LOOKS, new_figure, style, write_titles
-from fastroof.report.roofline_plot import draw_roofs
+from fastroof.report.plots import INK, LINE_LOOKS, legends_below, new_figure, style, write_titles
+from fastroof.report.rooflines import draw_roofs
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fastroof.plan import StepPlan
-
-__all__ = ["ModelStep", "draw_model_roofline", "model_steps"]
 
 _INTENSITIES: Final = (0.6, 2e4)
 

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.compiled.kv_room import longest_held
+from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import FastroofError
-from fastroof.report.components import ROW_COMPONENTS, component_words
-from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
+from fastroof.report.plots import (
+    COLOURS,
+    INK,
+    QUIET,
+    ROW_COMPONENTS,
+    component_words,
+    label_line_ends,
+    new_figure,
+    style,
+    write_titles,
+)
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -19,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fastroof.plan import StepPlan
-
-__all__ = ["StepStack", "draw_step", "step_stack"]
 
 Against = Literal["batch_size", "kv_len"]
 

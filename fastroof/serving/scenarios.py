@@ -10,29 +10,14 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.checks import is_number, one_of, shown
-from fastroof.compiled import serving
-from fastroof.compiled.serving_options import AT_RANDOM
-from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import number_array, refused
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = [
-    "EngineLimits",
-    "at_least",
-    "broadcast",
-    "check_budgets",
-    "decode_errors",
-    "engine_limits",
-    "field_values",
-    "new_tokens",
-    "prefix_options",
-    "raise_scenario",
-    "steps_met",
-]
 
 ARRIVALS: Final = ("closed", "random")
 """When requests arrive: as the last answer of their client ends, or at any moment of a step."""
@@ -179,22 +164,22 @@ def raise_scenario(
     one = {name: float(array[position]) for name, array in scenarios.items()}
     words = ", ".join(f"{name} {value:.12g}" for name, value in one.items())
     where = f"the scenario at position {position} ({words})"
-    if code == serving.CODE_SIZES:
+    if code == CODE_SIZES:
         raise BatchError(f"{where} needs numbers from 1 to {MAX_KV_LEN}")
-    if code == serving.CODE_WHOLE_PROMPT:
+    if code == CODE_WHOLE_PROMPT:
         raise BatchError(
             f"{where} has prompts that are larger than a step, which cannot hold them whole: "
             f"chunked_prefill=True, or max_batched_tokens={math.ceil(needed)} or more"
         )
-    if code == serving.CODE_KV:
+    if code == CODE_KV:
         room = int(min(max_kv_tokens, MAX_KV_LEN))
         raise PlanRangeError(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
             f"room for {room} on {plan.tp} x {plan.gpu.name}: a larger tp, a smaller dtype or kv_dtype, or "
             "shorter requests would do"
         )
-    what, option = ("tokens", "max_tokens") if code == serving.CODE_TOKENS else ("sequences", "max_seqs")
-    limit = plan.max_tokens if code == serving.CODE_TOKENS else plan.max_seqs
+    what, option = ("tokens", "max_tokens") if code == CODE_TOKENS else ("sequences", "max_seqs")
+    limit = plan.max_tokens if code == CODE_TOKENS else plan.max_seqs
     raise PlanRangeError(
         f"{where} has steps of {math.ceil(needed)} {what}, {whose} times up to {limit}: "
         f"compile_plan(..., {option}={math.ceil(needed)}) or more"

@@ -13,21 +13,11 @@ from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.arena import verification_arena
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.plan.verification import verification_arena
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
-
-__all__ = [
-    "MTP",
-    "SpeculatedPlan",
-    "SpeculativeDecoding",
-    "acceptance_length",
-    "made_from",
-    "mtp_draft",
-    "speculated",
-]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.errors import SimulationError
-from fastroof.plan.given_plan import check_plan
-from fastroof.simulation.capacity_search import CapacitySearch, FoundRate
-from fastroof.simulation.deployment_runs import check_room, deployment_runner, drawn_traces
-from fastroof.simulation.percentile_limits import Limits, Seen, parsed_limits
+from fastroof.plan.compile import check_plan
+from fastroof.simulation.capacity_search import (
+    CapacitySearch,
+    FoundRate,
+    Limits,
+    Seen,
+    check_room,
+    deployment_runner,
+    drawn_traces,
+    parsed_limits,
+)
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
@@ -21,8 +28,6 @@ if TYPE_CHECKING:
 
     from fastroof.plan import StepPlan
     from fastroof.simulation.workload import Workload
-
-__all__ = ["Capacity", "capacity"]
 
 MOST_TOLERANCE: Final = 0.5
 MOST_DRAWS: Final = 1000

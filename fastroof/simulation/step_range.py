@@ -7,20 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.errors import PlanError, TableError
-from fastroof.simulation.request_times import LIMITS, RequestTimes
+from fastroof.simulation.requests import LIMITS, RequestTimes
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = [
-    "AMPLIFIED",
-    "StepError",
-    "amplification",
-    "flipped_limits",
-    "limits_kept",
-    "paired",
-    "step_error",
-]
 
 AMPLIFIED: Final = 2.0
 """Near saturation the 99th percentile of TTFT or E2E changes by at least this power of what a step does."""

@@ -13,16 +13,12 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.checks import is_number, whole_number
 from fastroof.errors import TraceError
-from fastroof.simulation.raw_files import raw_file
-from fastroof.simulation.raw_tables import raw_arrays, raw_table, said_of_table
+from fastroof.simulation.raw_files import NamedColumns, raw_arrays, raw_file, raw_table, said_of_table
 from fastroof.simulation.trace import MOST_TOKENS, Trace
 from fastroof.simulation.trace_columns import RawColumns
-from fastroof.simulation.trace_formats import NamedColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["EXAMPLE", "MOONCAKE_BLOCK", "load_lengths", "load_trace"]
 
 EXAMPLE: Final = "example"
 """The trace that ships: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
@@ -53,7 +49,7 @@ def load_trace(
         What the columns are: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
         ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in
         s, Request tokens, Response tokens) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if
-        known, cached_tokens and hash_ids; or other usual names: :mod:`fastroof.simulation.trace_formats`).
+        known, cached_tokens and hash_ids; or other usual names: :mod:`fastroof.simulation.raw_files`).
         By default the columns tell.
     limit : int, optional
         Only the first so many requests by arrival.

@@ -9,8 +9,6 @@ import numpy as np
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 
-__all__ = ["routed_steps", "simulated_steps"]
-
 LOOK_STEPS: Final = 8
 """Steps that a router could take in the time in which it looks at one replica.
 

@@ -10,12 +10,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fastroof.errors import SweepError
-from fastroof.sweep.kind import SweepKind
-from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.unit_rows import PackedResults, packed_results, unpacked_results
+from fastroof.sweep.kind import GpuTables, SweepKind
+from fastroof.sweep.shards import PackedResults, packed_results, unpacked_results
 from fastroof.sweep.units import UnitResult, WorkUnit
-
-__all__ = ["TASK_EVALUATIONS", "evaluate_task", "ray_results", "task_units"]
 
 TASK_EVALUATIONS: Final = 10**7
 """Least work of a task: Ray needs about a millisecond for each, whatever it does."""

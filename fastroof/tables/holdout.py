@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables.table_set import Tables
 
-__all__ = [
-    "GRIDS",
-    "KERNEL_PARTS",
-    "HoldoutRow",
-    "alike_kernels",
-    "lookup_arguments",
-    "run_holdout",
-    "taking_part",
-    "thinned_axes",
-]
-
-
 GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
 """The thin grids that tables are judged on, as the operators have them."""
 

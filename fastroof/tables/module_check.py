@@ -13,11 +13,9 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.load import MeasuredTable
-from fastroof.load.soundness import UnsoundFamily
-from fastroof.tables.kernel_order import KernelOrder
+from fastroof.load.own import UnsoundFamily
+from fastroof.tables.lookup import KernelOrder
 from fastroof.tables.table_set import Tables
-
-__all__ = ["MODULE", "module_families", "parts_us"]
 
 MODULE: Final = "mla_module_decode"
 

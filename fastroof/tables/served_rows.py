@@ -18,8 +18,6 @@ from fastroof.config import GpuSpec
 from fastroof.load import MeasuredTable
 from fastroof.units import US_PER_S
 
-__all__ = ["ServedRows", "served_rows"]
-
 
 class ServedRows(NamedTuple):
     """Every row of a table as it is served, arrays of shape (rows,)."""

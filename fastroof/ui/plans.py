@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from fastroof.bounded_cache import BoundedCache
 from fastroof.checks import shown
@@ -18,15 +18,14 @@ from fastroof.config import gpu_names, load_gpu
 from fastroof.errors import FastroofError, GpuError, ModelError, TableError
 from fastroof.file_access import FilesRead, is_folder, matches, recorded
 from fastroof.models import load_model, model_names
+from fastroof.ui.view import View
 
 if TYPE_CHECKING:
     from fastroof.config import GpuSpec
     from fastroof.models import ModelSpec
     from fastroof.plan import StepPlan
     from fastroof.tables import Tables
-    from fastroof.ui.view import View
 
-__all__ = ["CompiledPlan", "GpuTables", "PlanStore"]
 
 PLANS_BYTES: Final = 2**27
 """Of plans that are cached: some 180, those of two mixtures of experts in all their layouts."""
@@ -214,3 +213,35 @@ class PlanStore:
             return GpuTables(gpu, None if where is None else load_tables(where), where)
 
         return self._tables.get(name, loaded)
+
+
+class NamedStart(NamedTuple):
+    """A first view, and what the page lists for it beside what is known by name."""
+
+    view: View
+    models: dict[str, str]
+    gpus: dict[str, str]
+
+
+def named_start(model: str | None = None, gpu: str | None = None) -> NamedStart:
+    """Return what the page starts with."""
+    models: dict[str, str] = {}
+    gpus: dict[str, str] = {}
+    chosen: dict[str, Any] = {} if model is None else {"tp": 1}
+    if model is not None:
+        spec = load_model(model)
+        chosen["model"] = spec.name
+        if spec.name not in model_names() or load_model(spec.name) != spec:
+            chosen["model"] = _free(spec.name, model_names())
+            models[chosen["model"]] = str(Path(model))
+    if gpu is not None:
+        card = load_gpu(gpu)
+        chosen["gpu"] = card.name
+        if card.name not in gpu_names() or load_gpu(card.name) != card:
+            chosen["gpu"] = _free(card.name, gpu_names())
+            gpus[chosen["gpu"]] = str(Path(gpu))
+    return NamedStart(View(**chosen), models, gpus)
+
+
+def _free(name: str, taken: tuple[str, ...] | list[str]) -> str:
+    return f"{name} (own)" if name in taken else name

@@ -9,10 +9,13 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.pack.bands import ALIGNED, Bands, left_out_us
-from fastroof.uncertainty.leave_one_out import CLIP, LocalErrors, MeasuredGrid, neighbour_errors
-from fastroof.uncertainty.variance import MAPE_TO_ERROR
-
-__all__ = ["band_errors", "residue_errors", "with_unmeasured_bands"]
+from fastroof.uncertainty.leave_one_out import (
+    CLIP,
+    MAPE_TO_ERROR,
+    LocalErrors,
+    MeasuredGrid,
+    neighbour_errors,
+)
 
 SHAPE: Final = MAPE_TO_ERROR * 0.070
 """Of the latency between a band's first and last row where nothing in between was measured.

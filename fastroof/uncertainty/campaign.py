@@ -29,19 +29,6 @@ from fastroof.documents import parse_toml
 from fastroof.errors import TableError
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 
-__all__ = [
-    "CAMPAIGNS_FILE",
-    "CampaignError",
-    "CampaignErrors",
-    "CampaignFigure",
-    "campaign_error",
-    "common_scale",
-    "engine_pair",
-    "figures",
-    "pooled_figures",
-    "scale_of",
-]
-
 CAMPAIGNS_FILE: Final = "campaigns.toml"
 
 

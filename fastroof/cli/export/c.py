@@ -12,8 +12,6 @@ from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
 from fastroof.command_group import warn
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""\b
 Examples:
   fastroof export c llama-3.1-8b -o step && cd step && cc -O2 example.c fastroof_step.o -o example

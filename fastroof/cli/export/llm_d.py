@@ -10,10 +10,8 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
-from fastroof.cli.written_sizes import parse_sizes
+from fastroof.cli.workload_options import parse_sizes
 from fastroof.units import GB
-
-__all__ = ["register"]
 
 EPILOG: Final = f"""{PLANS_HELP}
 \b

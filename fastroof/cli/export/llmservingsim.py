@@ -11,8 +11,6 @@ from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:

@@ -10,10 +10,8 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
-from fastroof.cli.written_sizes import parse_beside
+from fastroof.cli.workload_options import parse_beside
 from fastroof.command_group import warn
-
-__all__ = ["register"]
 
 EPILOG: Final = f"""\b
 Examples:

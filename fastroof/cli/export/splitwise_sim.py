@@ -11,8 +11,6 @@ from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_w
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""\b
 Examples:
   fastroof export splitwise-sim llama-2-70b,tp=8 --kv-len 2048 --model-name llama2-70b -o perf_model.csv

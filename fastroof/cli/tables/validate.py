@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from fastroof.cli.gpu_tables import DEFAULT_GPU, table_sets
+from fastroof.cli.named_plans import DEFAULT_GPU, table_sets
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, counted, percent, print_json, print_table
-from fastroof.cli.tables.options import Where
+from fastroof.cli.tables.list import Where
 from fastroof.errors import TableError
 from fastroof.units import TB
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTables
     from fastroof.load.validate import FileReport, Finding
     from fastroof.tables import Tables
-
-__all__ = ["register"]
 
 EXIT_WRONG_TABLES: Final = 1
 _LISTED: Final = 3

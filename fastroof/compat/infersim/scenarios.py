@@ -11,13 +11,10 @@ import pyarrow as pa
 from fastroof.arrays import Array
 from fastroof.checks import shown
 from fastroof.columns import Column
-from fastroof.compat.infersim.hardware import SM_RATIO
+from fastroof.compat.infersim.model import SM_RATIO
 from fastroof.compat.infersim.tree import LARGEST
 from fastroof.errors import BatchError
 from fastroof.units import MS_PER_S
-
-__all__ = ["LABELS", "SCENARIO_COLUMNS", "read_scenarios"]
-
 
 LABELS: Final = ("id", "source", "model")
 """Columns that are handed through, for the reader of the result."""

@@ -24,29 +24,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.arrays import Ints, Longs
-from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-
-__all__ = [
-    "EVICTIONS",
-    "FOUND_AGAIN_TOKENS",
-    "FOUND_TOKENS",
-    "FREE_BLOCKS",
-    "GIVEN_UP_TOKENS",
-    "LOOKED_UP_TOKENS",
-    "NO_KEY",
-    "NUM_COUNTS",
-    "NUM_LINKS",
-    "BlockPool",
-    "Prompts",
-    "find_blocks",
-    "give_back",
-    "held_tokens",
-    "keep_shared",
-    "pool_of",
-    "restart_pool",
-    "take_found",
-    "take_new",
-]
+from fastroof.compiled.jit import jit, jit_inline, jit_stateful, jit_stateful_inline
 
 NO_KEY = -1
 OWN = -2
@@ -291,3 +269,47 @@ def give_back(pool: BlockPool, request: int, slot: int, held: int, known: int) -
     links[newest, NEXT_FREE] = end
     links[end, PREVIOUS_FREE] = newest
     pool.counts[FREE_BLOCKS] += freed
+
+
+@jit_inline
+def _add(tree: Ints, place: int, value: int) -> None:
+    """Add at a place, from 1 on, of a Fenwick tree."""
+    while place < len(tree):
+        tree[place] += value
+        place += place & -place
+
+
+@jit_inline
+def _count(tree: Ints, place: int) -> int:
+    """Sum of the places from 1 to this one."""
+    total = 0
+    while place > 0:
+        total += tree[place]
+        place &= place - 1
+    return total
+
+
+@jit
+def stack_distances(
+    prompts: Prompts, input_tokens: Ints, block_size: int, used: Longs, tree: Ints, hits: Longs
+) -> None:
+    """Count, in ``hits[d]``, blocks that are found where d others have been used since."""
+    now, keys_used, per_id = 0, 0, prompts.blocks_per_id
+    for request in range(len(input_tokens)):
+        first = prompts.offsets[request]
+        findable = (input_tokens[request] - 1) // block_size
+        for place in range(findable):
+            key = prompts.ids[first + place // per_id] * per_id + place % per_id
+            if used[key] == 0:
+                # nor are those behind it
+                break
+            hits[keys_used - _count(tree, used[key])] += 1
+        for place in range(input_tokens[request] // block_size - 1, -1, -1):
+            key = prompts.ids[first + place // per_id] * per_id + place % per_id
+            if used[key] > 0:
+                _add(tree, used[key], -1)
+            else:
+                keys_used += 1
+            now += 1
+            used[key] = now
+            _add(tree, now, 1)

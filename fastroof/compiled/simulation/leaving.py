@@ -57,8 +57,6 @@ from fastroof.compiled.simulation.state import (
     release_next,
 )
 
-__all__ = ["free_slot", "leave_decodes", "preempt_last", "time_out", "unlink_order"]
-
 
 @jit_stateful_inline
 def unlink_order(state: EngineState, slot: int) -> None:

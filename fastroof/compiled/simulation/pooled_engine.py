@@ -17,7 +17,6 @@ from fastroof.compiled.simulation.pooled_slots import (
     release_slot,
     unlink_order,
 )
-from fastroof.compiled.simulation.records import Record, add_gaps, add_interval
 from fastroof.compiled.simulation.state import (
     ARRIVED,
     BUCKET_NEXT,
@@ -55,15 +54,16 @@ from fastroof.compiled.simulation.state import (
     WAITING,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
+    add_gaps,
+    add_interval,
     queue_all,
     release_next,
     restart,
 )
 from fastroof.compiled.steps import open_plan
-
-__all__ = ["advance_pooled", "pooled_engine_run", "restart_pooled"]
 
 
 @jit_stateful_inline

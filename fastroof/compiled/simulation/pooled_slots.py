@@ -59,25 +59,6 @@ from fastroof.compiled.simulation.state import (
     release_next,
 )
 
-__all__ = [
-    "DUE_FIRST",
-    "DUE_LAST",
-    "DUE_NEXT",
-    "DUE_ROWS",
-    "EARLIEST",
-    "LAST_SLOT",
-    "NUM_POOLED_FIELDS",
-    "OVER",
-    "POOLED_CALENDAR_ROWS",
-    "give_up",
-    "is_late",
-    "leave_decodes",
-    "link_last",
-    "preempt_last",
-    "release_slot",
-    "unlink_order",
-]
-
 DUE_NEXT, DUE_PREVIOUS = NUM_FIELDS, NUM_FIELDS + 1
 """More fields of a slot: its neighbours among those that need a block in the same steps."""
 NUM_POOLED_FIELDS = NUM_FIELDS + 2

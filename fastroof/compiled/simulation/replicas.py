@@ -25,7 +25,6 @@ from fastroof.compiled.simulation.ranks import (
     push_to_group,
     restart_group,
 )
-from fastroof.compiled.simulation.records import Record
 from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
     END,
@@ -37,25 +36,13 @@ from fastroof.compiled.simulation.state import (
     RUNNING,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
     engine_of,
     push_request,
 )
 from fastroof.compiled.steps import open_plan
-
-__all__ = [
-    "LEAST_KV",
-    "LEAST_LOAD",
-    "LEAST_OUTSTANDING",
-    "POWER_OF_TWO",
-    "ROUND_ROBIN",
-    "Fleet",
-    "Router",
-    "closed_loop_run",
-    "replicas_run",
-    "share_run",
-]
 
 ROUND_ROBIN, LEAST_OUTSTANDING, LEAST_LOAD, LEAST_KV, POWER_OF_TWO = range(5)
 

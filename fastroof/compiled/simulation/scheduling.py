@@ -11,7 +11,7 @@ import math
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
-from fastroof.compiled.request_sums import StepSums, WindowSums
+from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.simulation.leaving import leave_decodes, preempt_last
 from fastroof.compiled.simulation.state import (
     BASE,
@@ -69,9 +69,6 @@ from fastroof.compiled.simulation.state import (
     in_block,
 )
 from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us
-from fastroof.compiled.windows import no_window_sums, with_request
-
-__all__ = ["has_prompt", "make_step"]
 
 
 @jit_stateful_inline

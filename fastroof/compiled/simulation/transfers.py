@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from fastroof.arrays import Floats, Ints, Longs
 from fastroof.compiled.jit import jit
-from fastroof.compiled.simulation.records import Record, add_gaps
-
-__all__ = ["count_gaps", "link_ends"]
+from fastroof.compiled.simulation.state import Record, add_gaps
 
 
 @jit

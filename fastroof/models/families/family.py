@@ -11,8 +11,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import Mlp
 
-__all__ = ["FULL", "WINDOWED", "Family", "head_dim", "kv_heads", "layer_kinds", "layer_windows"]
-
 FULL: Final = "full_attention"
 WINDOWED: Final = "sliding_attention"
 

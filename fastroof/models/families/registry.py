@@ -16,8 +16,6 @@ from fastroof.models import families as package
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
 
-__all__ = ["FAMILIES", "MODEL_TYPES", "family_of"]
-
 
 def _every_family() -> tuple[Family, ...]:
     names = (m.name for m in pkgutil.iter_modules(package.__path__) if not __name__.endswith(f".{m.name}"))

@@ -10,10 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+from fastroof.atomic_files import check_file_place, write_output
 from fastroof.errors import FastroofError
-from fastroof.whole_files import check_file_place, write_output
-
-__all__ = ["checked_page_path", "embedded_json", "plotly_js", "write_page"]
 
 _SUFFIXES: Final = (".html", ".htm")
 

@@ -15,13 +15,9 @@ from fastroof.errors import GpuError, MissingTableError, PlanError, SimulationEr
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.simulation.capacity import capacity
-from fastroof.sweep.capacities.columns import capacity_columns
-from fastroof.sweep.capacities.spec import CapacitySpec
-from fastroof.sweep.columns import NO_ROUTING
-from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
-
-__all__ = ["evaluate_capacities"]
+from fastroof.sweep.capacities.spec import CapacitySpec, capacity_columns
+from fastroof.sweep.kind import GpuTables
+from fastroof.sweep.units import NO_ROUTING, PlanKey, UnitResult, WorkUnit
 
 
 class _Lost(NamedTuple):
