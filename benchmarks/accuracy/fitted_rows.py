@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.accuracy.rows import dataset_names
 from benchmarks.accuracy.run_kinds import defect_of
 from fastroof.engines import EngineProfile, recipe_for
-from fastroof.engines.versions import holds_for, is_version
+from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, times_of_plan
 from fastroof.serving.evidence.rows import ServingRow

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.accuracy.published_rows import OpenLoopRun, ServedModel, ThroughputRow
 from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
-from fastroof.engines.versions import holds_for
+from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError, TableError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
@@ -20,7 +20,7 @@ from fastroof.serving.evidence.prediction_errors import PredictedTime
 from fastroof.serving.evidence.rows import LARGEST_STEP
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
-from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.requests import RequestTimes
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S
 

@@ -19,7 +19,7 @@ from benchmarks.accuracy.whole_sample import (
     report_document,
     validate_gpus,
 )
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.validate import columns_of, document, print_groups, print_left_out, write_csv, write_extras

@@ -15,11 +15,11 @@ import typer
 
 from benchmarks.accuracy.calibration import calibrate
 from benchmarks.accuracy.rows import shipped_rows
+from fastroof.atomic_files import write_whole
 from fastroof.config import gpu_names
 from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.tables import load_tables
-from fastroof.whole_files import write_whole
 
 
 def with_fit(text: str, profile: EngineProfile) -> str:

@@ -21,8 +21,7 @@ from benchmarks.accuracy.support_matrix import (
     read_support_matrix,
 )
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, print_json, print_table
-from fastroof.cli.progress import shown_progress
+from fastroof.cli.output import console, print_json, print_table, shown_progress
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError, PlanError

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from fastroof.columns import Column
+from fastroof.atomic_files import whole_file
+from fastroof.columns import Column, guarded, unguarded
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import serving_engines
 from fastroof.errors import TableError
@@ -18,8 +19,6 @@ from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.serving.evidence.rows import ServedAs, ServingRow
-from fastroof.spreadsheet_cells import guarded, unguarded
-from fastroof.whole_files import whole_file
 
 
 def _column(name: str, kind: Any, unit: str, meaning: str, minimum: int = 0) -> Column:

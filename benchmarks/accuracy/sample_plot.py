@@ -9,7 +9,7 @@ import numpy as np
 
 from fastroof.errors import FastroofError
 from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
-from fastroof.report.serving_plot import log_ticks
+from fastroof.report.serving import log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,13 +28,13 @@ from benchmarks.accuracy.aiconfigurator_estimates import (
 )
 from benchmarks.accuracy.rows import read_rows, write_rows
 from benchmarks.accuracy.sample_cleaning import KV_DTYPE_FROM, RULES, clean_sample
+from fastroof.atomic_files import write_whole
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.write import toml_text
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
-from fastroof.whole_files import write_whole
 
 SAMPLE_FILE: Final = "systems/silicon_sample.csv"
 SOURCE: Final = "silicon_sample"

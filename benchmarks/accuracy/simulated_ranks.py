@@ -25,7 +25,7 @@ from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.simulation import Workload
 from fastroof.simulation.replicas import run_replicas
-from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.tables import load_tables
 

@@ -33,7 +33,7 @@ from fastroof.models.attention import GroupedQueryAttention
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.gemm import GEMM
 from fastroof.plan import StepPlan, compile_plan, compile_plans
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.curves import TableCurves
 from fastroof.run import StepBatch
 from fastroof.sweep import best_batches, decode_times_us
 from fastroof.tables import Tables

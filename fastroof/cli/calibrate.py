@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from fastroof.cli.checkout import CheckoutCommand
-from fastroof.cli.gpu_tables import tables_of
+from fastroof.cli.named_plans import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.checkout import CheckoutCommand
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_runs_of
@@ -126,7 +126,7 @@ def write_extras(report: Validation, csv_path: Path | None, plot: Path | None) -
         write_csv(csv_path, report.rows)
     if plot is not None:
         from fastroof.report import save_figure
-        from fastroof.report.serving_plot import draw_validation
+        from fastroof.report.serving import draw_validation
 
         save_figure(draw_validation(report), plot)
 
@@ -145,7 +145,7 @@ def document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]
 
 def write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
     """Write every row and its prediction."""
-    from fastroof.whole_files import write_errors, write_whole
+    from fastroof.atomic_files import write_errors, write_whole
 
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -158,7 +158,7 @@ def write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    from fastroof.spreadsheet_cells import guarded
+    from fastroof.columns import guarded
 
     if isinstance(value, str):
         return guarded(value)

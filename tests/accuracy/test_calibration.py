@@ -527,7 +527,7 @@ def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(self: Path, *_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastroof.whole_files.os.replace", full)
+    monkeypatch.setattr("fastroof.atomic_files.os.replace", full)
     with pytest.raises(TableError, match=r"cannot be written \(No space left on device\); nothing is left"):
         write_profile(replace(profile, costs=StepCosts(step_us=6.0)), path)
     assert load_engine(path) == profile

@@ -48,7 +48,7 @@ from fastroof.plan import StepPlan
 from fastroof.serving import estimate
 from fastroof.serving.evidence.prediction_errors import PredictedTime
 from fastroof.simulation.engine import run_engine
-from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.requests import RequestTimes
 
 PUBLISHED = "trtllm-0.17-published"
 NEWER = "trtllm-1.1-published"

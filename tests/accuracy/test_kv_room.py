@@ -12,7 +12,7 @@ import pytest
 from benchmarks.accuracy.kv_room import kv_room_rows, main, memory_of_row
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import KvMemory
-from fastroof.engines.versions import holds_for
+from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.units import GIB
 
