@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,8 +69,7 @@ def runtime_name(runtime: str | Path | EngineProfile) -> str:
 class GpuValidation(Validation):
     """Predictions of one GPU, whether each row's model was left out of the fit, and front ends."""
 
-    unseen: bool
-    frontends: Mapping[str, FrontEnd]
+    frontends: Mapping[str, FrontEnd] = field(default_factory=dict)
 
 
 class GpuPredictions(NamedTuple):

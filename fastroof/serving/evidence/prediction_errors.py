@@ -82,6 +82,7 @@ class Validation:
     runtime: str
     rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
+    unseen: bool = False
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
         """Sum errors up by data set, quantity and kind of run."""

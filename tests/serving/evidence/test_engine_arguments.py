@@ -154,7 +154,7 @@ def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
         (f"vllm serve {LLAMA} 'x", {}, "no command line"),
         (f"vllm serve {LLAMA} && trtllm-serve {LLAMA}", {}, "starts trtllm and vllm"),
         ("python -m sglang.launch_server --model-path x --tp 8 --dp 3 --enable-dp-attention", {}, ""),
-        (f"vllm serve {LLAMA}", {"speed": 3}, "'speed' is no setting"),
+        (f"vllm serve {LLAMA}", {"speed": 3}, "'speed' is not a setting"),
         ("", {}, "no command of an engine"),
     ],
 )
