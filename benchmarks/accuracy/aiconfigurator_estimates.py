@@ -33,18 +33,18 @@ AICONFIGURATOR: Final = "aiconfigurator-core"
 SDK: Final = "aiconfigurator_core.sdk"
 
 DIGITS: Final = 4
-"""Of its times in ms: what it answers is no measurement."""
+"""Digits of its times in ms: they are estimates."""
 
 WAYS: Final = ((True, None), (True, "bfloat16"), (False, None), (False, "bfloat16"))
-"""What it is asked for, in this order until it answers: whether the row's format by name, or else each
+"""Modes it is queried in, in this order until one has an answer: whether the row's format by name, or each
 layer's as it reads the checkpoint; and the dtype that attention of prompts computes in, its own choice or
-bf16, in which engines run it unless told otherwise and which its tables have where fp8 is missing."""
+bf16, in which engines run it by default and which its tables have where fp8 is missing."""
 
 _DTYPES: Final = {"bf16": "bfloat16", "mxfp4": None}
 """Its names of formats, where they are not fastroof's; None: as it reads the checkpoint."""
 
 _PLACE: Final = re.compile(r" at /\S*.*")
-"""Where on this machine its tables lie, which is no part of a reason."""
+"""The path of its tables on this machine, which is left out of reasons."""
 
 
 def aiconfigurator_version() -> str:
@@ -53,7 +53,7 @@ def aiconfigurator_version() -> str:
         return metadata.version(AICONFIGURATOR)
     except metadata.PackageNotFoundError:
         raise FastroofError(
-            f"{AICONFIGURATOR} is not installed, so its estimates cannot be asked for: {INSTALL}; without it "
+            f"{AICONFIGURATOR} is not installed, so it cannot be queried: {INSTALL}; without it "
             "the predictions that ship with the rows are shown"
         ) from None
 
@@ -110,7 +110,7 @@ def write_published_config(checkpoint: str, folder: Path) -> bool:
 
 
 def _first_answer(row: ServingRow, system: str, config_folder: str) -> tuple[float, float]:
-    """TTFT and TPOT, ms, in the first of its ways that has an answer; else what it said to the first."""
+    """TTFT and TPOT, ms, by the first mode that has an answer; else its error in the first mode."""
     first: Exception | None = None
     for named, attention_dtype in WAYS:
         try:

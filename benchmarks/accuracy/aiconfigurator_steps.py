@@ -1,4 +1,4 @@
-"""Steps of mixtures of experts beside those of aiconfigurator-core, another estimator, part by part.
+"""Steps of mixtures of experts by fastroof and by aiconfigurator-core, part by part.
 
     python -m benchmarks.accuracy expert-steps
 
@@ -34,7 +34,7 @@ from fastroof.units import US_PER_MS
 
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
 TOLD_FROM: Final = 0.1
-"""A part is told apart from this difference on, as a share of the step."""
+"""A part is listed from this difference on, as a share of the step."""
 
 _PART_OF: Final = (
     ("lm_head", r"logits"),
@@ -99,7 +99,7 @@ WIDE_CONFIG: Final[Mapping[str, object]] = {
     "num_gpus_per_node": 8,
     "attention_backend": "fa3",
 }
-"""How it is asked for large expert parallelism with SGLang on Hopper."""
+"""Its arguments for large expert parallelism with SGLang on Hopper."""
 
 STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
     "64 decodes at 2,048": [(1, 2047)] * 64,
@@ -169,7 +169,7 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
 
 
 class Joined(NamedTuple):
-    """Which parts the other has as one: only their sums can be told apart."""
+    """Parts that the other has as one: only their sums are compared."""
 
     mixing: bool
     mlp: bool

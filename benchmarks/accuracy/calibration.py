@@ -118,7 +118,7 @@ def calibrate(
     costs_us = fitted.fit(every, choice)
     if "form" not in base.fit.chosen and not are_told_apart(times[choice.kernels], choice.form, costs_us):
         raise TableError(
-            f"{len(kept)} rows do not tell {' and '.join(base.fit.costs)} apart; "
+            f"{len(kept)} rows do not distinguish {' and '.join(base.fit.costs)}; "
             "add rows of other concurrency"
         )
     costs = cost_intervals(fitted, choice, costs_us, resamples)
@@ -263,7 +263,7 @@ def _profile(
 
 
 def _with_evidence(costs: StepCosts, form: CostForm, without_gpu: Mapping[str, SplitFit]) -> StepCosts:
-    """Say beside each architecture's own cost what it is without each GPU."""
+    """Return the costs with each architecture's own cost without each GPU as evidence."""
     layers = []
     for one in costs.layers:
         name = f"{OWN_LAYERS}.{form.layers.index((one.architecture, one.versions))}"
@@ -291,7 +291,7 @@ def _kept_fit(one: SplitFit, form: CostForm) -> dict[str, Any]:
 
 
 def _tried(fitted: FittedRows, form: CostForm) -> dict[str, float]:
-    """Error of each form on what was left out in turn, with the best kernels: a host beside the GPU too."""
+    """Error of each form on what was left out in turn, with the best kernels."""
     if "form" not in form.chosen:
         return {}
     every = np.ones(len(fitted.labels.tp), bool)

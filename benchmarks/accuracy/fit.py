@@ -32,10 +32,10 @@ MOST_ITERATIONS: Final = 60
 MOST_HALVINGS: Final = 30
 SMALLEST_MOVE_US: Final = 1e-3
 SMALLEST_ANGLE: Final = 1e-3
-"""Between two costs' shares of the rows, radians: closer ones are told apart by noise alone."""
+"""Between two costs' shares of the rows, radians: closer ones are not distinguished."""
 
 SIDES: Final = (0.9, 0.97, 0.99, 1.01, 1.03, 1.1)
-"""How far beside the best floor another valley is looked for."""
+"""Distances from the best floor at which another valley is looked for."""
 
 CLEARLY: Final = 1e-9
 """Relative difference of two losses that is more than rounding."""
@@ -86,7 +86,7 @@ def fit_costs(
 
 
 def are_told_apart(times: KernelTimes, form: Form | CostForm, costs: Mapping[str, float]) -> bool:
-    """Whether rows tell an engine's costs from each other: none is a mix of the others in every row."""
+    """Whether rows distinguish an engine's costs: no cost is a mix of the others in every row."""
     names = _names(times, form.costs)
     slopes = _slopes(
         times, columns_of(times, names), np.array([float(costs.get(name, 0.0)) for name in names])

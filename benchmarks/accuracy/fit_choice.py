@@ -31,17 +31,17 @@ FORMS: Final[tuple[tuple[str, ...], ...]] = (
 """Which costs an engine may have, the fewest first."""
 
 HOST_FORMS: Final = (("host_step_us",), ("host_step_us", "host_sequence_us"))
-"""A step as the longer of its kernels and the host: scored beside the others, in no profile."""
+"""A step as the longer of its kernels and the host: scored too, in no profile."""
 
 OUTLIERS: Final = (0.0, 0.1)
 SIMPLER: Final = 0.02
-"""A form of fewer costs counts as good as the best where its error is no more than this share above it."""
+"""A form of fewer costs is preferred if its error is within this share of the best."""
 
 NOTHING: Final = 1e-6
 """Error under which a form explains everything."""
 
 FEWEST_ROWS: Final = 10
-"""Data sets of fewer rows count less in a fit and in its error: one odd run is no data set."""
+"""Data sets of fewer rows count less in a fit and in its error: one odd run is not a data set."""
 
 MOST_GROUPS: Final = 12
 """Rows of one model and layout are left out in no more groups than this."""
@@ -104,7 +104,7 @@ class FittedRows:
     _fits: dict[tuple[bytes, Choice], dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Number the cells once: weights are asked for thousands of times."""
+        """Number the cells once: weights are computed thousands of times."""
         self._cells = np.unique(self.labels.cell, return_inverse=True)[1]
         self._every = np.ones(len(self._cells), bool)
 
@@ -159,7 +159,7 @@ class FittedRows:
         return kept
 
     def left_out_by(self, rows: Bools) -> npt.NDArray[np.str_]:
-        """What is left out in turn: models, GPUs, layouts or, where there is one of each, single rows."""
+        """What is left out in turn: models, GPUs, layouts or, with one of each, single rows."""
         labels = self.labels
         for names in (labels.model, labels.gpu, labels.tp.astype(np.str_)):
             if len(np.unique(names[rows])) > 1:

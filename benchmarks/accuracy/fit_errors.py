@@ -49,7 +49,7 @@ class DatasetErrors(NamedTuple):
 
 
 def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
-    """Choose and fit once without the rows of each model, GPU or version; nothing where there is only one."""
+    """Choose and fit once without the rows of each model, GPU or version; nothing if there is only one."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     each = np.unique(names)
     fits: dict[str, SplitFit] = {}
@@ -63,7 +63,7 @@ def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
 
 
 def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]) -> Floats:
-    """Relative error of each row by the fit that did not see it; nan where there is none."""
+    """Relative error of each row by the fit that did not see it; nan if there is no such fit."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     unseen = np.full(len(names), np.nan)
     for name, one in fits.items():

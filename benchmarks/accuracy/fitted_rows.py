@@ -23,14 +23,14 @@ ADMISSION_SHARE: Final = 0.35
 
 
 def is_limited_by_admission(row: ServingRow) -> bool:
-    """Whether the requests of a run waited for room: its time per token says little of its steps."""
+    """Whether the requests of a run waited for room, so that its time per token does not show its steps."""
     if math.isnan(row.ttft_ms):
         return False
     return row.ttft_ms > ADMISSION_SHARE * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))
 
 
 def is_of(row: ServingRow, versions: str) -> bool:
-    """Whether a run is of a range of versions; a build that is no version is of no range, but of any."""
+    """Whether a run is of a range of versions; a build without a version is only in the empty range."""
     if not is_version(row.engine_version):
         return versions == ""
     return holds_for(versions, row.engine_version)
@@ -46,7 +46,7 @@ def chosen_rows(
     names = dataset_names(of_engine)
     on = ", ".join(sorted({row.gpu for row in of_engine}))
     if not of_engine:
-        raise TableError(f"there are no serving rows of {base.name} to fit on {_listed(gpus)}")
+        raise TableError(f"no serving rows of {base.name} to fit on {_listed(gpus)}")
     unknown = [name for name in datasets or () if name not in names]
     if unknown:
         raise TableError(f"{base.name} on {on} has no data set {unknown[0]!r}; it has {', '.join(names)}")

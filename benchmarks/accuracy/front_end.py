@@ -1,4 +1,4 @@
-"""What a test bench adds to TTFT beside the engine's steps, learned from runs of other models.
+"""What a test bench adds to TTFT besides the engine's steps, learned from runs of other models.
 
 HTTP, tokenizers and routers take time for a request, for each of its tokens, and with each client that they
 serve; an engine that schedules a step ahead makes a prompt wait for steps. Which of these there are is chosen

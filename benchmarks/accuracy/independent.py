@@ -1,4 +1,4 @@
-"""Truth that nothing was fitted to, beside predictions: published throughput, and open-loop runs."""
+"""Predictions of what nothing was fitted to: published throughput and open-loop runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def profile_of_served(row: ServedModel) -> EngineProfile:
 
 
 def concurrency_of(row: ThroughputRow, plan: StepPlan) -> int:
-    """Return how many requests of a published throughput ran at once, as far as that can be told."""
+    """Return how many requests of a published throughput ran at once, as far as known."""
     room: int = plan.memory.max_sequences(int(row.isl + row.osl))
     return min(min(room, row.max_concurrency) * row.dp, row.requests)
 
@@ -61,7 +61,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
     """Predict a published throughput, output tokens of all GPUs a second."""
     concurrency = concurrency_of(row, plan)
     if concurrency < 1:
-        raise TableError("no request has room beside the weights")
+        raise TableError("no request fits next to the weights")
     scheduling = plan.engine.scheduling
     seen = estimate(
         plan,
@@ -103,7 +103,7 @@ def judge(
     profile_of: Callable[[ServedModel], EngineProfile],
     skipped: Counter[tuple[str, ...]],
 ) -> Iterator[PredictedTime]:
-    """Predict rows, each beside what was measured."""
+    """Predict rows and compare each with its measurement."""
     plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
     for row in rows:
         try:

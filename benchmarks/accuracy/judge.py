@@ -40,10 +40,10 @@ Examples:
   python -m benchmarks.accuracy judge --rows my_runs.csv --gpu h100
   python -m benchmarks.accuracy judge --gpu all --leave-one-model-out --min-rows 10
 
-Errors are relative to what was measured; bias is their signed mean. fitted: yes where the profile's
+Errors are relative to the measured time; bias is their signed mean. fitted: yes if the profile's
 constants were fitted to these rows. aic is aiconfigurator-core on the same rows. tpot: time per output token;
 ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode that of one client too.
-throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, where requests are single.
+throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, if rows have single requests.
 
 \b
 JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends {data set: what TTFT was given},
@@ -66,10 +66,12 @@ def main(
     ] = None,
     rows: Annotated[
         Path | None,
-        typer.Option(help="CSV of own measured rows to judge instead; columns: bench_data/README.md."),
+        typer.Option(
+            help="CSV of your own measured rows to judge instead; columns: benchmarks/accuracy/rows.py."
+        ),
     ] = None,
     steps: Annotated[
-        Path | None, typer.Option(help="steps.csv of kernels-bench steps to judge instead, or beside --rows.")
+        Path | None, typer.Option(help="steps.csv of `kernels-bench steps` to judge instead, or with --rows.")
     ] = None,
     runtime: Annotated[
         str, typer.Option(help="Profile, or .toml file; auto: that of each row's engine.")
@@ -95,7 +97,8 @@ def main(
     ] = False,
     by: Annotated[str, typer.Option(help="Keep apart too, with commas: tp,model,engine_version ...")] = "",
     peer: Annotated[
-        str | None, typer.Option(help="aiconfigurator: ask the installed package, not its shipped answers.")
+        str | None,
+        typer.Option(help="aiconfigurator: query the installed package instead of its shipped answers."),
     ] = None,
     csv_path: Annotated[
         Path | None, typer.Option("--csv", metavar="PATH", help="Write every row and its prediction.")
@@ -118,7 +121,9 @@ def main(
         }  # fmt: skip
         one_gpu_only = [name for name, value in given.items() if value]
         if one_gpu_only:
-            raise FastroofError(f"{', '.join(one_gpu_only)} is of one GPU: --gpu all takes no such option")
+            raise FastroofError(
+                f"{', '.join(one_gpu_only)} need a single GPU; they cannot be combined with --gpu all"
+            )
         _validate_all(runtime, split, min_rows, markdown, csv_path, plot, as_json)
         return
     if markdown or min_rows > 1 or split in ("gpu", "version"):

@@ -1,4 +1,4 @@
-"""Room for KV cache as engines logged it, beside what plans say of the same runs."""
+"""Room for KV cache as engines logged it, compared with plans of the same runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastroof.units import GIB
 
 FILE: Final = "kv_room.csv"
 STEP_TOKENS: Final = 8192
-"""Of a run that does not say; ``assumed`` of such rows says so."""
+"""Default of runs without a value; their ``assumed`` has a note."""
 
 _NUMBERS: Final = {
     "gpu_gib": float, "tp": int, "ep": int, "fraction": float, "max_num_batched_tokens": int,
@@ -29,7 +29,7 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True)
 class LoggedRoom:
-    """One start of an engine, as its log says; None where it does not."""
+    """One start of an engine by its log; None if the log has no value."""
 
     id: str
     engine: str
@@ -79,7 +79,7 @@ def _cells(row: dict[str, str]) -> dict[str, Any]:
 
 
 def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
-    """Work out the memory that a plan says for a logged run."""
+    """Return the memory of a logged run's plan."""
     if rule is None:
         rule = engine_of_version(row.engine, row.version).memory
         # the log's own limit of requests counts, whatever the GPU
@@ -103,7 +103,7 @@ _SLOW_LINKS: Final = ("l40s", "rtx_4090", "rtx_3090", "a100", "rtx_a6000")
 
 
 def main() -> None:
-    """Print every logged room beside the rule of its engine's profile, and the datasheet's."""
+    """Print every logged room, the rule of its engine's profile and the datasheet's."""
     columns = ("log", "rule", "off", "datasheet", "off")
     print(f"{'run':10} {'half':5} {'model on gpu':38} " + " ".join(f"{name:>9}" for name in columns))
     for row in kv_room_rows():

@@ -1,4 +1,4 @@
-"""What few runs of one's own give, on the public sample: each larger group taken for one's own cluster.
+"""What a fit of few runs gains, on the public sample: each larger group stands for a user's cluster.
 
 ``python -m benchmarks.accuracy learning-curve`` prints the table of README.md.
 """

@@ -60,7 +60,7 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
 
 
 def _shipped_left_out(gpu: str, root: Path | None) -> tuple[LeftOut, ...]:
-    """What the conversion of each file left out, as the TOML beside it says."""
+    """Return what the conversion of each file left out, by its TOML."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     left_out = []
     for path in sorted(folder.glob("*.toml")):

@@ -1,4 +1,4 @@
-"""Steps of the models that are served most, beside those of aiconfigurator-core, with what sets them apart.
+"""Steps of the most-served models by fastroof and by aiconfigurator-core, and the part that differs.
 
     python -m benchmarks.accuracy most-served
 
@@ -26,7 +26,7 @@ GPUS: Final = ("h200", "b200")
 ENGINES: Final = ("vllm", "sglang", "trtllm-1.1")
 COUNT: Final = 10
 TOLD_FROM: Final = 0.1
-"""A step's cause is told from this difference on."""
+"""A step's cause is named from this difference on."""
 _SIZES: Final = (8, 4, 2, 1)
 
 _SAME: Final = {

@@ -1,4 +1,4 @@
-"""Runs of serving engines beside their predictions, and of what kind each is.
+"""Predictions of runs of serving engines.
 
 A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
 prediction on trial.
@@ -122,7 +122,7 @@ def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[in
 def judged_times(
     runs: Sequence[PredictedRun], front_end_of: Mapping[int, FrontEnd], unseen: bool, skipped: Skipped
 ) -> tuple[list[PredictedTime], dict[str, FrontEnd]]:
-    """Put measured times beside predictions: TPOT of all runs, and TTFT where that is no waiting."""
+    """Compare times with predictions: TPOT of all runs, TTFT of those that do not wait."""
     times = [
         tpot_of(
             run.row, run.profile, run.prediction, run.kind, not unseen and _is_fitted(run.row, run.profile)

@@ -66,7 +66,7 @@ class RosterRow(NamedTuple):
 def roster_rows(
     combinations: Iterable[Combination], models: Mapping[str, ModelSpec | FastroofError]
 ) -> Iterator[RosterRow]:
-    """Compile a plan of every combination, and say what it is made of."""
+    """Compile a plan of every combination, and return what it is made of."""
     by_gpu = sorted(combinations, key=attrgetter("gpu"))
     for name, of_gpu in itertools.groupby(by_gpu, key=attrgetter("gpu")):
         try:
@@ -238,7 +238,7 @@ NAMED_MODELS: Final = 4
 def print_roster(
     models: Sequence[str], gpus: Sequence[str], engines: Sequence[str], failed: bool, as_json: bool
 ) -> None:
-    """Compile a plan of every combination asked for, and print by GPU and engine how many there are."""
+    """Compile a plan of the chosen combinations, and print counts by GPU and engine."""
     from benchmarks.accuracy.aiconfigurator_estimates import aiconfigurator_version
     from benchmarks.accuracy.roster import roster_rows, summarise
     from benchmarks.accuracy.support_matrix import published_models, read_support_matrix

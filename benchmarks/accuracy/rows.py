@@ -177,7 +177,7 @@ def read_records(
     value: Callable[[str, Column, str], Any] | None = None,
     one: str = "",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read a CSV row by row, each cell as its column says."""
+    """Read a CSV row by row, each cell by its column's kind."""
     path = Path(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -233,6 +233,6 @@ def _default_value(where: str, column: Column, text: str) -> Any:
 
 
 def shipped_steps(gpu: str, root: Path | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps that ship with a GPU's tables; none where there is no steps.csv."""
+    """Read the measured steps that ship with a GPU's tables; empty without a steps.csv."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     return tuple(step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path))

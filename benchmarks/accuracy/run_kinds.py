@@ -83,7 +83,7 @@ def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
 
 
 def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
-    """Return what such a run drafts: as its recipe says, else three tokens, or one a rank of attention."""
+    """Return what such a run drafts: by its recipe, else three tokens, or one a rank of attention."""
     if row.whole_model not in DRAFTING:
         return None
     recipe = _recipe(row, speculative=True)

@@ -1,4 +1,4 @@
-"""The sample of aiconfigurator-core, cleaned: each rule that makes a row mean what its columns say.
+"""The cleaned sample of aiconfigurator-core: rules that make a row mean what its columns are called.
 
 The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) joins runs of several test benches and
 dates, whose tables wrote layouts, concurrency and formats in different ways. Each rule below is named, and

@@ -45,7 +45,7 @@ _ASKED: Final = (
     "gpu", "engine", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep", "isl", "osl", "concurrency",
     "prefix_tokens", "decode_workers",
 )  # fmt: skip
-"""What the package is told of a row."""
+"""What the package is given of a row."""
 
 
 def read_silicon_sample(
@@ -69,7 +69,7 @@ def read_silicon_sample(
 
 
 def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
-    """Write a GPU's rows, with the package's own predictions beside them, and where they come from."""
+    """Write a GPU's rows with the package's own predictions, and their provenance."""
     rows, left_out, changed = read_silicon_sample(gpu)
     folder = Path(bench_data) / gpu / SERVING_FOLDER
     folder.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ class Combination(NamedTuple):
 
 
 def read_support_matrix(root: str | Path | None = None) -> tuple[Combination, ...]:
-    """Read what the package says of every model, GPU and engine."""
+    """Read the package's verdict on every model, GPU and engine."""
     root = installed_root() if root is None else Path(root)
     files = sorted((root / MATRIX).glob("*.csv"))
     if not files:
@@ -86,7 +86,7 @@ def _last_error(message: str) -> str:
 
 
 def published_models(root: str | Path | None = None) -> dict[str, ModelSpec | FastroofError]:
-    """Load every config.json that the package brings, with what it says of quantisation beside it."""
+    """Load every config.json of the package, with its file on quantisation."""
     root = installed_root() if root is None else Path(root)
     models: dict[str, ModelSpec | FastroofError] = {}
     for file in sorted((root / CONFIGS).glob(f"*{_CONFIG}")):

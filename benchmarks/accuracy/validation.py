@@ -61,7 +61,7 @@ def run_validation(
 
 
 def runtime_name(runtime: str | Path | EngineProfile) -> str:
-    """Return what a report calls the profile that was asked for."""
+    """Return the name of the requested profile in a report."""
     return runtime if isinstance(runtime, str) else load_engine(runtime).name
 
 
@@ -89,7 +89,7 @@ class GpuPredictions(NamedTuple):
         runtime: str,
         unseen: bool,
     ) -> GpuValidation:
-        """Put predictions of its runs beside what was measured."""
+        """Compare predictions of its runs with measurements."""
         skipped = self.skipped.copy()
         of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
         return GpuValidation(
@@ -121,7 +121,7 @@ def judge_independent(
     unseen: bool,
     skipped: Skipped,
 ) -> tuple[PredictedTime, ...]:
-    """Judge what nothing is fitted to; profiles that were fitted without a model say nothing new of it."""
+    """Judge what nothing is fitted to, unless profiles were fitted without a model."""
     if unseen:
         skipped.update(
             (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent

@@ -29,7 +29,7 @@ from fastroof.tables import Tables, load_tables
 
 @dataclass(frozen=True)
 class SampleValidation:
-    """Predictions beside what was measured, on several GPUs."""
+    """Predictions compared with measurements, on several GPUs."""
 
     version: str
     runtime: str
@@ -183,7 +183,7 @@ LARGE_GROUP: Final = 10
 """Rows from which a group counts in the median of groups: the error of fewer is mostly theirs."""
 
 POOR: Final = 0.25
-"""Mean absolute error above which a group's cause is asked for."""
+"""Mean absolute error above which a group is listed as poor."""
 
 _QUANTITIES: Final = ("tpot", "decode", "ttft")
 

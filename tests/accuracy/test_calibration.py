@@ -430,6 +430,7 @@ def test_a_packaged_profile_shows_its_errors_on_what_was_left_out(engine):
             assert low_us <= getattr(load_engine(engine).costs, cost) <= high_us
 
 
+@pytest.mark.slow
 def test_the_old_groups_are_within_what_is_said_of_them(vllm):
     """H100 alone, form and smoothing chosen without each model: 4.6 % was found strictly before."""
     unseen = {one.dataset: one.unseen_mape for one in vllm.datasets}
@@ -438,6 +439,7 @@ def test_the_old_groups_are_within_what_is_said_of_them(vllm):
     assert unseen["vllm-synchronous"] <= 0.05
 
 
+@pytest.mark.slow
 def test_a_row_finds_the_profile_that_has_not_seen_it(vllm, rows):
     row = next(row for row in rows if row.dataset == "vllm-0.12.0-qwen3-32b-bf16")
     assert vllm.profile_without(row) == vllm.without["qwen3-32b"]

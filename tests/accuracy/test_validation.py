@@ -68,6 +68,7 @@ def some(rows: tuple[ServingRow, ...], dataset: str, count: int = 1) -> list[Ser
 # -- how good it is ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", FITTED)
 def test_time_per_token_of_unseen_models_is_within_the_targets(unseen: Validation, dataset: str) -> None:
     quantity = "decode" if dataset == SINGLE else "tpot"
@@ -81,6 +82,7 @@ def test_time_per_token_of_unseen_models_is_within_the_targets(unseen: Validatio
     assert not found.fitted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", [VLLM_QWEN, VLLM_70B, TRT_QWEN])
 def test_time_to_first_token_is_within_the_target(unseen: Validation, dataset: str) -> None:
     found = groups(unseen)[dataset, "ttft"]
@@ -102,7 +104,7 @@ def test_what_engines_add_matters(auto: Validation, h100: fastroof.Tables) -> No
 # -- nothing is dropped --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["auto", "unseen"])
+@pytest.mark.parametrize("which", ["auto", pytest.param("unseen", marks=pytest.mark.slow)])
 def test_every_row_is_judged_or_counted(
     which: str, rows: tuple[ServingRow, ...], request: pytest.FixtureRequest
 ) -> None:
@@ -267,6 +269,7 @@ def test_the_same_report_each_time(auto: Validation, h100: fastroof.Tables) -> N
     assert repr(run_validation(None, h100)) == repr(auto)
 
 
+@pytest.mark.slow
 def test_rows_that_constants_were_fitted_to_are_marked(
     auto: Validation, unseen: Validation, rows: tuple[ServingRow, ...], h100: fastroof.Tables
 ) -> None:
@@ -278,6 +281,7 @@ def test_rows_that_constants_were_fitted_to_are_marked(
     assert not any(row.fitted for row in run_validation(own, h100).rows)
 
 
+@pytest.mark.slow
 def test_unseen_rows_are_predicted_by_the_fit_without_their_model(
     unseen: Validation, rows: tuple[ServingRow, ...], h100: fastroof.Tables
 ) -> None:

@@ -294,7 +294,7 @@ def test_the_command(report: SampleValidation, monkeypatch: pytest.MonkeyPatch, 
     ("arguments", "words"),
     [
         (("--gpu", "all", "--leave-one-model-out", "--leave-one-gpu-out"), "one split at a time"),
-        (("--gpu", "all", "--rows", "x.csv", "--by", "tp"), "--rows, --by is of one GPU"),
+        (("--gpu", "all", "--rows", "x.csv", "--by", "tp"), "--rows, --by need a single GPU"),
         (("--gpu", "all", "--json", "--markdown"), "two forms of one answer"),
         (("--gpu", "h100", "--leave-one-gpu-out"), "need --gpu all"),
         (("--min-rows", "3"), "need --gpu all"),
