@@ -44,7 +44,7 @@ class Recipe:
     versions : str
         Range of its versions; empty for any.
     builds : tuple of str
-        Names of builds that are not versions (``nightly-dev``), in addition to the range; ``""`` is a run without any.
+        Names of builds that are not versions (``nightly-dev``); ``""`` is a run without a version.
     measured : tuple of str
         First and last day of the runs; empty for any. Runs without a date are of any day.
     gpus, formats : tuple of str

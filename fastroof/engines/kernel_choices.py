@@ -182,8 +182,8 @@ class KernelChoices:
     fp8_scales : str
         Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
     shared_experts : str
-        Whether shared experts have their own time (apart), or run in parallel with the routed ones in steps of
-        decodes, which then take as long as the longer of both (beside).
+        Whether shared experts have their own time (apart), or run in parallel with the routed ones in
+        decode steps, which then take the longer of both (beside).
     latent_attention : str
         How blocks of latent attention are timed: as they were measured, projections and all, where the tables
         have sound ones (whole), or projections, absorbed products and attention each by itself (parts).

@@ -126,7 +126,7 @@ class KvMemory:
     sample_bytes : float
         What its sampling takes for every request and entry of the vocabulary; the larger of both counts.
     small_gib, small_seqs : float, int
-        On GPUs below so many GiB the engine runs at most that many concurrent requests; 0 if there are no such GPUs.
+        On GPUs below so many GiB the engine runs at most that many concurrent requests; 0 for none.
     small_gpus : tuple of str
         Larger GPUs on which it does not either.
     block_tokens : int

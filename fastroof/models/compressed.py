@@ -1,6 +1,6 @@
 """Attention over a compressed cache: CSA and HCA of DeepSeek-V4, and its layers with a window alone.
 
-Every 4 tokens (CSA) or 128 (HCA) make one entry of the cache, key and value of all heads together. Next to the
+Every 4 tokens (CSA) or 128 (HCA) make one cache entry, key and value of all heads together. Next to the
 entries a query attends to the tokens of a short window, of which the cache has one each. CSA's indexer scores
 all entries and picks some; HCA attends to all of them; a ratio of 0 leaves the window alone.
 """

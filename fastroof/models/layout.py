@@ -47,7 +47,7 @@ class Layout:
     Raises
     ------
     PlanError
-        If a size is not an integer of at least 1, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
+        If a size is below 1, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
         experts.
 
     Examples
@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that its GPUs work on at once: one a rank and pipeline stage."""
+        """Batches that its GPUs work on concurrently: one per rank and pipeline stage."""
         return self.pp * self.dp
 
     def __str__(self) -> str:

@@ -599,7 +599,7 @@ def test_every_model_type_is_of_one_family() -> None:
         (
             config("nemotron_h", hybrid_override_pattern="MMMM", mamba_ssm_cache_dtype="int8", **NEMOTRON),
             ModelError,
-            "a state in 'int8' is unknown: float32, float16, bfloat16 would do",
+            "unknown state dtype 'int8'; valid: float32, float16, bfloat16",
         ),
         (config("mixtral", num_experts_per_tok=2), ModelError, "field num_local_experts is missing"),
         (config("mimo_v2_flash", v_head_dim=8), ModelError, "field sliding_window_size is missing"),

@@ -65,7 +65,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     pattern = [FULL if (i + 1) % _EVERY == 0 or i == last else WINDOWED for i in range(num_layers)]
     fields = fields.with_defaults({"layer_types": pattern})
     windows = layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))
-    # a window that covers the longest context has no effect, but its layer still has the heads of a windowed one
+    # a window that covers the longest context has no effect; its layer keeps the heads of a windowed one
     is_full = [kind == FULL for kind in fields.texts("layer_types") or pattern]
     mlp = _mlp(fields)
     return layer_kinds((attention(*layer), mlp) for layer in zip(windows, is_full, strict=True))
