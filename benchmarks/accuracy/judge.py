@@ -223,7 +223,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 _TITLES: Final = {
     "tpot": "Time per output token",
-    "ttft": "Time to first token, where nothing queues",
+    "ttft": "Time to first token, without queueing",
     "decode": "Time per output token, one request in flight",
 }
 

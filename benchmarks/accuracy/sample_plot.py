@@ -27,7 +27,7 @@ POINT_COLOURS: Final = (
 MARKERS: Final = "os^DvPX"
 QUANTITIES: Final = (
     ("TPOT", "Time per output token", ("tpot", "decode")),
-    ("TTFT", "Time to first token, where nothing queues", ("ttft",)),
+    ("TTFT", "Time to first token, without queueing", ("ttft",)),
 )
 JUDGED: Final = ("judged", "independent")
 
