@@ -81,8 +81,8 @@ class ServingEstimate(ArrowResult):
     effective_concurrency : float or ndarray of float64
         Requests that run concurrently.
     decode_step_us, mixed_step_us : float or ndarray of float64
-        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With speculative
-        decoding its draft is part of it.
+        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With
+        speculative decoding its draft is part of it.
     mixed_share : float or ndarray of float64
         Share of the steps that hold prompts, as a decoding request sees them. Where prompts run first a
         mixed step has only prompts, after which no request gets a token: TPOT is the mean step over one
