@@ -115,7 +115,7 @@ class SteppedCase(NamedTuple):
     own_ms: dict[str, float]
     their_ms: dict[str, float]
     why_not: str = ""
-    lenders: Mapping[str, str] = MappingProxyType({})
+    donors: Mapping[str, str] = MappingProxyType({})
 
     @property
     def apart(self) -> float:
@@ -145,14 +145,14 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
                         if case.sends:
                             # its module of wide attention has all but the first projections
                             whole = whole._replace(mixing=True)
-                        own_ms, lenders = _own_parts(plan, requests, whole)
+                        own_ms, donors = _own_parts(plan, requests, whole)
                         their_ms = _their_parts(named, whole)
                 except Exception as error:
                     # whatever either of them raises is its answer
                     words = str(error).replace(f"{above}/", "")
                     yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {words:.160}")
                     continue
-                yield SteppedCase(case, step, own_ms, their_ms, lenders=lenders)
+                yield SteppedCase(case, step, own_ms, their_ms, donors=donors)
 
 
 def _plan(case: StepCase, folder: str) -> StepPlan:

@@ -125,8 +125,8 @@ def cause_of(stepped: SteppedCase) -> str:
         return ""
     sign = 1.0 if stepped.apart > 0 else -1.0
     part = max(stepped.own_ms, key=lambda name: sign * (stepped.own_ms[name] - stepped.their_ms[name]))
-    lender = stepped.lenders.get(part, "")
-    from_what = f" (from {lender.removeprefix('aiconfigurator-')})" if lender else ""
+    donor = stepped.donors.get(part, "")
+    from_what = f" (from {donor.removeprefix('aiconfigurator-')})" if donor else ""
     return f"{part} {stepped.own_ms[part]:.2f}, {stepped.their_ms[part]:.2f}{from_what}"
 
 

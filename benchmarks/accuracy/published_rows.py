@@ -159,7 +159,7 @@ class OpenLoopRun(ServedModel):
         )
 
     def loads(self) -> list[tuple[float, float, Trace]]:
-        """Return what is to be simulated: requests, from when they count, and how much."""
+        """Return what to simulate: requests, from when they count, and how much."""
         if self.requests:
             return [(1.0, 0.0, read_requests(self.requests))]
         loads = []

@@ -92,7 +92,7 @@ def published_models(root: str | Path | None = None) -> dict[str, ModelSpec | Fa
     for file in sorted((root / CONFIGS).glob(f"*{_CONFIG}")):
         name = file.name.removesuffix(_CONFIG).replace("--", "/", 1)
         if name.endswith(_HF_QUANT):
-            # read with the config.json beside it
+            # read with the config.json next to it
             continue
         try:
             models[name] = load_model(str(file))

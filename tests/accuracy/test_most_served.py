@@ -74,9 +74,9 @@ def test_the_part_that_differs_most_is_the_cause(own: float, theirs: float, caus
 
 
 def test_a_cause_says_what_is_borrowed() -> None:
-    borrowed = stepped(7.0, 5.0)._replace(lenders={"attention": "aiconfigurator-trtllm-1.3.0rc20"})
+    borrowed = stepped(7.0, 5.0)._replace(donors={"attention": "aiconfigurator-trtllm-1.3.0rc20"})
     assert cause_of(borrowed) == "attention 7.00, 5.00 (from trtllm-1.3.0rc20)"
-    assert cause_of(borrowed._replace(lenders={"linear": "datasheet"})) == "attention 7.00, 5.00"
+    assert cause_of(borrowed._replace(donors={"linear": "datasheet"})) == "attention 7.00, 5.00"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_steps_of_a_dense_model_are_near_where_both_answer() -> None:
     assert [(one.case.engine, one.why_not) for one in found] == [("vllm", ""), ("sglang", "")]
     assert all(abs(step.apart) < 0.1 and not cause_of(step) for one in found for step in one.steps)
     # SGLang's own kernels are all there; norms are vLLM's, as its profile has it
-    assert set(found[1].steps[0].lenders) <= {"elementwise"}
+    assert set(found[1].steps[0].donors) <= {"elementwise"}
     (none,) = served_steps([model._replace(model="nobody/Nothing")], ["h200"], ["vllm"])
     assert not none.steps
     assert none.why_not
