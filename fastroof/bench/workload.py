@@ -176,7 +176,7 @@ def chunk_sizes(count: int, dtype: Any = np.int32) -> tuple[Array, Array, Array]
 
 
 def ragged_decodes(steps: int, requests: int = MEAN_REQUESTS, dtype: Any = np.int32) -> StepBatch:
-    """Steps of decodes, half to one and a half times ``requests`` of them."""
+    """Decode steps, half to one and a half times ``requests`` of them."""
     rng = np.random.default_rng(SEED)
     sizes = rng.integers(max(1, requests // 2), requests + requests // 2, steps, endpoint=True)
     offsets = np.r_[0, np.cumsum(sizes)]

@@ -167,7 +167,7 @@ def _more(fitted: OwnFit) -> str:
         return "\n5 runs or more also show the error after 3"
     before, last = fitted.curve[-2], fitted.curve[-1]
     gained = before.mape - last.mape
-    words = "little more is to be gained" if gained < 0.005 else "more runs of other loads should gain still"
+    words = "more runs gain little" if gained < 0.005 else "more runs of other loads should gain still"
     return f"\nfrom {before.runs} to {last.runs} runs the error fell by {gained * 100.0:.1f} points: {words}"
 
 

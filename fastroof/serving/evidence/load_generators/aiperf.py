@@ -1,7 +1,7 @@
 """``aiperf profile`` (profile_export_aiperf.json) and ``genai-perf`` before it (.._genai_perf.json).
 
 Recorded from aiperf 0.13.0; the older ``loadgen`` of its input_config, and genai-perf 0.0.16, read in their
-wheels (genai_perf/export_data/json_exporter.py: statistics a metric, and input_config beside them).
+wheels (genai_perf/export_data/json_exporter.py: statistics a metric, and input_config next to them).
 """
 
 from __future__ import annotations
