@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from benchmarks.accuracy.rows import read_rows
 from fastroof.compat import infersim, roofline_v2
 from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.llmservingsim import convert_llmservingsim
@@ -22,7 +23,6 @@ from fastroof.load.trees import load_tree
 from fastroof.load.vidur import convert_vidur
 from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.serving.evidence.load_generators import read_runs
-from fastroof.serving.evidence.rows import read_rows
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
