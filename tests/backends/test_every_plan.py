@@ -200,6 +200,7 @@ def library(plans: dict[str, StepPlan], tmp_path_factory: pytest.TempPathFactory
     return ctypes.CDLL(str(path)), folder
 
 
+@pytest.mark.slow
 @KIND
 def test_c_has_the_plans_bits(
     kind: str, library: tuple[Any, Path], plans: dict[str, StepPlan], batch: StepBatch

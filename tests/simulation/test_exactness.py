@@ -112,6 +112,7 @@ def test_tiny_workloads_are_served_to_the_bit(plans):
     assert (statuses > 10).all()
 
 
+@pytest.mark.slow
 def test_workloads_are_served_to_the_bit(plans):
     preemptions, statuses = prove(plans, map(made_workload, map(Random, range(200))))
     assert preemptions > 5000

@@ -145,6 +145,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_a_sweep_reads_is_in_its_identity(inputs: Inputs, change: str) -> None:
     make, kinds = CHANGES[change]

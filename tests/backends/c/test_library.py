@@ -108,6 +108,7 @@ def test_a_plan_that_the_library_opened_has_the_bits_of_python(loaded, exported,
         assert us.value == plans["small"].decode_us(batch_size, kv_len)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "machine"), [("aarch64-linux-gnu", AARCH64), ("x86_64-linux-gnu", X86_64)]
 )

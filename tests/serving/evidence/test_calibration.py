@@ -437,6 +437,7 @@ def test_a_packaged_profile_shows_its_errors_on_what_was_left_out(engine):
             assert low_us <= getattr(load_engine(engine).costs, cost) <= high_us
 
 
+@pytest.mark.slow
 def test_the_old_groups_are_within_what_is_said_of_them(vllm):
     """H100 alone, form and smoothing chosen without each model: 4.6 % was found strictly before."""
     unseen = {one.dataset: one.unseen_mape for one in vllm.datasets}
@@ -547,6 +548,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_prints_costs_and_errors():
     text = run("--engine", "vllm-0.12", "--bootstrap", "20")
     assert "% standard error on models that a fit did not see" in text
@@ -555,6 +557,7 @@ def test_the_command_prints_costs_and_errors():
         assert words in text
 
 
+@pytest.mark.slow
 def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
     mine = [row for row in rows if row.dataset == "vllm-0.12.0-qwen3-32b-bf16"][::3]
     path, output = write_rows(tmp_path / "my rows.csv", mine), tmp_path / "mine.toml"

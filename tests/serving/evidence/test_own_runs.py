@@ -89,6 +89,7 @@ def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
     assert np.mean(fitted_errors) < 1.6 * np.mean(packaged_errors)
 
 
+@pytest.mark.slow
 def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
     times = measured(kernels(30, 5), {"step_us": 300.0, "sequence_us": 5.0}, 0.03, 1)
     points = learning_curve(times, PACKAGED, draws=15)

@@ -37,6 +37,7 @@ def test_parts_add_up_to_the_steps(simulated: Simulated) -> None:
     assert {"GEMMs, bf16", "communication", "decode attention, bf16 cache"} <= set(operators.kinds)
 
 
+@pytest.mark.slow
 def test_nothing_is_named_where_nothing_is_wrong(simulated: Simulated) -> None:
     counted = count_named(*simulated, "", 1.0, 0.03, range(200))
     assert counted["another named"] <= 4

@@ -67,6 +67,7 @@ def some(rows: tuple[ServingRow, ...], dataset: str, count: int = 1) -> list[Ser
 # -- how good it is ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", FITTED)
 def test_time_per_token_of_unseen_models_is_within_the_targets(unseen: Validation, dataset: str) -> None:
     quantity = "decode" if dataset == SINGLE else "tpot"
@@ -88,6 +89,7 @@ def test_time_to_first_token_is_within_the_target(unseen: Validation, dataset: s
     assert found.mape <= found.aic_mape
 
 
+@pytest.mark.slow
 def test_what_engines_add_matters(auto: Validation, h100: fastroof.Tables) -> None:
     kernels = groups(run_validation(None, h100, runtime="kernels"))
     for key, found in groups(auto).items():
@@ -262,6 +264,7 @@ def test_one_data_set_by_its_name(h100: fastroof.Tables) -> None:
     assert {row.dataset for row in run_validation(SINGLE, h100).rows} == {SINGLE}
 
 
+@pytest.mark.slow
 def test_the_same_report_each_time(auto: Validation, h100: fastroof.Tables) -> None:
     assert repr(run_validation(None, h100)) == repr(auto)
 
@@ -357,6 +360,7 @@ def test_the_command_prints_a_table(auto: Validation) -> None:
     assert f"3  ttft of {VLLM_70B}: the KV cache is full" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_gave_the_front_end(auto: Validation) -> None:
     done = command()
     assert done.exit_code == 0, done.stderr

@@ -211,6 +211,7 @@ def test_a_row_speculates_as_its_estimate(
                 assert row["bound"] == "memory"
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     sizes=st.tuples(st.integers(10, 6000), st.integers(2, 900)),
