@@ -116,7 +116,7 @@ def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
         (("lookup", "gemm", "--m", "8", "--n", "4096", "--k", "4096"), "lookup gemm"),
         (("tables", "list"), "tables list"),
         (("tables", "show", "gemm"), "tables show"),
-        (("tables", "validate"), "tables validate"),
+        pytest.param(("tables", "validate"), "tables validate", marks=pytest.mark.slow),
         (("tables", "holdout", "--operator", "allreduce", "--method", "roofline"), "tables holdout"),
         (("tables", "flag", "h100", "--dry-run"), "tables flag"),
         (("tables", "diff", "h100", "h100/aiconfigurator-trtllm-1.3.0rc20"), "tables diff"),

@@ -152,6 +152,7 @@ def test_a_row_is_the_estimate_of_its_question(
     assert not (left_out["whole_prompt"] and profile.scheduling.chunked_prefill)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
 @pytest.mark.parametrize(
     "asked",

@@ -134,6 +134,7 @@ def test_fronts_equal_the_naive_ones(
     assert len(found) > len({tuple(row[name] for name in per) for row in found})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "pareto", "all"])
 def test_threads_and_the_size_of_units_make_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
