@@ -20,8 +20,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Return 0 where starting workers takes longer than the tests, or would disturb what they time."""
     option = config.option
     few = bool(option.keyword) or option.collectonly or _names_files(config)
-    paths = [config.invocation_params.dir / name for name in config.args]
-    timed = config.rootpath / "benchmarks" in paths and not option.benchmark_disable
+    timed = _names_benchmarks(config) and not option.benchmark_disable
     return 0 if few or timed else None
 
 
@@ -34,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     if "slow" not in option.markexpr:
         left_out.update(item for item in items if item.get_closest_marker("slow"))
-    if not option.keyword and not _names_files(config):
+    if not (option.keyword or _names_files(config) or _names_benchmarks(config)):
         left_out.update(_further_cases([item for item in items if item not in left_out]))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -43,6 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _names_files(config: pytest.Config) -> bool:
     return any(name.partition("::")[0].endswith(".py") for name in config.args)
+
+
+def _names_benchmarks(config: pytest.Config) -> bool:
+    return config.rootpath / "benchmarks" in [config.invocation_params.dir / name for name in config.args]
 
 
 def _further_cases(items: list[pytest.Item]) -> list[pytest.Item]:
