@@ -267,6 +267,7 @@ JUDGED_CLOSELY = ("gemm", "attention_prefill", "attention_decode", "encoder_atte
 """Operators of dense models and experts; others have fewer rows a kernel, and kernels that differ more."""
 
 
+@pytest.mark.slow
 def test_80_percent_intervals_cover_80_percent_of_hidden_points(h100, coverage):
     inside = {(row.operator, row.grid): row for row in coverage if row.region == "inside"}
     thinned = [grid for grid in grids_with_rows(h100, COVERAGE_GRIDS) if not grid.kernels]
@@ -507,6 +508,7 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h10
         assert row["relative_error"] == plan.decode_error(row["batch_size"], row["kv_len"])
 
 
+@pytest.mark.slow
 def test_a_summary_marks_what_errors_cannot_tell_from_the_best(tmp_path):
     summary = fastroof.run_sweep({**SPEC, "with_error": True}, tmp_path / "r.parquet")
     (best,) = (step for step in summary.best if step.standing == "best")
