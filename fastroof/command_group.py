@@ -23,8 +23,6 @@ from fastroof._version import __version__
 from fastroof.errors import FastroofError
 from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
-__all__ = ["SHELLS", "completion_variable", "help_if_alone", "new_app", "warn"]
-
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells that complete what is typed."""
 
@@ -106,11 +104,7 @@ def _drop_output() -> None:
 
 
 def _stand_in_for_closed_streams() -> None:
-    """Put something in the place of streams that were closed when the program began.
-
-    Python has None there, and the next file that is opened gets the stream's number. What is written to
-    standard output ends in an error, as that of other programs does; errors have nobody to go to.
-    """
+    """Put something in the place of streams that were closed when the program began."""
     for name, flags, mode in (
         ("stdin", os.O_RDONLY, "r"),
         ("stdout", os.O_RDONLY, "w"),
@@ -121,17 +115,7 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
-    """Return a command line without commands.
-
-    Parameters
-    ----------
-    program : str
-        What it is called, as errors and ``--version`` say.
-    purpose : str
-        One sentence: what ``--help`` opens with.
-    epilog : str
-        What ``--help`` closes with.
-    """
+    """Return a command line without commands."""
 
     class ProgramGroup(CommandGroup):
         pass
@@ -157,13 +141,7 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 def completion_variable(program: str) -> str:
-    """Return the variable of the environment by which a shell asks a program what may stand there.
-
-    Examples
-    --------
-    >>> completion_variable("kernels-bench")
-    '_KERNELS_BENCH_COMPLETE'
-    """
+    """Return the variable of the environment by which a shell asks a program what may stand there."""
     return f"_{program}_COMPLETE".replace("-", "_").upper()
 
 

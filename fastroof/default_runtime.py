@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DEFAULT_RUNTIME"]
-
 DEFAULT_RUNTIME: Final = "vllm"
 """What commands, sweeps, servers, exports, adapters and ``least_gpus`` take, so that their answers agree.
 

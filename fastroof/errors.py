@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BackendError",
-    "BatchError",
-    "FastroofError",
-    "GpuError",
-    "LookupInputError",
-    "MeasureError",
-    "MissingTableError",
-    "ModelError",
-    "PlanError",
-    "PlanRangeError",
-    "SimulationError",
-    "StoppedError",
-    "SweepError",
-    "TableError",
-    "TraceError",
-    "UnsupportedModelError",
-]
-
 
 class FastroofError(ValueError):
     """Base of every error that fastroof raises on purpose."""

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from fastroof import whole_files
-from fastroof.errors import BackendError
-from fastroof.unfinished import remove_unfinished
-from fastroof.whole_files import (
+from fastroof import atomic_files as whole_files
+from fastroof.atomic_files import (
     check_file_place,
+    remove_unfinished,
     whole_file,
     whole_folder,
     write_files,
     write_output,
     write_whole,
 )
+from fastroof.errors import BackendError
 
 
 def fails(*_):

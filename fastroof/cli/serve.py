@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from fastroof.backends.serve.limits import ServeLimits
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:
@@ -93,12 +91,7 @@ def serve(
         typer.Option(min=1, help="Steps of a simulation, looks at replicas included.  [default: 268435456]"),
     ] = None,
 ) -> None:
-    """Answer other processes that ask how long steps take.
-
-    One or more plans, by name or number, on a pipe to the program that starts the server (--stdio), or for
-    many clients (--flight, --http), which needs a token and TLS to listen elsewhere than on this machine. A
-    wrong message gets an error and ends nothing.
-    """
+    """Answer other processes that ask how long steps take."""
     given = {
         "max_steps": max_steps,
         "max_requests": max_requests,

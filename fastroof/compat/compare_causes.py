@@ -7,8 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.compat.compare_steps import COMPONENTS, Difference, MethodTime
 
-__all__ = ["CAUSES", "TOLD_FROM", "Cause", "differences"]
-
 TOLD_FROM: Final = 0.1
 """A component is explained from this difference on, as a share of fastroof's."""
 MENTIONED_FROM: Final = 0.02
@@ -16,17 +14,7 @@ MENTIONED_FROM: Final = 0.02
 
 
 class Cause(NamedTuple):
-    """One known cause of a difference.
-
-    Attributes
-    ----------
-    method, component, name : str
-        What it concerns, and what it is called.
-    holds, us : str
-        Names of the facts that say whether it is there, and how much it adds, us.
-    sentence : str
-        The cause in words, filled in with the facts.
-    """
+    """One known cause of a difference."""
 
     method: str
     component: str
@@ -203,21 +191,7 @@ CAUSES: Final = (*ROOFLINE_V2, *INFERSIM, *DATASHEET)
 
 
 def differences(own: MethodTime, other: MethodTime, facts: Mapping[str, Any]) -> list[Difference]:
-    """Tell why a method's components differ from fastroof's by more than 10 %.
-
-    Parameters
-    ----------
-    own, other : MethodTime
-        fastroof's time and the method's.
-    facts : mapping of str to number
-        What the causes' conditions, sizes and sentences name.
-
-    Returns
-    -------
-    list of Difference
-        For each such component its causes of at least 2 % of fastroof's time of it, then what they leave
-        unexplained where that is more than 10 %.
-    """
+    """Tell why a method's components differ from fastroof's by more than 10 %."""
     told = []
     for component in COMPONENTS:
         own_us = own.components_us[component]

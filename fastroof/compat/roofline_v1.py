@@ -23,42 +23,23 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
-from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp, refuse_infinite
-from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
+from fastroof.compat.roofline_v2.steps import (
+    Hardware,
+    ModelSizes,
+    StepRequests,
+    Steps,
+    checked_tp,
+    refuse_infinite,
+    refuse_requests,
+)
 from fastroof.compiled.compat_roofline_v2 import MAX_SEQUENCE
 from fastroof.errors import PlanError
 from fastroof.units import US_PER_S
 
-__all__ = ["Calibration", "step_us"]
-
 
 @dataclass(frozen=True)
 class Calibration:
-    """What roofline V1 was fitted with.
-
-    Parameters
-    ----------
-    mfu_prefill, mfu_decode : float
-        Share of the tensor peak that each phase's GEMMs reach.
-    mfu_prefill_multiplier, mfu_decode_multiplier : float
-        Factors on them.
-    bw_prefill_factor, bw_decode_factor : float
-        Share of the peak bandwidth that each phase reaches.
-    tp_exponent_prefill, tp_exponent_decode : float
-        tp GPUs count as ``tp ** exponent``.
-    vector_peak_fraction : float
-        Peak of attention, as a share of the tensor peak.
-
-    Raises
-    ------
-    PlanError
-        Naming every value that is no finite number above 0.
-
-    Examples
-    --------
-    >>> Calibration(mfu_prefill=0.6, mfu_decode=0.3).bw_decode_factor
-    0.6
-    """
+    """What roofline V1 was fitted with."""
 
     mfu_prefill: float
     mfu_decode: float

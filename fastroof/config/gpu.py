@@ -27,8 +27,6 @@ from fastroof.errors import GpuError
 from fastroof.file_access import is_file, is_folder, matches, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
-__all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_named", "gpu_names", "load_gpu"]
-
 GPU_FILE: Final = "gpu.toml"
 
 LONGEST_NAME: Final = 200

@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number
 from fastroof.documents import parse_toml
-from fastroof.engines.versions import check_range, holds_for, is_version
+from fastroof.engines.values import check_range, holds_for, is_version
 from fastroof.errors import PlanError
-
-__all__ = ["Recipe", "recipe_for", "recipes_of"]
 
 _FOLDER: Final = "recipes"
 _KV_DTYPES: Final = ("", "bf16", "fp8")

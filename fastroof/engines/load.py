@@ -12,25 +12,12 @@ from typing import Any, Final
 from fastroof.checks import shown
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel
-from fastroof.engines.layouts import LayoutRules
-from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
+from fastroof.engines.memory import KvMemory, LayoutRules
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import (
-    CostForm,
-    EngineProfile,
-    KernelChoices,
-    KvMemory,
-    LayerCost,
-    NotFitted,
-    OperatorKernel,
-    Scheduling,
-    StepCosts,
-)
-from fastroof.engines.serving_errors import ServingErrors
-from fastroof.engines.versions import holds_for, is_version
+from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, Scheduling, StepCosts
+from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError
-
-__all__ = ["engine_names", "engine_of_version", "load_engine", "serving_engines"]
 
 _PARTS: Final[dict[str, type]] = {
     "costs": StepCosts,

@@ -9,34 +9,21 @@ from typing import Any, Final
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.kernel_choices import (
     ANY_KERNELS,
-    FP8_SCALES,
-    GEMM_SMOOTHINGS,
     KernelChoices,
-    OperatorKernel,
 )
-from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
-from fastroof.engines.memory import DATASHEET_MEMORY, KV_RESERVATIONS, KvMemory
-from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
-from fastroof.engines.values import check_number, check_one_of, check_size, check_text
-from fastroof.engines.versions import check_range, holds_for, is_version
+from fastroof.engines.memory import ANY_LAYOUT, DATASHEET_MEMORY, KvMemory, LayoutRules
+from fastroof.engines.values import (
+    NO_ERRORS,
+    ServingErrors,
+    check_number,
+    check_one_of,
+    check_range,
+    check_size,
+    check_text,
+    holds_for,
+    is_version,
+)
 from fastroof.errors import PlanError
-
-__all__ = [
-    "FP8_SCALES",
-    "GEMM_SMOOTHINGS",
-    "KV_RESERVATIONS",
-    "STEP_ORDERS",
-    "CostForm",
-    "DataParallel",
-    "EngineProfile",
-    "KernelChoices",
-    "KvMemory",
-    "LayerCost",
-    "NotFitted",
-    "OperatorKernel",
-    "Scheduling",
-    "StepCosts",
-]
 
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run ahead of them in steps of their own."""

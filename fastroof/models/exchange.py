@@ -14,23 +14,10 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from fastroof.models.exchange_rules import SENDING_EXPERTS, ExchangeRules
-from fastroof.models.execution import Execution
+from fastroof.models.execution import SENDING_EXPERTS, ExchangeRules, Execution
 from fastroof.models.layout import Layout
 from fastroof.operators.calls import AllReduce, Collective, Dispatch, Role, RowOperator, Steps
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = [
-    "Routed",
-    "add_up_experts",
-    "after_attention",
-    "after_shared",
-    "back_from_experts",
-    "before_experts",
-    "experts_send",
-    "sends_to_experts",
-    "shares_tokens",
-]
 
 UNASKED: Final = "default"
 """What a library sends unless it is told a format."""

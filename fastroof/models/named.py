@@ -12,8 +12,6 @@ from typing import Any, Final
 from fastroof.models.families.registry import FAMILIES
 from fastroof.models.hf import read_config
 
-__all__ = ["PRESETS", "model_names", "preset_config", "preset_named", "unknown_name"]
-
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
     **{name: ids for family in FAMILIES for name, ids in family.presets.items()},
     "codellama-34b": (
@@ -287,10 +285,7 @@ def preset_named(name: str) -> str | None:
 
 
 def preset_config(preset: str) -> dict[str, Any]:
-    """Return the contents of a preset: a config.json with the fields that are read.
-
-    A quantised one has its ``quantization_config`` alone, and names the ``preset`` of its sizes.
-    """
+    """Return the contents of a preset: a config.json with the fields that are read."""
     # The folder is package data; as_file also serves a package imported from a zip.
     with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
         config = dict(read_config(path))

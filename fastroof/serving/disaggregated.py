@@ -12,10 +12,11 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.checks import check_flag
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
-from fastroof.compiled import serving
-from fastroof.errors import BatchError, PlanRangeError
-from fastroof.plan.given_plan import check_plan
+from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES
+from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.plan.compile import check_plan
 from fastroof.serving.scenarios import (
+    EngineLimits,
     at_least,
     broadcast,
     decode_errors,
@@ -23,14 +24,66 @@ from fastroof.serving.scenarios import (
     field_values,
     raise_scenario,
 )
-from fastroof.serving.speculation import SpeculativeDecoding, made_from
-from fastroof.serving.workers import Workers
+from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["DisaggregatedEstimate", "WorkerMatch", "estimate_disaggregated", "match_workers"]
+
+class Workers(NamedTuple):
+    """Plans of both kinds of workers, and both as loops read them."""
+
+    prefill: StepPlan
+    decode: StepPlan
+    prefill_loops: SpeculatedPlan
+    decode_loops: SpeculatedPlan
+
+    @classmethod
+    def of(cls, prefill: StepPlan, decode: StepPlan, speculation: SpeculativeDecoding | None) -> Workers:
+        """Check that the plans go together, and lay them out."""
+        model = prefill.model
+        if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
+            raise PlanError(
+                f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} "
+                f"KV and {decode.model.name} with {decode.kv_dtype} KV"
+            )
+        return cls(prefill, decode, speculated(prefill, speculation), speculated(decode, speculation))
+
+    def transfer_us_per_token(self, link_bytes_per_s: float | None) -> float:
+        """Time that the KV cache of a token takes from one worker to the other, us."""
+        prefill, decode = self.prefill, self.decode
+        if link_bytes_per_s is None:
+            link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
+        rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(
+            plan.tp * plan.layout.pp for plan in (prefill, decode)
+        )
+        return self.decode_loops.whole_kv_bytes().token_bytes / rate * US_PER_S
+
+    def options(
+        self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
+    ) -> loops.LinkOptions:
+        """What all scenarios have in common."""
+        prefill, decode = (
+            one.memory(max_seqs=decode_engine.max_seqs) for one in (self.prefill_loops, self.decode_loops)
+        )
+        sent = self.decode_loops.whole_kv_bytes()
+        return loops.LinkOptions(
+            prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
+            decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
+            max_seqs=decode_engine.max_seqs,
+            osl_reserved=decode_engine.osl_reserved,
+            is_chunked=prefill_engine.is_chunked,
+            transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),
+            window=float(decode.window),
+            prefill_window_share=prefill.window_share,
+            decode_window_share=decode.window_share,
+            transfer_window_share=sent.window_share,
+            prefill_state_tokens=prefill.state_tokens,
+            decode_state_tokens=decode.state_tokens,
+            transfer_state_tokens=sent.state_tokens,
+        )
+
 
 MOST_WORKERS: Final = 2**20
 
@@ -291,16 +344,16 @@ def _refuse(
 ) -> None:
     """Say which plan cannot time which scenario."""
     osl = float(scenarios["osl"][position])
-    if code == serving.CODE_SIZES and 1.0 <= osl < 2.0:
+    if code == CODE_SIZES and 1.0 <= osl < 2.0:
         raise BatchError(
             f"osl must be at least 2, got {osl:g} at position {position}: "
             "one token leaves nothing to hand over to a decode worker"
         )
-    if code in (serving.CODE_KV, loops.CODE_DECODE_SEQS):
-        known = serving.CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
+    if code in (CODE_KV, loops.CODE_DECODE_SEQS):
+        known = CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
         room = options.decode_kv_tokens
         raise_scenario(workers.decode, scenarios, known, position, needed, room, "the decode plan")
-    known = serving.CODE_KV if code == loops.CODE_PREFILL_KV else code
+    known = CODE_KV if code == loops.CODE_PREFILL_KV else code
     room = options.prefill_kv_tokens
     raise_scenario(workers.prefill, scenarios, known, position, needed, room, "the prefill plan")
 

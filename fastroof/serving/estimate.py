@@ -13,8 +13,25 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.checks import check_flag, is_number, one_of, shown
 from fastroof.columns import Column
 from fastroof.compiled import serving
+from fastroof.compiled.serving_options import (
+    DECODE_STEP_US,
+    DECODES,
+    EFFECTIVE_CONCURRENCY,
+    ESTIMATE_ROWS,
+    KV_LEN,
+    MIXED_SHARE,
+    MIXED_STEP_US,
+    PREFILL_TOKENS,
+    PROMPTS,
+    REQUEST_US,
+    TOKENS_PER_US,
+    TPOT_US,
+    TTFT_US,
+    WAIT_US,
+    ServingOptions,
+)
 from fastroof.errors import BatchError
-from fastroof.plan.given_plan import check_plan
+from fastroof.plan.compile import check_plan
 from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving.scenarios import (
     at_least,
@@ -33,8 +50,6 @@ from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = ["LENGTH_SPREAD", "ServingEstimate", "estimate"]
 
 LENGTH_SPREAD: Final = 0.2
 """Spread of output lengths that estimates assume: that of the public benchmarks that draw lengths."""
@@ -391,7 +406,7 @@ def estimate(
     if max_kv_tokens is not None:
         room = at_least("max_kv_tokens", max_kv_tokens, 1)
     room /= plan.layout.pp
-    options = serving.ServingOptions(
+    options = ServingOptions(
         max_kv_tokens=room,
         max_seqs=engine.max_seqs,
         osl_reserved=engine.osl_reserved,
@@ -410,7 +425,7 @@ def estimate(
         rules=rank_rules(plan),
         batches=float(flight),
     )
-    out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
+    out = np.empty((ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
     busy: Any = 1.0
     if flight > 1:
@@ -422,30 +437,30 @@ def estimate(
     )
     if code:
         raise_scenario(plan, scenarios, code, position, needed, room)
-    tpot_ms = out[serving.TPOT_US] / US_PER_MS
+    tpot_ms = out[TPOT_US] / US_PER_MS
     rows = [
-        out[serving.TTFT_US] / US_PER_MS,
+        out[TTFT_US] / US_PER_MS,
         tpot_ms,
         tpot_ms.copy(),
-        out[serving.REQUEST_US] / US_PER_MS,
-        out[serving.TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
-        out[serving.WAIT_US] / US_PER_MS,
-        out[serving.EFFECTIVE_CONCURRENCY] * flight * busy,
-        out[serving.DECODE_STEP_US],
-        out[serving.MIXED_STEP_US],
-        out[serving.MIXED_SHARE],
-        out[serving.DECODES],
-        out[serving.PREFILL_TOKENS],
-        out[serving.PROMPTS],
-        out[serving.KV_LEN],
+        out[REQUEST_US] / US_PER_MS,
+        out[TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
+        out[WAIT_US] / US_PER_MS,
+        out[EFFECTIVE_CONCURRENCY] * flight * busy,
+        out[DECODE_STEP_US],
+        out[MIXED_STEP_US],
+        out[MIXED_SHARE],
+        out[DECODES],
+        out[PREFILL_TOKENS],
+        out[PROMPTS],
+        out[KV_LEN],
     ]
     if with_error:
-        sizes = (out[serving.DECODES], out[serving.KV_LEN], out[serving.DECODE_STEP_US])
+        sizes = (out[DECODES], out[KV_LEN], out[DECODE_STEP_US])
         rows.append(decode_errors(plan, *sizes))
         known = plan.engine.errors
         if known.tpot or known.ttft:
             rows.append(np.full(len(tpot_ms), known.tpot or np.nan))
-            rows.append(np.where(out[serving.WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
+            rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
     # the last rows are there where they were asked for
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))

@@ -23,15 +23,11 @@ from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
-from fastroof.serving.rate_curves import RATE_LIMITS, RateCurve, ReplicaAsked, client_loads, rate_curve
 from fastroof.serving.scenarios import broadcast, engine_limits
-from fastroof.serving.sizing import positive
+from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaAsked, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
 from fastroof.units import GB
-
-__all__ = ["RATE_LIMITS", "LeastGpus", "client_loads", "least_gpus", "replica_plans"]
-
 
 MAX_SIZE: Final = 2**20
 """Most tokens or requests that a step holds."""
@@ -104,27 +100,7 @@ def replica_plans(
     *,
     running: float | None = None,
 ) -> tuple[list[StepPlan], dict[int, str]]:
-    """Compile the plans of one replica, and say which there cannot be.
-
-    Parameters
-    ----------
-    model, gpu, tables, options
-        Of :func:`fastroof.compile_plan`.
-    tp : sequence of int
-        GPUs that the replica may be split over.
-    running : number, optional
-        Requests that run at once at most; by default the engine's.
-
-    Returns
-    -------
-    list of StepPlan, dict of int to str
-        Those whose weights fit, and why the other tp are not among them.
-
-    Raises
-    ------
-    PlanError
-        If there is no plan at all.
-    """
+    """Compile the plans of one replica, and say which there cannot be."""
     plans: list[StepPlan] = []
     refused = {}
     for size in tp:

@@ -13,21 +13,11 @@ from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.arena import verification_arena
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.plan.verification import verification_arena
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
-
-__all__ = [
-    "MTP",
-    "SpeculatedPlan",
-    "SpeculativeDecoding",
-    "acceptance_length",
-    "made_from",
-    "mtp_draft",
-    "speculated",
-]
 
 
 @dataclass(frozen=True)
@@ -98,21 +88,7 @@ class SpeculativeDecoding:
 
 
 class SpeculatedPlan(NamedTuple):
-    """A plan as the loops of serving read it.
-
-    Attributes
-    ----------
-    plan : StepPlan
-        The target's.
-    arena : ndarray of float64
-        The plan's, with what verifying and drafting need.
-    tokens : int
-        Tokens that a request has in a step.
-    draft : StepPlan or None
-        The plan of what drafts.
-    draft_weight_bytes : int
-        Weights that drafting adds on one GPU.
-    """
+    """A plan as the loops of serving read it."""
 
     plan: StepPlan
     arena: Floats
@@ -135,16 +111,7 @@ class SpeculatedPlan(NamedTuple):
         return PlanMemory(0, held, 0, 0, 0, window, sum(within), state)
 
     def memory(self, memory: PlanMemory | None = None, *, max_seqs: float | None = None) -> PlanMemory:
-        """One GPU's memory with the draft in it: its weights and cache leave less room.
-
-        Parameters
-        ----------
-        memory : PlanMemory, optional
-            The target's alone, if it is another than its plan's.
-        max_seqs : number, optional
-            Requests that run at once at most; fewer than its engine's leave more room, where it reserves
-            memory to sample for them.
-        """
+        """One GPU's memory with the draft in it: its weights and cache leave less room."""
         if memory is None:
             engine = self.plan.engine
             is_own = max_seqs is None or max_seqs >= engine.scheduling.max_num_seqs
@@ -222,17 +189,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
 
 
 def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:
-    """Lay a plan out for the loops of serving.
-
-    Raises
-    ------
-    BatchError
-        If the speculation is none.
-    PlanError
-        If the draft is of another GPU, or on more of them.
-    PlanRangeError
-        If the draft's steps are smaller than the plan's.
-    """
+    """Lay a plan out for the loops of serving."""
     plan = plan.paced
     if speculation is None:
         return SpeculatedPlan(plan, plan.arena)

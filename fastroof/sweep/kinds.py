@@ -11,11 +11,9 @@ from fastroof.documents import parse_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
-from fastroof.sweep.spec_values import read_values, validated
+from fastroof.sweep.spec import read_values, validated
 from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
 from fastroof.sweep.units import WorkUnit
-
-__all__ = ["Spec", "Summary", "load_spec", "sweep_of", "work_units"]
 
 Spec = StepSpec | DeploymentSpec | CapacitySpec
 """What a sweep is made from, of whichever kind."""

@@ -22,12 +22,12 @@ from fastroof.engines import (
     load_engine,
     serving_engines,
 )
-from fastroof.engines.versions import holds_for
+from fastroof.engines.values import holds_for
 from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
-from fastroof.plan.kernel_sources import kernel_sources
+from fastroof.plan.plan_facts import kernel_sources
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(

@@ -14,10 +14,9 @@ from fastroof.models import DenseModel, Layout, ModelSpec, load_model
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.families.registry import FAMILIES, MODEL_TYPES
-from fastroof.models.layers import LayerKind
-from fastroof.models.mamba import Mamba2
-from fastroof.models.skipped import NoAttention, NoMlp
-from fastroof.models.stages import stages_of
+from fastroof.models.layers import LayerKind, NoAttention, NoMlp
+from fastroof.models.linear_attention import Mamba2
+from fastroof.models.spec import stages_of
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Experts, Gemm, Parallel
 from tests.reference import families
 from tests.reference.checkpoints import (

@@ -11,11 +11,11 @@ import pytest
 import fastroof
 from fastroof.errors import ModelError, PlanError
 from fastroof.models import LayerKind, Layout, ModelSpec, load_model
-from fastroof.models.attention_residuals import AttentionResiduals
 from fastroof.models.execution import Execution
 from fastroof.models.latent import LatentAttention
 from fastroof.models.linear_attention import DeltaRule, GatedDeltaNet, KimiDeltaAttention
 from fastroof.models.named import preset_config
+from fastroof.models.residuals import AttentionResiduals
 from fastroof.operators.calls import AllReduce, Elementwise, Gemm, MixerCall
 from fastroof.operators.linear_attention import GDN
 from fastroof.serving import SpeculativeDecoding, estimate

@@ -19,7 +19,7 @@ from fastroof.models.named import preset_config
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.report import draw_mfu, draw_roofline, draw_step, save_figure
 from fastroof.report.plots import _spread
-from fastroof.report.roofline_plot import kernel_clouds
+from fastroof.report.rooflines import kernel_clouds
 from fastroof.report.step_plot import step_stack
 
 mpl = pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")

@@ -15,8 +15,8 @@ import pytest
 import fastroof
 from fastroof.errors import BatchError, FastroofError
 from fastroof.report.html import write_simulation_report
-from fastroof.report.html.simulation_charts import cumulative, requests_over_time
-from fastroof.simulation.disaggregated_simulation import simulate_disaggregated
+from fastroof.report.html.simulation_page import cumulative, requests_over_time
+from fastroof.simulation.disaggregated import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation

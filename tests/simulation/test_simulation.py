@@ -13,14 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import fastroof
-from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS
+from fastroof.compiled.simulation.state import GAP_BINS, SERIES_BINS
 from fastroof.errors import BatchError, FastroofError, SimulationError
-from fastroof.simulation.engine import run_engine
-from fastroof.simulation.outcomes import SERIES, Outcomes
-from fastroof.simulation.percentiles import GAP_ERROR
-from fastroof.simulation.run_notes import queue_growth
+from fastroof.simulation.engine import SERIES, Outcomes, run_engine
+from fastroof.simulation.requests import GAP_ERROR
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.simulation import Simulation
+from fastroof.simulation.simulation import Simulation, queue_growth
 from fastroof.simulation.step_range import step_error
 from fastroof.simulation.trace import Trace
 

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from fastroof import SweepError
 from fastroof.sweep import Shard, WorkUnit, load_spec, merge_shards, run_sweep, work_units
-from fastroof.sweep.identity import differences
-from fastroof.sweep.shard_files import ShardFile
-from fastroof.sweep.shards import shard_units
-from fastroof.sweep.unit_rows import rows_by_unit, tagged_rows
+from fastroof.sweep.results import differences
+from fastroof.sweep.shards import ShardFile, rows_by_unit, shard_units, tagged_rows
 from fastroof.sweep.units import PlanKey
 
 DEPLOYMENTS: dict[str, Any] = {

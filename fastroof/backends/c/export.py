@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fastroof.atomic_files import write_errors, write_files
 from fastroof.backends.c.library import (
     LIBRARY,
     LINK,
@@ -20,7 +21,6 @@ from fastroof.backends.c.licence import licence_bytes, with_licence_line
 from fastroof.backends.c.objects import object_code
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.errors import BackendError
-from fastroof.whole_files import write_errors, write_files
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

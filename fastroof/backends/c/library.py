@@ -13,7 +13,7 @@ from typing import Final
 
 from fastroof._version import __version__
 from fastroof.backends.c.objects import FUNCTIONS
-from fastroof.compiled.c_steps import ABI_VERSION
+from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
 
 __all__ = ["LIBRARY", "LINK", "PKG_CONFIG", "find_linker", "link_library", "pkg_config_text"]

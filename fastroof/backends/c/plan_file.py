@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
+from fastroof.atomic_files import write_output
 from fastroof.backends.c.plan_parts import Body, facts_of, verification_part
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.checks import shown, whole_number
 from fastroof.compiled import plan_files as loops
-from fastroof.compiled import plan_parts as parts
+from fastroof.compiled import plan_files as parts
 from fastroof.compiled import steps
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
-from fastroof.plan.finite_arenas import check_arena
-from fastroof.whole_files import write_output
+from fastroof.plan.arena import check_arena
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

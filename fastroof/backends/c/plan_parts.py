@@ -1,4 +1,4 @@
-"""What a plan file holds beside its plan, laid out as :mod:`fastroof.compiled.plan_parts` reads it."""
+"""What a plan file holds beside its plan, laid out as :mod:`fastroof.compiled.plan_files` reads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.compiled import plan_parts as parts
+from fastroof.compiled import plan_files as parts
 from fastroof.compiled import verification as loops
 from fastroof.simulation.disaggregated import whole_kv_bytes
 

@@ -36,9 +36,8 @@ from starlette.routing import Route
 from fastroof.backends.serve.answer import ServedPlans, as_refusal
 from fastroof.backends.serve.http_calls import Call, Calls
 from fastroof.backends.serve.http_metrics import METRICS_TYPE, ServeMetrics
-from fastroof.backends.serve.http_openapi import JSON_LINES, LINES_TYPES, openapi_document
+from fastroof.backends.serve.http_openapi import JSON_LINES, JSON_TYPE, LINES_TYPES, openapi_document
 from fastroof.backends.serve.http_requests import (
-    JSON_TYPE,
     LET_IN,
     Bodies,
     Refused,

@@ -27,7 +27,8 @@ from uvicorn.server import ServerState
 
 from fastroof.backends.serve.connections import NONE_LEFT, Connections, Standing, peer_of
 from fastroof.backends.serve.http_framing import framing_fault
-from fastroof.backends.serve.http_requests import ASKS, CUT, JSON_TYPE, LET_IN
+from fastroof.backends.serve.http_openapi import JSON_TYPE
+from fastroof.backends.serve.http_requests import ASKS, CUT, LET_IN
 from fastroof.backends.serve.messages import error_reply, write_reply
 from fastroof.backends.serve.process import DRAIN_S, wait_while
 from fastroof.errors import BackendError

@@ -11,7 +11,7 @@ from fastroof.backends.serve.json_values import floats_for_json, for_json
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
-from fastroof.run.arrays import int_array
+from fastroof.run.batch import int_array
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.limits import ServeLimits

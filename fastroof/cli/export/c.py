@@ -12,8 +12,6 @@ from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
 from fastroof.command_group import warn
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""\b
 Examples:
   fastroof export c llama-3.1-8b -o step && cd step && cc -O2 example.c fastroof_step.o -o example
@@ -54,10 +52,7 @@ def c(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write plans for C, Go, Rust: plan files, a header, an object file.
-
-    The code is compiled from the loops that answer in Python, and gives the same bits.
-    """
+    """Write plans for C, Go, Rust: plan files, a header, an object file."""
     from fastroof.backends.c import export_c
 
     named = named_plans(plans, gpu, tables, source)

@@ -10,10 +10,8 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
-from fastroof.cli.written_sizes import parse_sizes
+from fastroof.cli.workload_options import parse_sizes
 from fastroof.units import GB
-
-__all__ = ["register"]
 
 EPILOG: Final = f"""{PLANS_HELP}
 \b
@@ -64,11 +62,7 @@ def llm_d(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write a configuration of llm-d-inference-sim that is as fast as a plan.
-
-    Its time to first token, its time between tokens and their factor under load are fitted to the plan; the
-    file says over which range, and how far off the simulator's formula is there.
-    """
+    """Write a configuration of llm-d-inference-sim that is as fast as a plan."""
     from fastroof.backends.llm_d import export_llm_d, fit_llm_d, fit_words
 
     (compiled,) = named_plans([plan], gpu, tables, source).values()

@@ -11,8 +11,6 @@ from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:
@@ -62,11 +60,7 @@ def llmservingsim(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from.
-
-    Steps of decodes, of prompts and of both add up to the plan's times; those of a runtime that holds steps
-    with prompts at a floor nearly do.
-    """
+    """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from."""
     from fastroof.backends.llmservingsim import export_llmservingsim, left_out
     from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
 

@@ -11,8 +11,6 @@ from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_w
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
 
-__all__ = ["register"]
-
 EPILOG: Final = f"""\b
 Examples:
   fastroof export splitwise-sim llama-2-70b,tp=8 --kv-len 2048 --model-name llama2-70b -o perf_model.csv
@@ -50,10 +48,7 @@ def splitwise_sim(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write a plan as the CSV of splitwise-sim.
-
-    Times of a prompt, and of a step of decodes, by the tokens of a batch.
-    """
+    """Write a plan as the CSV of splitwise-sim."""
     from fastroof.backends.splitwise_sim import splitwise_errors, write_splitwise_table
 
     [(name, compiled)] = named_plans([plan], gpu, tables, source).items()

@@ -9,9 +9,7 @@ from typing import Final
 
 from fastroof.engines.launch import sglang, trtllm, vllm
 from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
-from fastroof.engines.versions import holds_for
-
-__all__ = ["EngineCommands", "engine_commands"]
+from fastroof.engines.values import holds_for
 
 
 @dataclass(frozen=True)

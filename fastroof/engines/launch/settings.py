@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["MTP", "BenchmarkLoad", "Command", "LaunchSettings"]
-
 MTP: Final = "mtp"
 """A draft by a layer of the model itself."""
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastroof.models.compressed import CSA, HCA, CompressedAttention, CompressedWidths, measured_as
+from fastroof.models.compressed import CompressedAttention, CompressedWidths, measured_as
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
-from fastroof.models.hyper_connections import HyperConnections
 from fastroof.models.layers import LayerKind
-
-__all__ = ["FAMILIES"]
+from fastroof.models.residuals import HyperConnections
+from fastroof.operators.widths import CSA, HCA
 
 _NAMES: Final = {CSA: "csa", HCA: "hca", 0: "windowed"}
 

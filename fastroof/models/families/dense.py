@@ -10,8 +10,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES", "QWEN3_HEAD_DIM", "qwen_windows"]
-
 QWEN3_HEAD_DIM: Final = 128
 """What a Qwen3 file without ``head_dim`` means."""
 

@@ -15,8 +15,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 
-__all__ = ["FAMILIES"]
-
 _EVERY: Final = 6
 _HEAD_DIM: Final = 256
 _FULL_HEAD_DIM: Final = 512

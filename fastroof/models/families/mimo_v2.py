@@ -11,8 +11,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES"]
-
 
 def _layers(fields: Fields) -> list[LayerKind]:
     num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")

@@ -12,8 +12,6 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import GatedDeltaNet
 from fastroof.models.mlp import GatedMlp, Mlp
 
-__all__ = ["FAMILIES"]
-
 _LINEAR: Final = "linear_attention"
 _EVERY: Final = 4
 

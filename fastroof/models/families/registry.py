@@ -16,8 +16,6 @@ from fastroof.models import families as package
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
 
-__all__ = ["FAMILIES", "MODEL_TYPES", "family_of"]
-
 
 def _every_family() -> tuple[Family, ...]:
     names = (m.name for m in pkgutil.iter_modules(package.__path__) if not __name__.endswith(f".{m.name}"))
@@ -36,20 +34,7 @@ MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 def family_of(fields: Fields) -> tuple[Family, str]:
-    """The family of a config.json, and the class that it is served as.
-
-    Parameters
-    ----------
-    fields : Fields
-        Of the whole file: of a wrapper, not of the text model in it.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If no family has this ``model_type``, or it names a class that its family is not served as.
-    ModelError
-        If it says neither.
-    """
+    """The family of a config.json, and the class that it is served as."""
     model_type, architectures = fields.text("model_type"), fields.texts("architectures")
     if model_type is None and architectures:
         named = (t for t, f in MODEL_TYPES.items() if set(f.classes[t]).intersection(architectures))

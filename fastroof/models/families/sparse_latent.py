@@ -18,8 +18,6 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 from fastroof.models.sparse import SparseLatentAttention
 
-__all__ = ["FAMILIES"]
-
 _INDEXED, _SHARED = "full", "shared"
 _DENSE, _SPARSE = "dense", "sparse"
 _ROUTER_DTYPES: Final = (None, "float32", "bfloat16")

@@ -9,17 +9,20 @@ from typing import Any, Final
 
 from fastroof.errors import ModelError
 from fastroof.file_access import is_file
-from fastroof.models.checkpoint import Checkpoint
-from fastroof.models.execution import Formats
+from fastroof.models.execution import Checkpoint, Formats
 from fastroof.models.hf import CONFIG_FILE, Fields, read_config
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import Layout
 from fastroof.models.quantisation.methods import read_quantisation
-from fastroof.models.quantisation.names import HEAD_NAMES, MODULE_NAMES, ModuleNames, layer_module_names
-from fastroof.models.quantisation.scheme import Group, Quantisation
+from fastroof.models.quantisation.scheme import (
+    HEAD_NAMES,
+    MODULE_NAMES,
+    Group,
+    ModuleNames,
+    Quantisation,
+    layer_module_names,
+)
 from fastroof.models.spec import ModelSpec
-
-__all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised", "read_hf_quant"]
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Fields of a config.json that say how its weights are stored."""
@@ -122,8 +125,8 @@ def quantised(
         after group. Layers that differ in their formats alone become kinds of their own.
     module_names : mapping, optional
         What the modules of a layer are called where it is something else than in
-        :data:`fastroof.models.quantisation.names.MODULE_NAMES`, by the role of their call, behind the layer's
-        own name: ``{"experts": ("experts",)}``; no names: never quantised.
+        :data:`fastroof.models.quantisation.scheme.MODULE_NAMES`, by the role of their call, behind the
+        layer's own name: ``{"experts": ("experts",)}``; no names: never quantised.
     where : str
         What errors call the file.
 

@@ -11,11 +11,9 @@ from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch import BenchmarkLoad, Command, EngineCommands, LaunchSettings, engine_commands
 from fastroof.models import TP_SIZES, load_model
-from fastroof.models.published import Published, published_checkpoint
+from fastroof.models.load import Published, published_checkpoint
 from fastroof.sweep.best import Choice
 from fastroof.sweep.deployments import DeploymentSpec
-
-__all__ = ["Deployment", "TokenPrice", "deployment_of"]
 
 ROOM_TRUSTED: Final = 0.9
 """Share of the estimated room for KV cache that the longest sequence may take: an engine that finds less room

@@ -16,7 +16,7 @@ import pytest
 import fastroof
 from fastroof.backends.c import export_c, library, licence
 from fastroof.backends.c.objects import FUNCTIONS, object_code
-from fastroof.compiled.c_steps import ABI_VERSION
+from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
 from tests.reference.compilers import find_compiler
 

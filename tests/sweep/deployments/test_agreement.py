@@ -18,7 +18,7 @@ from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.evidence.calibration import write_profile
+from fastroof.serving.evidence.profile_file import write_profile
 from fastroof.serving.speculation import speculated
 from fastroof.sweep import best_deployments, load_spec, run_sweep
 

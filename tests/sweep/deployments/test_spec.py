@@ -14,10 +14,10 @@ import pytest
 from fastroof.errors import SweepError
 from fastroof.ranges import expand_reals
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
+from fastroof.sweep.best import nearest_spec
 from fastroof.sweep.deployments import spec as spec_module
-from fastroof.sweep.deployments.layouts import Layout, layouts, num_layouts
-from fastroof.sweep.nearest import nearest_spec
-from fastroof.sweep.spec_values import count_problem
+from fastroof.sweep.deployments.spec import Layout, layouts, num_layouts
+from fastroof.sweep.spec import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
