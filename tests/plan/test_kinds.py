@@ -85,6 +85,7 @@ def two(h100: Tables) -> StepPlan:
     return compile_plan(TWO, "h100", h100, **LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @settings(max_examples=25, deadline=None)
 @given(
