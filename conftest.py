@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-CASES = 6
+CASES = 4
 """Number of cases of a parametrized test that a plain `pytest` runs."""
 
 

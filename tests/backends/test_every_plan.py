@@ -121,6 +121,7 @@ def by_sglang(plan: StepPlan, _: str, batch: StepBatch) -> list[float]:
 ROUTES: dict[str, Ask] = {"scalar": by_scalar, "numba": by_numba, "JSON lines": by_json, "SGLang": by_sglang}
 
 
+@pytest.mark.slow
 @KIND
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_route_has_the_plans_bits(

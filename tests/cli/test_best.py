@@ -132,6 +132,7 @@ def test_options_repeat() -> None:
             assert {row[column] for row in rows} == values
 
 
+@pytest.mark.slow
 def test_files_are_written_and_named(tmp_path: Path) -> None:
     text = good(*ASKED, "--save", str(tmp_path / "out"))
     names = {path.name for path in (tmp_path / "out").iterdir()}

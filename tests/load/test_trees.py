@@ -169,6 +169,7 @@ def test_two_decimals_do_not_hide_the_peak(infersim: Path) -> None:
     assert finding.peak_flops_per_s == pytest.approx(148e12, rel=0.01)
 
 
+@pytest.mark.slow
 def test_sources_are_named_after_the_tree(infersim: Path, roofline_v2: Path) -> None:
     assert set(load_tree(infersim, "H20").sources.values()) == {"infersim"}
     tables = load_tree(roofline_v2)

@@ -105,6 +105,7 @@ def own_source(folder: Path, factor: float = 1.0, *, whole: bool = False) -> Non
 # -- the five ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hf_quant_config_next_to_a_named_config_is_seen(shell: Shell) -> None:
     config = fp8_config(shell.folder, "mine-config.json")
     words = ("--model", str(config))

@@ -72,6 +72,7 @@ def test_gemm_is_the_naive_lookup(h100, gemm_points, banded_points, dtype, m, n,
     assert close(got.mfu, 2.0 * m * n * k / (expected * 1e-6 * h100.gpu.peak(dtype)))
 
 
+@pytest.mark.slow
 @given(m=sizes(20), n=sizes(18), k=sizes(18))
 def test_gemm_methods_are_the_naive_ones(h100, gemm_points, m, n, k):
     points, at = gemm_points("bf16"), (float(m), float(n), float(k))

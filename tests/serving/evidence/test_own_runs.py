@@ -164,6 +164,7 @@ def recorded_cluster(folder: Path, costs: StepCosts) -> None:
             (folder / f"c{clients}-{isl}-{osl}.json").write_text(json.dumps(result))
 
 
+@pytest.mark.slow
 def test_a_cluster_of_known_costs_comes_back(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA} --max-num-seqs 512")
@@ -225,6 +226,7 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
         assert "--runs" in f"{refused.exception} {refused.stderr}"
 
 
+@pytest.mark.slow
 def test_a_run_that_no_plan_holds_is_left_out(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     given = {"gpu": "h100", "engine": "vllm", "model": "llama-3.1-8b", "version": "0.12.0"}

@@ -250,6 +250,7 @@ def cells() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_no_row_of_the_sample_is_lost(cells: list[dict[str, str]]) -> None:
     whole = clean_sample(cells, SYSTEMS)
     assert len(cells) == 5221 == len(whole.rows) + whole.duplicates + sum(whole.refused.values())

@@ -43,6 +43,7 @@ def test_nothing_is_named_where_nothing_is_wrong(simulated: Simulated) -> None:
     assert counted["another named"] <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.7, 1.5])
 @pytest.mark.parametrize("kind", ["GEMMs, bf16", "communication", "decode attention, bf16 cache"])
 def test_the_kind_that_was_scaled_is_named(simulated: Simulated, kind: str, factor: float) -> None:

@@ -280,6 +280,7 @@ def test_rows_that_constants_were_fitted_to_are_marked(
     assert not any(row.fitted for row in run_validation(own, h100).rows)
 
 
+@pytest.mark.slow
 def test_unseen_rows_are_predicted_by_the_fit_without_their_model(
     unseen: Validation, rows: tuple[ServingRow, ...], h100: fastroof.Tables
 ) -> None:
@@ -346,6 +347,7 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["validate", *arguments], prog_name="fastroof")
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table(auto: Validation) -> None:
     done = command("--dataset", VLLM_70B, "--dataset", SINGLE, "--by", "tp")
     assert done.exit_code == 0, done.stderr
@@ -385,6 +387,7 @@ def test_json_and_csv(tmp_path: Path) -> None:
     assert found["groups"][0]["mape"] == pytest.approx(fmean(errors))
 
 
+@pytest.mark.slow
 def test_own_rows_and_steps(rows: tuple[ServingRow, ...], tmp_path: Path) -> None:
     mine = write_rows(
         tmp_path / "mine.csv", [replace(some(rows, VLLM_QWEN)[0], dataset="mine", aic_tpot_ms=math.nan)]
@@ -417,6 +420,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
     assert "nothing was judged" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -252,6 +252,7 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
     assert cut.ttft_ms < 0.5 * row["ttft_ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trtllm", "few", "vllm"])
 def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tables, engine: str) -> None:
     path = engine if engine in PACKAGED else str(write_profile(MADE[engine], tmp_path / "few.toml"))

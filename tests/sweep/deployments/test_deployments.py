@@ -182,6 +182,7 @@ def test_what_is_kept_by_default_holds_the_best(tmp_path: Path, objective: str, 
     assert len(found) == 1 <= len(rows) < every.rows
 
 
+@pytest.mark.slow
 def test_units_pickle_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 7)
     spec = load_spec({**LIMITED, "k": 2})
@@ -352,6 +353,7 @@ def test_a_small_share_of_the_cache_can_be_asked_for(tmp_path: Path) -> None:
     assert [row["concurrency"] for row in found] == [1.0]
 
 
+@pytest.mark.slow
 def test_engines_that_reserve_whole_outputs_run_fewer_requests(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 8000, "concurrency": 500, "keep": "all"}
     _, found = swept(tmp_path, {**spec, "runtime": ["vllm", "trtllm"]})
@@ -372,6 +374,7 @@ def test_price_makes_cost(tmp_path: Path) -> None:
         assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path) -> None:
     spec = {**SMALL, "osl": 1, "objective": "tokens_per_s_per_user"}
     for keep in ("best", "all"):
@@ -383,6 +386,7 @@ def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path
     assert several["all"] == several["best"][: len(several["all"])]
 
 
+@pytest.mark.slow
 def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
     alone = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "concurrency": 64, "keep": "all",
              "max_batched_tokens": 512}  # fmt: skip
@@ -394,6 +398,7 @@ def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
     assert same == row
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": [1, 8], "isl": [16, 8000], "osl": [1, 2, 500], "keep": "all",
             "concurrency": [1, 256], "runtime": "kernels"}  # fmt: skip
@@ -465,6 +470,7 @@ def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tab
     assert ahead["origin"] == ORIGINS[max(int(part.origin) for part in parts)]
 
 
+@pytest.mark.slow
 def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 2000, "osl": 20, "keep": "all", "concurrency": 64}
     bound = {}
@@ -476,6 +482,7 @@ def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path:
     assert bound == {0.001: "compute", 2.0: "memory"}
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_the_step_of_decodes(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": [1, 200], "concurrency": 1, "keep": "all"}
     one, more = swept(tmp_path, spec)[1]
@@ -553,6 +560,7 @@ def test_codes_are_in_the_order_of_their_names() -> None:
     assert evaluate.CODE_NAMES[closed_loops.TTFT : closed_loops.GPUS + 1] == rows._LIMIT_NAMES
 
 
+@pytest.mark.slow
 def test_a_million_scenarios_take_seconds(tmp_path: Path) -> None:
     spec = {
         "models": ["llama-3.1-8b", "qwen3-32b"],
