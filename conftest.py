@@ -10,6 +10,9 @@ import pytest
 CASES = 4
 """Number of cases of a parametrized test that a plain `pytest` runs."""
 
+FEW_FILES = 5
+"""Number of files up to which a `pytest` of files runs every case, in one process."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run slow tests and every case of parametrized ones")
@@ -19,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Return 0 where starting workers takes longer than the tests, or would disturb what they time."""
     option = config.option
-    few = bool(option.keyword) or option.collectonly or _names_files(config)
+    few = bool(option.keyword) or option.collectonly or _names_few_files(config)
     timed = _names_benchmarks(config) and not option.benchmark_disable
     return 0 if few or timed else None
 
@@ -33,15 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     if "slow" not in option.markexpr:
         left_out.update(item for item in items if item.get_closest_marker("slow"))
-    if not (option.keyword or _names_files(config) or _names_benchmarks(config)):
+    if not (option.keyword or _names_few_files(config) or _names_benchmarks(config)):
         left_out.update(_further_cases([item for item in items if item not in left_out]))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 
 
-def _names_files(config: pytest.Config) -> bool:
-    return any(name.partition("::")[0].endswith(".py") for name in config.args)
+def _names_few_files(config: pytest.Config) -> bool:
+    files = [name for name in config.args if name.partition("::")[0].endswith(".py")]
+    return len(files) == len(config.args) <= FEW_FILES
 
 
 def _names_benchmarks(config: pytest.Config) -> bool:
