@@ -138,7 +138,7 @@ def compare_case(
     plan = compile_plan(model, gpu, tables, **options)
     dtype = gemm_dtype(plan)
     with warnings.catch_warnings():
-        # it stands beside the measured one, so nobody takes it for that
+        # it stands next to the measured one, so it cannot be mistaken for it
         warnings.simplefilter("ignore", UserWarning)
         datasheet = compile_plan(model, gpu, None, **options)
     why_not = {

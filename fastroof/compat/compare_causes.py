@@ -45,7 +45,7 @@ ROOFLINE_V2: Final = (
     _v2("linear", "head_dim", "other_head_dim", "linear_head_dim_us",
         "it takes hidden / heads = {its_dim} for the head_dim, which is {own_dim}"),
     _v2("linear", "separate GEMMs", "always", "apart_us",
-        "q, k, v, gate and up are GEMMs of their own, where an engine fuses them into two"),
+        "q, k, v, gate and up are separate GEMMs; an engine fuses them into two"),
     _v2("linear", "TP scaling", "split", "linear_tp_us",
         "un-split GEMMs are timed and divided by tp = {tp}, whatever a GPU's own smaller GEMMs take"),
     _v2("attention", "causal factor", "causal", "causal_us",
@@ -187,7 +187,7 @@ DATASHEET: Final = (
 )  # fmt: skip
 
 CAUSES: Final = (*ROOFLINE_V2, *INFERSIM, *DATASHEET)
-"""Known causes, by method and in the order in which they are told."""
+"""Known causes, by method and in the order in which they are reported."""
 
 
 def differences(own: MethodTime, other: MethodTime, facts: Mapping[str, Any]) -> list[Difference]:

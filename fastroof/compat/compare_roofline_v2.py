@@ -1,4 +1,4 @@
-"""Roofline V2's column of a comparison, and the facts by which its differences are told."""
+"""Roofline V2's column of a comparison, and the facts that explain its differences."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def _gemm(tables: Tables, dtype: str = "bf16") -> dict[str, Array]:
 
 
 def _experts(tables: Tables, model: ComparedModel, experts: RoutedExperts, dtype: str) -> dict[str, Array]:
-    """Columns of InferSim's files of grouped GEMMs, in their order; none where no such layer was measured."""
+    """Columns of InferSim's files of grouped GEMMs, in their order; empty if no such layer was measured."""
     layer = (model.hidden, experts.intermediate, experts.topk, experts.num_experts)
     keys = tables.every_key("moe") if "moe" in tables.measured.tables else []
     parts = [np.empty((7, 0))]

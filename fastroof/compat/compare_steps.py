@@ -74,7 +74,7 @@ def gemm_dtype(plan: StepPlan) -> str:
 
 
 def infersim_world(model: ComparedModel, layout: Layout) -> int:
-    """GPUs that InferSim is told of: ranks of a dense model share nothing, those of experts do."""
+    """GPUs passed to InferSim: ranks of a dense model share nothing, those of experts do."""
     return layout.tp * layout.dp if model.experts else layout.tp
 
 
@@ -270,7 +270,7 @@ def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
 
 
 def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
-    """Facts by which the datasheet model's differences are told."""
+    """Facts that explain the datasheet model's differences."""
     measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
     assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
     facts: dict[str, Any] = {}

@@ -6,10 +6,10 @@ open is settled here as follows, by roofline V2's own conventions wherever it ha
 * FLOPs are V2's: seven GEMMs a layer of 2 m k n; attention 4 num_heads new_tokens context head_dim, where
   a chunk's context is progress + new_tokens and a decode's is progress; no LM head.
 * Bytes are V2's: the weights once a phase, activations, KV written and KV read with its discounts.
-* GEMM time and attention time add up, since attention has a peak of its own.
+* GEMM time and attention time add up, since attention has a separate peak.
 * tp divides FLOPs and bytes alike: decode by tp, prefill by tp^0.68. The bandwidth factor of prefill is
   1, and the MFU multipliers are 1.
-* No overhead is added, there is no floor, and a step without requests takes 0.
+* No overhead is added, no floor applies, and a step without requests takes 0.
 * ``bwEfficiencyFactor`` and ``perLayerOverhead`` of a hardware dict belong to V2 and have no effect.
 """
 
@@ -163,7 +163,7 @@ def step_us(
 def _phase(
     sizes: ModelSizes, phase: _Phase, progress: Longs, new_tokens: Longs, context: Longs, offsets: Longs
 ) -> tuple[Floats, Floats]:
-    """New tokens and seconds of one phase of every step; 0 where a step has no such requests."""
+    """New tokens and seconds of one phase of every step; 0 if a step has no such requests."""
     num_steps = len(offsets) - 1
     step = np.repeat(np.arange(num_steps), np.diff(offsets))
 
