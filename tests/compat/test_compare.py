@@ -83,6 +83,7 @@ def test_columns_are_the_methods_own(compared: Comparison, h100: fastroof.Tables
         assert found.time("infersim").total_us == pytest.approx(ms * 1e3, rel=1e-15)
 
 
+@pytest.mark.slow
 def test_every_difference_is_told_and_adds_up(compared: Comparison, h100: fastroof.Tables) -> None:
     case = case_of(compared, h100)
     for found in compared.steps:
@@ -223,6 +224,7 @@ def test_windows_are_refused_with_the_way_out(h100: fastroof.Tables) -> None:
     assert compare(model.with_full_attention(), "h100", tables=h100, decode=[(8, 4096)]).steps
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
     asked = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
     code, out, err = run(*asked, "--json")
@@ -256,6 +258,7 @@ def test_every_json_key_is_in_the_help() -> None:
     assert missing == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

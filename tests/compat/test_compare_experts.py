@@ -64,6 +64,7 @@ def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> tuple[Com
     return found, compare_case(model, h100.gpu, h100, steps, **options)
 
 
+@pytest.mark.slow
 def test_columns_are_the_methods_own(compared: tuple[Comparison, Case]) -> None:
     found, case = compared
     world = case.layout.tp * case.layout.dp

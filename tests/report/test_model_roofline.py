@@ -33,6 +33,7 @@ def plans(h100: fastroof.Tables) -> list[fastroof.StepPlan]:
     ]
 
 
+@pytest.mark.slow
 def test_steps_are_the_plans_own(plans: list[fastroof.StepPlan]) -> None:
     for plan in plans:
         *decodes, prefill = model_steps(plan, BATCHES, 4096, 8192)

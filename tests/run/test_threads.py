@@ -113,6 +113,7 @@ def exit_codes(method, plan, alone):
     return codes
 
 
+@pytest.mark.slow
 def test_a_plan_is_pickled_while_other_threads_call_it_first(plan, alone):
     for _ in range(5):
         shared = copy_of(plan)
@@ -130,6 +131,7 @@ def test_forked_children_call_the_plan_of_a_parent_that_used_threads(plan, alone
     assert exit_codes("fork", plan, alone) == [0, 0]
 
 
+@pytest.mark.slow
 @forks
 def test_children_are_forked_while_other_threads_call(plan, alone):
     done = threading.Event()
