@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-CASES = 4
+CASES = 3
 """Number of cases of a parametrized test that a plain `pytest` runs."""
 
 FEW_FILES = 5

@@ -104,6 +104,7 @@ def test_steps_add_up(exported: tuple[fastroof.StepPlan, Path], kind: str, mean:
     assert found.max() < most
 
 
+@pytest.mark.slow
 def test_measured_decodes_are_whole_nanoseconds(exported: tuple[fastroof.StepPlan, Path]) -> None:
     plan, folder = exported
     bundle = Bundle(folder, plan.tp)
@@ -114,6 +115,7 @@ def test_measured_decodes_are_whole_nanoseconds(exported: tuple[fastroof.StepPla
         assert abs(bundle.step_ns(step, layers) - own_us(plan, step) * 1e3) < 1.5 * (12 * layers + 4)
 
 
+@pytest.mark.slow
 def test_the_layers_are_those_of_the_catalogues(exported: tuple[fastroof.StepPlan, Path]) -> None:
     plan, folder = exported
     bundle = Bundle(folder, plan.tp)

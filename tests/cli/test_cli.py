@@ -101,6 +101,7 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert not any(line.endswith("...") for line in shown), "a short help does not fit its line"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [(), ("lookup",), ("tables", "import"), ("plot",)])
 def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
     assert good(*group) == good(*group, "--help")

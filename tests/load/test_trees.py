@@ -73,6 +73,7 @@ def naive_rows(path: Path) -> list[list[str]]:
         return [cells for cells in csv.reader(file) if cells and cells[-2].replace(".", "").isdigit()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "gpu"),
     [("infersim_bench_data", "h20"), ("infersim_bench_data", "h800"), ("h100_roofline_v2", None)],

@@ -18,6 +18,7 @@ LIMITS = {"max_tokens": 256, "max_seqs": 64}
 MODEL = load_model("qwen3-235b-a22b")
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize(
     ("layout", "options"),

@@ -405,6 +405,7 @@ def test_command_errors(arguments: tuple[str, ...], said: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_report_needs_no_extra(deployed: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['plotly'] = sys.modules['matplotlib'] = None; from fastroof.cli import app; "

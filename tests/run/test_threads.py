@@ -125,6 +125,7 @@ def test_a_plan_is_pickled_while_other_threads_call_it_first(plan, alone):
             assert all(copy.exception() is None for copy in copies)
 
 
+@pytest.mark.slow
 @forks
 def test_forked_children_call_the_plan_of_a_parent_that_used_threads(plan, alone):
     assert every_call(plan, 4) == alone

@@ -121,6 +121,7 @@ def test_what_no_sweep_made_is_named_and_nothing_is_removed(output: Path, way: A
     assert tree(parts_folder(output)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 def test_a_folder_or_pipe_within_is_refused_and_not_waited_for(output: Path, way: Any) -> None:
     inside = parts_folder(output)

@@ -127,6 +127,7 @@ def test_what_was_an_error_may_be_none_now(tmp_path: Path) -> None:
     assert store.plan(view, SIZES).plan.model.num_layers == 32
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("gpu", ["h100", str(bench_data_root() / "h100")], ids=["name", "path"])
 def test_tables_that_appear_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:

@@ -65,6 +65,7 @@ def test_the_first_run_has_the_models_of_the_other_grids(default: Grid) -> None:
         assert vars(model) == vars(others[model.name]) | {"tp": (1, 2, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", grid_names())
 def test_every_point_has_its_schema_and_comes_once(name: str) -> None:
     grid = load_grid(name)
@@ -81,6 +82,7 @@ def test_every_point_has_its_schema_and_comes_once(name: str) -> None:
     assert {point.group for point in points} <= {group.name for group in grid.groups}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", grid_names())
 def test_three_sentinels_a_gemm_a_copy_and_a_decode(name: str) -> None:
     sentinels = load_grid(name).sentinels()

@@ -68,6 +68,7 @@ def assert_rows_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]
             assert row[name] == pytest.approx(truth[name], rel=1e-12), name
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any]]) -> None:
     summary, found = swept(tmp_path, {**LIMITED, "keep": "all"})
@@ -82,6 +83,7 @@ def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
     assert summary.rows == len(there)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_prompts_that_an_engine_does_not_cut_are_counted(tmp_path: Path) -> None:
     spec = {"models": ["llama-3.1-8b"], "tp": [1], "osl": [20], "concurrency": [1], "total_gpus": [1]}
@@ -122,6 +124,7 @@ def test_the_best_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
         assert {row["ttft_ms"] for row in summary.best} == {row["ttft_ms"] for row in first}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", [["model"], pytest.param(["isl", "mode"], marks=pytest.mark.loops)])
 def test_fronts_equal_the_naive_ones(
     tmp_path: Path, h100: Tables, monkeypatch: pytest.MonkeyPatch, per: list[str]
@@ -206,6 +209,7 @@ def test_units_pickle_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sweep.ordered(sweep.reduced(pa.concat_tables(parts))).to_pylist() == swept_rows
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
     spec = {**LIMITED, "per": ["mode", "isl", "total_gpus"], "histogram": True, "keep": "all"}
@@ -225,6 +229,7 @@ def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
     assert sum(seen.values()) == summary.feasible
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
 def test_a_request_rate_is_made_by_the_clients_that_it_needs(
@@ -251,6 +256,7 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
     assert all(row["concurrency"] < 1 for row in alone)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize(("isl", "runtime"), [(500, "vllm"), (4000, "vllm"), (4000, "trtllm")])
 def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int, runtime: str) -> None:
@@ -285,6 +291,7 @@ def test_disaggregated_workers_make_a_rate_too(tmp_path: Path) -> None:
         assert row["origin"] == "modelled"
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("is_chunked", [True, False])
 def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_context(
@@ -330,6 +337,7 @@ def test_more_replicas_than_clients_are_idle_some_of_the_time(tmp_path: Path) ->
     assert (two["effective_concurrency"], four["effective_concurrency"]) == (2.0, 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_what_cannot_be_is_counted_by_reason(tmp_path: Path) -> None:
     spec = {"models": ["qwen2.5-7b", "llama-3.1-70b"], "tp": [1, 8], "isl": [1000, 40_000], "osl": 100,

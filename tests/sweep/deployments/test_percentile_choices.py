@@ -137,6 +137,7 @@ def test_equals_keep_their_order_and_misses_come_after() -> None:
     assert ranked_anew(capacities, [1.0, 1.0, 9.0, 1.0], [20.0] * 4) == [2, 0, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runners_up", "simulated"), [(0, 8), (4, 10)])
 def test_twice_as_many_as_are_returned_are_simulated_and_eight_at_least(
     runners_up: int, simulated: int, monkeypatch: pytest.MonkeyPatch
