@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_steps_of_a_mixture_of_experts_are_near():
     stepped = list(stepped_cases([StepCase("mistralai/Mixtral-8x7B-v0.1", "h100", "vllm", Layout(2))]))
     assert [one.step for one in stepped] == list(STEPS)
@@ -45,6 +46,7 @@ def test_cases_are_of_several_models_gpus_and_engines():
     assert {case.engine for case in CASES} == {"vllm", "sglang", "trtllm-1.1"}
 
 
+@pytest.mark.slow
 def test_large_expert_parallelism_sends_and_computes_alike():
     """Of 61 layers it sends for all, where the first three have no experts: 58."""
     case = StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=8, ep=8), "fp8", True)

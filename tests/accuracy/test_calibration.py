@@ -243,6 +243,7 @@ def test_a_host_beside_the_gpu_is_a_maximum():
     assert fit_costs(times, np.ones(60), Form(tuple(costs))) == pytest.approx(costs, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_is_left_out_has_no_say_in_the_form_either(split):
     """Whatever its rows hold: the choice, the kernels and the costs without it are the same."""
@@ -376,6 +377,7 @@ def test_intervals_cover_the_truth():
     assert 40 <= covered <= 50
 
 
+@pytest.mark.slow
 def test_intervals_are_repeatable_and_honest_about_too_little():
     form, labels = FORMS["trtllm"], made_labels(48)
     times = made_times(48, step_us=600.0, prefill_floor_layer_us=900.0)
@@ -470,6 +472,7 @@ def test_runs_that_waited_to_be_admitted_are_not_fitted(rows):
     assert not is_limited_by_admission(replace(waited, ttft_ms=math.nan))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm-0.12", "trtllm", "sglang"])
 def test_the_fit_predicts_what_estimates_say(rows, h100, engine):
     """The composition of the steps does not depend on their costs: fitting it once is enough."""
@@ -542,6 +545,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_prints_costs_and_errors():
     text = run("--engine", "vllm-0.12", "--bootstrap", "20")
     assert "% standard error on models that a fit did not see" in text
@@ -550,6 +554,7 @@ def test_the_command_prints_costs_and_errors():
         assert words in text
 
 
+@pytest.mark.slow
 def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
     mine = [row for row in rows if row.dataset == "vllm-0.12.0-qwen3-32b-bf16"][::3]
     path, output = write_rows(tmp_path / "my rows.csv", mine), tmp_path / "mine.toml"

@@ -97,6 +97,7 @@ def test_what_another_has_as_one_is_compared_as_one(names: list[str], mixing: bo
     assert whole.part("linear", "gate_up") == ("experts" if mlp else "linear")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
 )

@@ -144,6 +144,7 @@ def installed_sample() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", SAMPLE_GPUS)
 def test_the_sample_is_the_packages(gpu: str) -> None:
     installed_sample()

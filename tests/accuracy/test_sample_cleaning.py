@@ -250,6 +250,7 @@ def cells() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_no_row_of_the_sample_is_lost(cells: list[dict[str, str]]) -> None:
     whole = clean_sample(cells, SYSTEMS)
     assert len(cells) == 5221 == len(whole.rows) + whole.duplicates + sum(whole.refused.values())
@@ -268,6 +269,7 @@ def test_no_row_of_the_sample_is_lost(cells: list[dict[str, str]]) -> None:
         assert len(rows) + sum(entry.rows for entry in left_out) == in_file
 
 
+@pytest.mark.slow
 def test_every_run_can_be_laid_out(cells: list[dict[str, str]]) -> None:
     for row in clean_sample(cells, SYSTEMS).rows:
         assert row.engine in serving_engines()

@@ -91,6 +91,7 @@ def test_time_to_first_token_is_within_the_target(unseen: Validation, dataset: s
     assert found.mape <= found.aic_mape
 
 
+@pytest.mark.slow
 def test_what_engines_add_matters(auto: Validation, h100: fastroof.Tables) -> None:
     kernels = groups(run_validation(None, h100, runtime="kernels"))
     for key, found in groups(auto).items():
@@ -265,6 +266,7 @@ def test_one_data_set_by_its_name(h100: fastroof.Tables) -> None:
     assert {row.dataset for row in run_validation(SINGLE, h100).rows} == {SINGLE}
 
 
+@pytest.mark.slow
 def test_the_same_report_each_time(auto: Validation, h100: fastroof.Tables) -> None:
     assert repr(run_validation(None, h100)) == repr(auto)
 
@@ -348,6 +350,7 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["validate", *arguments], prog_name="fastroof")
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table(auto: Validation) -> None:
     done = command("--dataset", VLLM_70B, "--dataset", SINGLE, "--by", "tp")
     assert done.exit_code == 0, done.stderr
@@ -362,6 +365,7 @@ def test_the_command_prints_a_table(auto: Validation) -> None:
     assert f"3  ttft of {VLLM_70B}: the KV cache is full" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_gave_the_front_end(auto: Validation) -> None:
     done = command()
     assert done.exit_code == 0, done.stderr
@@ -386,6 +390,7 @@ def test_json_and_csv(tmp_path: Path) -> None:
     assert found["groups"][0]["mape"] == pytest.approx(fmean(errors))
 
 
+@pytest.mark.slow
 def test_own_rows_and_steps(rows: tuple[ServingRow, ...], tmp_path: Path) -> None:
     mine = write_rows(
         tmp_path / "mine.csv", [replace(some(rows, VLLM_QWEN)[0], dataset="mine", aic_tpot_ms=math.nan)]
@@ -418,6 +423,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
     assert "nothing was judged" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -76,6 +76,7 @@ def report(h100: fastroof.Tables) -> SampleValidation:
 # -- nothing is lost -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_run_is_represented_or_has_a_reason(report: SampleValidation) -> None:
     known = len(few_rows("h100").rows) + len(few_rows("b300").rows)
     assert report.runs == known == report.represented + sum(report.left_out.values())
@@ -88,6 +89,7 @@ def test_every_run_is_represented_or_has_a_reason(report: SampleValidation) -> N
     assert len({(time.dataset, time.row) for time in per_token}) == report.represented
 
 
+@pytest.mark.slow
 def test_one_gpu_and_all_say_the_same(report: SampleValidation, h100: fastroof.Tables) -> None:
     alone = run_validation(few_rows("h100"), h100)
     (together,) = report.gpus

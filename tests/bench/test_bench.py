@@ -67,6 +67,7 @@ def refused(*arguments: str) -> str:
 # -- workloads -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ("command", "import")])
 def test_workload_runs_and_agrees(setup: Setup, name: str) -> None:
     workload = WORKLOADS[name](setup)
@@ -278,6 +279,7 @@ def test_command_prints_machine_and_table() -> None:
         assert word in out
 
 
+@pytest.mark.slow
 def test_command_prints_json_as_all_others_do(tmp_path: Path) -> None:
     plot = tmp_path / "bench.png"
     code, out, err = run(
@@ -299,6 +301,7 @@ def test_command_prints_json_as_all_others_do(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_command_looks_every_table_up(h100: fastroof.Tables) -> None:
     code, out, err = run("lookup", "--quick", "--repeat", "1")
     assert (code, err) == (0, "")

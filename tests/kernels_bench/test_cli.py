@@ -104,6 +104,7 @@ def test_a_run_on_the_cpu_loads_and_every_lookup_comes_back_exactly(measured: Pa
     assert sum(t.num_rows for t in tables.measured.tables.values()) == len(rows)
 
 
+@pytest.mark.slow
 def test_nobody_can_mistake_it_for_a_gpu(measured: Path) -> None:
     provenance = tomllib.loads((measured / "kernels_bench" / "provenance.toml").read_text())
     assert provenance["gpu"] == "cpu"
@@ -502,6 +503,7 @@ def loaded(code: str, *arguments: str) -> set[str]:
     return set(python("-c", code, *arguments).stdout.rpartition("LOADED")[2].split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"]])
 def test_commands_load_nothing_heavy(arguments: Sequence[str]) -> None:
     code = (
@@ -516,6 +518,7 @@ def test_commands_load_nothing_heavy(arguments: Sequence[str]) -> None:
     assert modules.isdisjoint(HEAVY - ({"pydantic"} if TYPER_NEEDS_PYDANTIC else set()))
 
 
+@pytest.mark.slow
 def test_no_module_of_ours_loads_pydantic_or_anything_heavy() -> None:
     # Files of kernels written in Triton are loaded when one is measured.
     code = (
@@ -541,6 +544,7 @@ def test_a_run_works_where_they_are_not_installed(tmp_path: Path) -> None:
     assert fastroof.load_tables(tmp_path / "out").sources == {"moe": "kernels_bench"}
 
 
+@pytest.mark.slow
 def test_module_and_help() -> None:
     done = python("-m", "kernels_bench", "--version")
     assert done.stdout == f"kernels-bench {fastroof.__version__}\n"

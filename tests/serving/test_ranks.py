@@ -35,6 +35,7 @@ def plans(tables):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("engine", simulated_loops.ENGINES)
 @pytest.mark.parametrize("arrivals", ["closed", "random"])

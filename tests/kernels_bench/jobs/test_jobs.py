@@ -443,6 +443,7 @@ def test_arguments_after_two_dashes_go_to_the_run() -> None:
     assert "--only gemm --seed 3" in result.output
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_and_exit_code_2() -> None:
     command = [sys.executable, "-m", "kernels_bench", "job", "slurm", "--output", "x", "--budget", "9999"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -129,6 +129,7 @@ def test_headers_and_order_are_infersims(tmp_path: Path, shared: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h800", "h20"])
 def test_a_published_tree_survives_the_round_trip(gpu: str, tmp_path: Path, shared: Path) -> None:
     published = load_measured(shared / "reference" / "infersim_bench_data", gpu=gpu)

@@ -65,6 +65,7 @@ def chosen(point, **libraries):
     return next((p.name for p in providers(**libraries) if p.refuses(point) is None), None)
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_with_the_providers():
     code = (
         "import sys, kernels_bench.providers as p\n"

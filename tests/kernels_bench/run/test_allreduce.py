@@ -389,6 +389,7 @@ def gpu_run(monkeypatch: pytest.MonkeyPatch) -> FakeWorlds:
     return worlds
 
 
+@pytest.mark.slow
 def test_run_with_four_gpus_measures_all_reduce_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:

@@ -90,6 +90,7 @@ def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
     assert np.mean(fitted_errors) < 1.6 * np.mean(packaged_errors)
 
 
+@pytest.mark.slow
 def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
     times = measured(kernels(30, 5), {"step_us": 300.0, "sequence_us": 5.0}, 0.03, 1)
     points = learning_curve(times, PACKAGED, draws=15)
@@ -126,6 +127,7 @@ def recorded_cluster(folder: Path, costs: StepCosts) -> None:
             (folder / f"c{clients}-{isl}-{osl}.json").write_text(json.dumps(result))
 
 
+@pytest.mark.slow
 def test_a_cluster_of_known_costs_comes_back(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA} --max-num-seqs 512")
@@ -187,6 +189,7 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
         assert "--runs" in f"{refused.exception} {refused.stderr}"
 
 
+@pytest.mark.slow
 def test_a_run_that_no_plan_holds_is_left_out(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     given = {"gpu": "h100", "engine": "vllm", "model": "llama-3.1-8b", "version": "0.12.0"}

@@ -12,10 +12,10 @@ from fastroof.models import Layout, load_model
 from fastroof.models.execution import Execution
 from fastroof.models.named import PRESETS, preset_config
 from tests.fuzz.mutators import mutated_text, mutated_tree
-from tests.fuzz.surface import Surface, Wrong
+from tests.fuzz.target import Target, Wrong
 from tests.models.test_families import CASES
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 
 def answers(file: Any) -> None:
@@ -34,7 +34,7 @@ def answers(file: Any) -> None:
     hash(model)
 
 
-class Configs(Surface):
+class Configs(Target):
     """Mappings, as ``load_model`` takes them, written as JSON."""
 
     name = "model.config"
@@ -78,4 +78,4 @@ class ConfigFiles(Configs):
         answers(self.path)
 
 
-SURFACES = [Configs, ConfigFiles]
+TARGETS = [Configs, ConfigFiles]

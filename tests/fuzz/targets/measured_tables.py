@@ -13,9 +13,9 @@ import fastroof
 from fastroof.operators.registry import OPERATORS
 from tests.fuzz.arrow_mutators import csv_bytes, mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 SHIPPED = Path(__file__).resolve().parents[3] / "bench_data" / "h100"
 SOURCE = "aiconfigurator-sglang-0.5.14"
@@ -26,7 +26,7 @@ NAMES = (
 MOST_ROWS = 24
 
 
-class TableFiles(Surface):
+class TableFiles(Target):
     """A folder of one source: the case is ``operator`` and a file, apart by a newline."""
 
     ending = ".parquet"
@@ -110,4 +110,4 @@ class CsvTables(TableFiles):
         return mutated_text(self.texts[NAMES.index(name)], random, self.texts)
 
 
-SURFACES = [ParquetTables, CsvTables]
+TARGETS = [ParquetTables, CsvTables]

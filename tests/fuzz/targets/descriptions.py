@@ -11,9 +11,9 @@ from fastroof.engines import engine_names, load_engine
 from fastroof.load.write import write_source
 from tests.fuzz.made_plans import h100
 from tests.fuzz.mutators import mutated_text
-from tests.fuzz.surface import Surface, Wrong, all_finite
+from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 LONG = (
@@ -23,7 +23,7 @@ LONG = (
 )
 
 
-class TomlFiles(Surface):
+class TomlFiles(Target):
     """Files of one kind: values replaced, lines removed, repeated, and borrowed from others."""
 
     suffix = ".toml"
@@ -144,4 +144,4 @@ class Provenance(TomlFiles):
             raise Wrong(f"a kernel takes {found.latency_us} us")
 
 
-SURFACES = [Gpus, Engines, Provenance]
+TARGETS = [Gpus, Engines, Provenance]

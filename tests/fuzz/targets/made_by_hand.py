@@ -11,13 +11,13 @@ from typing import Any
 import fastroof
 from tests.fuzz.expressions import NAMES, evaluated, odd, sizes
 from tests.fuzz.made_plans import h100
-from tests.fuzz.rooms.simulations import REALS
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.fuzz.targets.simulations import REALS
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 
-class GpuSpecs(Surface):
+class GpuSpecs(Target):
     """``f(peak_flops_per_s={'bf16': nan})``: fields of the H100 that are others."""
 
     name = "gpu.spec"
@@ -90,4 +90,4 @@ def _timed(plan: fastroof.StepPlan) -> None:
         raise Wrong(f"steps take {times} us")
 
 
-SURFACES = [GpuSpecs, ModelSpecs]
+TARGETS = [GpuSpecs, ModelSpecs]

@@ -15,10 +15,10 @@ import fastroof
 from fastroof.errors import BatchError, FastroofError
 from tests.fuzz.expressions import EDGES, NAMES, evaluated, integer, odd
 from tests.fuzz.made_plans import plan_of
-from tests.fuzz.surface import SkippedError, Surface, Wrong
+from tests.fuzz.target import SkippedError, Target, Wrong
 from tests.reference.layouts import LAYOUTS
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 DTYPES = ("int64", "int64", "int64", "int32", "int32", "uint64")
 OTHER_DTYPES = ("bool", "float64", "float32", "complex128", "object", "M8[s]", "m8[s]", "U3", "S2")
@@ -47,7 +47,7 @@ class Guarded:
         return laid
 
 
-class Callers(Surface):
+class Callers(Target):
     """A call of a compiled caller; what types it has compiled, or refused, it does not compile again."""
 
     limit_s = 60.0
@@ -247,7 +247,7 @@ class Decodes(Callers):
         same(found, plan, "decode_us", *map(int, given))
 
 
-class CompiledCallers(Surface):
+class CompiledCallers(Target):
     """What ``numba_decode`` and ``numba_step`` return, called with integers of a kind that compiles."""
 
     name = "numba.callers"
@@ -292,4 +292,4 @@ class CompiledCallers(Surface):
             raise Wrong(f"{answer} us of what takes {known}")
 
 
-SURFACES = [Steps, Decodes, CompiledCallers]
+TARGETS = [Steps, Decodes, CompiledCallers]

@@ -11,12 +11,12 @@ import fastroof
 from fastroof import serving
 from tests.fuzz.expressions import NAMES, evaluated, odd, sizes
 from tests.fuzz.made_plans import h100, plan_of
-from tests.fuzz.rooms.lookups import PLAN_OPTIONS
-from tests.fuzz.rooms.plan_arguments import whole_numbers
-from tests.fuzz.rooms.simulations import REALS
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.fuzz.targets.lookups import PLAN_OPTIONS
+from tests.fuzz.targets.plan_arguments import whole_numbers
+from tests.fuzz.targets.simulations import REALS
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 MODELS = ("'llama-3.1-8b'",) * 4 + ("'qwen3-30b-a3b'", "'gemma-3-12b'")
 FEW = {
@@ -27,7 +27,7 @@ FEW = {
 """What is mostly given: plans of these options are compiled in milliseconds."""
 
 
-class PlanSets(Surface):
+class PlanSets(Target):
     """``compile_plans``: each plan is the one that ``compile_plan`` makes of its request."""
 
     name = "compile_plans"
@@ -87,7 +87,7 @@ class PlanSets(Surface):
                 raise Wrong(f"{plan} is another plan than {alone}")
 
 
-class Speculation(Surface):
+class Speculation(Target):
     """``SpeculativeDecoding``, and an estimate with it."""
 
     name = "speculation"
@@ -132,4 +132,4 @@ class Speculation(Surface):
         all_finite([np.asarray(found.columns()[name]) for name in ("ttft_ms", "tpot_ms")])
 
 
-SURFACES = [PlanSets, Speculation]
+TARGETS = [PlanSets, Speculation]

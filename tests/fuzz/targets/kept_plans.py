@@ -1,4 +1,4 @@
-"""Plans that an earlier process kept, in files that were spoilt since: the bits of a plan made anew."""
+"""Plans that an earlier process kept, in files that were mutated since: the bits of a plan made anew."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fastroof.plan import plan_cache as kept_plans
 from fastroof.plan.plan_cache import KeptPlan, kept_bytes, kept_of
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 DIGEST = hashlib.sha256().digest_size
 SIZE = struct.Struct("<Q")
@@ -39,7 +39,7 @@ PLACES = (
 STEPS = ([(1, 99), (1, 7)], [(40, 0)], [(30, 100), (1, 3000)])
 
 
-class KeptPlans(Surface):
+class KeptPlans(Target):
     """A case is lines: whose file it is, then ``file HEX``, ``payload HEX`` under its own digest, or a place.
 
     Of ``payload`` the digest holds, as of a version that kept something else: it may be refused or read as it
@@ -187,4 +187,4 @@ def _undo(file: Path) -> None:
         file.parent.unlink()
 
 
-SURFACES = [KeptPlans]
+TARGETS = [KeptPlans]

@@ -27,9 +27,9 @@ from tests.backends.serve.test_stdio import REPLY_MAGIC, frame
 from tests.fuzz.arrow_mutators import mutated_table
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 REPLY = struct.Struct("<8sHHIQQQ")
 FEW = ServeLimits(
@@ -63,8 +63,8 @@ def one_message(random: Random) -> dict[str, Any]:
     return message
 
 
-def spoilt_message(random: Random) -> bytes:
-    """Return a message that was spoilt as a tree, as text or as bytes."""
+def mutated_message(random: Random) -> bytes:
+    """Return a message that was mutated as a tree, as text or as bytes."""
     if random.random() < 0.7:
         tree = mutated_tree(one_message(random), random, ALL)
         return json.dumps(tree).encode(errors="surrogatepass")
@@ -82,7 +82,7 @@ def reads_well(reply: dict[str, Any]) -> None:
         raise Wrong("a step takes less than no time")
 
 
-class Served(Surface):
+class Served(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.plan = small_plan()
@@ -105,7 +105,7 @@ class Messages(Served):
         return every_message()
 
     def case(self, random: Random) -> bytes:
-        return spoilt_message(random)
+        return mutated_message(random)
 
     def check(self, case: bytes) -> None:
         answered = answer_text(self.served, case)
@@ -153,7 +153,7 @@ class Streams(Served):
     def _frame(self, random: Random) -> bytes:
         if random.random() < 0.3:
             text = (
-                spoilt_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
+                mutated_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
             )
             size = -(-len(text) // 8) * 8
             header = frame(random.randrange(99), kind=5, body=size, steps=len(text))
@@ -174,7 +174,9 @@ class Streams(Served):
         count = random.choice((1, 1, 2, 3))
         if random.random() < 0.6:
             return b"".join(self._frame(random) for _ in range(count))
-        return b"\n".join(spoilt_message(random) for _ in range(count)) + random.choice((b"", b"\n", b"\n\n"))
+        return b"\n".join(mutated_message(random) for _ in range(count)) + random.choice(
+            (b"", b"\n", b"\n\n")
+        )
 
     def check(self, case: bytes) -> None:
         with tempfile.TemporaryFile() as sent, tempfile.TemporaryFile() as said:
@@ -241,7 +243,7 @@ class _Writer:
         self.told.append(metadata)
 
 
-class FlightCalls(Surface):
+class FlightCalls(Target):
     """Calls of a Flight service, at the functions that gRPC calls: exchanges, actions and descriptors."""
 
     name = "serve.flight"
@@ -273,7 +275,7 @@ class FlightCalls(Surface):
         what = random.random()
         if what < 0.15:
             kind = random.choice((b"message", b"message", b"simulate", b"health", b"x", b"\xc3\xa9"))
-            return b"act " + kind + b"\n" + spoilt_message(random)
+            return b"act " + kind + b"\n" + mutated_message(random)
         if what < 0.25:
             method = random.choice((b"get_flight_info", b"get_schema", b"do_get", b"do_put"))
             return method + b" " + b"/".join(random.choice(PATHS)) + b"\n"
@@ -328,7 +330,7 @@ class FlightCalls(Surface):
         all_finite(writer.columns)
 
 
-class Http(Surface):
+class Http(Target):
     """Bytes of a request, to a server over HTTP: its head and its body."""
 
     name = "serve.http"
@@ -346,7 +348,7 @@ class Http(Surface):
         self.server.__exit__(None, None, None)
 
     def case(self, random: Random) -> bytes:
-        body = spoilt_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
+        body = mutated_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
         kind = random.choice(("application/json", "application/json", "application/jsonl"))
         head = (
             f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
@@ -396,8 +398,8 @@ def has_ended(said: bytes) -> bool:
     )
 
 
-class FlightSessions(Surface):
-    """All bytes of a session that a client had, spoilt, to a server over Flight."""
+class FlightSessions(Target):
+    """All bytes of a session that a client had, mutated, to a server over Flight."""
 
     name = "serve.flight_session"
     suffix = ".bin"
@@ -451,4 +453,4 @@ class FlightSessions(Surface):
             raise BackendError(f"no data, but {said!r:.200}")
 
 
-SURFACES = [Messages, Streams, FlightCalls, FlightSessions, Http]
+TARGETS = [Messages, Streams, FlightCalls, FlightSessions, Http]

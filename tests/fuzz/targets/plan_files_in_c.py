@@ -18,10 +18,11 @@ from fastroof.compiled.callers import equal_chunks_us, equal_decodes_us, request
 from fastroof.compiled.steps import CODE_SIZES
 from fastroof.errors import BackendError, FastroofError
 from tests.fuzz.made_plans import plan_of
-from tests.fuzz.rooms.plan_files import SIZES, PlanFiles
-from tests.fuzz.surface import Surface, Wrong
+from tests.fuzz.target import Target, Wrong
+from tests.fuzz.targets.plan_files import SIZES, PlanFiles
+from tests.reference.compilers import links_a_library
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 PLACES = ("pipe", "folder", "empty", "nowhere", "link to nowhere", "a" * 300, "/dev/null", "/dev/zero")
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -52,7 +53,8 @@ class PlanFilesInC(PlanFiles):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        exported = export_c({"one": plan_of(max_tokens=16, max_seqs=4)}, folder / "c")
+        plans = {"one": plan_of(max_tokens=16, max_seqs=4)}
+        exported = export_c(plans, folder / "c", shared=None if links_a_library() else False)
         path = next((path for path in exported.files if path.suffix in (".so", ".dylib")), None)
         # without a C compiler there is no library, and these are the cases of plan.file
         self.library = None if path is None else ctypes.CDLL(str(path))
@@ -168,4 +170,4 @@ def _loop(content: bytes) -> tuple[int, Any]:
     return code, None if code else floats[start : start + int(words[loops.ARENA_FLOATS])]
 
 
-SURFACES: list[type[Surface]] = [PlanFilesInC]
+TARGETS: list[type[Target]] = [PlanFilesInC]

@@ -12,10 +12,10 @@ from fastroof.simulation.trace_files import load_lengths
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes, stream_bytes
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.simulation.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 ONE_LIST = '[{"input_tokens": 5, "output_tokens": 7, "arrival_s": 0.5}]'
 
@@ -33,7 +33,7 @@ def answers(trace: fastroof.Trace) -> None:
             raise Wrong("its own table is read as another trace")
 
 
-class TraceFiles(Surface):
+class TraceFiles(Target):
     name = "trace.text"
     suffix = ".csv"
     is_bytes = True
@@ -66,7 +66,7 @@ class TraceFiles(Surface):
                 load_lengths(self.path)
 
 
-class TraceTables(Surface):
+class TraceTables(Target):
     name = "trace.arrow"
     suffix = ".parquet"
     is_bytes = True
@@ -100,7 +100,7 @@ class TraceTables(Surface):
         answers(fastroof.load_trace(self.path))
 
 
-class TraceArrays(Surface):
+class TraceArrays(Target):
     name = "trace.arrays"
     ci_cases = 1500
 
@@ -125,7 +125,7 @@ class TraceArrays(Surface):
         answers(fastroof.load_trace(*given, **options))
 
 
-class TraceFields(Surface):
+class TraceFields(Target):
     """The class itself: its arguments, and on a line of its own a call of what was made."""
 
     name = "trace.class"
@@ -167,4 +167,4 @@ class TraceFields(Surface):
             answers(getattr(trace, asked[0])(asked[1]))
 
 
-SURFACES = [TraceFiles, TraceTables, TraceArrays, TraceFields]
+TARGETS = [TraceFiles, TraceTables, TraceArrays, TraceFields]

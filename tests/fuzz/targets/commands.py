@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from fastroof.cli import app
 from fastroof.errors import FastroofError
 from tests.fuzz.mutators import HOSTILE_WORDS
-from tests.fuzz.surface import SkippedError, Surface, Wrong
+from tests.fuzz.target import SkippedError, Target, Wrong
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 LINES = (
     "step --model llama-3.1-8b --decode 64x4096 --prefill 2048@0 --explain --runtime kernels",
@@ -57,7 +57,7 @@ def _writes(word: str) -> bool:
     return word.partition("=")[0] in NEVER or word.startswith("-o")
 
 
-class Commands(Surface):
+class Commands(Target):
     """A case is a list of words, as JSON."""
 
     name = "cli"
@@ -118,4 +118,4 @@ class Commands(Surface):
             json.loads(done.stdout)
 
 
-SURFACES = [Commands]
+TARGETS = [Commands]

@@ -13,9 +13,9 @@ import numpy as np
 import fastroof
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
 from tests.fuzz.made_plans import plan_of
-from tests.fuzz.surface import Surface, Wrong, all_finite
+from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 MAX_TOKENS, MAX_SEQS, MAX_KV = 2048, 64, 100_000
 
@@ -45,7 +45,7 @@ def _is_integer(value: Any) -> bool:
     return not isinstance(value, bool | np.bool_)
 
 
-class PlanCalls(Surface):
+class PlanCalls(Target):
     """Calls of one plan's methods, as text: ``f(64, np.array([1, 2]))``."""
 
     def prepare(self, folder: Path) -> None:
@@ -294,4 +294,4 @@ class Others(PlanCalls):
         all_finite(getattr(answer, "total_us", answer))
 
 
-SURFACES = [Scalar, Decode, Prefill, Verify, DecodeError, StepScalar, Batches, Others]
+TARGETS = [Scalar, Decode, Prefill, Verify, DecodeError, StepScalar, Batches, Others]

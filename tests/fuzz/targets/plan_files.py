@@ -17,9 +17,9 @@ from fastroof.compiled import steps
 from tests.backends.c.test_hostile_descriptions import first_version
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_text
-from tests.fuzz.surface import Surface, Wrong, all_finite
+from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 NUMBERS = (-1.0, 0.0, 1.0, 2.0, 5e8, 1e18, 1e308, 5e-324, float("nan"), float("inf"), 0.5, 31.0)
 WORDS = (-1, 0, 1, 2, 31, 33, 2**20, 2**33, 2**62, -(2**63))
@@ -28,7 +28,7 @@ CRC_AT = 12
 SIZES = ((1, 1), (4, 100), (4, 2**28), (3, 7000))
 
 
-class PlanFiles(Surface):
+class PlanFiles(Target):
     """A case is lines: which file, whether its CRC is set, and edits of it.
 
     An edit is ``AT HEX``, bytes that take the place of others; ``cut AT``; or ``text HEX``, another
@@ -127,4 +127,4 @@ def _text(plan: fastroof.StepPlan) -> bytes:
     return json.dumps(description(plan, "first")).encode()
 
 
-SURFACES = [PlanFiles]
+TARGETS = [PlanFiles]

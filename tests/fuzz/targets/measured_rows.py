@@ -16,10 +16,10 @@ from fastroof.errors import LookupInputError
 from fastroof.load.validate import validate
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
-from tests.fuzz.rooms.kernel_lookups import MADE, WORDS, shipped
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.fuzz.targets.kernel_lookups import MADE, WORDS, shipped
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 MOST_ROWS = 12
 ROWS: dict[str, dict[str, list[Any]]] = {
@@ -40,7 +40,7 @@ SIZES = (0, 1, 2, 3, 31, 2**16, 2**20, 2**24, 2**28, 2**31, 2**32, 2**39, 2**40 
 TIMES_US = (1e-3, 1e-3, 1.0, 1e3, 1e6, 1e9, 1e9, 1e9, 1e9, 1e9, 2e9)
 
 
-class MeasuredRows(Surface):
+class MeasuredRows(Target):
     """A case is JSON: the operator, and its columns."""
 
     name = "table.rows"
@@ -143,4 +143,4 @@ def _numbers(report: Any) -> list[Any]:
     return [*(one for one in shares if one is not None), [dict(one.worst) for one in report.findings]]
 
 
-SURFACES = [MeasuredRows]
+TARGETS = [MeasuredRows]

@@ -23,12 +23,12 @@ from tests.fuzz.expressions import (
 )
 from tests.fuzz.made_plans import h100
 from tests.fuzz.mutators import mutated_tree
-from tests.fuzz.rooms.plan_arguments import whole_numbers
-from tests.fuzz.rooms.simulations import REALS, Calls
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.fuzz.targets.plan_arguments import whole_numbers
+from tests.fuzz.targets.simulations import REALS, Calls
 from tests.reference.roofline_v2 import write_tree
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 SAMPLE = Path(__file__).resolve().parents[2] / "golden_sample" / "roofline_v2"
 FILES = {
@@ -54,7 +54,7 @@ LOOKUPS: dict[str, dict[str, Any]] = {
 MODULES = {"v2": roofline_v2, "infersim": infersim}
 
 
-class OtherLookups(Surface):
+class OtherLookups(Target):
     """Lookups of roofline V2 and InferSim: ``f('v2.gemm_mfu', m=64, k=4096, n=6144)``."""
 
     name = "compat.lookups"
@@ -112,7 +112,7 @@ HARDWARE = {"TFlopsPeak": 989.5, "BwPeakTBs": 3.35, "bwEfficiencyFactor": 0.82, 
 CALIBRATED = {"mfu_prefill": 0.6, "mfu_decode": 0.3}
 
 
-class OtherSteps(Surface):
+class OtherSteps(Target):
     """Steps of roofline V1 and V2: ``f(model, hardware, tp, steps, calibration)``; V2 without the last."""
 
     name = "compat.steps"
@@ -130,12 +130,12 @@ class OtherSteps(Surface):
     def case(self, random: Random) -> bytes:
         words = [repr(MODEL), repr(HARDWARE), "1", self._steps(random)]
         if random.random() < 0.4:
-            words.append(_spoilt(CALIBRATED, random, 0.5))
+            words.append(_mutated(CALIBRATED, random, 0.5))
         what = random.random()
         if what < 0.25:
-            words[0] = _spoilt(MODEL, random)
+            words[0] = _mutated(MODEL, random)
         elif what < 0.5:
-            words[1] = _spoilt(HARDWARE, random)
+            words[1] = _mutated(HARDWARE, random)
         elif what < 0.6:
             words[2] = sizes(random, 9)
         return f"f({', '.join(words)})".encode()
@@ -200,7 +200,7 @@ SCENARIO: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Scenarios(Surface):
+class Scenarios(Target):
     """InferSim's estimates: a case is JSON, a config and scenarios."""
 
     name = "compat.scenarios"
@@ -277,7 +277,7 @@ class Comparisons(Calls):
                     raise Wrong(f"{time.method} says {time.total_us} us")
 
 
-def _spoilt(given: dict[str, Any], random: Random, share: float = 1.0) -> str:
+def _mutated(given: dict[str, Any], random: Random, share: float = 1.0) -> str:
     """A dict as text, one value of it another, or something that is hardly one."""
     if random.random() > share:
         return repr(given)
@@ -291,4 +291,4 @@ def _spoilt(given: dict[str, Any], random: Random, share: float = 1.0) -> str:
     return f"{{{', '.join(f'{key}: {value}' for key, value in words.items())}}}"
 
 
-SURFACES = [OtherLookups, OtherSteps, Scenarios, Comparisons]
+TARGETS = [OtherLookups, OtherSteps, Scenarios, Comparisons]

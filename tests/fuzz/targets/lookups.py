@@ -11,9 +11,9 @@ import numpy as np
 import fastroof
 from tests.fuzz.expressions import NAMES, evaluated, integer_array, odd, sizes
 from tests.fuzz.made_plans import h100
-from tests.fuzz.surface import Surface, Wrong, all_finite
+from tests.fuzz.target import Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemm", {"m": 64, "n": 4096, "k": 4096}),
@@ -54,7 +54,7 @@ OTHER_NAMES = (
 )
 
 
-class Lookups(Surface):
+class Lookups(Target):
     name = "tables.lookup"
     ci_cases = 1500
 
@@ -107,7 +107,7 @@ VALUES = (
 )  # fmt: skip
 
 
-class Plans(Surface):
+class Plans(Target):
     name = "compile_plan"
     limit_s = 20.0
     ci_cases = 60
@@ -134,7 +134,7 @@ class Plans(Surface):
             raise Wrong("a step takes no time")
 
 
-class Names(Surface):
+class Names(Target):
     """What the loaders take a name or a path for."""
 
     name = "names"
@@ -168,4 +168,4 @@ class Names(Surface):
         )
 
 
-SURFACES = [Lookups, Plans, Names]
+TARGETS = [Lookups, Plans, Names]

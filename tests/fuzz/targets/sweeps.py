@@ -18,9 +18,9 @@ from fastroof.sweep.steps import StepSweep
 from fastroof.sweep.steps import spec as step_units
 from tests.fuzz.expressions import NAMES, evaluated, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
-from tests.fuzz.surface import SkippedError, Surface, Wrong
+from tests.fuzz.target import SkippedError, Target, Wrong
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 STEPS: dict[str, Any] = {
@@ -42,7 +42,7 @@ SPECS = (STEPS, DEPLOYMENTS, CAPACITIES)
 MOST_EVALUATIONS = 400
 
 
-class SpecTrees(Surface):
+class SpecTrees(Target):
     """Specs as mappings, as ``load_spec`` takes them."""
 
     name = "sweep.spec"
@@ -65,7 +65,7 @@ class SpecTrees(Surface):
             raise Wrong("the same spec is another")
 
 
-class SpecFiles(Surface):
+class SpecFiles(Target):
     """Specs as files."""
 
     name = "sweep.toml"
@@ -140,7 +140,7 @@ def _evaluations(spec: Any) -> float:
     return count if isinstance(spec, DeploymentSpec) else count * 10
 
 
-class RunArguments(Surface):
+class RunArguments(Target):
     """Arguments of ``run_sweep`` beside the spec."""
 
     name = "sweep.arguments"
@@ -183,8 +183,8 @@ class RunArguments(Surface):
             output.unlink(missing_ok=True)
 
 
-class Parts(Surface):
-    """A folder that an interrupted sweep left, one of its files spoilt: resumed to the same rows, or refused.
+class Parts(Target):
+    """An interrupted sweep's folder, one file of it mutated: resumed to the same rows, or refused.
 
     A case is the file's name, and its bytes.
     """
@@ -229,8 +229,8 @@ class Parts(Surface):
         name = random.choice([name for name in self.files if self.files[name]])
         content = self.files[name]
         others = list(self.files.values())
-        spoil = mutated_text if name.endswith(".json") else mutated_bytes
-        return name.encode() + b"\n" + spoil(content, random, [one for one in others if one])
+        mutate = mutated_text if name.endswith(".json") else mutated_bytes
+        return name.encode() + b"\n" + mutate(content, random, [one for one in others if one])
 
     def check(self, case: bytes) -> None:
         name, _, content = case.partition(b"\n")
@@ -253,4 +253,4 @@ class Parts(Surface):
             raise Wrong("resumed to other rows")
 
 
-SURFACES = [SpecTrees, SpecFiles, Sweeps, RunArguments, Parts]
+TARGETS = [SpecTrees, SpecFiles, Sweeps, RunArguments, Parts]

@@ -1,4 +1,4 @@
-"""What a surface is: a place where input comes in, with valid inputs, ways to spoil them, and a check."""
+"""A fuzz target: a place that takes input, with valid inputs, mutations and a check."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["SkippedError", "Surface", "Wrong", "all_finite"]
+__all__ = ["SkippedError", "Target", "Wrong", "all_finite"]
 
 
 class Wrong(AssertionError):
-    """An answer that no input may have: not finite, of the wrong length, another one than asked elsewhere."""
+    """An invalid answer: not finite, of the wrong length, or unequal to another way to ask."""
 
 
 class SkippedError(Exception):
-    """A case that is none: its arguments cannot be made."""
+    """The case's arguments cannot be made."""
 
 
-class Surface(ABC):
-    """One place where input comes in. A case is bytes: a file, a message, or the text of a call.
+class Target(ABC):
+    """One place that takes input. A case is bytes: a file, a message, or the text of a call.
 
     Attributes
     ----------
     name : str
-        What it is called: the folder of its corpus, and ``--surface``.
+        Its corpus folder, and ``--target``.
     suffix : str
-        Of a file of its corpus.
+        Of its corpus files.
     limit_s : float
-        Process seconds that one case may take.
+        Maximum processor seconds per case.
     ci_cases : int
-        Cases that the tests run.
+        Number of cases in the test.
     is_bytes : bool
-        Whether any bytes are a case: none is evaluated, and none reaches a network.
+        Whether any bytes are a case: nothing is evaluated or reaches a network.
     """
 
     name: ClassVar[str]
@@ -45,7 +45,7 @@ class Surface(ABC):
     is_bytes: ClassVar[bool] = False
 
     def prepare(self, folder: Path) -> None:
-        """Make what all cases need; ``folder`` is empty and the surface's own."""
+        """Make what all cases need, in an empty folder."""
         self.folder = folder
 
     @abstractmethod
@@ -54,27 +54,27 @@ class Surface(ABC):
 
     @abstractmethod
     def check(self, case: bytes) -> None:
-        """Hand the case over: return where it was answered well, raise FastroofError where it was refused.
+        """Run the case: return if the answer is right, raise FastroofError if it is refused.
 
-        Everything else that it raises is a failure, but for SkippedError.
+        Any other exception but SkippedError is a failure.
         """
 
     def examples(self) -> list[bytes]:
-        """Return cases that are answered: what they compile and load, cases of wrong input need not."""
+        """Return valid cases: they compile and load what the others would be charged for."""
         return []
 
     def begin(self, folder: Path) -> None:
-        """Prepare, and be answered the examples."""
+        """Prepare, and check the examples."""
         self.prepare(folder)
         for case in self.examples():
             self.check(case)
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of what ``prepare`` made."""
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Release what ``prepare`` made."""
 
 
 def all_finite(value: Any, where: str = "the answer") -> None:
-    """Raise Wrong if there is a NaN or an infinity anywhere in what was answered."""
+    """Raise Wrong if the answer has a NaN or an infinity."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise Wrong(f"{where} is {value}")

@@ -13,10 +13,10 @@ import fastroof
 from fastroof.sweep import best_deployments, recommend_for_spec
 from tests.fuzz.expressions import NAMES, odd
 from tests.fuzz.mutators import mutated_tree
-from tests.fuzz.rooms.simulations import FLAGS, Calls
-from tests.fuzz.surface import SkippedError, Surface, Wrong
+from tests.fuzz.target import SkippedError, Target, Wrong
+from tests.fuzz.targets.simulations import FLAGS, Calls
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
 MOST_GPUS = 16
@@ -106,7 +106,7 @@ SPEC: dict[str, Any] = {
 DISAGGREGATED = {**SPEC, "mode": ["disaggregated"], "total_gpus": [4], "objective": "tokens_per_s_per_gpu"}
 
 
-class BestDeployments(Surface):
+class BestDeployments(Target):
     """Specs of ``best_deployments`` and ``recommend_for_spec``, with what else they take. A case is JSON."""
 
     name = "best"
@@ -148,4 +148,4 @@ class BestDeployments(Surface):
                 raise Wrong("another deployment is recommended than is best")
 
 
-SURFACES = [Recommendations, BestDeployments]
+TARGETS = [Recommendations, BestDeployments]

@@ -15,9 +15,9 @@ from fastroof.simulation.replicas import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
 from tests.fuzz.made_plans import plan_of
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 REALS = (
     "0", "1", "2", "0.5", "1.5", "20", "100", "1e3", "1e6", "1e9", "1e15", "1e300", "1e308", "5e-324", "1e-9",
@@ -40,7 +40,7 @@ MOST_REPLICAS = 2048
 """Of a simulation that is answered; 4,096 of them, the most there may be, take a gibibyte."""
 
 
-class Calls(Surface):
+class Calls(Target):
     """Calls of one function as text: what its arguments are, and what else might be given for them.
 
     Attributes
@@ -48,7 +48,7 @@ class Calls(Surface):
     known : dict of str to tuple of str
         What is mostly given for each argument by its name; an empty tuple: numbers.
     always : dict of str to str
-        Arguments that every call has, unless they are spoilt.
+        Arguments that every call has, unless they are mutated.
     """
 
     known: ClassVar[dict[str, tuple[str, ...]]]
@@ -177,7 +177,7 @@ class Simulations(Calls):
         return ["plan", odd(random) if what < 0.97 else drawn(random, self)]
 
     def check(self, case: bytes) -> None:
-        # what a workload refuses is the workload's surface
+        # what a workload refuses is the workload's target
         given, options = self._called(case)
         if len(given) == 2 and isinstance(given[1], fastroof.Trace):
             few_tokens(given[1])
@@ -358,4 +358,4 @@ class PlanSweeps(Calls):
             all_finite(found)
 
 
-SURFACES = [Workloads, Simulations, Capacities, Estimates, PlanSweeps]
+TARGETS = [Workloads, Simulations, Capacities, Estimates, PlanSweeps]

@@ -25,13 +25,13 @@ from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.serving.evidence.load_generators import read_runs
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.load import test_llmservingsim as of_llmservingsim
 from tests.load import test_vidur as of_vidur
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, QUANTISE, package
 from tests.serving.evidence.test_load_generators import RECORDED, vllm
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -46,8 +46,8 @@ def checked_tables(tables: Any) -> None:
             raise Wrong("a kernel takes no time")
 
 
-class FolderFiles(Surface):
-    """A folder of files, one of them spoilt: a case is its path in the folder, and its content."""
+class FolderFiles(Target):
+    """A folder of files, one of them mutated: a case is its path in the folder, and its content."""
 
     ci_cases = 120
     is_bytes = True
@@ -62,7 +62,7 @@ class FolderFiles(Surface):
             for path in sorted(self.root.rglob("*"))
             if path.is_file()
         }
-        self.wanted = [name for name in self.files if self.files[name] and self.is_spoilt(name)]
+        self.wanted = [name for name in self.files if self.files[name] and self.is_mutated(name)]
         self.others = [self.files[name] for name in self.wanted]
         self.was = ""
 
@@ -70,10 +70,10 @@ class FolderFiles(Surface):
     def write(self, root: Path) -> None:
         """Write the folder as it should be."""
 
-    def is_spoilt(self, name: str) -> bool:
+    def is_mutated(self, name: str) -> bool:
         return True
 
-    def spoilt(self, content: bytes, random: Random) -> bytes:
+    def mutated(self, content: bytes, random: Random) -> bytes:
         return mutated_text(content, random, self.others)
 
     def examples(self) -> list[bytes]:
@@ -82,7 +82,7 @@ class FolderFiles(Surface):
 
     def case(self, random: Random) -> bytes:
         name = random.choice(self.wanted)
-        return name.encode() + b"\n" + self.spoilt(self.files[name], random)
+        return name.encode() + b"\n" + self.mutated(self.files[name], random)
 
     def check(self, case: bytes) -> None:
         word, _, content = case.partition(b"\n")
@@ -113,10 +113,10 @@ class ConfiguratorPackages(FolderFiles):
             generation=[ATTENTION], moe=[MOE], allreduce=[ALLREDUCE], nccl=[NCCL], quantise=[QUANTISE],
         )  # fmt: skip
 
-    def is_spoilt(self, name: str) -> bool:
+    def is_mutated(self, name: str) -> bool:
         return name.endswith(".parquet")
 
-    def spoilt(self, content: bytes, random: Random) -> bytes:
+    def mutated(self, content: bytes, random: Random) -> bytes:
         if random.random() < 0.2:
             return mutated_bytes(content, random, self.others)
         tables = [pa.parquet.read_table(io.BytesIO(one)) for one in (content, random.choice(self.others))]
@@ -234,14 +234,14 @@ class ServingRows(FolderFiles):
                 path.unlink()
 
     def check(self, case: bytes) -> None:
-        self.spoilt_name = case.partition(b"\n")[0].decode(errors="replace")
+        self.mutated_name = case.partition(b"\n")[0].decode(errors="replace")
         super().check(case)
 
     def read(self) -> None:
-        self.read_of[self.spoilt_name](self.root / self.spoilt_name)  # type: ignore[operator]
+        self.read_of[self.mutated_name](self.root / self.mutated_name)  # type: ignore[operator]
 
 
-class OwnRuns(Surface):
+class OwnRuns(Target):
     """Results of load generators, as JSON."""
 
     name = "runs.json"
@@ -281,7 +281,7 @@ ARGUMENTS = {
 }
 
 
-class EngineArguments(Surface):
+class EngineArguments(Target):
     """How an engine was started: a command line or a file of flags. A case is the file's name and content."""
 
     name = "engine.arguments"
@@ -301,6 +301,6 @@ class EngineArguments(Surface):
         read_engine_arguments(path, {"gpu": "h100", "engine": "vllm", "version": "0.24.0"})
 
 
-SURFACES = [
+TARGETS = [
     ConfiguratorPackages, VidurProfiles, LlmServingSimProfiles, Trees, ServingRows, OwnRuns, EngineArguments,
 ]  # fmt: skip

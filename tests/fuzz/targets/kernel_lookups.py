@@ -22,9 +22,9 @@ from tests.fuzz.expressions import (
     sizes,
     skip_many_points,
 )
-from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 
-__all__ = ["ASKED", "MADE", "SURFACES", "shipped"]
+__all__ = ["ASKED", "MADE", "TARGETS", "shipped"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 MIXER = {"batch_size": 32, "phase": "generation", "part": "convolution", "conv_width": 4, "q_len": 1}
@@ -120,7 +120,7 @@ WORDS = (
 )  # fmt: skip
 
 
-class KernelLookups(Surface):
+class KernelLookups(Target):
     """Lookups in the shipped tables, or in one that is made where they have none."""
 
     name = "tables.kernels"
@@ -214,4 +214,4 @@ def _words(asked: dict[str, Any]) -> dict[str, str]:
     return {key: repr(value) for key, value in asked.items()}
 
 
-SURFACES = [KernelLookups]
+TARGETS = [KernelLookups]

@@ -16,7 +16,7 @@ from tests.faults.shim import How, Shim
 __all__ = ["FAULTS", "Counts", "try_faults"]
 
 ARRAY_BYTES = 2**15
-"""Smaller allocations are those of objects and of a library's own, of which most cannot fail in order."""
+"""Allocations from this size fail: smaller ones are mostly objects and a library's own."""
 
 FAULTS: dict[str, tuple[Fault, ...]] = {
     name: tuple(Fault(kinds, 0, error, how, least) for error, how in ways)

@@ -24,12 +24,12 @@ from kernels_bench.run.request import request_of
 from kernels_bench.steps.step_points import StepPoint
 from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 from tests.fuzz.mutators import mutated_text, mutated_tree
-from tests.fuzz.rooms.imports import FolderFiles, checked_tables
-from tests.fuzz.surface import Surface, Wrong, all_finite
+from tests.fuzz.target import Target, Wrong, all_finite
+from tests.fuzz.targets.imports import FolderFiles, checked_tables
 from tests.kernels_bench.fakes import gemms, run
 from tests.reference.made_journals import copy, decode, gemm, prefill, skip, start, write_journal
 
-__all__ = ["SURFACES"]
+__all__ = ["TARGETS"]
 
 POINTS = [
     (gemm(64), 33.5), (gemm(4096), 120.25), (gemm(4096, dtype="fp8"), 231.0), (decode(16, 4096), 142.75),
@@ -38,7 +38,7 @@ POINTS = [
 ASKED = {"grid": "cpu", "gpu": None, "providers": ["cpu"], "only": [], "seed": 0, "budget_s": None}
 
 
-class Journals(Surface):
+class Journals(Target):
     """Journals of kernels: resumed, made tables of, and loaded as a set."""
 
     name = "bench.journal"
@@ -69,8 +69,8 @@ class Journals(Surface):
         others = [json.loads(line) for line in lines]
         for _ in range(random.choice((1, 1, 2))):
             at = random.randrange(len(lines))
-            spoilt = mutated_tree(json.loads(lines[at]), random, others)
-            lines[at] = json.dumps(spoilt).encode(errors="surrogatepass")
+            mutated = mutated_tree(json.loads(lines[at]), random, others)
+            lines[at] = json.dumps(mutated).encode(errors="surrogatepass")
         return b"\n".join(lines) + b"\n"
 
     def check(self, case: bytes) -> None:
@@ -112,7 +112,7 @@ class Journals(Surface):
             raise Wrong(f"a resumed run ends with {report}")
 
 
-class Grids(Surface):
+class Grids(Target):
     """Grids of points to measure."""
 
     name = "bench.grid"
@@ -152,8 +152,8 @@ def step_row(point: StepPoint, us: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class StepFiles(Surface):
-    """steps.csv of measured whole steps, appended to after it was spoilt."""
+class StepFiles(Target):
+    """steps.csv of measured whole steps, appended to after it was mutated."""
 
     name = "bench.steps"
     suffix = ".csv"
@@ -190,7 +190,7 @@ class StepFiles(Surface):
 
 
 class TableSets(FolderFiles):
-    """Two runs' tables, one file of one of them spoilt: compared, merged, validated, exported."""
+    """Two runs' tables, one file of one of them mutated: compared, merged, validated, exported."""
 
     name = "bench.tables"
     suffix = ".csv"
@@ -205,7 +205,7 @@ class TableSets(FolderFiles):
             text = (folder / "provenance.toml").read_text()
             (folder / "provenance.toml").write_text(text.split("[files]")[0])
 
-    def is_spoilt(self, name: str) -> bool:
+    def is_mutated(self, name: str) -> bool:
         return name.startswith("a/")
 
     def read(self) -> None:
@@ -222,4 +222,4 @@ class TableSets(FolderFiles):
             shutil.rmtree(out, ignore_errors=True)
 
 
-SURFACES = [Journals, Grids, StepFiles, TableSets]
+TARGETS = [Journals, Grids, StepFiles, TableSets]
