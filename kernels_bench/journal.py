@@ -30,7 +30,8 @@ FSYNC_EVERY_S: Final = 1.0
 MAX_ERRORS: Final = 2
 """A point that failed is tried once more by a resumed run: a lost device fails innocent points too."""
 
-_TYPES: Final = ("start", "row", "sentinel", "skip", "end")
+RUN_TYPES: Final = ("start", "row", "sentinel", "skip", "end")
+"""Types of record in the journal of a run."""
 _STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
 
 _MOST_BITS: Final = 2**63 - 1
@@ -73,7 +74,7 @@ _NEEDED: Final = {
 }
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
+def read_journal(path: Path, types: Sequence[str] = RUN_TYPES) -> list[dict[str, Any]]:
     """Read every whole line of a journal.
 
     Parameters
@@ -93,7 +94,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     MeasureError
         If the file cannot be read, or a line before the last is no record.
     """
-    return [record for record, _ in _whole_lines(Path(path))]
+    return [record for record, _ in _whole_lines(Path(path), types)]
 
 
 def starts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -163,7 +164,9 @@ class Journal:
         If another process has it open, it holds a broken line, or the disk refuses.
     """
 
-    def __init__(self, path: Path, seconds: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, path: Path, seconds: Callable[[], float] = monotonic, types: Sequence[str] = RUN_TYPES
+    ) -> None:
         self.path = Path(path)
         self._seconds = seconds
         try:
@@ -173,7 +176,7 @@ class Journal:
             raise MeasureError(f"{self.path} cannot be opened for writing: {error.strerror}") from None
         try:
             self._lock()
-            whole = list(_whole_lines(self.path))
+            whole = list(_whole_lines(self.path, types))
             self.records = [record for record, _ in whole]
             self._end = sum(size for _, size in whole)
             os.ftruncate(self._file, self._end)
@@ -210,7 +213,7 @@ class Journal:
             self._cut()
             raise MeasureError(
                 f"{self.path} cannot be written: {error.strerror}; every row before is kept: "
-                f"make room, then `kernels-bench resume {self.path.parent}` goes on"
+                "make room and go on (`kernels-bench resume`, or `kernels-bench steps` once more)"
             ) from None
         self._end += len(line)
         self.records.append(parse_json(line, "a record", MeasureError))
@@ -257,7 +260,7 @@ class Journal:
             return
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _whole_lines(path: Path, types: Sequence[str]) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield each record with the bytes its line takes, newline included."""
     try:
         data = path.read_bytes()
@@ -269,10 +272,10 @@ def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             record = parse_json(line, "a record", MeasureError)
         except MeasureError:
             record = None
-        if not isinstance(record, dict) or record.get("type") not in _TYPES:
+        if not isinstance(record, dict) or record.get("type") not in types:
             raise MeasureError(
                 f"{path}, line {number}: no record of a run, starts with {line[:40]!r}; "
-                f"need a JSON object of type {', '.join(_TYPES)}: delete the line to go on without it"
+                f"need a JSON object of type {', '.join(types)}: delete the line to go on without it"
             )
         if wrong := _wrong(record, line):
             raise MeasureError(f"{path}, line {number}: a {record['type']} line {wrong}: delete it to go on")
