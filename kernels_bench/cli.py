@@ -36,6 +36,7 @@ COMMANDS: Final = (
     "run",
     "allreduce",
     "steps",
+    "bundle",
     "tables",
     "merge",
     "validate",
