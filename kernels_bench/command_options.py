@@ -10,21 +10,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_UNFINISHED",
-    "SET_WORDS",
-    "DeadlineOfPart",
-    "HostGpu",
-    "Json",
-    "Output",
-    "Overwrite",
-    "PointsSeed",
-    "Rank",
-    "print_json",
-    "print_table",
-]
-
 EXIT_INTERRUPTED: Final = 130
 EXIT_UNFINISHED: Final = 1
 

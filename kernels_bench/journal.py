@@ -23,8 +23,6 @@ from fastroof.columns import MEASURED_US
 from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 
-__all__ = ["Journal", "done_keys", "find_journals", "read_journal", "starts"]
-
 FSYNC_EVERY_S: Final = 1.0
 """A power cut loses at most this much; a killed process loses nothing that was appended."""
 MAX_ERRORS: Final = 2
@@ -75,55 +73,18 @@ _NEEDED: Final = {
 
 
 def read_journal(path: Path, types: Sequence[str] = RUN_TYPES) -> list[dict[str, Any]]:
-    """Read every whole line of a journal.
-
-    Parameters
-    ----------
-    path : Path
-        A ``journal-<run>.jsonl``.
-
-    Returns
-    -------
-    list of dict
-        In the order they were written, each with its ``type``: start, row, sentinel, skip or end.
-        Clock, power and temperature that the device did not tell are NaN. A last line without its
-        newline, which a kill leaves behind, is dropped.
-
-    Raises
-    ------
-    MeasureError
-        If the file cannot be read, or a line before the last is no record.
-    """
+    """Read every whole line of a journal."""
     return [record for record, _ in _whole_lines(Path(path), types)]
 
 
 def starts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the start lines: one for the run, one more for each time it was resumed.
-
-    Parameters
-    ----------
-    records : sequence of mapping
-        What :func:`read_journal` returned.
-    """
+    """Return the start lines: one for the run, one more for each time it was resumed."""
     return [r for r in records if r["type"] == "start"]
 
 
 def done_keys(records: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the keys of points that a resumed run must not touch again.
 
-    Parameters
-    ----------
-    records : sequence of mapping
-        What :func:`read_journal` returned.
-
-    Returns
-    -------
-    set of str
-        Points with a row, and points that were skipped for good: out of memory, unsupported, a failed
-        check, or two errors.
-
-    Examples
-    --------
     >>> sorted(done_keys([{"type": "row", "key": "a"}, {"type": "skip", "key": "b", "kind": "error"}]))
     ['a']
     """
@@ -138,31 +99,12 @@ def done_keys(records: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def find_journals(folder: Path) -> list[Path]:
-    """Return the journals of an output folder, oldest run first.
-
-    Parameters
-    ----------
-    folder : Path
-        What ``kernels-bench run -o`` was given.
-    """
+    """Return the journals of an output folder, oldest run first."""
     return sorted(Path(folder).glob("journal-*.jsonl"))
 
 
 class Journal:
-    """A journal that is open for appending, by one process at a time.
-
-    Parameters
-    ----------
-    path : Path
-        The file; made where it is not there yet, with its folder.
-    seconds : callable
-        A rising clock in seconds, for how often the disk is told to keep what was written.
-
-    Raises
-    ------
-    MeasureError
-        If another process has it open, it holds a broken line, or the disk refuses.
-    """
+    """A journal that is open for appending, by one process at a time."""
 
     def __init__(
         self, path: Path, seconds: Callable[[], float] = monotonic, types: Sequence[str] = RUN_TYPES
@@ -186,18 +128,7 @@ class Journal:
         self._synced_at = seconds()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record as one line.
-
-        Parameters
-        ----------
-        record : mapping
-            With ``type``; NaN and infinities become null, which JSON has.
-
-        Raises
-        ------
-        MeasureError
-            If the disk is full or refuses; what was there before is intact.
-        """
+        """Write one record as one line."""
         line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             os.ftruncate(self._file, self._end)  # what an interrupted append left

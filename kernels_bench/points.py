@@ -9,28 +9,18 @@ from typing import Any
 
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["Point"]
-
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel at one size, named by the columns of its operator's table.
+    """One kernel at one size, named by the columns of its operator's table."""
 
-    Attributes
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`: gemm, attention_prefill, attention_decode, ...
-    values : mapping of str to int or str
-        Every key and axis column of that schema but the latency: ``{"dtype": "bf16", "m": 64, ...}``.
-    priority : int
-        Which points a time budget drops first: the highest number. 0 is never dropped before 1.
-    group : str
-        The part of the grid it belongs to; a line of ``kernels-bench plan``.
-    """
-
+    # A key of :data:`fastroof.operators.registry.OPERATORS`: gemm, attention_prefill, attention_decode, ...
     operator: str
+    # Every key and axis column of that schema but the latency: ``{"dtype": "bf16", "m": 64, ...}``.
     values: Mapping[str, Any]
+    # Which points a time budget drops first: the highest number. 0 is never dropped before 1.
     priority: int = field(default=0, compare=False)
+    # The part of the grid it belongs to; a line of ``kernels-bench plan``.
     group: str = field(default="", compare=False)
 
     @property

@@ -9,40 +9,25 @@ from typing import Any, Protocol
 from fastroof.arrays import Floats
 from kernels_bench.points import Point
 
-__all__ = ["Availability", "Clock", "DeviceState", "Monitor", "Prepared", "Provider", "Timer", "Timing"]
-
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a provider works on this host.
+    """Whether a provider works on this host."""
 
-    Attributes
-    ----------
-    works : bool
-        Whether it can measure here.
-    reason : str
-        Why not, in words a person can act on; empty where it works.
-    versions : mapping of str to str
-        Versions of what it uses, for the provenance.
-    """
-
+    # Whether it can measure here.
     works: bool
+    # Why not, in words a person can act on; empty where it works.
     reason: str = ""
+    # Versions of what it uses, for the provenance.
     versions: Mapping[str, str] | None = None
 
 
 class Prepared(Protocol):
-    """Inputs of one point on the device, ready to launch.
+    """Inputs of one point on the device, ready to launch."""
 
-    Attributes
-    ----------
-    kernel : str
-        The kernel or library call that is measured, for the ``kernel`` column.
-    num_sets : int
-        Input sets that calls rotate over, together larger than twice the L2.
-    """
-
+    # The kernel or library call that is measured, for the ``kernel`` column.
     kernel: str
+    # Input sets that calls rotate over, together larger than twice the L2.
     num_sets: int
 
     def run(self, index: int) -> None:
@@ -70,31 +55,19 @@ class Provider(Protocol):
         """Why this point is not for this provider; None where it is."""
 
     def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        """Make random inputs for a point, of at most ``max_bytes`` in all.
-
-        Raises
-        ------
-        MemoryError
-            If the device cannot hold them; ``torch.cuda.OutOfMemoryError`` is turned into it.
-        """
+        """Make random inputs for a point, of at most ``max_bytes`` in all."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed replays of one point, in us per call.
+    """Timed replays of one point, in us per call."""
 
-    Attributes
-    ----------
-    latency_us, p25_us, p75_us, min_us : float
-        Median, quartiles and minimum over the replays.
-    num_replays : int
-        Timed replays.
-    """
-
+    # Median, quartiles and minimum over the replays.
     latency_us: float
     p25_us: float
     p75_us: float
     min_us: float
+    # Timed replays.
     num_replays: int
 
 

@@ -27,8 +27,6 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import MeasureError
 
-__all__ = ["DISTRIBUTIONS", "expert_loads", "route"]
-
 DISTRIBUTIONS: Final = ("balanced", "uniform", "power_law_1.01", "power_law_1.2")
 LARGEST_SHARE: Final = 0.8
 """Of the tokens, that the densest power law reaches before it is scaled."""
@@ -39,27 +37,6 @@ FEW: Final = 0.01, 2.0
 def expert_loads(num_tokens: int, topk: int, num_experts: int, distribution: str, seed: int) -> Longs:
     """Draw how many tokens each expert takes.
 
-    Parameters
-    ----------
-    num_tokens, topk, num_experts : int
-        Tokens of the step (of all GPUs), experts that a token takes, experts of the layer.
-    distribution : str
-        One of :data:`DISTRIBUTIONS`, or a power law of another exponent.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    ndarray of int64
-        Shape (num_experts,), ``num_tokens * topk`` in all, none above ``num_tokens``.
-
-    Raises
-    ------
-    MeasureError
-        If a token takes more experts than there are, or the distribution is another.
-
-    Examples
-    --------
     >>> expert_loads(3, 2, 4, "balanced", seed=0).tolist()
     [2, 1, 2, 1]
     """
@@ -81,26 +58,7 @@ def expert_loads(num_tokens: int, topk: int, num_experts: int, distribution: str
 
 
 def route(num_tokens: int, topk: int, num_experts: int, moe_ep: int, distribution: str, seed: int) -> Longs:
-    """Draw which experts each token takes.
-
-    Parameters
-    ----------
-    num_tokens, topk, num_experts, distribution, seed
-        As in :func:`expert_loads`.
-    moe_ep : int
-        GPUs that the experts are spread over.
-
-    Returns
-    -------
-    ndarray of int64
-        Shape (num_tokens, topk), no expert twice in a row. The most loaded GPU has experts 0 to
-        ``num_experts / moe_ep - 1``.
-
-    Raises
-    ------
-    MeasureError
-        If the experts do not divide by the GPUs, or as :func:`expert_loads` does.
-    """
+    """Draw which experts each token takes."""
     if moe_ep < 1 or num_experts % moe_ep:
         raise MeasureError(f"{num_experts} experts do not divide by {moe_ep} GPUs")
     by_gpu = expert_loads(num_tokens, topk, num_experts, distribution, seed).reshape(moe_ep, -1)

@@ -7,8 +7,6 @@ from typing import Any, Final
 from kernels_bench.operators.elementwise import elementwise_bytes
 from kernels_bench.points import Point
 
-__all__ = ["SENTINEL_EVERY", "sentinel_points"]
-
 SENTINEL_EVERY: Final = 200
 """Points between two rounds of sentinels: about 4 s on a GPU."""
 
@@ -24,18 +22,6 @@ _HEADS: Final[dict[str, Any]] = {
 def sentinel_points(tiny: bool = False) -> tuple[Point, ...]:
     """Return the sentinels of a grid that names none: a GEMM, a copy and a decode.
 
-    Parameters
-    ----------
-    tiny : bool
-        Sizes for the cpu provider.
-
-    Returns
-    -------
-    tuple of Point
-        One bound by compute, one by memory, one of many small blocks; each takes 0.1 to 0.3 ms on an H100.
-
-    Examples
-    --------
     >>> [p.operator for p in sentinel_points()]
     ['gemm', 'elementwise', 'attention_decode']
     """

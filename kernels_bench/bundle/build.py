@@ -66,32 +66,21 @@ if os.environ.get("KERNELS_BENCH_STAND_INS") == "1":
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """How to build a bundle.
+    """How to build a bundle."""
 
-    Attributes
-    ----------
-    output : Path
-        Folder of the bundle; an earlier bundle is replaced.
-    wheels : Path
-        Folder of wheels. Those that are missing are downloaded, unless ``is_offline``.
-    arch : int
-        Compute capability whose code is kept, times 10.
-    python : str
-        Version of Python on the host.
-    limit_bytes : int
-        What a bundle may take, with ``checkout`` where that is given.
-    checkout : Path, optional
-        A git checkout that travels with the bundle and counts against the limit.
-    preset : int
-        Compression of libraries, 0 to 9.
-    """
-
+    # Folder of the bundle; an earlier bundle is replaced.
     output: Path
+    # Folder of wheels. Those that are missing are downloaded, unless ``is_offline``.
     wheels: Path
+    # Compute capability whose code is kept, times 10.
     arch: int = 90
+    # Version of Python on the host.
     python: str = "3.12"
+    # What a bundle may take, with ``checkout`` where that is given.
     limit_bytes: int = 64 * MIB
+    # A git checkout that travels with the bundle and counts against the limit.
     checkout: Path | None = None
+    # Compression of libraries, 0 to 9.
     preset: int = 9
     is_offline: bool = False
     say: Callable[[str], None] = lambda sentence: None
@@ -215,7 +204,7 @@ def _compress(path: Path, content: bytearray, preset: int) -> None:
 
 def _archive(path: Path, members: Iterable[tuple[str, bytes, int]], preset: int) -> None:
     """Write an archive that is the same for the same files."""
-    with tarfile.open(path, "w:xz", preset=preset) as archive:
+    with lzma.open(path, "wb", preset=preset) as file, tarfile.open(fileobj=file, mode="w") as archive:
         for name, content, mode in sorted(members):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), mode

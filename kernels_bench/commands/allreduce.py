@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fastroof.config.gpu import GpuSpec
     from kernels_bench.run.run_options import RunReport
 
-__all__ = ["register"]
-
 GLOO_RANKS: Final = 2
 
 

@@ -11,8 +11,6 @@ from kernels_bench.command_options import SET_WORDS, Json, print_json, print_tab
 from kernels_bench.output.diff import Difference, KeyDifference, diff_tables
 from kernels_bench.output.table_sets import gpu_of, load_table_set
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""

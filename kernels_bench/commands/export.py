@@ -10,8 +10,6 @@ import typer
 from kernels_bench.command_options import SET_WORDS, Json, print_json
 from kernels_bench.output.table_sets import load_table_set
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to an application."""

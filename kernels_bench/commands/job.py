@@ -14,8 +14,6 @@ from kernels_bench.command_options import EXIT_INTERRUPTED
 from kernels_bench.jobs.job_files import MOUNT, JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import Ended, submit_kubernetes, submit_slurm
 
-__all__ = ["register"]
-
 SECONDS_PER_MINUTE = 60
 
 Name = Annotated[str, typer.Option(help="Name of the job.")]

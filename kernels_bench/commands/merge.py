@@ -8,8 +8,6 @@ import typer
 
 from kernels_bench.command_options import SET_WORDS, Json, Output, Overwrite, Rank, print_json, print_table
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""

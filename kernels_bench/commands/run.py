@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kernels_bench.run.request import Request
     from kernels_bench.run.run_options import Progress, RunReport
 
-__all__ = ["Reporter", "register"]
-
 PLAIN_EVERY_S: Final = 10.0
 
 Deadline = Annotated[

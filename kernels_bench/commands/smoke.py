@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from kernels_bench.points import Point
     from kernels_bench.protocol import Monitor, Provider, Timer
 
-__all__ = ["register"]
-
 EXIT_FAILED: Final = 1
 DEADLINE_S: Final = 60.0
 

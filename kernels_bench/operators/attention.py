@@ -9,18 +9,6 @@ from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.operators.operator import STREAMING, Limits, MeasuredOperator, ModelShapes, Values
 
-__all__ = [
-    "ATTENTION",
-    "DECODES",
-    "OPERATORS",
-    "SPREADS",
-    "AttentionOperator",
-    "DecodeAttentionOperator",
-    "PrefillAttentionOperator",
-    "UnequalDecodeAttentionOperator",
-    "kv_tokens",
-]
-
 SPREADS: Final = ("uniform", "bimodal", "one_long")
 """How the KV lengths of an unequal decode batch differ."""
 

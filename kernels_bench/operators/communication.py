@@ -10,8 +10,6 @@ import numpy as np
 from fastroof.arrays import Floats
 from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
 
-__all__ = ["ALLREDUCE", "BY_RANKS", "COLLECTIVE", "OPERATORS", "AllreduceOperator", "CollectiveOperator"]
-
 
 class CollectiveOperator(MeasuredOperator):
     """All-gather, reduce-scatter and all-to-all."""

@@ -14,8 +14,6 @@ from typing import Final
 import kernels_bench.operators
 from kernels_bench.operators.operator import MeasuredOperator
 
-__all__ = ["MEASURED"]
-
 
 def _every_operator() -> Mapping[str, MeasuredOperator]:
     package = kernels_bench.operators

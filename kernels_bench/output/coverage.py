@@ -10,8 +10,6 @@ from fastroof.load.file_report import Finding
 from kernels_bench.output.table_sets import row_keys
 from kernels_bench.points import Point
 
-__all__ = ["Coverage", "coverage", "coverage_findings"]
-
 
 @dataclass(frozen=True)
 class Coverage:
@@ -35,24 +33,7 @@ def coverage(
     skipped: Sequence[str] = (),
     sentinels: Sequence[str] = (),
 ) -> tuple[Coverage, ...]:
-    """Count how much of a grid a table set holds, by group.
-
-    Parameters
-    ----------
-    tables : MeasuredTables
-        The table set.
-    grid : sequence of Point
-        The points that should be there.
-    skipped : sequence of str
-        Keys of points that were tried and have no row.
-    sentinels : sequence of str
-        Keys of points that were measured as sentinels only; they count as measured.
-
-    Returns
-    -------
-    tuple of Coverage
-        In the order of the grid.
-    """
+    """Count how much of a grid a table set holds, by group."""
     wanted = {point.operator for point in grid}
     have = set(sentinels)
     for operator, table in tables.tables.items():

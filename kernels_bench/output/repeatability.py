@@ -9,54 +9,29 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SentinelRepeat", "repeatability"]
-
 
 @dataclass(frozen=True)
 class SentinelRepeat:
-    """One sentinel of one run, over its rounds.
+    """One sentinel of one run, over its rounds."""
 
-    Attributes
-    ----------
-    run, key : str
-        Which run and which point.
-    rounds : int
-        Times it was measured.
-    median_us, min_us, max_us : float
-        Over the rounds, of each round's median, us.
-    spread : float
-        90th minus 10th percentile over the median: one disturbed round in ten does not count.
-    drift : float
-        Median of the last third of the rounds over that of the first, less 1; above 0 is slower.
-    """
-
+    # Which run and which point.
     run: str
     key: str
+    # Times it was measured.
     rounds: int
+    # Over the rounds, of each round's median, us.
     median_us: float
     min_us: float
     max_us: float
+    # 90th minus 10th percentile over the median: one disturbed round in ten does not count.
     spread: float
+    # Median of the last third of the rounds over that of the first, less 1; above 0 is slower.
     drift: float
 
 
 def repeatability(run: str, sentinels: Sequence[Mapping[str, Any]]) -> list[SentinelRepeat]:
     """Summarise the sentinel lines of one run, by point.
 
-    Parameters
-    ----------
-    run : str
-        Name of the run.
-    sentinels : sequence of mapping
-        Lines of its journal with ``key``, ``round`` and ``latency_us``.
-
-    Returns
-    -------
-    list of SentinelRepeat
-        One a point, in the order they were first measured.
-
-    Examples
-    --------
     >>> lines = [{"key": "copy", "round": i, "latency_us": 10.0 + i} for i in range(6)]
     >>> repeat, = repeatability("a", lines)
     >>> repeat.rounds, repeat.median_us, round(repeat.drift, 3)

@@ -20,8 +20,6 @@ from kernels_bench.output.coverage import Coverage, coverage, coverage_findings
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
 from kernels_bench.points import Point
 
-__all__ = ["Ceiling", "Validation", "ceilings", "validate_tables"]
-
 Columns = Mapping[str, Array]
 
 WIDE_QUARTILES: Final = 0.05
@@ -38,52 +36,35 @@ MOST_CELLS: Final = 30_000_000
 
 @dataclass(frozen=True)
 class Ceiling:
-    """How near the fastest row of an operator and dtype comes to what the GPU can do.
+    """How near the fastest row of an operator and dtype comes to what the GPU can do."""
 
-    Attributes
-    ----------
-    operator, dtype : str
-        Which rows; dtype of the KV cache for attention, kind for elementwise, empty where there is neither.
-    rows : int
-        How many there are.
-    flops_per_s, mfu : float or None
-        Most FLOP/s, and as a share of the peak; None for operators that only move bytes.
-    bytes_per_s, bandwidth_share : float or None
-        Most compulsory bytes a second, and as a share of memory's or the link's bandwidth. Above 1 where
-        the L2 holds the bytes.
-    """
-
+    # Which rows; dtype of the KV cache for attention, kind for elementwise, empty where there is neither.
     operator: str
     dtype: str
+    # How many there are.
     rows: int
+    # Most FLOP/s, and as a share of the peak; None for operators that only move bytes.
     flops_per_s: float | None
     mfu: float | None
+    # Most compulsory bytes a second, and as a share of memory's or the link's bandwidth. Above 1 where the L2
+    # holds the bytes.
     bytes_per_s: float | None
     bandwidth_share: float | None
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Everything that was found out about a table set.
+    """Everything that was found out about a table set."""
 
-    Attributes
-    ----------
-    gpu : str
-        GPU of the tables.
-    reports : tuple of FileReport
-        fastroof's checks, one a file, with the findings of :func:`validate_tables` added to them.
-    findings : tuple of Finding
-        What concerns the set as a whole: sentinels, device, skips, coverage.
-    ceilings : tuple of Ceiling
-        By operator and dtype.
-    coverage : tuple of Coverage
-        By group of the grid; empty where no grid was given.
-    """
-
+    # GPU of the tables.
     gpu: str
+    # fastroof's checks, one a file, with the findings of :func:`validate_tables` added to them.
     reports: tuple[FileReport, ...]
+    # What concerns the set as a whole: sentinels, device, skips, coverage.
     findings: tuple[Finding, ...]
+    # By operator and dtype.
     ceilings: tuple[Ceiling, ...]
+    # By group of the grid; empty where no grid was given.
     coverage: tuple[Coverage, ...] = ()
 
     @property
@@ -111,34 +92,7 @@ def validate_tables(
     skipped: Sequence[str] = (),
     sentinels: Sequence[str] = (),
 ) -> Validation:
-    """Check a table set.
-
-    Parameters
-    ----------
-    tables : MeasuredTables
-        As :func:`kernels_bench.output.table_sets.load_table_set` returns it.
-    gpu : GpuSpec
-        The card they were measured on.
-    grid : sequence of Point, optional
-        The points that should be there.
-    skipped : sequence of str
-        Keys of points that were tried and have no row; a journal has them, tables do not.
-    sentinels : sequence of str
-        Keys of points that were measured as sentinels only.
-
-    Returns
-    -------
-    Validation
-        Its ``severity`` is ``"error"`` where the tables must not be used.
-
-    Notes
-    -----
-    Beside the kinds of :func:`fastroof.load.validate.validate`: ``falls_with_work`` (less time for more
-    work on every axis, beyond the quartiles of both), ``quartiles`` (median outside its quartiles, an
-    error), ``wide_quartiles``, ``fastest_replay`` (a minimum no GPU of the kind can reach: the timer),
-    ``runs_apart``, ``no_sentinels``, ``sentinel_spread``, ``sentinel_drift``, ``throttled``, ``left_out``,
-    ``skips``, ``coverage``.
-    """
+    """Check a table set."""
     extra: dict[str, list[Finding]] = {
         operator: list(_table_findings(table, gpu)) for operator, table in tables.tables.items()
     }
@@ -172,15 +126,7 @@ def _gravest_first(finding: Finding) -> int:
 
 
 def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
-    """Return how near a table's fastest rows come to the GPU's peak and bandwidth, by dtype.
-
-    Parameters
-    ----------
-    table : MeasuredTable
-        One operator.
-    gpu : GpuSpec
-        The card.
-    """
+    """Return how near a table's fastest rows come to the GPU's peak and bandwidth, by dtype."""
     columns = table.columns
     work = OPERATORS[table.operator].work(columns, gpu)
     seconds = columns["latency_us"] / US_PER_S

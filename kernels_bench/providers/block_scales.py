@@ -9,29 +9,13 @@ from typing import Any, Final
 
 from kernels_bench.providers.device import FP8_MAX, torch_dtype
 
-__all__ = ["SCALE_BLOCK", "quantise_blocks", "spread_scales"]
-
 SCALE_BLOCK: Final = 128
 TINY: Final = 1e-12
 """Scale of a block of zeros."""
 
 
 def quantise_blocks(values: Any, block_rows: int) -> tuple[Any, Any]:
-    """Quantise with a scale a block.
-
-    Parameters
-    ----------
-    values : tensor
-        Shape (..., rows, columns), in bf16 as weights come.
-    block_rows : int
-        Rows of a block: 1 for activations, :data:`SCALE_BLOCK` for weights. It has 128 columns.
-
-    Returns
-    -------
-    tensor, tensor
-        e4m3, and float32 scales of shape (..., rows / block_rows, columns / 128), both rounded up. The
-        largest element of each block becomes the largest of e4m3.
-    """
+    """Quantise with a scale a block."""
     import torch
 
     rows, columns = values.shape[-2:]
@@ -47,21 +31,6 @@ def quantise_blocks(values: Any, block_rows: int) -> tuple[Any, Any]:
 
 
 def spread_scales(scale: Any, block_rows: int, rows: int, columns: int) -> Any:
-    """Repeat the scale of each block for its elements.
-
-    Parameters
-    ----------
-    scale : tensor
-        Shape (..., rows / block_rows, columns / 128), both rounded up.
-    block_rows : int
-        Rows of a block.
-    rows, columns : int
-        Elements that there are.
-
-    Returns
-    -------
-    tensor
-        Shape (..., rows, columns).
-    """
+    """Repeat the scale of each block for its elements."""
     tall = scale.repeat_interleave(block_rows, dim=-2)[..., :rows, :]
     return tall.repeat_interleave(SCALE_BLOCK, dim=-1)[..., :columns]

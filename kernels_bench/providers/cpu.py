@@ -19,8 +19,6 @@ from kernels_bench.points import Point
 from kernels_bench.protocol import Availability
 from kernels_bench.providers.cpu_kernels import KERNELS, LANES, Arrays, round_bf16
 
-__all__ = ["CpuPrepared", "CpuProvider"]
-
 MAX_BYTES: Final = 64 * MIB
 MAX_WORK: Final = 2**30
 """Multiply-adds of a call: about 0.1 s on one core."""
@@ -62,15 +60,7 @@ class CpuProvider:
         return None
 
     def prepare(self, point: Point, seed: int, max_bytes: int) -> CpuPrepared:
-        """Make random inputs.
-
-        Raises
-        ------
-        MeasureError
-            If the provider refuses the point.
-        MemoryError
-            If the inputs are larger than ``max_bytes``.
-        """
+        """Make random inputs."""
         reason = self.refuses(point)
         if reason is not None:
             raise MeasureError(f"{point.key}: {reason}")

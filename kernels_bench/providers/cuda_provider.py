@@ -10,32 +10,18 @@ from kernels_bench.points import Point
 from kernels_bench.protocol import Prepared
 from kernels_bench.providers.device import Device, cuda_device, oom_as_memory_error
 
-__all__ = ["CudaProvider", "Launch"]
-
 
 class Launch(NamedTuple):
-    """How a provider measures one operator.
+    """How a provider measures one operator."""
 
-    Attributes
-    ----------
-    refuses : callable
-        ``refuses(point)``: why a point is not for the provider; None where it is.
-    prepare : callable
-        ``prepare(point, seed, max_bytes)``: random inputs for a point, ready to launch.
-    """
-
+    # ``refuses(point)``: why a point is not for the provider; None where it is.
     refuses: Callable[[Point], str | None]
+    # ``prepare(point, seed, max_bytes)``: random inputs for a point, ready to launch.
     prepare: Callable[[Point, int, int], Prepared]
 
 
 class CudaProvider(ABC):
-    """A provider of GPU kernels.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    """
+    """A provider of GPU kernels."""
 
     name: str
     lacks: ClassVar[str] = "is not asked for"

@@ -19,8 +19,6 @@ from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
 
-__all__ = ["DEEPGEMM", "DeepgemmProvider", "tma_aligned"]
-
 DEEPGEMM: Final = "deepgemm"
 PACKAGES: Final = ("deep_gemm", "vllm.third_party.deep_gemm")
 """In the order in which vLLM looks for it."""
@@ -30,15 +28,7 @@ KERNEL: Final = "deep_gemm fp8_gemm_nt, blocks of 128, quantisation of activatio
 
 
 class DeepgemmProvider(CudaProvider):
-    """Launches DeepGEMM's GEMM.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    deep_gemm : module, optional
-        The package; imported by default.
-    """
+    """Launches DeepGEMM's GEMM."""
 
     name = DEEPGEMM
 
@@ -92,18 +82,7 @@ def _arranged(x_scale: Any, weight_scale: Any) -> tuple[Any, Any]:
 
 
 def tma_aligned(scale: Any) -> Any:
-    """Lay scales out column by column, each from a multiple of 16 B: else every call would begin with that.
-
-    Parameters
-    ----------
-    scale : tensor
-        float32, shape (rows, columns).
-
-    Returns
-    -------
-    tensor
-        The same numbers; strides 1 and ``rows`` rounded up to 4.
-    """
+    """Lay scales out by columns, each from a multiple of 16 B; otherwise every call begins with that."""
     rows, columns = scale.shape
     room = -(-rows // ALIGNED_SCALES) * ALIGNED_SCALES
     return scale.new_zeros((columns, room))[:, :rows].copy_(scale.t()).t()

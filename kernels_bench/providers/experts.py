@@ -24,8 +24,6 @@ from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS, RotatingCalls, count_sets, sample
 from kernels_bench.routing import DISTRIBUTIONS, route
 
-__all__ = ["ExpertLayer", "ExpertSets", "ExpertWeights", "refuses_experts"]
-
 CHECKED_TOKENS: Final = 32
 DRAWN_AT_ONCE: Final = 2**28
 """Elements of a weight that is quantised: 0.5 GB of bf16."""
@@ -38,29 +36,20 @@ ID_BYTES: Final = 4 + 4
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """Sizes of the experts on one GPU, and of what they are given.
+    """Sizes of the experts on one GPU, and of what they are given."""
 
-    Attributes
-    ----------
-    dtype : str
-        Of the weights.
-    num_tokens : int
-        Tokens of all GPUs that share the experts.
-    topk, num_experts, moe_ep : int
-        Experts a token takes; experts of the layer; GPUs that they are spread over.
-    hidden, width : int
-        Of the model, and of one expert on this GPU.
-    distribution : str
-        How tokens are routed.
-    """
-
+    # Of the weights.
     dtype: str
+    # Tokens of all GPUs that share the experts.
     num_tokens: int
+    # Experts a token takes; experts of the layer; GPUs that they are spread over.
     topk: int
     num_experts: int
     moe_ep: int
+    # Of the model, and of one expert on this GPU.
     hidden: int
     width: int
+    # How tokens are routed.
     distribution: str
 
     @classmethod
@@ -95,15 +84,7 @@ class ExpertLayer:
 
 
 def refuses_experts(point: Point, dtypes: tuple[str, ...]) -> str | None:
-    """Say why experts cannot be measured in any of a provider's dtypes; None where they can.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe.
-    dtypes : tuple of str
-        What the provider has kernels for.
-    """
+    """Say why experts cannot be measured in any of a provider's dtypes; None where they can."""
     v = point.values
     if v["dtype"] not in dtypes:
         return f"no {v['dtype']} experts here; there are {', '.join(dtypes)}"
@@ -124,22 +105,15 @@ def refuses_experts(point: Point, dtypes: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Weights of all experts of one GPU.
+    """Weights of all experts of one GPU."""
 
-    Attributes
-    ----------
-    gate_up, down : tensor
-        Shapes (experts, 2 width, hidden) and (experts, hidden, width).
-    gate_up_scale, down_scale : tensor or None
-        fp8: one float32 an expert. fp8_block: one a block of 128 x 128. None for bf16.
-    is_gate_first : bool
-        Whether rows of the gate come before those of ``up``.
-    """
-
+    # Shapes (experts, 2 width, hidden) and (experts, hidden, width).
     gate_up: Any
     down: Any
+    # fp8: one float32 an expert. fp8_block: one a block of 128 x 128. None for bf16.
     gate_up_scale: Any
     down_scale: Any
+    # Whether rows of the gate come before those of ``up``.
     is_gate_first: bool
 
     @classmethod
@@ -198,60 +172,31 @@ class ExpertSets:
     Every set has tokens of its own. Weights are shared where those of all experts exceed twice the L2: then
     sets differ in which experts their tokens take, turn by turn, so that calls of few tokens find no
     expert's weights in the L2 either.
-
-    Attributes
-    ----------
-    layer : ExpertLayer
-        Sizes.
-    x : tensor
-        Shape (sets, num_tokens, hidden).
-    weights : list of ExpertWeights
-        Set i takes number i mod their count.
-    experts, expert_weights : tensor
-        Of each token, int32 and float32, shape (sets, num_tokens, topk). Experts are numbered over all
-        GPUs; those here are the first.
-    expert_map : tensor or None
-        Place of each expert here, -1 of those elsewhere, int32; None where all are here.
-    x_scale, gated_scale : tensor or None
-        Static float32 scales of fp8 activations; None for other dtypes.
-    rotated_bytes : int
-        Bytes of all sets.
     """
 
+    # Sizes.
     layer: ExpertLayer
+    # Shape (sets, num_tokens, hidden).
     x: Any
+    # Set i takes number i mod their count.
     weights: list[ExpertWeights]
+    # Of each token, int32 and float32, shape (sets, num_tokens, topk). Experts are numbered over all GPUs;
+    # those here are the first.
     experts: Any
     expert_weights: Any
+    # Place of each expert here, -1 of those elsewhere, int32; None where all are here.
     expert_map: Any
+    # Static float32 scales of fp8 activations; None for other dtypes.
     x_scale: Any
     gated_scale: Any
+    # Bytes of all sets.
     rotated_bytes: int
 
     @classmethod
     def make(
         cls, point: Point, device: Device, seed: int, max_bytes: int, *, is_gate_first: bool = True
     ) -> ExpertSets:
-        """Draw tokens, routing and weights.
-
-        Parameters
-        ----------
-        point : Point
-            Operator moe.
-        device : Device
-            Where they live.
-        seed : int
-            Seed of inputs and routing.
-        max_bytes : int
-            What they may take, B.
-        is_gate_first : bool
-            Whether rows of the gate come before those of ``up``.
-
-        Raises
-        ------
-        MemoryError
-            If one set does not fit.
-        """
+        """Draw tokens, routing and weights."""
         import torch
 
         layer = ExpertLayer.of(point)
@@ -295,22 +240,7 @@ class ExpertSets:
         return self.weights[index % len(self.weights)]
 
     def calls(self, kernel: str, compute: Callable[[int], Any], seed: int) -> RotatingCalls:
-        """Bind a kernel to the sets and to what is checked of it.
-
-        Parameters
-        ----------
-        kernel : str
-            What ``compute`` launches.
-        compute : callable
-            Returns the layer's output of a set, shape (num_tokens, hidden).
-        seed : int
-            Seed of the choice of what is checked.
-
-        Returns
-        -------
-        RotatingCalls
-            Checked at up to 32 tokens that have an expert here, and one that has none.
-        """
+        """Bind a kernel to the sets and to what is checked of it."""
         outputs: dict[int, Any] = {}
         checked = self._checked(seed)
 

@@ -8,8 +8,6 @@ from fastroof.errors import MeasureError
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
 from kernels_bench.providers.small_ops import RMS_EPSILON
 
-__all__ = ["FlashinferSmallOps"]
-
 _MODULES: Final = {"rmsnorm_residual": "norm", "rope": "rope", "silu_and_mul": "silu_and_mul"}
 _KERNELS: Final = {
     "rmsnorm_residual": "flashinfer fused_add_rmsnorm",

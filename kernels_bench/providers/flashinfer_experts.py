@@ -10,8 +10,6 @@ from kernels_bench.providers.experts import ExpertSets, refuses_experts
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
 from kernels_bench.providers.rotating import RotatingCalls
 
-__all__ = ["prepare_flashinfer_experts", "refuses_flashinfer_experts"]
-
 MODULES: Final = {
     (9, 0): "fused_moe_90",
     (10, 0): "fused_moe_100",
@@ -38,27 +36,7 @@ def refuses_flashinfer_experts(point: Point, device: Device, modules: Flashinfer
 def prepare_flashinfer_experts(
     point: Point, flashinfer: Any, device: Device, seed: int, max_bytes: int
 ) -> RotatingCalls:
-    """Make tokens and experts for flashinfer's fused experts.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe, bf16 or fp8_block.
-    flashinfer : module
-        The package.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of inputs and routing.
-    max_bytes : int
-        What they may take, B.
-
-    Returns
-    -------
-    RotatingCalls
-        Of everything but the router, by the tactics that it takes without tuning. It wants the rows of
-        ``up`` before those of the gate.
-    """
+    """Make tokens and experts for flashinfer's fused experts."""
     import torch
 
     sets = ExpertSets.make(point, device, seed, max_bytes, is_gate_first=False)

@@ -11,8 +11,6 @@ from kernels_bench.providers.device import Device
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
 
-__all__ = ["prepare_block_gemm", "refuses_block_gemm"]
-
 MODULES: Final = {10: "gemm_sm100", 12: "gemm_sm120"}
 """By major compute capability."""
 ROWS_ALIGNMENT: Final = 4

@@ -41,21 +41,9 @@ from kernels_bench.providers.flashinfer_experts import (
 from kernels_bench.providers.flashinfer_gemm import prepare_block_gemm, refuses_block_gemm
 from kernels_bench.providers.mla import mla_sets, prepare_mla
 
-__all__ = ["FlashinferProvider"]
-
 
 class FlashinferProvider(CudaProvider):
-    """Launches flashinfer's kernels.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    flashinfer : module, optional
-        The package; imported by default.
-    modules : FlashinferModules, optional
-        Which of its libraries are built; looked up by default.
-    """
+    """Launches flashinfer's kernels."""
 
     name = "flashinfer"
 

@@ -6,19 +6,9 @@ from typing import Any
 
 from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
 
-__all__ = ["InputMaker"]
-
 
 class InputMaker:
-    """Makes tensors on a device from one seed.
-
-    Parameters
-    ----------
-    device : Device
-        Where they live.
-    seed : int
-        The same seed and calls give the same tensors on one kind of device.
-    """
+    """Makes tensors on a device from one seed."""
 
     def __init__(self, device: Device, seed: int) -> None:
         import torch

@@ -14,8 +14,6 @@ from kernels_bench.providers.device import Device, take
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
-__all__ = ["FP8_ALIGNMENT", "Arrange", "Gemm", "prepare_gemm", "refuses_gemm", "torch_gemm"]
-
 FP8_ALIGNMENT: Final = 16
 """fp8 kernels need n and k to be multiples of it."""
 CHECKED_ROWS: Final = 64
@@ -58,30 +56,7 @@ def prepare_gemm(
     gemm: Gemm,
     arrange: Arrange = lambda x_scale, weight_scale: (x_scale, weight_scale),
 ) -> RotatingCalls:
-    """Make inputs of a GEMM and bind a kernel to them.
-
-    Parameters
-    ----------
-    point : Point
-        Operator gemm, dtype bf16, fp8, fp8_rowwise or fp8_block.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of the inputs.
-    max_bytes : int
-        What they may take, B.
-    kernel : str
-        What ``gemm`` launches.
-    gemm : callable
-        See :data:`Gemm`.
-    arrange : callable
-        See :data:`Arrange`.
-
-    Returns
-    -------
-    RotatingCalls
-        Checked at up to 64 rows and 512 columns.
-    """
+    """Make inputs of a GEMM and bind a kernel to them."""
     dtype = point.values["dtype"]
     m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
     set_bytes = int(gemm_bytes(m, n, k, DTYPE_BYTES[dtype]))
@@ -133,19 +108,7 @@ def _one_set(make: InputMaker, dtype: str, m: int, n: int, k: int) -> tuple[Any,
 
 
 def torch_gemm(dtype: str) -> tuple[str, Gemm]:
-    """Return torch's kernel of a dtype and what to call it.
-
-    Parameters
-    ----------
-    dtype : str
-        bf16, fp8 or fp8_rowwise.
-
-    Returns
-    -------
-    str, callable
-        bf16: what F.linear without bias calls, with the output given (F.linear has no ``out``).
-        fp8: accumulation without promotion, as serving engines run it.
-    """
+    """Return torch's kernel of a dtype and what to call it."""
     import torch
 
     if dtype == "bf16":

@@ -25,8 +25,6 @@ from kernels_bench.providers.torch_attention import prepare_sdpa, refuses_sdpa
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm, torch_gemm
 from kernels_bench.providers.torch_moe import prepare_moe, refuses_moe
 
-__all__ = ["TorchProvider"]
-
 TRITON_EXPERTS: Final = ("fp8", "fp8_block")
 """Formats of experts that torch has no grouped GEMM for."""
 

@@ -19,16 +19,6 @@ from kernels_bench.providers.device import Device
 from kernels_bench.providers.experts import ExpertSets, ExpertWeights, refuses_experts
 from kernels_bench.providers.rotating import RotatingCalls
 
-__all__ = [
-    "EXPERT_DTYPES",
-    "SIGNATURES",
-    "VllmExperts",
-    "load_vllm_experts",
-    "prepare_vllm_experts",
-    "refuses_vllm_experts",
-    "vllm_version",
-]
-
 _LAYER: Final = "vllm.model_executor.layers.fused_moe"
 
 SIGNATURES: Final = {
@@ -91,26 +81,7 @@ def refuses_vllm_experts(point: Point, device: Device) -> str | None:
 def prepare_vllm_experts(
     point: Point, vllm: VllmExperts, device: Device, seed: int, max_bytes: int
 ) -> RotatingCalls:
-    """Make tokens and experts for vLLM's fused experts.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe, in one of :data:`EXPERT_DTYPES`.
-    vllm : VllmExperts
-        What is called.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of inputs and routing.
-    max_bytes : int
-        What they may take, B.
-
-    Returns
-    -------
-    RotatingCalls
-        Of everything but the router: activations quantised, rows sorted by expert, GEMMs, weighted sum.
-    """
+    """Make tokens and experts for vLLM's fused experts."""
     sets = ExpertSets.make(point, device, seed, max_bytes)
     configs = [_config(sets, weights, vllm) for weights in sets.weights]
 

@@ -24,8 +24,6 @@ from kernels_bench.providers.vllm_experts import (
 )
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
 
-__all__ = ["VllmProvider"]
-
 SCALINGS: Final = {
     "fp8": "per tensor",
     "fp8_rowwise": "row-wise",
@@ -34,15 +32,7 @@ SCALINGS: Final = {
 
 
 class VllmProvider(CudaProvider):
-    """Launches the kernels of vLLM's libraries.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    experts : VllmExperts, optional
-        Its fused experts; those of the installed vllm by default, imported when they are first needed.
-    """
+    """Launches the kernels of vLLM's libraries."""
 
     name = "vllm"
 

@@ -12,8 +12,6 @@ from fastroof.documents import parse_toml, read_toml
 from fastroof.errors import GpuError, MeasureError
 from fastroof.whole_files import write_whole
 
-__all__ = ["CPU", "CPU_GPU_TOML", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
-
 CPU: Final = "cpu"
 
 CPU_GPU_TOML: Final = """\
@@ -39,27 +37,6 @@ pcie_gb_per_s = 1
 def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> GpuSpec:
     """Return the card that is measured; refuse to call one by another's name.
 
-    Parameters
-    ----------
-    name : str or None
-        What a person called it, or the path of a gpu.toml, which is believed.
-    facts : mapping
-        What the driver says, ``gpu_name`` among it.
-    on_cpu : bool
-        Whether the host is measured instead.
-
-    Returns
-    -------
-    GpuSpec
-        On a CPU one that is called ``cpu``.
-
-    Raises
-    ------
-    MeasureError
-        If nobody knows the card, or it is another one than it was called.
-
-    Examples
-    --------
     >>> measured_gpu(None, {"gpu_name": "NVIDIA H100 80GB HBM3"}, on_cpu=False).name
     'h100'
     """
@@ -90,42 +67,14 @@ def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> Gp
 
 
 def refuse_other_gpu(folder: Path, gpu: GpuSpec) -> None:
-    """Refuse an output folder of another card.
-
-    Parameters
-    ----------
-    folder : Path
-        What ``-o`` was given; it need not exist.
-    gpu : GpuSpec
-        The card that is measured.
-
-    Raises
-    ------
-    MeasureError
-        Naming both.
-    """
+    """Refuse an output folder of another card."""
     held = folder / GPU_FILE
     if held.is_file() and (name := load_gpu(held).name) != gpu.name:
         raise MeasureError(f"{folder} holds measurements of {name}, this is {gpu.name}; give another -o")
 
 
 def write_gpu_file(folder: Path, gpu: GpuSpec, given: str | None) -> None:
-    """Put the card's facts beside its tables, so that they load where fastroof has no such card.
-
-    Parameters
-    ----------
-    folder : Path
-        The output folder; made where it is not there.
-    gpu : GpuSpec
-        The card.
-    given : str or None
-        What a person called it: a gpu.toml is copied.
-
-    Raises
-    ------
-    MeasureError
-        If the folder cannot be written.
-    """
+    """Put the card's facts beside its tables, so that they load where fastroof has no such card."""
     from fastroof.load.write import toml_text
 
     if (folder / GPU_FILE).is_file():

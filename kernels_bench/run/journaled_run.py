@@ -14,23 +14,9 @@ from kernels_bench.points import Point
 from kernels_bench.protocol import Clock
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport
 
-__all__ = ["JournaledRun"]
-
 
 class JournaledRun:
-    """A run that appends to a journal.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        What is measured, in the order of measuring.
-    book : Journal
-        Open.
-    clock : Clock
-        Tells the time.
-    options : RunOptions
-        How to measure.
-    """
+    """A run that appends to a journal."""
 
     def __init__(self, points: Sequence[Point], book: Journal, clock: Clock, options: RunOptions) -> None:
         self.book, self.clock, self.options = book, clock, options

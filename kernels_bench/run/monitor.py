@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from kernels_bench.protocol import DeviceState, Monitor
 
-__all__ = ["HostMonitor", "NvmlMonitor", "SmiMonitor", "open_monitor", "visible_device"]
-
 SMI_EVERY_S: Final = 2.0
 """nvidia-smi takes about 50 ms to start, so it is asked this often and not after every point."""
 _MILLI: Final = 1e-3
@@ -34,13 +32,6 @@ _SMI_FACTS: Final = {
 def visible_device(environment: Mapping[str, str] | None = None) -> str:
     """Return the GPU that torch's device 0 is: an index or a UUID.
 
-    Parameters
-    ----------
-    environment : mapping, optional
-        The process's own by default.
-
-    Examples
-    --------
     >>> visible_device({"CUDA_VISIBLE_DEVICES": "3,1"})
     '3'
     >>> visible_device({})
@@ -51,19 +42,7 @@ def visible_device(environment: Mapping[str, str] | None = None) -> str:
 
 
 def open_monitor(device: str | None = None) -> Monitor:
-    """Open the best monitor there is: NVML through pynvml, nvidia-smi, or none.
-
-    Parameters
-    ----------
-    device : str, optional
-        Index or UUID of the GPU; that of ``CUDA_VISIBLE_DEVICES`` by default.
-
-    Returns
-    -------
-    Monitor
-        Where neither works, one that knows nothing: every state is NaN, and no point is then measured
-        again for its clock.
-    """
+    """Open the best monitor there is: NVML through pynvml, nvidia-smi, or none."""
     device = visible_device() if device is None else device
     with contextlib.suppress(Exception):  # no library, no driver, no such GPU: the next one may work
         return NvmlMonitor(importlib.import_module("pynvml"), device)
@@ -75,15 +54,7 @@ def open_monitor(device: str | None = None) -> Monitor:
 
 
 class NvmlMonitor:
-    """Asks NVML.
-
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, or what stands in for it in a test.
-    device : str
-        Index or UUID (``GPU-...``) of the GPU.
-    """
+    """Asks NVML."""
 
     def __init__(self, nvml: Any, device: str = "0") -> None:
         nvml.nvmlInit()
@@ -146,17 +117,7 @@ class NvmlMonitor:
 
 
 class SmiMonitor:
-    """Asks nvidia-smi, where pynvml is not installed.
-
-    Parameters
-    ----------
-    device : str
-        Index or UUID of the GPU.
-    path : str
-        The program.
-    seconds : callable
-        A clock in seconds.
-    """
+    """Asks nvidia-smi, where pynvml is not installed."""
 
     def __init__(
         self, device: str = "0", path: str = "nvidia-smi", seconds: Callable[[], float] = monotonic
@@ -199,13 +160,7 @@ class SmiMonitor:
 
 
 class HostMonitor:
-    """Knows the host only: for the cpu provider, and where no GPU can be asked.
-
-    Parameters
-    ----------
-    is_device : bool
-        Whether the host is what is measured.
-    """
+    """Knows the host only: for the cpu provider, and where no GPU can be asked."""
 
     def __init__(self, is_device: bool = True) -> None:
         self._is_device = is_device

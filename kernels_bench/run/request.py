@@ -15,8 +15,6 @@ from kernels_bench.protocol import Availability, Provider
 from kernels_bench.run.card import CPU
 from kernels_bench.run.facts import working
 
-__all__ = ["BY_NAME_ONLY", "Request", "choose_providers", "known_providers", "request_of"]
-
 BY_NAME_ONLY: Final = ("deepgemm", CPU)
 """Providers that measure where they are named: one compiles a kernel a shape, one is no GPU."""
 
@@ -26,45 +24,24 @@ PARTS: Final = {ALLREDUCE: ("all-reduce", "allreduce"), COLLECTIVE: ("other coll
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked to be measured; the start line keeps it, so that a run can be resumed.
+    """What a person asked to be measured; the start line keeps it, so that a run can be resumed."""
 
-    Attributes
-    ----------
-    grid : str or None
-        A grid's name or TOML file; the default grid where None.
-    gpu : str or None
-        Name of the GPU, or the path of a gpu.toml; what the driver names where None.
-    providers : tuple of str
-        In order of choice; every one that works but cpu where empty.
-    only : tuple of str
-        Operators; all where empty.
-    seed : int
-        Of the order and the inputs.
-    budget_s : float or None
-        Seconds the points may be expected to take.
-    """
-
+    # A grid's name or TOML file; the default grid where None.
     grid: str | None = None
+    # Name of the GPU, or the path of a gpu.toml; what the driver names where None.
     gpu: str | None = None
+    # In order of choice; every one that works but cpu where empty.
     providers: tuple[str, ...] = ()
+    # Operators; all where empty.
     only: tuple[str, ...] = ()
+    # Of the order and the inputs.
     seed: int = 0
+    # Seconds the points may be expected to take.
     budget_s: float | None = None
 
 
 def request_of(journal: Path) -> Request:
-    """Read what a journal's run was asked.
-
-    Parameters
-    ----------
-    journal : Path
-        A journal that ``kernels-bench run`` began.
-
-    Raises
-    ------
-    MeasureError
-        If it holds no start line of this version.
-    """
+    """Read what a journal's run was asked."""
     first = starts(read_journal(journal))
     if not first:
         raise MeasureError(f"{journal} stopped before it started; delete it and run again")
@@ -95,18 +72,7 @@ def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
 
 
 def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:
-    """Return the providers that work here, in order of choice.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Which; every one but those of :data:`BY_NAME_ONLY` where empty.
-
-    Raises
-    ------
-    MeasureError
-        If a name is unknown, cpu is asked for beside others, or none works.
-    """
+    """Return the providers that work here, in order of choice."""
     known = known_providers()
     have = list(dict.fromkeys(p.name for p in known))
     unknown = [name for name in names if name not in have]

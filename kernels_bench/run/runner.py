@@ -20,8 +20,6 @@ from kernels_bench.run.check import check_points, check_result
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
 
-__all__ = ["measure", "refusal"]
-
 MAX_FAILURES: Final = 10
 """Failures in a row after which a provider is not asked any more."""
 
@@ -49,36 +47,7 @@ def measure(
     journal: Path,
     options: RunOptions,
 ) -> RunReport:
-    """Measure every point that the journal does not have yet.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        The grid.
-    providers : sequence of Provider
-        Those that work here, in order of choice: the first that does not refuse a point measures it.
-    timer : Timer
-        Times a prepared point.
-    monitor : Monitor
-        Reads the device's state.
-    clock : Clock
-        Tells the time.
-    journal : Path
-        Read first, then appended to; made where it is not there.
-    options : RunOptions
-        How to measure.
-
-    Returns
-    -------
-    RunReport
-        What was done and why it ended.
-
-    Raises
-    ------
-    MeasureError
-        If there is nothing to measure with, the journal is of another GPU, broken or in use, or the
-        disk is full. Rows that were written stay.
-    """
+    """Measure every point that the journal does not have yet."""
     if not providers:
         raise MeasureError("no provider works here; `kernels-bench providers` says why")
     with Journal(journal, clock.seconds) as book:

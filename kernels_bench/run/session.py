@@ -27,13 +27,6 @@ from kernels_bench.sentinels import sentinel_points
 if TYPE_CHECKING:
     from kernels_bench.grid.grid import Grid
 
-__all__ = [
-    "MonotonicClock",
-    "run_request",
-    "usable_bytes",
-    "write_tables_of",
-]
-
 """Folder of the tables in the output folder, which is laid out as a GPU's in bench_data."""
 TABLES_RESERVE_S: Final = 3.0
 """Kept before a deadline for writing tables."""
@@ -61,33 +54,7 @@ def run_request(
     on_progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[RunReport, Path]:
-    """Measure what was asked and write the tables.
-
-    Parameters
-    ----------
-    request : Request
-        What is measured.
-    folder : Path
-        Where the journal and ``kernels_bench/`` with the tables go.
-    resume : Path, optional
-        A journal to go on with.
-    deadline_s : float, optional
-        Seconds from now until which everything must be done.
-    on_start : callable, optional
-        Called with the points and the GPU's title before the first one.
-    on_progress, say : callable, optional
-        As in :class:`RunOptions`.
-
-    Returns
-    -------
-    RunReport, Path
-        What was done, and the journal.
-
-    Raises
-    ------
-    MeasureError
-        If nothing can be measured here, the folder is of another GPU or run, or the disk is full.
-    """
+    """Measure what was asked and write the tables."""
     clock = MonotonicClock()
     started_s = clock.seconds()
     grid = _load_grid(request.grid)
@@ -201,17 +168,7 @@ def _measure_collectives(
 
 
 def write_tables_of(journals: Sequence[Path], folder: Path, say: Callable[[str], None]) -> None:
-    """Write the tables of an output folder's journals, where they have any row.
-
-    Parameters
-    ----------
-    journals : sequence of Path
-        Journals of one GPU whose points are apart.
-    folder : Path
-        The output folder; the tables go below it.
-    say : callable
-        Called with each sentence that a person should read.
-    """
+    """Write the tables of an output folder's journals, where they have any row."""
     from kernels_bench.output.tables import write_tables
 
     if not any(record["type"] == "row" for journal in journals for record in read_journal(journal)):

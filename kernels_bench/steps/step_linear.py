@@ -18,18 +18,6 @@ from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.small_ops import SmallOps
 from kernels_bench.providers.torch_gemm import FP8_ALIGNMENT, torch_gemm
 
-__all__ = [
-    "WEIGHT_DTYPES",
-    "Fp8Kernels",
-    "LinearLayer",
-    "PlainFp8",
-    "TorchFp8",
-    "VllmFp8",
-    "choose_fp8",
-    "random_linear",
-    "refuses_weights",
-]
-
 WEIGHT_DTYPES: Final = ("bf16", "fp8", "fp8_block")
 """Formats that a step's linear layers may have; its embedding and LM head stay in bf16."""
 
@@ -38,46 +26,22 @@ SMALLEST_SCALE: Final = 1e-10
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer's weight and what belongs to it.
+    """A linear layer's weight and what belongs to it."""
 
-    Attributes
-    ----------
-    weight : tensor
-        Shape (outputs, inputs).
-    scale : tensor or None
-        fp8: float32, shape (1,). fp8_block: float32, shape (outputs / 128, inputs / 128). None for bf16.
-    x_scale : tensor or None
-        fp8: the static float32 scale of inputs, shape (1,). None for other formats.
-    bias : tensor or None
-        Shape (outputs,), in the dtype of activations.
-    """
-
+    # Shape (outputs, inputs).
     weight: Any
+    # fp8: float32, shape (1,). fp8_block: float32, shape (outputs / 128, inputs / 128). None for bf16.
     scale: Any = None
+    # fp8: the static float32 scale of inputs, shape (1,). None for other formats.
     x_scale: Any = None
+    # Shape (outputs,), in the dtype of activations.
     bias: Any = None
 
 
 def random_linear(
     make: InputMaker, outputs: int, inputs: int, dtype: str, weights: str, bias: Any, *, gated: bool = False
 ) -> LinearLayer:
-    """Draw a layer whose outputs are of the order of its inputs.
-
-    Parameters
-    ----------
-    make : InputMaker
-        Where they are drawn.
-    outputs, inputs : int
-        Its shape.
-    dtype : str
-        dtype of activations, and of the weight unless ``weights`` names an fp8 format.
-    weights : str
-        One of :data:`WEIGHT_DTYPES`.
-    bias : tensor or None
-        Its bias.
-    gated : bool
-        Whether its input is a product of gate and up, which is wider than others.
-    """
+    """Draw a layer whose outputs are of the order of its inputs."""
     weight = make.normal(outputs, inputs, dtype=dtype)
     weight *= inputs**-0.5
     if weights == "fp8_block":
@@ -96,15 +60,7 @@ def _to_fp8(values: Any) -> Any:
 
 
 def refuses_weights(model: DenseModel, weights: str) -> str | None:
-    """Say why a model's linear layers cannot have a format; None if they can.
-
-    Parameters
-    ----------
-    model : DenseModel
-        The model, on one GPU.
-    weights : str
-        The format.
-    """
+    """Say why a model's linear layers cannot have a format; None if they can."""
     if weights not in WEIGHT_DTYPES:
         return f"steps have no weights in {weights}; valid are {', '.join(WEIGHT_DTYPES)}"
     multiple = {"bf16": 1, "fp8": FP8_ALIGNMENT, "fp8_block": SCALE_BLOCK}[weights]
@@ -122,17 +78,11 @@ def refuses_weights(model: DenseModel, weights: str) -> str | None:
 
 
 class Fp8Kernels(Protocol):
-    """How a backend multiplies in fp8.
+    """How a backend multiplies in fp8."""
 
-    Attributes
-    ----------
-    dtype : str
-        ``"fp8"`` or ``"fp8_block"``.
-    kernel : str
-        What multiplies, for the provider column.
-    """
-
+    # ``"fp8"`` or ``"fp8_block"``.
     dtype: str
+    # What multiplies, for the provider column.
     kernel: str
 
     def quantise(self, out: Any, x: Any, scale: Any) -> None:
@@ -221,13 +171,7 @@ class PlainFp8:
 
 
 def choose_fp8(weights: str, has_vllm_ops: bool, ops: SmallOps, device: Device) -> Fp8Kernels | None:
-    """Choose how a GPU multiplies weights in a format; None for bf16.
-
-    Raises
-    ------
-    MeasureError
-        If nothing here does.
-    """
+    """Choose how a GPU multiplies weights in a format; None for bf16."""
     if weights == "bf16":
         return None
     if device.capability < (8, 9):

@@ -17,6 +17,7 @@ from kernels_bench.vllm_steps.points import EnginePoint
 GPU_MEMORY_SHARE: Final = 0.92
 CPU_MEMORY_SHARE: Final = 0.1
 """vLLM's CPU build takes it for the host's memory, which other processes use too."""
+CPU_BLOCKS: Final = 128
 MAX_LEN: Final = 70_000
 """Tokens of a request; the longest point needs 65,536 and what the steps add."""
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -78,7 +79,9 @@ class VllmCore:
             "gpu_memory_utilization": CPU_MEMORY_SHARE if on_cpu else GPU_MEMORY_SHARE,
             "seed": 0,
         }
-        if not on_cpu:
+        if on_cpu:
+            arguments["num_gpu_blocks_override"] = CPU_BLOCKS
+        else:
             arguments["compilation_config"]["cudagraph_capture_sizes"] = list(GRAPH_SIZES)
         self.config = engine_args(**arguments | dict(overrides)).create_engine_config()
         self._core = core(self.config, executor.get_class(self.config), log_stats=False)

@@ -47,23 +47,15 @@ _ADDED: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class EngineModel:
-    """A model to measure.
+    """A model to measure."""
 
-    Attributes
-    ----------
-    name : str
-        What steps.csv calls it: the preset, or the path that was given.
-    folder_name : str
-        A name for its folder.
-    spec : ModelSpec
-        Its sizes.
-    config : dict
-        Its config.json.
-    """
-
+    # What steps.csv calls it: the preset, or the path that was given.
     name: str
+    # A name for its folder.
     folder_name: str
+    # Its sizes.
     spec: ModelSpec
+    # Its config.json.
     config: dict[str, Any]
 
     def write(self, parent: Path) -> Path:

@@ -92,8 +92,6 @@ TINY_LOOP_CLIENTS: Final = (2,)
 def default_points() -> list[EnginePoint]:
     """Return the points in the order in which they are measured.
 
-    Examples
-    --------
     >>> points = default_points()
     >>> len(points), str(points[0])
     (40, 'decode 64x4096')

@@ -35,32 +35,21 @@ StartWorker = Callable[[Task, IO[bytes]], "subprocess.Popen[bytes]"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to measure.
+    """How to measure."""
 
-    Attributes
-    ----------
-    gpu : str, optional
-        Name of the GPU or its gpu.toml; ``cpu`` for vLLM's CPU build on tiny sizes.
-    deadline_s : float, optional
-        Seconds for all models.
-    least_s : float
-        Seconds without which no model is begun: it takes so long to its first step.
-    level : int
-        Where to begin in :data:`kernels_bench.vllm_steps.core.LEVELS`.
-    loops : bool
-        Whether closed loops are run too.
-    engine_args : dict
-        Arguments of vLLM's EngineArgs that win over the worker's.
-    on_record : callable
-        Called with each new record of the journal.
-    """
-
+    # Name of the GPU or its gpu.toml; ``cpu`` for vLLM's CPU build on tiny sizes.
     gpu: str | None = None
+    # Seconds for all models.
     deadline_s: float | None = None
+    # Seconds without which no model is begun: it takes so long to its first step.
     least_s: float = 70.0
+    # Where to begin in :data:`kernels_bench.vllm_steps.core.LEVELS`.
     level: int = 0
+    # Whether closed loops are run too.
     loops: bool = True
+    # Arguments of vLLM's EngineArgs that win over the worker's.
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    # Called with each new record of the journal.
     on_record: Callable[[Record], None] = lambda record: None
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.errors import MeasureError
 from kernels_bench.journal import Journal
 from kernels_bench.protocol import Monitor
-from kernels_bench.vllm_steps.core import StepEngine, VllmCore
+from kernels_bench.vllm_steps.core import LEVELS, StepEngine, VllmCore
 from kernels_bench.vllm_steps.points import (
     LOOP_CLIENTS,
     TINY,
@@ -53,37 +53,25 @@ ENVIRONMENT: Final = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is to do.
+    """What a worker is to do."""
 
-    Attributes
-    ----------
-    model, weights : str
-        What steps.csv calls the model, and the format of its checkpoint.
-    config_folder, output : str
-        Folders of its config.json and of the journal.
-    max_position : int
-        Tokens that the model can attend to.
-    level : int
-        Place in :data:`kernels_bench.vllm_steps.core.LEVELS`.
-    seconds : float, optional
-        Time for all of it.
-    on_cpu : bool
-        Whether vLLM's CPU build runs, on tiny sizes.
-    loops : bool
-        Whether closed loops are run too.
-    engine_args : dict
-        Arguments of vLLM's EngineArgs that win over the worker's.
-    """
-
+    # What steps.csv calls the model, and the format of its checkpoint.
     model: str
     weights: str
+    # Folders of its config.json and of the journal.
     config_folder: str
     output: str
+    # Tokens that the model can attend to.
     max_position: int
+    # Place in :data:`kernels_bench.vllm_steps.core.LEVELS`.
     level: int = 0
+    # Time for all of it.
     seconds: float | None = None
+    # Whether vLLM's CPU build runs, on tiny sizes.
     on_cpu: bool = False
+    # Whether closed loops are run too.
     loops: bool = True
+    # Arguments of vLLM's EngineArgs that win over the worker's.
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -195,12 +183,13 @@ def vllm_version() -> str:
 
 def main(text: str) -> None:
     """Measure, and end at once: threads of the executor need not end."""
-    begun_s = time.monotonic()
-    for name, value in ENVIRONMENT.items():
+    begun_s, task = time.monotonic(), Task.from_json(text)
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if task.on_cpu and task.level == len(LEVELS) - 1 else {}
+    for name, value in {**ENVIRONMENT, **eager}.items():
         os.environ.setdefault(name, value)
     code = 0
     try:
-        work(Task.from_json(text), begun_s)
+        work(task, begun_s)
     except BaseException:
         traceback.print_exc()
         code = 1
