@@ -143,8 +143,8 @@ class Journal:
         except OSError as error:
             self._cut()
             raise MeasureError(
-                f"{self.path} cannot be written: {error.strerror}; every row before is kept: "
-                "make room and go on (`kernels-bench resume`, or `kernels-bench steps` once more)"
+                f"{self.path} cannot be written: {error.strerror}; every earlier row is safe: "
+                "make room and continue (`kernels-bench resume`, or `kernels-bench steps` once more)"
             ) from None
         self._end += len(line)
         self.records.append(parse_json(line, "a record", MeasureError))
@@ -205,18 +205,18 @@ def _whole_lines(path: Path, types: Sequence[str]) -> Iterator[tuple[dict[str, A
             record = None
         if not isinstance(record, dict) or record.get("type") not in types:
             raise MeasureError(
-                f"{path}, line {number}: no record of a run, starts with {line[:40]!r}; "
-                f"need a JSON object of type {', '.join(types)}: delete the line to go on without it"
+                f"{path}, line {number}: not a record of a run, starts with {line[:40]!r}; "
+                f"need a JSON object of type {', '.join(types)}: delete the line to continue without it"
             )
         if wrong := _wrong(record, line):
-            raise MeasureError(f"{path}, line {number}: a {record['type']} line {wrong}: delete it to go on")
+            raise MeasureError(f"{path}, line {number}: a {record['type']} line {wrong}: delete it")
         if record["type"] in ("row", "sentinel"):
             record |= {name: math.nan for name in _STATE if record.get(name) is None}
         yield record, len(line) + 1
 
 
 def _wrong(record: Mapping[str, Any], line: bytes) -> str | None:
-    """Say what a record holds that no run writes."""
+    """Return what a record holds that no run writes."""
     if missing := [name for name in _NEEDED.get(record["type"], ()) if name not in record]:
         return f"has no {', '.join(missing)}"
     for name, (is_right, what) in _FIELDS.items():
@@ -229,7 +229,7 @@ def _wrong(record: Mapping[str, Any], line: bytes) -> str | None:
         try:
             json.dumps(record, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return "has text that is no Unicode"
+            return "has text that is not Unicode"
     return None
 
 

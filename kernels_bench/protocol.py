@@ -1,13 +1,39 @@
-"""The few interfaces that the parts of kernels_bench meet at: providers, timers, monitors, clocks."""
+"""What the parts of kernels_bench meet at: points, providers, timers, monitors, clocks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastroof.arrays import Floats
-from kernels_bench.points import Point
+from fastroof.operators.registry import OPERATORS
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kernel at one size, named by the columns of its operator's table."""
+
+    # A key of :data:`fastroof.operators.registry.OPERATORS`: gemm, attention_prefill, attention_decode, ...
+    operator: str
+    # Every key and axis column of that schema but the latency: ``{"dtype": "bf16", "m": 64, ...}``.
+    values: Mapping[str, Any]
+    # Which points a time budget drops first: the highest number. 0 is never dropped before 1.
+    priority: int = field(default=0, compare=False)
+    # The part of the grid it belongs to; a line of ``kernels-bench plan``.
+    group: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """Stable text that names the point: what resuming and merging go by."""
+        return f"{self.operator} {json.dumps(dict(self.values), sort_keys=True)}"
+
+    @property
+    def family(self) -> str:
+        """The points that share one correctness check: same operator, dtypes and head shape."""
+        keys = {c.name: self.values[c.name] for c in OPERATORS[self.operator].keys}
+        return f"{self.operator} {json.dumps(keys, sort_keys=True)}"
 
 
 @dataclass(frozen=True)
@@ -16,7 +42,7 @@ class Availability:
 
     # Whether it can measure here.
     works: bool
-    # Why not, in words a person can act on; empty where it works.
+    # Why not, as advice; empty if it works.
     reason: str = ""
     # Versions of what it uses, for the provenance.
     versions: Mapping[str, str] | None = None
@@ -67,7 +93,6 @@ class Timing:
     p25_us: float
     p75_us: float
     min_us: float
-    # Timed replays.
     num_replays: int
 
 
@@ -80,7 +105,7 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What the device says of itself right after a point; NaN where it does not say."""
+    """Device state right after a point; NaN if not reported."""
 
     sm_clock_mhz: float = float("nan")
     power_w: float = float("nan")

@@ -1,4 +1,4 @@
-"""Replays of a point: how many calls and replays a timing takes, and what they say of it."""
+"""Replays of a point: how many calls and replays a timing takes, and its statistics."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def relative_iqr(timing: Timing) -> float:
 
 
 def suspicion(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> tuple[bool, bool]:
-    """Say what speaks against a measurement."""
+    """Return what speaks against a measurement."""
     clocks = [c for c in clocks_mhz if math.isfinite(c)]
     off = False
     if clocks and math.isfinite(state.sm_clock_mhz):
@@ -106,5 +106,5 @@ def suspicion(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -
 
 
 def is_suspicious(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> bool:
-    """Say whether a point should be measured again: either of :func:`suspicion`."""
+    """Return whether a point should be measured again: either of :func:`suspicion`."""
     return any(suspicion(timing, state, clocks_mhz))

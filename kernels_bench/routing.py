@@ -10,11 +10,11 @@
     and rounded. None exceeds the tokens, since a token takes an expert once: what is above goes to the
     least loaded. So do published tables draw them, with A 1.01 and 1.2
     (ai-dynamo/aiconfigurator, collector/helper.py@006afd7, Apache-2.0). They draw each expert by itself,
-    here each comes from a slice of its own of equal probability, so that every size of a table has the
+    here each comes from its own slice of equal probability, so that every size of a table has the
     distribution's shape and not the luck of its draw.
 
 Experts are spread over GPUs in equal runs of their numbers. The GPU that is measured is the most loaded
-one, as a step goes on when the last has its result: its experts are numbered first.
+one, as a step continues when the last has its result: its experts are numbered first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DISTRIBUTIONS: Final = ("balanced", "uniform", "power_law_1.01", "power_law_1.2"
 LARGEST_SHARE: Final = 0.8
 """Of the tokens, that the densest power law reaches before it is scaled."""
 FEW: Final = 0.01, 2.0
-"""Where there are no more assignments than experts."""
+"""If there are no more assignments than experts."""
 
 
 def expert_loads(num_tokens: int, topk: int, num_experts: int, distribution: str, seed: int) -> Longs:
@@ -75,7 +75,7 @@ def route(num_tokens: int, topk: int, num_experts: int, moe_ep: int, distributio
 def _exponent(distribution: str) -> float:
     found = re.fullmatch(r"power_law_(\d+(?:\.\d+)?)", distribution)
     if found is None or float(found[1]) == 1.0:
-        raise MeasureError(f"distribution {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
+        raise MeasureError(f"unknown distribution {distribution!r}; valid are {', '.join(DISTRIBUTIONS)}")
     return float(found[1])
 
 

@@ -19,7 +19,7 @@ def _merge(
     output: Output,
     prefer: Annotated[
         str,
-        typer.Option(help="Providers, best first, as in vllm,flashinfer: which of them to take at a point."),
+        typer.Option(help="Providers by preference, such as vllm,flashinfer, if several measured a point."),
     ] = "",
     overwrite: Overwrite = False,
     rank: Rank = None,

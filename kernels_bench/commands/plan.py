@@ -21,7 +21,7 @@ from kernels_bench.grid.estimate import (
     unfit,
 )
 from kernels_bench.grid.grid import DEFAULT_GRID, Grid, grid_names, load_grid
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Plan:
 
     # What is measured.
     grid: Grid
-    # Where.
     gpu: GpuSpec
     # Every point of the grid.
     points: list[Point]
@@ -77,12 +76,12 @@ def _plan(
     grid: Annotated[
         str, typer.Argument(help=f"A grid's TOML file, or one of {', '.join(grid_names())}.")
     ] = DEFAULT_GRID,
-    gpu: Annotated[str, typer.Option(help="The card it is estimated for: a name, or a gpu.toml.")] = "h100",
+    gpu: Annotated[str, typer.Option(help="GPU to estimate for: a name or a gpu.toml.")] = "h100",
     budget: Annotated[
-        float | None, typer.Option(help="Seconds the run may take: says which points are dropped.")
+        float | None, typer.Option(help="Seconds to spend; shows which points are dropped.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    list_points: Annotated[bool, typer.Option("--points", help="List every point, a line each.")] = False,
+    list_points: Annotated[bool, typer.Option("--points", help="List every point, one per line.")] = False,
 ) -> None:
     """Show what a grid would measure, before anything runs: points, seconds, memory, and what is dropped."""
     plan = make_plan(load_grid(grid), load_gpu(gpu), budget)

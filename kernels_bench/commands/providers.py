@@ -10,7 +10,7 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("providers", short_help="List what can launch kernels here, and what cannot.")(providers)
+    app.command("providers", short_help="List the providers, and why some do not work here.")(providers)
 
 
 def providers(

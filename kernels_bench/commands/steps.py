@@ -53,7 +53,7 @@ def steps(
         typer.Option(help="Format of linear layers: bf16, fp8, fp8_block, or auto: that of the model."),
     ] = "auto",
     providers: Annotated[
-        str, typer.Option(help="Attention in order of choice, with commas; cpu only when asked for.")
+        str, typer.Option(help="Attention providers by preference, comma-separated; cpu only if named.")
     ] = "",
     deadline: DeadlineOfPart = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, inputs and order.")] = 0,
@@ -233,7 +233,7 @@ def _measure(
 
 
 def _usable(for_points_bytes: int) -> int:
-    """Return what a step may take: nearly all, since nothing else is measured beside it."""
+    """Return what a step may take: nearly all, since nothing else is measured then."""
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info()

@@ -59,7 +59,7 @@ class CheckedTable:
         words = self._texts(key, given if isinstance(given, list) else [given])
         for text in words:
             if known and text not in known:
-                raise MeasureError(f"{self.where}: {key} {shown(text)} is none of {', '.join(known)}")
+                raise MeasureError(f"{self.where}: unknown {key} {shown(text)}; valid are {', '.join(known)}")
         return words
 
     def _texts(self, key: str, given: list[Any]) -> list[str]:

@@ -19,7 +19,7 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.rotating import L2_MULTIPLE
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.sentinels import SENTINEL_EVERY
@@ -135,7 +135,7 @@ def _sentinel_rounds(num_points: int) -> int:
 
 
 def unfit(points: Sequence[Point], gpu: GpuSpec) -> list[tuple[Point, str]]:
-    """Name the points that a card cannot measure."""
+    """Return the points that a GPU cannot measure, with reasons."""
     usable_bytes = USABLE_MEMORY * gpu.hbm_bytes
     left_out = []
     for point, one in zip(points, estimate_all(points, gpu), strict=True):

@@ -29,7 +29,7 @@ from kernels_bench.grid.estimate import SENTINEL_PRIORITY
 from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 GRIDS: Final = Path(__file__).parent / "grids"
 DEFAULT_GRID: Final = "h100"
@@ -60,7 +60,6 @@ class Grid:
     # Name of the file without its ending, and what it says of itself.
     name: str
     title: str
-    # The file.
     path: Path
     # Of the file's bytes, for the provenance.
     sha256: str
@@ -176,7 +175,7 @@ def _group(where: str, data: Any, models: Sequence[ModelShape]) -> Group:
     table = CheckedTable(f"{where} ({name})", data)
     given = table.text("operator")
     if given not in MEASURED:
-        raise MeasureError(f"{table.where}: operator {given!r} is none of {', '.join(MEASURED)}")
+        raise MeasureError(f"{table.where}: unknown operator {given!r}; valid are {', '.join(MEASURED)}")
     operator = MEASURED[given]
     priority = table.size("priority", 0, MAX_PRIORITY)
     columns = operator.given_columns()
@@ -213,15 +212,15 @@ def _shapes(
     given = table.data["shapes"]
     if isinstance(given, list):
         if "models" in table.data:
-            raise MeasureError(f"{table.where}: shapes spells them out, so no models are asked for")
+            raise MeasureError(f"{table.where}: shapes spells them out, so models are not used")
         names = ", ".join(columns)
         if not given:
             raise MeasureError(f"{table.where}: shapes is empty; need lists of {names}, or a name")
         return columns, [table.sizes_of("shapes", one, columns) for one in given]
     if not isinstance(given, str) or given not in operator.model_shapes:
         raise MeasureError(
-            f"{table.where}: shapes {shown(given)} is none of {', '.join(operator.model_shapes)}, "
-            f"nor lists of {', '.join(columns)}"
+            f"{table.where}: unknown shapes {shown(given)}; valid are {', '.join(operator.model_shapes)}, "
+            f"or lists of {', '.join(columns)}"
         )
     if "models" in table.data:
         chosen = table.texts("models", [model.name for model in models])

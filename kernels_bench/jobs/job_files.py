@@ -14,9 +14,9 @@ from typing import Final
 from fastroof.errors import MeasureError
 
 MARGIN_S: Final = 180
-"""What a job needs beside measuring: to start, import torch, check kernels and write tables."""
+"""What a job needs besides measuring: to start, import torch, check kernels and write tables."""
 TABLES_S: Final = 60
-"""The run is told to stop this long before the cluster would kill it."""
+"""The run stops this long before the cluster would kill it."""
 MOUNT: Final = "/results"
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -83,9 +83,9 @@ class JobOptions:
             if not word.isprintable():
                 raise MeasureError(f"{what} {word!r} has characters that cannot be printed")
         if not self.output or self.output.startswith("-"):
-            raise MeasureError(f"output {self.output!r} is no folder; give one such as results/h100")
+            raise MeasureError(f"output {self.output!r} is not a folder name; use one such as results/h100")
         if re.search(r"\s", self.image) or self.image.startswith("-"):
-            raise MeasureError(f"image {self.image!r} is no image; give one such as registry/name:tag")
+            raise MeasureError(f"image {self.image!r} is not an image; use one such as registry/name:tag")
 
 
 def render_slurm(options: JobOptions) -> str:
@@ -157,7 +157,7 @@ def render_kubernetes(options: JobOptions) -> str:
 
 
 def _script(options: JobOptions, command: str) -> str:
-    """Return the shell lines that measure into ``$output``, or go on where an earlier job stopped."""
+    """Return the shell lines that measure into ``$output``, or continue an earlier job."""
     deadline_s = options.time_limit_s - TABLES_S
     run = ["--deadline", str(deadline_s)]
     if options.budget_s is not None:
@@ -188,7 +188,7 @@ def _slurm_time(seconds: int) -> str:
 
 def _match(what: str, word: str, pattern: re.Pattern[str], need: str) -> None:
     if not pattern.fullmatch(word):
-        raise MeasureError(f"{what} {word!r} is no name the cluster takes; need {need}")
+        raise MeasureError(f"{what} {word!r} is not a valid name for the cluster; use {need}")
 
 
 def _template(name: str) -> Template:

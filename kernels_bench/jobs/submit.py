@@ -15,7 +15,7 @@ from fastroof.errors import MeasureError
 Say = Callable[[str], None]
 
 MOST_FAILURES: Final = 5
-"""A controller that is busy answers with an error now and then; so many in a row are no accident."""
+"""A controller that is busy answers with an error now and then; so many in a row are not."""
 _SLURM_GOES_ON: Final = {
     "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD",
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD",
@@ -54,7 +54,7 @@ def submit_kubernetes(manifest: str, say: Say, namespace: str = "", poll_s: floa
     say(f"created {name}; {words} delete {name} stops it, {words} logs {name} shows what it prints")
     state = _follow(lambda: _kubernetes_state(client, name), say, name, poll_s)
     if not state.startswith("Complete"):
-        raise MeasureError(f"{name} ended as {state}; {words} logs {name} may say why")
+        raise MeasureError(f"{name} ended as {state}; {words} logs {name} may show why")
     return Ended(name, state)
 
 
@@ -68,7 +68,7 @@ class _State:
 
 
 def _follow(look: Callable[[], _State], say: Say, job: str, poll_s: float) -> str:
-    """Look at a job until it has ended; say its state where that changes."""
+    """Follow a job until it ends; print its state when it changes."""
     last, failures = "", 0
     while True:
         try:
@@ -159,7 +159,7 @@ def _found(names: Sequence[str], otherwise: str) -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    raise MeasureError(f"--submit needs {' or '.join(names)} on the PATH, and there is none: {otherwise}")
+    raise MeasureError(f"--submit needs {' or '.join(names)} on the PATH, and none was found: {otherwise}")
 
 
 def _told(command: Sequence[str], text: str | None = None) -> str:

@@ -94,7 +94,7 @@ class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
 
 DECODES: Final = (DecodeAttentionOperator.name, UnequalDecodeAttentionOperator.name)
 ATTENTION: Final = (PrefillAttentionOperator.name, *DECODES)
-"""Operators that a provider of attention by head is asked for."""
+"""Operators of providers of attention by head."""
 
 OPERATORS: Final = (
     PrefillAttentionOperator(),

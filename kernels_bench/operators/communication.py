@@ -23,7 +23,7 @@ class CollectiveOperator(MeasuredOperator):
     }
 
     def impossible(self, given: Values) -> str | None:
-        """One GPU has nobody to send to."""
+        """A single GPU sends nothing."""
         if reason := super().impossible(given):
             return reason
         if given["num_gpus"] < 2:

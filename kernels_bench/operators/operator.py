@@ -33,7 +33,7 @@ STREAMING: Final = 0.776
 
 
 class MeasuredOperator:
-    """One operator as it is measured. A subclass says how it differs from this."""
+    """One operator as it is measured. A subclass states how it differs from this."""
 
     # A key of :data:`fastroof.operators.registry.OPERATORS`.
     name: ClassVar[str]
@@ -84,10 +84,10 @@ class MeasuredOperator:
         return given
 
     def impossible(self, given: Values) -> str | None:
-        """Say why no kernel can have these sizes, or None."""
+        """Return why no kernel can have these sizes, or None."""
         for column, choices in self.choices.items():
             if column in given and given[column] not in choices:
-                return f"{column} {given[column]!r} is none of {', '.join(choices)}"
+                return f"unknown {column} {given[column]!r}; valid are {', '.join(choices)}"
         for size, divisor in self.divisors.items():
             if size in given and divisor in given and given[size] % given[divisor]:
                 return f"{size} {given[size]} is not divisible by {divisor} {given[divisor]}"
@@ -116,7 +116,7 @@ class MeasuredOperator:
         return None
 
     def line(self, values: Values) -> tuple[Any, ...]:
-        """Axes of a point that name its kernel's shape, rather than how much of it is asked for."""
+        """Axes of a point that name its kernel's shape, rather than its size."""
         return ()
 
     # -- how a result is checked ---------------------------------------------------------------------

@@ -23,7 +23,6 @@ WORST_EXAMPLES: Final = 3
 class KeyDifference:
     """How two table sets compare for one operator, or for one key of it."""
 
-    # The operator.
     operator: str
     # Values of the schema's keys; empty for all of the operator.
     key: Mapping[str, Any]
@@ -53,7 +52,7 @@ class Common:
 class Difference:
     """What :func:`diff_tables` returns."""
 
-    # The sets, in words.
+    # Descriptions of the sets.
     a: str
     b: str
     # One an operator that either set has.

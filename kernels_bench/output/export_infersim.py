@@ -46,7 +46,6 @@ PUBLISHED_FLOPS: Final = "FLOPs of S^2 / 2"
 class Export:
     """What :func:`export_infersim` wrote."""
 
-    # The tree.
     root: Path
     # Name of the GPU's folders in it.
     gpu: str
@@ -123,7 +122,7 @@ def _gemm_dtype(table: MeasuredTable, dtype: str | None) -> str:
         if len(have) > 1 and "bf16" not in have:
             raise MeasureError(
                 f"the GEMMs are of {', '.join(have)} and InferSim's file holds one dtype: "
-                f"say which, as in --gemm-dtype {have[0]}"
+                f"choose one with --gemm-dtype {have[0]}"
             )
         dtype = "bf16" if "bf16" in have else have[0]
     if dtype not in have:
@@ -222,7 +221,7 @@ def _provenance(tables: MeasuredTables, gpu: GpuSpec) -> str:
 
 
 def _write(root: Path, gpu: str, files: Mapping[str, str], overwrite: bool) -> None:
-    """Write all files of the GPU first, each folder beside its place, then put the folders there."""
+    """Write all files of the GPU first, then move the folders to their places."""
     folders = sorted({PurePosixPath(name).parent for name in files if "/" in name})
     stale = [p for kind in ("gemm", "mha/*", "mla/*") for p in root.glob(f"{kind}/{gpu}") if p.is_dir()]
     if stale and not overwrite:

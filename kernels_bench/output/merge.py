@@ -147,7 +147,7 @@ def _one_provider(operator: str, rows: Columns, point: Longs, prefer: Sequence[s
         raise MeasureError(
             f"{len(mixed)} points of {operator} were measured by different providers, as {key} by "
             f"{' and '.join(names)}; their median would be the time of neither: "
-            f"say which to take, as in --prefer {','.join(names)}"
+            f"choose, for example --prefer {','.join(names)}"
         )
     return kept
 
@@ -189,14 +189,14 @@ def _provenance(
 
 def _of(tables: MeasuredTables) -> Mapping[str, Any]:
     said = next(iter(tables.tables.values())).provenance
-    if {"runs", "merged_from"} & set(said):  # other programs say what they like
+    if {"runs", "merged_from"} & set(said):  # other programs write anything
         refuse_odd_provenance(said)
         return said
     return {name: value for name, value in said.items() if name != "sentinels"}
 
 
 def _merged_from(tables: MeasuredTables) -> dict[str, Any]:
-    """Return what one run's provenance says, less what the merged one says for all."""
+    """Return one run's provenance, without what the merged one states for all."""
     return {name: v for name, v in _of(tables).items() if name not in ("gpu", "sentinels", "operators")}
 
 

@@ -1,4 +1,4 @@
-"""What stands beside the tables: where, when, with what and how steadily they were measured."""
+"""Provenance of tables: where, when, with what and how steadily they were measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
 from kernels_bench.output.recorded import Recorded, Run
-from kernels_bench.output.repeatability import repeatability
+from kernels_bench.sentinels import repeatability
 
 Columns = Mapping[str, Array]
 

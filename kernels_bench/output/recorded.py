@@ -13,7 +13,7 @@ from fastroof.errors import MeasureError
 from fastroof.load.rows import MOST_INT
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import read_journal
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 Record = Mapping[str, Any]
 
@@ -22,7 +22,7 @@ _TIMES: Final = (LATENCY.name, *(c.name for c in SPREAD_COLUMNS))
 
 @dataclass(frozen=True)
 class Run:
-    """One start of ``kernels-bench``: what it said of itself and what it timed to see drift."""
+    """One start of ``kernels-bench``: its facts and its sentinels."""
 
     # Its run_id; a start that resumed the run of the same id has ``#2``, ``#3`` behind it.
     name: str

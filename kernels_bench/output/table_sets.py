@@ -17,7 +17,7 @@ from kernels_bench.journal import find_journals
 from kernels_bench.output.provenance import provenance_of, recorded_gpu
 from kernels_bench.output.recorded import read_journals
 from kernels_bench.output.tables import spec_beside, usable_tables
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 JOURNAL_ENDING: Final = ".jsonl"
 TABLES_FOLDER: Final = "kernels_bench"
@@ -57,7 +57,7 @@ def journals_of(word: str) -> list[Path]:
     if not path.is_dir() or (path / PROVENANCE_FILE).is_file():
         return []
     others = {source.parent.name for source in path.glob(f"*/{PROVENANCE_FILE}")} - {TABLES_FOLDER}
-    # The journals of a run say more than its tables; a GPU's folder with other sources is taken as such.
+    # The journals of a run hold more than its tables; a GPU's folder with other sources is taken as such.
     return [] if others else find_journals(path)
 
 
@@ -65,7 +65,7 @@ def tables_of_journals(journals: Iterable[Path]) -> MeasuredTables:
     """Return journals as the tables that :func:`kernels_bench.output.tables.write_tables` would write."""
     paths = [Path(journal) for journal in journals]
     recorded = read_journals(paths)
-    # A journal lies in the GPU's folder, beside the folder of its tables.
+    # A journal is in the GPU's folder, next to the folder of its tables.
     spec = spec_beside(paths[0].parent / TABLES_FOLDER, recorded_gpu(recorded))
     columns, left_out = usable_tables(recorded, spec)
     provenance = provenance_of(recorded, columns, left_out)
@@ -78,7 +78,7 @@ def tables_of_journals(journals: Iterable[Path]) -> MeasuredTables:
 
 
 def gpu_of(tables: MeasuredTables) -> GpuSpec:
-    """Return the facts of the gpu.toml beside the tables, else of the GPU that fastroof knows by name."""
+    """Return the facts of the gpu.toml next to the tables, else of the GPU that fastroof knows by name."""
     for place in (tables.root, tables.root.resolve().parent):
         if (place / GPU_FILE).is_file() and (spec := load_gpu(place / GPU_FILE)).name == tables.gpu:
             return spec
@@ -86,7 +86,7 @@ def gpu_of(tables: MeasuredTables) -> GpuSpec:
 
 
 def row_keys(operator: str, columns: Mapping[str, Array]) -> Iterator[str]:
-    """Yield the key of each row's point, as :attr:`kernels_bench.points.Point.key` writes it."""
+    """Yield the key of each row's point, as :attr:`kernels_bench.protocol.Point.key` writes it."""
     schema = OPERATORS[operator]
     names = [c.name for c in (*schema.keys, *schema.axes)]
     for cells in zip(*(columns[name].tolist() for name in names), strict=True):

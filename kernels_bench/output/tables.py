@@ -1,4 +1,4 @@
-"""Journals to tables: tidy CSV per operator with the provenance beside them, whole or not at all."""
+"""Journals to tables: tidy CSV per operator with their provenance, in atomic writes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def write_tables(
     if held := find_journals(folder):
         raise MeasureError(
             f"{folder} holds journals ({held[0].name}), and tables replace a folder as a whole; "
-            "give a folder of their own, as in bench_data/<gpu>/kernels_bench"
+            "use a separate folder such as bench_data/<gpu>/kernels_bench"
         )
     recorded = read_journals(journals)
     gpu = recorded_gpu(recorded)
@@ -122,13 +122,13 @@ def write_tables(
 
 
 def spec_beside(folder: Path, gpu: str) -> GpuSpec | None:
-    """Return the GPU's facts, None where nobody has them; refuse a folder of another GPU."""
+    """Return the GPU's facts, or None if unknown; refuse a folder of another GPU."""
     place = folder.resolve().parent / GPU_FILE
     if place.is_file():
         spec = load_gpu(place)
         if gpu not in (spec.name, *spec.aliases):
             raise MeasureError(
-                f"{folder} lies beside the gpu.toml of {spec.name}, but {gpu} was measured; "
+                f"{folder} is next to the gpu.toml of {spec.name}, but {gpu} was measured; "
                 f"write to a folder of {gpu}"
             )
     else:
@@ -146,7 +146,7 @@ def _refuse_source_of_another(folder: Path, gpu: str) -> None:
 
 
 def carry_gpu_file(gpu: str, places: Iterable[Path], folder: Path) -> None:
-    """Put the gpu.toml of a GPU that fastroof does not know beside its tables, which need it to load."""
+    """Copy the gpu.toml of a GPU that fastroof does not know next to its tables, which need it to load."""
     beside = folder.resolve().parent / GPU_FILE
     try:
         load_gpu(gpu)
@@ -157,7 +157,7 @@ def carry_gpu_file(gpu: str, places: Iterable[Path], folder: Path) -> None:
 
 
 def _above_peak(operator: str, columns: Columns, gpu: GpuSpec | None) -> dict[int, str]:
-    """Return the rows that are faster than the GPU's peak, by index, with their MFU in words."""
+    """Return the rows that are faster than the GPU's peak, by index, with their MFU as text."""
     if gpu is None:
         return {}
     work = OPERATORS[operator].work(columns, gpu)
@@ -171,5 +171,5 @@ def _refuse_if_many(operator: str, rows: int, impossible: Mapping[int, str], gpu
         return
     raise MeasureError(
         f"{len(impossible)} of {rows} rows of {operator} are faster than the peak of {gpu.title} allows "
-        f"({next(iter(impossible.values()))}): the GPU, the dtype or the timer is not what the journal says"
+        f"({next(iter(impossible.values()))}): the journal's GPU, dtype or timer is wrong"
     )

@@ -16,9 +16,9 @@ from fastroof.load.grid_checks import GRAVE_FALL, NOTED_FALL, Grid, example, gri
 from fastroof.load.validate import validate
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
-from kernels_bench.output.coverage import Coverage, coverage, coverage_findings
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
-from kernels_bench.points import Point
+from kernels_bench.output.table_sets import row_keys
+from kernels_bench.protocol import Point
 
 Columns = Mapping[str, Array]
 
@@ -54,7 +54,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Validation:
-    """Everything that was found out about a table set."""
+    """All findings about a table set."""
 
     # GPU of the tables.
     gpu: str
@@ -98,10 +98,10 @@ def validate_tables(
     }
     reports = []
     for report in validate(tables, gpu):
-        # A table of several files says what concerns all of them with its first.
+        # A table of several files reports what concerns all of them with its first.
         findings = sorted([*report.findings, *extra.pop(report.operator, [])], key=_gravest_first)
         reports.append(FileReport(**{**_fields(report), "findings": tuple(findings)}))
-    # Other sources say nothing of runs and sentinels.
+    # Other sources have no runs and sentinels.
     own = (t.provenance for t in tables.tables.values() if {"runs", "merged_from"} & set(t.provenance))
     covered = () if grid is None else coverage(tables, grid, skipped, sentinels)
     findings = [*_set_findings(next(own, None)), *coverage_findings(covered)]
@@ -262,7 +262,7 @@ def _least_beyond(sizes: Sequence[Array], latency_us: Floats) -> Floats | None:
 
 
 def _set_findings(provenance: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Yield findings out of what kernels_bench wrote beside its own tables."""
+    """Yield findings from the provenance that kernels_bench wrote."""
     if provenance is None:
         return
     refuse_odd_provenance(provenance)
@@ -301,3 +301,56 @@ def _device_findings(provenance: Mapping[str, Any]) -> Iterator[Finding]:
         count = sum(reasons.values())
         grave_kind: Severity = "warning" if kind in ("reference", "error") else "note"
         yield Finding("skips", grave_kind, count, f"{count} points skipped ({kind}), most of all: {common}")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of one group of a grid has been measured, in points."""
+
+    group: str
+    operator: str
+    points: int
+    measured: int
+    skipped: int
+
+    @property
+    def missing(self) -> int:
+        """Points that were neither measured nor skipped."""
+        return self.points - self.measured - self.skipped
+
+
+def coverage(
+    tables: MeasuredTables,
+    grid: Sequence[Point],
+    skipped: Sequence[str] = (),
+    sentinels: Sequence[str] = (),
+) -> tuple[Coverage, ...]:
+    """Count how much of a grid a table set holds, by group."""
+    wanted = {point.operator for point in grid}
+    have = set(sentinels)
+    for operator, table in tables.tables.items():
+        if operator in wanted:
+            have.update(row_keys(operator, table.columns))
+    tried = set(skipped)
+    counts: dict[tuple[str, str], list[int]] = {}
+    for point in grid:
+        group = counts.setdefault((point.group, point.operator), [0, 0, 0])
+        key = point.key
+        group[0] += 1
+        group[1] += key in have
+        group[2] += key in tried and key not in have
+    return tuple(Coverage(*names, *numbers) for names, numbers in counts.items())
+
+
+def coverage_findings(groups: Sequence[Coverage]) -> Iterator[Finding]:
+    """Yield what a person should know of the points that are missing."""
+    missing = sum(group.missing for group in groups)
+    if not missing:
+        return
+    points = sum(group.points for group in groups)
+    most = max(groups, key=lambda group: group.missing)
+    message = (
+        f"{missing} of {points} points of the grid were not measured ({missing / points:.0%}), most of all "
+        f"{most.missing} of {most.points} in {most.group or most.operator}"
+    )
+    yield Finding("coverage", "warning", missing, message)

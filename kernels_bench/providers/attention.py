@@ -11,7 +11,7 @@ import numpy as np
 from fastroof.arrays import Longs
 from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets, spread_kv_lens
@@ -59,7 +59,7 @@ class Heads:
 
 
 def refuses_heads(point: Point) -> str | None:
-    """Say why an attention point's heads are not measured by any provider; None where they are."""
+    """Return why an attention point's heads are not measured by any provider; None where they are."""
     heads = Heads.of(point)
     if heads.num_q_heads % heads.num_kv_heads:
         return f"{heads.num_q_heads} query heads do not divide by {heads.num_kv_heads} KV heads"
@@ -72,7 +72,6 @@ def refuses_heads(point: Point) -> str | None:
 class AttentionSets:
     """Input sets of one attention point."""
 
-    # Head shape.
     heads: Heads
     # Of each sequence.
     new_tokens: Longs

@@ -15,8 +15,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.errors import MeasureError
 from fastroof.units import MIB
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability
+from kernels_bench.protocol import Availability, Point
 from kernels_bench.providers.cpu_kernels import KERNELS, LANES, Arrays, round_bf16
 
 MAX_BYTES: Final = 64 * MIB
@@ -25,11 +24,11 @@ MAX_WORK: Final = 2**30
 NUM_SETS: Final = 2
 FLOAT_BYTES: Final = 4.0
 EMULATED: Final = (("gemm", "fp8_block"),)
-"""Operators and dtypes beside bf16."""
+"""Operators and dtypes besides bf16."""
 
 
 class CpuProvider:
-    """Measures tiny kernels on the host; asked for by name only."""
+    """Measures tiny kernels on the host; used only if named."""
 
     name = "cpu"
 
@@ -38,7 +37,7 @@ class CpuProvider:
         return Availability(works=True, versions={"numpy": np.__version__})
 
     def refuses(self, point: Point) -> str | None:
-        """Say why a point is not for a CPU; None where it is."""
+        """Return why a point is not for a CPU, or None."""
         values = point.values
         if point.operator not in KERNELS:
             return f"no {point.operator} on a CPU; there are {', '.join(KERNELS)}"

@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
-from kernels_bench.points import Point
-from kernels_bench.protocol import Prepared
+from kernels_bench.protocol import Point, Prepared
 from kernels_bench.providers.device import Device, cuda_device, oom_as_memory_error
 
 
@@ -24,8 +23,8 @@ class CudaProvider(ABC):
     """A provider of GPU kernels."""
 
     name: str
-    lacks: ClassVar[str] = "is not asked for"
-    """What it says of an operator that it has no launch for."""
+    lacks: ClassVar[str] = "does not measure"
+    """How it refuses an operator without a launch."""
 
     def __init__(self, device: Device | None = None) -> None:
         self._device = device
@@ -43,7 +42,7 @@ class CudaProvider(ABC):
         """What it launches, by operator."""
 
     def refuses(self, point: Point) -> str | None:
-        """Say why a point is not for this provider; None where it is."""
+        """Return why a point is not for this provider, or None."""
         launch = self.launches.get(point.operator)
         return f"{self.name} {self.lacks} {point.operator}" if launch is None else launch.refuses(point)
 

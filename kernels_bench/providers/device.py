@@ -37,7 +37,7 @@ CPU_DEVICE: Final = Device("cpu")
 
 
 def cuda_availability() -> Availability:
-    """Say whether torch can use a CUDA GPU here, and why not."""
+    """Return whether torch can use a CUDA GPU here, and why not."""
     try:
         import torch
     except ImportError as error:

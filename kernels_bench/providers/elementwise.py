@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import FP8_MAX, Device, take
 from kernels_bench.providers.paging import PAGE_SIZE
@@ -48,14 +48,14 @@ def rope_table(make: InputMaker, positions: int, head_dim: int, theta: float, dt
 
 
 def refuses_small_op(point: Point) -> str | None:
-    """Say why an elementwise point's sizes make no kernel; None where they do."""
+    """Return why an elementwise point's sizes make no kernel; None where they do."""
     kind, width = point.values["kind"], int(point.values["width"])
     if kind == "rope" and width % HEAD_DIM:
-        return f"rope has heads of {HEAD_DIM}, and width {width} is no multiple of it"
+        return f"rope has heads of {HEAD_DIM}, and width {width} is not a multiple of it"
     if kind == "rope" and width < 2 * HEAD_DIM:
         return f"rope has a query and a key head at least: width {2 * HEAD_DIM}, not {width}"
     if kind == "kv_write" and width % (2 * HEAD_DIM):
-        return f"K and V have heads of {HEAD_DIM}, and width {width} is no multiple of {2 * HEAD_DIM}"
+        return f"K and V have heads of {HEAD_DIM}, and width {width} is not a multiple of {2 * HEAD_DIM}"
     return None
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from fastroof.arrays import Longs
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS, RotatingCalls, count_sets, sample
 from kernels_bench.routing import DISTRIBUTIONS, route
 
@@ -84,12 +83,12 @@ class ExpertLayer:
 
 
 def refuses_experts(point: Point, dtypes: tuple[str, ...]) -> str | None:
-    """Say why experts cannot be measured in any of a provider's dtypes; None where they can."""
+    """Return why experts cannot be measured in any of a provider's dtypes, or None."""
     v = point.values
     if v["dtype"] not in dtypes:
         return f"no {v['dtype']} experts here; there are {', '.join(dtypes)}"
     if v["distribution"] not in DISTRIBUTIONS:
-        return f"distribution {v['distribution']!r} is none of {', '.join(DISTRIBUTIONS)}"
+        return f"unknown distribution {v['distribution']!r}; valid are {', '.join(DISTRIBUTIONS)}"
     experts, ep, tp = (int(v[name]) for name in ("num_experts", "moe_ep", "moe_tp"))
     if experts % ep or int(v["intermediate"]) % tp:
         return (
@@ -118,7 +117,7 @@ class ExpertWeights:
 
     @classmethod
     def make(cls, layer: ExpertLayer, make: InputMaker, is_gate_first: bool) -> ExpertWeights:
-        """Draw them; what is quantised in parts, so that its bf16 takes little room beside it."""
+        """Draw them; quantised weights in parts, so that their bf16 takes little memory."""
         import torch
 
         weights: list[Any] = []
@@ -169,12 +168,11 @@ def _quantised(values: Any, dtype: str) -> tuple[Any, Any]:
 class ExpertSets:
     """Input sets of one point of experts.
 
-    Every set has tokens of its own. Weights are shared where those of all experts exceed twice the L2: then
+    Every set has its own tokens. Weights are shared where those of all experts exceed twice the L2: then
     sets differ in which experts their tokens take, turn by turn, so that calls of few tokens find no
     expert's weights in the L2 either.
     """
 
-    # Sizes.
     layer: ExpertLayer
     # Shape (sets, num_tokens, hidden).
     x: Any

@@ -81,7 +81,7 @@ class FlashinferModules:
 
 
 def flashinfer_modules() -> FlashinferModules:
-    """Look where flashinfer looks for libraries: beside the package, then in its cache."""
+    """Look for libraries where flashinfer does: next to the package, then in its cache."""
     from flashinfer.jit import env
 
     def is_built(name: str) -> bool:

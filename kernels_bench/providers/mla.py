@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.attention import CHECKED_HEADS, batch_of
 from kernels_bench.providers.device import Device

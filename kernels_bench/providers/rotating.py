@@ -53,7 +53,6 @@ class RotatingCalls:
 
     # What is measured, for the ``kernel`` column.
     kernel: str
-    # Input sets.
     num_sets: int
     # Bytes of all sets together.
     rotated_bytes: int

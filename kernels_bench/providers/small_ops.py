@@ -45,7 +45,7 @@ class SmallOps(Protocol):
 
 
 class TorchSmallOps:
-    """Plain torch: for machines without a GPU, and to say what the kernels do. Not fused, never timed."""
+    """Plain torch: for machines without a GPU, and to show what the kernels do. Not fused, never timed."""
 
     def __init__(self) -> None:
         import torch

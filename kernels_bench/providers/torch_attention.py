@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.attention import AttentionSets, contiguous_sets, prepare_attention
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.rotating import RotatingCalls
@@ -17,7 +17,7 @@ _TITLES: Final = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "MATH"
 
 
 def refuses_sdpa(point: Point) -> str | None:
-    """Say why SDPA cannot measure an attention point; None where it can."""
+    """Return why SDPA cannot measure an attention point; None where it can."""
     if point.values["kv_dtype"] != "bf16":
         return f"SDPA has no {point.values['kv_dtype']} KV cache; it computes in bf16"
     if point.values.get("window", 0):

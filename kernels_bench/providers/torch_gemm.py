@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from fastroof.operators.gemm import gemm_bytes
 from fastroof.units import DTYPE_BYTES
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import Device, take
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
 FP8_ALIGNMENT: Final = 16
@@ -32,7 +31,7 @@ Arrange = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def refuses_gemm(point: Point, device: Device) -> str | None:
-    """Say why a GEMM cannot be measured on a device; None where it can."""
+    """Return why a GEMM cannot be measured on a device; None where it can."""
     dtype, n, k = point.values["dtype"], point.values["n"], point.values["k"]
     if dtype == "bf16":
         return None

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets, refuses_experts
 from kernels_bench.providers.rotating import RotatingCalls
@@ -21,7 +21,7 @@ GROUPED_ALIGNMENT: Final = 8
 
 
 def refuses_moe(point: Point) -> str | None:
-    """Say why a MoE point cannot be measured; None where it can."""
+    """Return why a MoE point cannot be measured; None where it can."""
     if reason := refuses_experts(point, ("bf16",)):
         return f"torch's grouped GEMM: {reason}"
     layer = ExpertLayer.of(point)

@@ -12,10 +12,10 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from kernels_bench.points import Point
-from kernels_bench.providers.block_scales import SCALE_BLOCK
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets, ExpertWeights
+from kernels_bench.providers.random_inputs import SCALE_BLOCK
 from kernels_bench.providers.rotating import RotatingCalls
 from kernels_bench.providers.triton_elementwise import TritonSmallOps
 

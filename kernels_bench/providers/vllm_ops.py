@@ -99,7 +99,7 @@ def find_library(name: str) -> Path | None:
 
 
 def load_libraries() -> dict[str, str]:
-    """Load what can be loaded, and say why the rest cannot."""
+    """Load what can be loaded, and return why the rest does not load."""
     import torch
 
     reasons = {}

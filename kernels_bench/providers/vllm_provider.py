@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from kernels_bench.operators.attention import ATTENTION
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import paged_sets, prepare_attention, refuses_heads
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
@@ -64,7 +63,7 @@ class VllmProvider(CudaProvider):
         return self._reasons
 
     def availability(self) -> Availability:
-        """Say whether any of the libraries loads on a GPU here."""
+        """Return whether any of the libraries loads on a GPU here."""
         cuda = cuda_availability()
         if not cuda.works:
             return cuda

@@ -13,8 +13,7 @@ from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.journal import Journal, done_keys, starts
 from kernels_bench.operators.communication import ALLREDUCE, BY_RANKS, COLLECTIVE
-from kernels_bench.points import Point
-from kernels_bench.protocol import Clock, DeviceState, Monitor, Timing
+from kernels_bench.protocol import Clock, DeviceState, Monitor, Point, Timing
 from kernels_bench.replays import ReplayRule, relative_iqr, summarise, suspicion
 from kernels_bench.run.allreduce_points import MODES
 from kernels_bench.run.allreduce_rank import Answer, Order
@@ -77,7 +76,7 @@ def measure_allreduce(
 ) -> RunReport:
     """Measure every all-reduce and other collective that the journal does not have yet."""
     if other := [p.key for p in points if p.operator not in BY_RANKS]:
-        raise MeasureError(f"{other[0]} is no all-reduce and no other collective")
+        raise MeasureError(f"{other[0]} is not a collective")
     with Journal(journal, clock.seconds) as book:
         return _Run(points, backend, monitor, clock, book, options, open_ranks).go()
 
@@ -164,7 +163,7 @@ class _Run(JournaledRun):
         if timing is None:
             reason = (
                 f"{_kernel(point, ranks)} is wrong at {point.key}: relative error {error:.3g} "
-                f"against float64, at most {bound:g} may be"
+                f"against float64, the bound is {bound:g}"
             )
             self.say(f"reference check failed, {point.family} is not measured any further: {reason}")
             self.failed[point.family] = reason
@@ -208,7 +207,7 @@ class _Run(JournaledRun):
         elif v.get("mode", MODES[self.backend][0]) not in MODES[self.backend]:
             reason = f"{self.backend} is measured as {', '.join(MODES[self.backend])}, not {v['mode']}"
         elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
-            reason = f"a message of {v['message_bytes']} B is no whole number of elements"
+            reason = f"a message of {v['message_bytes']} B is not a whole number of elements"
         elif collective == "all_reduce" and v["dtype"] != "bf16":
             reason = f"all-reduce is measured in bf16, not {v['dtype']}"
         elif COLLECTIVE_CALLS[collective].is_shared and _elements(v) % v["num_gpus"]:
@@ -243,5 +242,5 @@ def _elements(values: Mapping[str, Any]) -> int:
 
 
 def _kernel(point: Point, ranks: Ranks) -> str:
-    """What a rank says of itself, of the collective that was called."""
+    """A rank's answer about one collective."""
     return ranks.ready.kernel.replace("all_reduce", point.values.get("collective", "all_reduce"))

@@ -7,7 +7,7 @@ from typing import Final
 
 from fastroof.errors import MeasureError
 from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 NUM_GPUS: Final = (2, 4, 8)
 MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
@@ -17,7 +17,7 @@ MODES: Final = {"nccl": ("graph", "eager"), "gloo": ("eager",)}
 
 
 def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
-    """Return what is measured where no grid says: messages of 2**8 to 2**29 bytes.
+    """Return what is measured without a grid: messages of 2**8 to 2**29 bytes.
 
     >>> len(allreduce_points([2, 4, 8]))
     132
@@ -39,7 +39,7 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
 
 
 def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
-    """Return which all-gathers, reduce-scatters and all-to-all exchanges are measured where no grid says.
+    """Return which all-gathers, reduce-scatters and all-to-all exchanges are measured without a grid.
 
     >>> len(collective_points([2, 4, 8]))
     198

@@ -1,4 +1,4 @@
-"""One rank of a collective: the process of one GPU, which times what all ranks are told to time.
+"""One rank of a collective: the process of one GPU, which times what the parent orders.
 
 A collective hangs where one rank calls it and another does not. So whatever a rank finds out alone (its
 memory, how long a call took, how far off a sum is) is agreed on with the others before anyone acts on it.
@@ -60,7 +60,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a rank says once it has met the others."""
+    """A rank's answer once it has met the others."""
 
     kernel: str
     device: str

@@ -114,7 +114,7 @@ class SpawnedRanks:
                 names = ", ".join(map(str, silent))
                 raise RanksTimeoutError(
                     f"rank {names} of {len(self._pipes)} did not answer {what} within {timeout_s:g} s: "
-                    "it hangs; rows before are kept, run again to go on"
+                    "it hangs; earlier rows are safe, run again to continue"
                 )
             for rank in silent:
                 if self._pipes[rank] not in heard:
@@ -126,7 +126,7 @@ class SpawnedRanks:
                 if isinstance(message, Broken):
                     raise MeasureError(
                         f"rank {rank} of {len(self._pipes)} failed {what}: {message.reason}; rows before "
-                        "are kept, run again to go on"
+                        "are kept, run again to continue"
                     )
                 said[rank] = message
         self._broken = False
@@ -137,5 +137,5 @@ class SpawnedRanks:
         process.join(END_S)
         return MeasureError(
             f"rank {rank} of {len(self._pipes)} died {what} (exit code {process.exitcode}); rows before are "
-            "kept, run again to go on"
+            "kept, run again to continue"
         )

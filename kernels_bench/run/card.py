@@ -1,4 +1,4 @@
-"""Which card is measured: what it is called, and the facts that lie beside its tables."""
+"""The GPU that is measured: its name, and the facts next to its tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ hbm_gib = 1
 [links]
 pcie_gb_per_s = 1
 """
-"""What is written beside tables that were measured without a GPU, so that they load and say what they are."""
+"""Written next to tables that were measured without a GPU, so that they load and are recognised."""
 
 
 def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> GpuSpec:
@@ -51,17 +51,17 @@ def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> Gp
         return load_gpu(Path(name))
     if not told:
         if name is None:
-            raise MeasureError("the driver does not say which GPU this is; pass --gpu NAME or a gpu.toml")
+            raise MeasureError("the driver does not report which GPU this is; pass --gpu NAME or a gpu.toml")
         return load_gpu(name)
     wanted = None if name is None else load_gpu(name)
     try:
         spec = load_gpu(told)
     except GpuError as error:
-        raise MeasureError(f"this GPU calls itself {told!r}: {error} as --gpu") from None
+        raise MeasureError(f"the driver reports the GPU {told!r}: {error} as --gpu") from None
     if wanted is not None and wanted.name != spec.name:
         raise MeasureError(
             f"--gpu {name} is {wanted.title}, but this is {told} ({spec.name}): leave --gpu out, "
-            "or give a gpu.toml of its own"
+            "or give its own gpu.toml"
         )
     return spec
 
@@ -74,7 +74,7 @@ def refuse_other_gpu(folder: Path, gpu: GpuSpec) -> None:
 
 
 def write_gpu_file(folder: Path, gpu: GpuSpec, given: str | None) -> None:
-    """Put the card's facts beside its tables, so that they load where fastroof has no such card."""
+    """Write the GPU's facts next to its tables, so that they load where fastroof does not know the GPU."""
     from fastroof.load.write import toml_text
 
     if (folder / GPU_FILE).is_file():

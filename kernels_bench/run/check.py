@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from fastroof.errors import MeasureError
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
-from kernels_bench.protocol import Prepared
+from kernels_bench.protocol import Point, Prepared
 
 BOUNDS: Final[dict[str, float]] = {
     "exact": 0.0,
@@ -90,7 +89,7 @@ def error_bound(point: Point) -> float:
 
 
 def has_result(point: Point) -> bool:
-    """Say whether there is anything to check: an empty launch writes nothing."""
+    """Return whether there is anything to check: an empty launch writes nothing."""
     return MEASURED[point.operator].has_result(point.values)
 
 

@@ -52,7 +52,7 @@ COLLECTIVE_CALLS: Final = {
     "reduce_scatter": CollectiveCall(_reduce_scatter, lambda n, g: n // g, is_shared=True, adds=True),
     "alltoall": CollectiveCall(_all_to_all, lambda n, g: n, is_shared=True, adds=False),
 }
-"""By the names that tables have; an all-reduce has a table of its own."""
+"""By the names that tables have; all-reduce has its own table."""
 
 
 def received(call: CollectiveCall, message: Any, rank: int, num_gpus: int) -> Any:

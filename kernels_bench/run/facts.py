@@ -1,4 +1,4 @@
-"""What a journal's start line says of the software: versions, commit, the time it began."""
+"""Software facts of a journal's start line: versions, commit, the time it began."""
 
 from __future__ import annotations
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from fastroof.errors import MeasureError
 from kernels_bench.journal import Journal, starts
-from kernels_bench.output.repeatability import SentinelRepeat
-from kernels_bench.points import Point
-from kernels_bench.protocol import Clock
+from kernels_bench.protocol import Clock, Point
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport
+from kernels_bench.sentinels import SentinelRepeat
 
 
 class JournaledRun:
@@ -27,7 +26,7 @@ class JournaledRun:
         self.started_s = clock.seconds()
 
     def refuse_other_device(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on with the journal of another GPU."""
+        """Refuse the journal of another GPU."""
         for start in starts(self.book.records):
             told = start.get("facts", {}).get("gpu_name"), facts.get("gpu_name")
             if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):

@@ -1,4 +1,4 @@
-"""Reads what the device says of itself; read only: no clock, power or persistence setting is touched."""
+"""Reads the device's state, read only: no clock, power or persistence setting is touched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 from kernels_bench.protocol import DeviceState, Monitor
 
 SMI_EVERY_S: Final = 2.0
-"""nvidia-smi takes about 50 ms to start, so it is asked this often and not after every point."""
+"""nvidia-smi takes about 50 ms to start, so it is called this often and not after every point."""
 _MILLI: Final = 1e-3
 _SMI_STATE: Final = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
 _SMI_FACTS: Final = {
@@ -54,7 +54,7 @@ def open_monitor(device: str | None = None) -> Monitor:
 
 
 class NvmlMonitor:
-    """Asks NVML."""
+    """Queries NVML."""
 
     def __init__(self, nvml: Any, device: str = "0") -> None:
         nvml.nvmlInit()
@@ -65,7 +65,7 @@ class NvmlMonitor:
             self._handle = nvml.nvmlDeviceGetHandleByUUID(device)
 
     def read(self) -> DeviceState:
-        """Clock, power, temperature and throttle reasons now; NaN where the card does not say."""
+        """Clock, power, temperature and throttle reasons now; NaN if the GPU does not report it."""
         nvml, handle = self._nvml, self._handle
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:
@@ -82,7 +82,7 @@ class NvmlMonitor:
         )
 
     def facts(self) -> Mapping[str, Any]:
-        """GPU name, driver, power cap, memory; what the card does not say is absent."""
+        """GPU name, driver, power cap, memory; absent if the GPU does not report it."""
         handle = self._handle
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
@@ -117,7 +117,7 @@ class NvmlMonitor:
 
 
 class SmiMonitor:
-    """Asks nvidia-smi, where pynvml is not installed."""
+    """Queries nvidia-smi, if pynvml is not installed."""
 
     def __init__(
         self, device: str = "0", path: str = "nvidia-smi", seconds: Callable[[], float] = monotonic
@@ -143,7 +143,7 @@ class SmiMonitor:
         return DeviceState(clock, power, temperature, int(reasons, 16) if known else 0)
 
     def facts(self) -> Mapping[str, Any]:
-        """GPU name, driver, power cap, memory; what the card does not say is absent."""
+        """GPU name, driver, power cap, memory; absent if the GPU does not report it."""
         facts: dict[str, Any] = {"monitor": "nvidia-smi"}
         for name, question in _SMI_FACTS.items():
             answer = self._facts[question]
@@ -160,17 +160,17 @@ class SmiMonitor:
 
 
 class HostMonitor:
-    """Knows the host only: for the cpu provider, and where no GPU can be asked."""
+    """Knows the host only: for the cpu provider, and where no GPU can be queried."""
 
     def __init__(self, is_device: bool = True) -> None:
         self._is_device = is_device
 
     def read(self) -> DeviceState:
-        """Nothing: a host's cores have clocks of their own."""
+        """Nothing: a host's cores have different clocks."""
         return DeviceState()
 
     def facts(self) -> Mapping[str, Any]:
-        """Say plainly whether what is measured is no GPU."""
+        """State whether a CPU is measured instead of a GPU."""
         if not self._is_device:
             return {"monitor": "none: neither pynvml nor nvidia-smi answers here"}
         return {

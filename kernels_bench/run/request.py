@@ -1,4 +1,4 @@
-"""What a person asked to be measured, and the providers that can."""
+"""Options of a run, and the providers that can measure it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kernels_bench.run.card import CPU
 from kernels_bench.run.facts import working
 
 BY_NAME_ONLY: Final = ("deepgemm", CPU)
-"""Providers that measure where they are named: one compiles a kernel a shape, one is no GPU."""
+"""Providers that measure only if named: one compiles a kernel per shape, one is not a GPU."""
 
 PARTS: Final = {ALLREDUCE: ("all-reduce", "allreduce"), COLLECTIVE: ("other collectives", "collectives")}
-"""What a journal of ranks holds, and the command that goes on with it."""
+"""What a journal of ranks holds, and the command that continues it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked to be measured; the start line keeps it, so that a run can be resumed."""
+    """Options of a run; the start line records them, so that it can be resumed."""
 
     # A grid's name or TOML file; the default grid where None.
     grid: str | None = None
@@ -41,22 +41,22 @@ class Request:
 
 
 def request_of(journal: Path) -> Request:
-    """Read what a journal's run was asked."""
+    """Read the options of a journal's run."""
     first = starts(read_journal(journal))
     if not first:
         raise MeasureError(f"{journal} stopped before it started; delete it and run again")
     if (part := first[0].get("part")) in PARTS:
         words, command = PARTS[part]
-        raise MeasureError(f"{journal} holds {words} only: kernels-bench {command} -o goes on with it")
+        raise MeasureError(f"{journal} holds {words} only: kernels-bench {command} -o continues it")
     asked: Mapping[str, Any] = first[0].get("request", {})
     if set(asked) != set(asdict(Request())):
-        raise MeasureError(f"{journal} does not say what was asked: it is of another version")
+        raise MeasureError(f"{journal} does not record its options: another version wrote it")
     _refuse_odd(journal, asked)
     return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
 
 
 def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
-    """Refuse what nobody can have asked."""
+    """Refuse options that no run can have."""
     for name, value in asked.items():
         if name in ("providers", "only"):
             is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
@@ -68,7 +68,7 @@ def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
         else:
             is_right, what = value is None or isinstance(value, str), "a text or null"
         if not is_right:
-            raise MeasureError(f"{journal}: what was asked has {name} {shown(value)}, need {what}")
+            raise MeasureError(f"{journal}: the recorded options have {name} {shown(value)}, need {what}")
 
 
 def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:

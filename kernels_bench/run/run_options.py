@@ -1,4 +1,4 @@
-"""How a run is asked for, where it stands and what it did."""
+"""Options, progress and report of a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastroof.units import GIB
-from kernels_bench.output.repeatability import SentinelRepeat
-from kernels_bench.points import Point
-from kernels_bench.sentinels import SENTINEL_EVERY
+from kernels_bench.protocol import Point
+from kernels_bench.sentinels import SENTINEL_EVERY, SentinelRepeat
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from fastroof.units import GIB
 from kernels_bench.journal import done_keys, find_journals, read_journal, starts
 from kernels_bench.operators.communication import BY_RANKS
 from kernels_bench.output.table_sets import TABLES_FOLDER
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
+from kernels_bench.protocol import Availability, Clock, Monitor, Point, Provider, Timer
 from kernels_bench.run.card import CPU, measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
 from kernels_bench.run.request import Request, choose_providers
@@ -54,7 +53,7 @@ def run_request(
     on_progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[RunReport, Path]:
-    """Measure what was asked and write the tables."""
+    """Measure the requested points and write the tables."""
     clock = MonotonicClock()
     started_s = clock.seconds()
     grid = _load_grid(request.grid)
@@ -172,7 +171,7 @@ def write_tables_of(journals: Sequence[Path], folder: Path, say: Callable[[str],
     from kernels_bench.output.tables import write_tables
 
     if not any(record["type"] == "row" for journal in journals for record in read_journal(journal)):
-        say(f"no point was measured, so there are no tables; {', '.join(map(str, journals))} says why")
+        say(f"no point was measured, so there are no tables; reasons: {', '.join(map(str, journals))}")
         return
     written = write_tables(journals, folder / TABLES_FOLDER, overwrite=True)
     for key, why in written.left_out.items():
@@ -205,15 +204,15 @@ def _points(
     on_cpu: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Point], set[str]]:
-    """Return what is asked for within the budget, and the keys of those points that somebody here takes.
+    """Return the requested points within the budget, and the keys of those that a provider here takes.
 
-    What nobody takes stays: it costs no time, and the journal states why it has no row.
+    Other points stay: they cost no time, and the journal states why they have no row.
     """
     from kernels_bench.grid.estimate import fit_budget, unfit
 
     points = grid.points()
     if request.only:
-        # Collectives have points of their own where the grid gives none.
+        # Collectives have default points if the grid gives none.
         have = sorted({p.operator for p in points} | (set() if on_cpu else set(BY_RANKS)))
         unknown = [name for name in request.only if name not in have]
         if unknown:
@@ -277,7 +276,7 @@ def _journal(folder: Path, gpu: GpuSpec, grid: Grid, resume: Path | None) -> tup
     journals = find_journals(folder)
     if journals:
         raise MeasureError(
-            f"{folder} holds the run {journals[-1].name}: `kernels-bench resume {folder}` goes on with it; "
+            f"{folder} holds the run {journals[-1].name}: `kernels-bench resume {folder}` continues it; "
             "a new run needs another -o, and kernels-bench merge joins several"
         )
     if (folder / TABLES_FOLDER).exists():

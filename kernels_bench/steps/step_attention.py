@@ -110,7 +110,6 @@ class StepBackend:
 
     # For the ``provider`` column: attention, then the small kernels.
     provider: str
-    # Attention.
     attention: StepAttention
     # Norms, rope, activation, KV write.
     ops: SmallOps

@@ -11,10 +11,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from fastroof.errors import MeasureError
 from fastroof.models import DenseModel
 from fastroof.models.dense import split
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import FP8_MAX, Device
 from kernels_bench.providers.experts import LARGEST_GATED, LARGEST_INPUT
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.small_ops import SmallOps
 from kernels_bench.providers.torch_gemm import FP8_ALIGNMENT, torch_gemm
 
@@ -60,7 +59,7 @@ def _to_fp8(values: Any) -> Any:
 
 
 def refuses_weights(model: DenseModel, weights: str) -> str | None:
-    """Say why a model's linear layers cannot have a format; None if they can."""
+    """Return why a model's linear layers cannot have a format, or None."""
     if weights not in WEIGHT_DTYPES:
         return f"steps have no weights in {weights}; valid are {', '.join(WEIGHT_DTYPES)}"
     multiple = {"bf16": 1, "fp8": FP8_ALIGNMENT, "fp8_block": SCALE_BLOCK}[weights]
@@ -143,7 +142,7 @@ class TorchFp8:
 
 
 class PlainFp8:
-    """Plain torch: for machines without a GPU, and to say what the kernels do."""
+    """Plain torch: for machines without a GPU, and to show what the kernels do."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -180,5 +179,5 @@ def choose_fp8(weights: str, has_vllm_ops: bool, ops: SmallOps, device: Device) 
     if has_vllm_ops:
         return VllmFp8(weights)
     if weights == "fp8_block":
-        raise MeasureError("weights in fp8_block need vLLM's ops library, which is not here or not asked for")
+        raise MeasureError("weights in fp8_block need vLLM's ops library, which is missing or was not named")
     return TorchFp8(ops)

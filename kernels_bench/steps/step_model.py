@@ -14,11 +14,10 @@ from fastroof.arrays import Floats
 from fastroof.errors import MeasureError
 from fastroof.models import DenseModel
 from kernels_bench.providers.attention import Heads
-from kernels_bench.providers.block_scales import SCALE_BLOCK
 from kernels_bench.providers.device import oom_as_memory_error
 from kernels_bench.providers.elementwise import rope_table
 from kernels_bench.providers.paging import PAGE_SIZE
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker
 from kernels_bench.providers.small_ops import ROPE_THETA
 from kernels_bench.steps.step_attention import Attend, StepBackend
 from kernels_bench.steps.step_linear import LinearLayer, refuses_weights
@@ -28,7 +27,7 @@ from kernels_bench.steps.step_weights import random_weights
 
 
 def refuses_model(model: DenseModel, weights: str = "bf16") -> str | None:
-    """Say why a model's step is not written here; None where it is."""
+    """Return why a model's step is not written here, or None."""
     if model.head_dim % 2:
         return f"{model.name} has heads of {model.head_dim}, which rope cannot halve"
     return refuses_weights(model, weights)

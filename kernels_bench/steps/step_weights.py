@@ -30,11 +30,9 @@ class LayerWeights:
 class StepWeights:
     """A whole model's weights."""
 
-    # Its sizes.
     spec: DenseModel
     # Shape (vocab, hidden).
     embedding: Any
-    # In order.
     layers: tuple[LayerWeights, ...]
     # Shape (hidden,).
     final_norm: Any

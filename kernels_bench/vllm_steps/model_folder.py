@@ -53,7 +53,6 @@ class EngineModel:
     name: str
     # A name for its folder.
     folder_name: str
-    # Its sizes.
     spec: ModelSpec
     # Its config.json.
     config: dict[str, Any]

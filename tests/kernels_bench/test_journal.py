@@ -121,7 +121,7 @@ def test_full_disk_is_an_error_and_leaves_whole_lines(
     before = path.read_bytes()
     with Journal(path) as journal:
         monkeypatch.setattr(os, "write", FullDisk(room))
-        with pytest.raises(MeasureError, match=r"No space left on device.*every row before is kept"):
+        with pytest.raises(MeasureError, match=r"No space left on device.*every earlier row is safe"):
             journal.append(row("b"))
         assert path.read_bytes() == before
         monkeypatch.undo()
