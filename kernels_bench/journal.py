@@ -170,14 +170,14 @@ class Journal:
         try:
             self.close()
         except MeasureError:
-            if error is None:  # else the first error says more
+            if error is None:  # else the first error is more useful
                 raise
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            # A file system without locks is no reason not to measure.
+            # Measuring works on file systems without locks too.
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise MeasureError(
                     f"{self.path} is being written by another run; let it end, or give another -o"

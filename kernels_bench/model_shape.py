@@ -63,7 +63,7 @@ class ModelShape:
         return split(self, tp)
 
     def heads(self, tp: int) -> tuple[int, int, int]:
-        """Query heads, KV heads (replicated where there are fewer than GPUs) and head width on one GPU."""
+        """Query heads, KV heads (replicated if fewer than GPUs) and head width on one GPU."""
         share = self.share(tp)
         return share.num_q_heads, share.num_kv_heads, self.head_dim
 

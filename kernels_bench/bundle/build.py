@@ -53,7 +53,7 @@ SCRIPTS: Final = ("env.sh", "measure_kernels.sh", "measure_steps.sh")
 MARK_FILE: Final = "versions.txt"
 _SUFFIXES: Final = (".py", ".json", ".toml", ".sh", ".yaml", ".typed")
 _SITECUSTOMIZE: Final = b"""\
-\"\"\"Installs stand-ins in every Python process: vLLM looks at a model in a process of its own.\"\"\"
+\"\"\"Installs stand-ins in every Python process: vLLM inspects a model in a separate process.\"\"\"
 
 import os
 

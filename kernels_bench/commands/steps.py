@@ -78,10 +78,10 @@ def steps(
     """Measure whole forward steps with random weights.
 
     By default the model's kernels run in one CUDA graph: decode, prefill, mixed and unequal batches; the
-    embedding, LM head and KV cache are in bf16. With `--engine vllm` vLLM's own scheduler, model and sampler
-    run in a process a model, which must be installed; `--gpu cpu` tries its CPU build on tiny sizes. Steps
-    that OUTPUT/steps.csv has already are not measured again, so the same command continues what a deadline
-    or a kill interrupted. Exit codes: 0 done, 1 stopped at the deadline or a model failed, 2 an error.
+    embedding, LM head and KV cache are in bf16. With `--engine vllm` an installed vLLM runs its own
+    scheduler, model and sampler, one process per model; `--gpu cpu` tries its CPU build on tiny sizes. Steps
+    that OUTPUT/steps.csv already has are not measured again, so the same command continues after a deadline
+    or a kill. Exit codes: 0 done, 1 stopped at the deadline or a model failed, 2 an error.
     """
     if engine not in ("", ENGINE):
         raise MeasureError(f"unknown engine {shown(engine)}; valid is {ENGINE}")

@@ -57,7 +57,7 @@ class Group:
 class Grid:
     """The points of one grid file."""
 
-    # Name of the file without its ending, and what it says of itself.
+    # Name of the file without its ending, and its title.
     name: str
     title: str
     path: Path

@@ -84,7 +84,7 @@ class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": SPREADS}
 
     def impossible(self, given: Values) -> str | None:
-        """Lengths differ only where there are two sequences and two tokens."""
+        """Lengths differ only with at least two sequences and two tokens."""
         if reason := super().impossible(given):
             return reason
         if given["batch_size"] < 2 or given["kv_len"] < 2:

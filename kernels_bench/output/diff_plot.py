@@ -152,7 +152,7 @@ def _draw_panel(axes: Axes, common: Common, size: Floats, limits: tuple[float, f
         axes.plot([], [], color=colour, linewidth=2.2, label=word)
         centre, p10, median, p90 = _binned(size[rows], common.ratio[rows])
         axes.fill_between(centre, p10, p90, color=colour, alpha=0.14, linewidth=0, zorder=3)
-        # White beneath, so that the line stands out of its own points.
+        # White below, so that the line is visible among its points.
         axes.plot(centre, median, color="white", linewidth=4.0, zorder=4)
         axes.plot(centre, median, color=colour, linewidth=2.2, zorder=5)
     _scale(axes, limits)

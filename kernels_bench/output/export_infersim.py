@@ -162,7 +162,7 @@ def _attention_parts(
     if "dtype" not in columns:
         # What attention computes in; the cache's dtype is in kv_dtype.
         columns["dtype"] = np.array(["bf16"] * _rows(columns), object)
-    # rows with a window are left out, so it is no part of a file's name
+    # rows with a window are left out, so a file's name has none
     heads = [key.name for key in operator.keys if key.kind == "int" and key.name != "window"]
     of_file = codes_of(columns[name] for name in heads)
     parts: list[_Part] = []

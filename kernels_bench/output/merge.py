@@ -39,7 +39,7 @@ class Merged:
     tables: Mapping[str, Columns]
     # Content of provenance.toml.
     provenance: Mapping[str, Any]
-    # What a person should know of the merge.
+    # Warnings of the merge.
     notes: tuple[str, ...]
     # Folders of the runs and those around them: where a gpu.toml may lie.
     places: tuple[Path, ...] = ()

@@ -38,7 +38,7 @@ MOST_CELLS: Final = 30_000_000
 class Ceiling:
     """How near the fastest row of an operator and dtype comes to what the GPU can do."""
 
-    # Which rows; dtype of the KV cache for attention, kind for elementwise, empty where there is neither.
+    # Which rows; dtype of the KV cache for attention, kind for elementwise, else empty.
     operator: str
     dtype: str
     # How many there are.
@@ -69,7 +69,7 @@ class Validation:
 
     @property
     def severity(self) -> Severity:
-        """The gravest finding's severity, ``"note"`` if there is none."""
+        """Severity of the most severe finding, or ``"note"``."""
         own = (f.severity for f in self.findings)
         return max((worst(self.reports), *own), key=SEVERITIES.index)
 
@@ -343,7 +343,7 @@ def coverage(
 
 
 def coverage_findings(groups: Sequence[Coverage]) -> Iterator[Finding]:
-    """Yield what a person should know of the points that are missing."""
+    """Yield findings about missing points."""
     missing = sum(group.missing for group in groups)
     if not missing:
         return

@@ -223,7 +223,7 @@ def prepare_attention(
 
 
 def _checked_sequences(kv_lens: Longs, seed: int) -> list[int]:
-    """First, last, shortest, longest, and a random one where there is room."""
+    """First, last, shortest and longest, and a random one if there are more."""
     count = len(kv_lens)
     always = [0, count - 1, int(kv_lens.argmin()), int(kv_lens.argmax())]
     return sorted({*always, *sample(count, 3, seed).tolist()})[: CHECKED_SEQUENCES + 1]

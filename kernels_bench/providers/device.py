@@ -80,7 +80,7 @@ def take(tensor: Any, index: Any) -> Any:
 
 @contextlib.contextmanager
 def oom_as_memory_error() -> Iterator[None]:
-    """Turn torch's out-of-memory error into MemoryError, with what was cached given back."""
+    """Turn torch's out-of-memory error into MemoryError, after freeing cached memory."""
     import torch
 
     try:

@@ -82,7 +82,7 @@ class RotatingCalls:
 
 
 def _closed(index: int) -> None:
-    raise RuntimeError(f"input set {index} was given back: the prepared point is closed")
+    raise RuntimeError(f"input set {index} is freed: the prepared point is closed")
 
 
 def _host(tensor: Any) -> Floats:

@@ -250,7 +250,7 @@ class _Member:
     def _capture(self, launch: Callable[[], None]) -> Any:
         torch = self.torch
         graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog thread asks events in the meantime.
+        # thread_local: NCCL's watchdog thread queries events meanwhile.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             launch()
         return graph

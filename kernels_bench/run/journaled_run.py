@@ -70,6 +70,6 @@ class JournaledRun:
         self.options.on_progress(Progress(done, len(self.points), skipped, point, latency_us, left_s))
 
     def say(self, sentence: str) -> None:
-        """Say a sentence that a person should read."""
+        """Print a sentence for the user."""
         if self.options.say is not None:
             self.options.say(sentence)

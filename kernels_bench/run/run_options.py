@@ -25,7 +25,7 @@ class Progress:
     point: Point
     # What it took, us; None where it was skipped.
     latency_us: float | None
-    # Estimate for the rest, s; NaN where there is none.
+    # Estimate for the rest, s; NaN if unknown.
     left_s: float
 
 
@@ -53,7 +53,7 @@ class RunOptions:
     estimate_s: Callable[[Point], float] | None = None
     # Further facts for the start line: versions, grid, command, commit.
     start: Mapping[str, Any] = field(default_factory=dict)
-    # Called after each point; called with each sentence that a person should read.
+    # Called after each point; called with each sentence for the user.
     on_progress: Callable[[Progress], None] | None = None
     say: Callable[[str], None] | None = None
 

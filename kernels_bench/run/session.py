@@ -32,7 +32,7 @@ TABLES_RESERVE_S: Final = 3.0
 USABLE_MEMORY: Final = 0.85
 HOST_BYTES: Final = GIB
 COLLECTIVES_SHARE: Final = 0.1
-"""Of the time until a deadline, kept for collectives where there are several GPUs."""
+"""Of the time until a deadline, reserved for collectives if there are several GPUs."""
 
 
 class MonotonicClock:

@@ -129,7 +129,7 @@ class StepBackend:
 
     @property
     def row_dtype(self) -> str:
-        """What the dtype column says: the format of linear layers, fp32 on a CPU."""
+        """The dtype column: the format of linear layers, fp32 on a CPU."""
         return self.dtype if self.fp8 is None else self.fp8.dtype
 
 

@@ -112,7 +112,7 @@ class VllmFp8:
             )
 
     def multiply(self, out: Any, x: Any, x_scale: Any, layer: LinearLayer) -> None:
-        """Multiply; a bias is added by a kernel of its own in fp8_block, whose GEMM has none."""
+        """Multiply; in fp8_block a separate kernel adds a bias, which the GEMM lacks."""
         is_block = self.dtype == "fp8_block"
         scale, bias = (layer.scale.t(), None) if is_block else (layer.scale, layer.bias)
         self._ops.cutlass_scaled_mm(out, x, layer.weight.t(), x_scale, scale, bias)
@@ -135,7 +135,7 @@ class TorchFp8:
         self._ops.fp8_quantise(out, x, scale)
 
     def multiply(self, out: Any, x: Any, x_scale: Any, layer: LinearLayer) -> None:
-        """Multiply; a bias is added by a kernel of its own."""
+        """Multiply; a separate kernel adds a bias."""
         self._gemm(out, x, layer.weight, x_scale, layer.scale)
         if layer.bias is not None:
             out += layer.bias

@@ -74,7 +74,7 @@ BAD = {
     ),
     "models of listed shapes": (
         'operator = "gemm"\ndtype = "bf16"\nshapes = [[64, 64]]\nmodels = ["tiny"]\nm = 1',
-        "so no models are asked for",
+        "so models are not used",
     ),
     "an unknown model": (
         'operator = "gemm"\ndtype = "bf16"\nshapes = "linear"\nmodels = ["tiny"]\nm = 1',
