@@ -493,6 +493,7 @@ def test_cuda_and_cudnn_are_those_of_an_imported_torch(monkeypatch: pytest.Monke
 
 
 HEAVY = {"pydantic", "numba", "llvmlite", "vllm", "matplotlib", "torch", "flashinfer", "triton"}
+VLLM_GRID = ["steps", "--engine", "vllm", "--model", "llama-3.1-8b", "--grid"]
 TYPER_NEEDS_PYDANTIC = any(r.startswith("pydantic") for r in requires("typer") or ())
 
 
@@ -502,7 +503,9 @@ def loaded(code: str, *arguments: str) -> set[str]:
     return set(python("-c", code, *arguments).stdout.rpartition("LOADED")[2].split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"], VLLM_GRID]
+)
 def test_commands_load_nothing_heavy(arguments: Sequence[str]) -> None:
     code = (
         "import sys\n"

