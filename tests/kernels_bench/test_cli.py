@@ -30,7 +30,7 @@ from kernels_bench.grid.estimate import run_seconds
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.run import request, session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, software_versions, working
@@ -304,7 +304,7 @@ def test_no_gpu_here_is_one_line_and_no_folder(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_with_a_run_is_not_started_over(measured: Path) -> None:
     before = sorted(measured.rglob("*"))
     line = refused("run", "cpu", "-o", measured, "--providers", "cpu")
-    assert f"`kernels-bench resume {measured}` goes on with it" in line
+    assert f"`kernels-bench resume {measured}` continues it" in line
     assert sorted(measured.rglob("*")) == before
 
 
@@ -349,9 +349,9 @@ def test_one_card_is_not_called_by_the_name_of_another(tmp_path: Path) -> None:
         measured_gpu("h100", {"gpu_name": "NVIDIA H200"}, on_cpu=False)
     with pytest.raises(MeasureError, match="--gpu h100 is NVIDIA H100 SXM, but this is NVIDIA H100 PCIe"):
         measured_gpu("h100", {"gpu_name": "NVIDIA H100 PCIe"}, on_cpu=False)
-    with pytest.raises(MeasureError, match="calls itself 'NVIDIA RTX 9'"):
+    with pytest.raises(MeasureError, match="the driver reports the GPU 'NVIDIA RTX 9'"):
         measured_gpu(None, {"gpu_name": "NVIDIA RTX 9"}, on_cpu=False)
-    with pytest.raises(MeasureError, match="does not say which GPU this is"):
+    with pytest.raises(MeasureError, match="does not report which GPU this is"):
         measured_gpu(None, {}, on_cpu=False)
     with pytest.raises(GpuError, match="unknown GPU 'h1000'"):
         measured_gpu("h1000", {"gpu_name": H100}, on_cpu=False)
@@ -494,6 +494,7 @@ def test_cuda_and_cudnn_are_those_of_an_imported_torch(monkeypatch: pytest.Monke
 
 
 HEAVY = {"pydantic", "numba", "llvmlite", "vllm", "matplotlib", "torch", "flashinfer", "triton"}
+VLLM_GRID = ["steps", "--engine", "vllm", "--model", "llama-3.1-8b", "--grid"]
 TYPER_NEEDS_PYDANTIC = any(r.startswith("pydantic") for r in requires("typer") or ())
 
 
@@ -504,7 +505,9 @@ def loaded(code: str, *arguments: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"], VLLM_GRID]
+)
 def test_commands_load_nothing_heavy(arguments: Sequence[str]) -> None:
     code = (
         "import sys\n"

@@ -33,7 +33,7 @@ from kernels_bench.grid.estimate import (
 )
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 ROOT = Path(__file__).resolve().parents[3]
 H100 = load_gpu("h100")

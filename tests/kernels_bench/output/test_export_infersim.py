@@ -16,7 +16,7 @@ from fastroof.load import MeasuredTables, load_measured
 from kernels_bench.cli import app
 from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.table_sets import load_table_set
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from tests.reference.made_journals import copy, decode, gemm, prefill, row, write_journal
 
 THIRD = 1000 / 3

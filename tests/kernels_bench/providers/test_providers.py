@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import all_providers, vllm_ops
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
