@@ -26,7 +26,7 @@ PACKAGE = Path(fastroof.__file__).parent
 OTHERS = {"validate": "auto", "sweep": None, "models": None}
 """Commands whose runtime is that of each measured row, the specification's, or every engine's."""
 
-UNNAMED = {("plan/compile.py", "compile_plan"), ("plan/options.py", "PlanOptions")}
+UNNAMED = {("plan/compile.py", "compile_plan")}
 """A plan that somebody compiles by hand sums its kernels, as DESIGN says."""
 
 

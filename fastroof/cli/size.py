@@ -150,7 +150,7 @@ def size(
     budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
     seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
     loaded = load_model(model)
-    formats = PlanOptions(dtype=dtype, kv_dtype=kv_dtype).of(loaded)
+    formats = PlanOptions(dtype=dtype, kv_dtype=kv_dtype).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype
     plan_options: dict[str, Any] = {
         "pp": pp,

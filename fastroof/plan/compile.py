@@ -25,17 +25,18 @@ from fastroof.operators.calls import Role
 from fastroof.plan.arena import check_arena, scaled_block, sum_blocks
 from fastroof.plan.attention import PlanAttention, mixed_kv_us
 from fastroof.plan.call_latencies import LayerAttention, looked_up
-from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, check_context_parallel, origins_of, sums_of
-from fastroof.plan.curves import CurveSource, RowCurve, num_allreduces
-from fastroof.plan.execution import curves_of, execution_of
-from fastroof.plan.options import (
-    PlanOptions,
+from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
+from fastroof.plan.checks import (
+    check_context_parallel,
     check_engine_layout,
     check_expert_blocks,
     check_kernels,
     check_tables,
     checked_model,
 )
+from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
+from fastroof.plan.execution import execution_of
+from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.prefill_graphs import padded_steps
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
@@ -127,7 +128,7 @@ class PlanRecipe:
         if not stage.is_last:
             # sequences are sampled by the last one
             costs = replace(options.runtime.costs, sequence_us=0.0)
-            options = options._replace(runtime=replace(options.runtime, costs=costs))
+            options = replace(options, runtime=replace(options.runtime, costs=costs))
         recipe = replace(self, options=options, calls=tuple(calls), attention=attention)
         part = stage.model(model)
         return recipe.plan(part, recipe.row_sums([[g.count for g in part.layers]]), 0, stage.number)
@@ -398,13 +399,10 @@ def compile_plan(
     >>> fastroof.compile_plan("llama-3.1-8b", "h100", tables, tp=2).tp
     2
     """
+    given = {name: value for name, value in locals().items() if name in OPTIONS}
     model = checked_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    options = PlanOptions(
-        tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
-        routing, allow_modelled, exchange, dp_imbalance, wide_experts, eplb, num_slots,
-        two_batch_overlap, cp, memory_fraction,
-    ).checked().of(model)  # fmt: skip
+    options = PlanOptions(**given).checked().for_model(model)
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)
     if curves is not None and not callable(getattr(curves, "row_values", None)):

@@ -12,14 +12,13 @@ from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.plan.calls import RowSums
+from fastroof.plan.checks import check_kernels, check_tables, checked_model
 from fastroof.plan.compile import PlanRecipe, plan_recipe
-from fastroof.plan.curves import CurveSource
-from fastroof.plan.execution import curves_of
-from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model, kernel_order
+from fastroof.plan.curves import CurveSource, curves_of, kernel_order
+from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
 
-_OPTIONS: Final = frozenset(PlanOptions._fields) - {"architecture"}
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
 """What a plan depends on of a model, but for its numbers of layers."""
 
@@ -100,32 +99,37 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     named: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
     known: dict[Any, int] = {}
+    options_of: dict[Any, PlanOptions] = {}
     recipes: list[PlanRecipe] = []
     counts: list[list[list[int]]] = []
     members: list[tuple[int, int, ModelSpec]] = []
     for number, request in enumerate(_iterated(requests)):
-        model, options = _read(number, request, named)
-        # by the very kinds of layers first, which ``members`` keeps alive: hashing them takes 2 us; in one
-        # loop with their counts: two comprehensions take 0.3 us more
+        model, given = _read(number, request, named)
+        arguments = tuple(given.items())
+        try:
+            options = options_of.get(arguments)
+        except (TypeError, ValueError):
+            # an unhashable value; its own check names the valid ones
+            PlanOptions(**given).checked()
+            raise PlanError(f"plan {number} has an invalid option: {shown(request, 200)}") from None
+        if options is None:
+            options = options_of[arguments] = PlanOptions(**given)
+        # look up by identity first: hashing the kinds takes 2 us; ``members`` keeps them alive. One loop with
+        # their counts: two comprehensions take 0.3 us more
         kinds: list[int] = []
         layers: list[int] = []
         for group in model.layers:
             kinds.append(id(group.kind))
             layers.append(group.count)
-        same = (options, model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
-        try:
-            family = known.get(same)
-        except (TypeError, ValueError):
-            # one of them has no hash, or NumPy none for it; what it must be its check says
-            options.checked()
-            raise PlanError(f"plan {number} has an option that is none: {shown(request, 200)}") from None
+        same = (id(options), model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
+        family = known.get(same)
         if family is None:
             checked_model(model)
             key = (options, model.architecture, _architecture(model))
             family = known[same] = families.get(key, len(families))
         if family == len(recipes):
             families[key] = family
-            checked = options.checked().of(model)
+            checked = options.checked().for_model(model)
             check_kernels(tables, gpu, checked)
             kernels = checked.runtime.kernels
             order = kernel_order(gpu, checked)
@@ -157,16 +161,16 @@ def _iterated(requests: Any) -> Iterator[Any]:
 
 def _read(
     number: int, request: Mapping[str, Any], named: dict[str, ModelSpec]
-) -> tuple[ModelSpec, PlanOptions]:
-    """Model and options of one request; presets are loaded once."""
+) -> tuple[ModelSpec, dict[str, Any]]:
+    """Return the model and the options of one request; presets are loaded once."""
     if not isinstance(request, Mapping):
         raise PlanError(f"plan {number} must be a mapping of arguments, got {shown(request)}")
     given = dict(request)
     model = given.pop("model", None)
-    unknown = "" if given.keys() <= _OPTIONS else ", ".join(sorted(map(str, given.keys() - _OPTIONS)))
+    unknown = ", ".join(sorted(map(str, given.keys() - OPTIONS.keys())))
     if unknown or model is None:
         wrong = f"does not know {unknown}" if unknown else "needs a model"
-        raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(_OPTIONS))}")
+        raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(OPTIONS))}")
     if type(model) is ModelSpec:
         spec = model
     elif isinstance(model, str) and model in named:
@@ -176,6 +180,6 @@ def _read(
         if isinstance(model, str):
             named[model] = spec
     if "runtime" in given and isinstance(given["runtime"], Mapping):
-        # what a dict holds cannot tell families apart: it has no hash
+        # a dict has no hash
         given["runtime"] = load_engine(given["runtime"])
-    return spec, PlanOptions(**given)
+    return spec, given

@@ -17,8 +17,9 @@ from fastroof.models.named import preset_config
 from fastroof.operators.calls import LatentProduct
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions
+from fastroof.plan.curves import kernel_order
 from fastroof.plan.execution import whole_blocks
-from fastroof.plan.options import PlanOptions, kernel_order
+from fastroof.plan.options import PlanOptions
 from tests.reference.kinds import step_us
 
 LIMITS = {"max_tokens": 4096, "max_seqs": 256}
@@ -38,7 +39,7 @@ def profile(engine: str) -> EngineProfile:
 
 
 def options(engine: str = "kernels", **given: Any) -> PlanOptions:
-    return PlanOptions(runtime=profile(engine), **given).checked().of(short())
+    return PlanOptions(runtime=profile(engine), **given).checked().for_model(short())
 
 
 def compiled(h100: Any, engine: str = "kernels", model: ModelSpec | None = None, **given: Any) -> Any:

@@ -14,7 +14,8 @@ from fastroof.engines.kernel_choices import OperatorKernel
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.named import preset_config
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.options import PlanOptions, kernel_order
+from fastroof.plan.curves import kernel_order
+from fastroof.plan.options import PlanOptions
 from tests.reference.kinds import step_us
 
 LIMITS = {"max_tokens": 4096, "max_seqs": 256}
@@ -67,7 +68,7 @@ def test_a_step_is_the_sum_of_its_lookups(
 ) -> None:
     model = short(name)
     plan = compiled(h100, model, engine)
-    options = PlanOptions(runtime=profile(engine), tp=8).checked().of(model)
+    options = PlanOptions(runtime=profile(engine), tp=8).checked().for_model(model)
     tables = h100.in_order(kernel_order(h100.gpu, options))
     assert one_step_us(plan, requests) == pytest.approx(step_us(plan, tables, requests), rel=1e-9)
     explained = plan.explain(requests)

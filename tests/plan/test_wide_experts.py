@@ -104,12 +104,12 @@ def test_plans_of_one_set_are_told_apart(h100):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eplb": True, "ep": 1}, "whole on one of several GPUs: ep 16"),
-        ({"eplb": True, "routing": "balanced"}, "nothing to do: eplb=False"),
+        ({"eplb": True, "ep": 1}, "whole on one of several GPUs: use ep 16"),
+        ({"eplb": True, "routing": "balanced"}, "nothing to balance: use eplb=False"),
         ({"eplb": True, "wide_experts": False}, "wide_experts=None or True"),
-        ({"num_slots": 288}, "copies of experts are a load balancer's: eplb=True"),
-        ({"eplb": True, "num_slots": 250}, "at least the 256 experts and divide by ep 16, got 250"),
-        ({"eplb": True, "num_slots": 290}, "divide by ep 16, got 290"),
+        ({"num_slots": 288}, "copies of experts need a load balancer: use eplb=True"),
+        ({"eplb": True, "num_slots": 250}, "a multiple of ep 16 and at least the 256 experts, got 250"),
+        ({"eplb": True, "num_slots": 290}, "a multiple of ep 16 and at least the 256 experts, got 290"),
         ({"eplb": 1}, "eplb must be True or False, got 1"),
         ({"wide_experts": "yes"}, "wide_experts must be True, False or None"),
         ({"eplb": True, "num_slots": 2.5}, "num_slots"),

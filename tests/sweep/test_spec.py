@@ -218,7 +218,7 @@ def test_constants_are_the_plans() -> None:
     assert execution.DTYPES == execution.DTYPES
     assert execution.KV_DTYPES == execution.KV_DTYPES
     assert spec_module.MAX_KV_LEN == MAX_KV_LEN
-    assert spec_module.MAX_BATCH_SIZE <= plan.LARGEST_PLAN
+    assert spec_module.MAX_BATCH_SIZE <= plan.MAX_STEP_SIZE
     assert StepSpec.model_fields["method"].annotation.__args__ == operator.METHODS  # type: ignore[union-attr]
 
 
