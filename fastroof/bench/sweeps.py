@@ -38,6 +38,7 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
             "model": load_model(name).with_full_attention(),
             "tp": tp,
             "dtype": dtype,
+            "engine": "kernels",
             "max_tokens": MAX_BATCH,
             "max_seqs": MAX_BATCH,
         }

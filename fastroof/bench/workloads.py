@@ -158,7 +158,9 @@ def one_plan(setup: Setup) -> Workload:
 
     def run() -> None:
         for _ in repeat(None, count):
-            compile_plan(setup.model, setup.gpu, setup.tables, max_tokens=8192, curves=curves)
+            compile_plan(
+                setup.model, setup.gpu, setup.tables, max_tokens=8192, engine="kernels", curves=curves
+            )
 
     return Workload("plan", "one plan up to 8192 tokens, curves cached", "plan", count, run)
 

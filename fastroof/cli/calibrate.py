@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.named_plans import DEFAULT_GPU, tables_of
+from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit
@@ -149,7 +149,7 @@ def _calibrate_own(
 
     own = own_runs_of(runs, engine_args, settings, warn=not as_json)
     gpu = own.engines[0].gpu
-    loaded = tables_of(gpu, None, source) if tables is None else tables_of(tables, gpu, source)
+    loaded = tables_of(tables, gpu, source)
     words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs)]
     words += [] if engine_args is None else [f"--engine-args={engine_args}"]
     fitted = fit_own_runs(
@@ -174,9 +174,7 @@ def _tables(engine: str, gpu: str | None, tables: str | None, source: str | None
     from fastroof.serving.evidence.rows import shipped_rows
 
     if gpu != EVERY_GPU:
-        one = (
-            tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
-        )
+        one = tables_of(tables, gpu, source)
         return {one.gpu.name: one}
     if tables is not None:
         raise FastroofError("--gpu all reads every GPU's own tables; leave --tables out")

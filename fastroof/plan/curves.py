@@ -272,7 +272,7 @@ class TableCurves:
 
 def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
     """Whose measured kernels a plan reads first; ``options`` are checked."""
-    engine = options.runtime
+    engine = options.engine
     named = []
     for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
         kernel = options.kernel(operator, gpu, options.dtype)
@@ -286,7 +286,7 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     """Where a plan's latencies come from; ``options`` are checked."""
     if tables is None:
         return DatasheetCurves(gpu)
-    kernels = options.runtime.kernels
+    kernels = options.engine.kernels
     tables = tables.in_order(kernel_order(gpu, options))
     return TableCurves(
         tables,

@@ -140,7 +140,7 @@ def test_a_group_of_the_sample_is_taken_for_a_cluster(
 def recorded_cluster(folder: Path, costs: StepCosts) -> None:
     """What vllm bench serve would have written of an engine that is exactly its kernels and some costs."""
     profile = replace(load_engine("vllm-0.12"), costs=costs)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime=profile)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine=profile)
     for clients in (1, 4, 16, 64):
         for isl, osl in ((1024, 128), (512, 512)):
             seen = estimate(plan, isl, osl, clients)
