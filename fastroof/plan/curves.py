@@ -22,8 +22,10 @@ from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.plan.options import PlanOptions
 from fastroof.plan.step_attention import StepAttention
 from fastroof.tables import Tables
+from fastroof.tables.lookup import KernelOrder
 
 DATASHEET_SOURCE: Final = "datasheet"
 """What stands for a source where no kernel was measured."""
@@ -266,3 +268,31 @@ class TableCurves:
         """Say what else would do, unless the datasheet model may stand for what was not measured."""
         if not self.allow_modelled:
             raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None
+
+
+def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
+    """Whose measured kernels a plan reads first; ``options`` are checked."""
+    engine = options.engine
+    named = []
+    for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
+        kernel = options.kernel(operator, gpu, options.dtype)
+        if kernel is not None and (kernel.source or kernel.engine):
+            named.append((operator, kernel.source or kernel.engine))
+    own = (engine.engine,) if engine.engine else ()
+    return KernelOrder(tuple(dict.fromkeys((*own, *engine.kernels.engines))), tuple(named))
+
+
+def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
+    """Where a plan's latencies come from; ``options`` are checked."""
+    if tables is None:
+        return DatasheetCurves(gpu)
+    kernels = options.engine.kernels
+    tables = tables.in_order(kernel_order(gpu, options))
+    return TableCurves(
+        tables,
+        options.method,
+        kernels.gemm_smoothing,
+        kernels.fp8_scales,
+        options.allow_modelled,
+        gpu.name in kernels.cold_decode,
+    )

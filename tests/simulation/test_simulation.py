@@ -25,7 +25,7 @@ from fastroof.simulation.trace import Trace
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 def made_trace(count: int, rate_per_s: float, seed: int = 1, *, shuffled: bool = False) -> Trace:
@@ -363,12 +363,12 @@ def test_a_run_of_another_kind_is_repeated_as_it_was(calm: Simulation) -> None:
 
 def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof.StepPlan) -> None:
     assert step_error(plan, 8.0, 1000.0).relative == plan.engine.errors.tpot
-    alone = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    alone = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     found = step_error(alone, 31.7, 1000.2)
     assert found.relative == alone.decode_error(32, 1000)
     assert "a step of 32 decodes" in found.basis
     with pytest.warns(UserWarning, match="datasheet model"):
-        guessed = fastroof.compile_plan("llama-3.1-8b", "h100", None, runtime="vllm")
+        guessed = fastroof.compile_plan("llama-3.1-8b", "h100", None, engine="vllm")
     assert (
         step_error(guessed, 8.0, 1000.0).relative == guessed.decode_error(8, 1000) > plan.engine.errors.tpot
     )
@@ -377,7 +377,7 @@ def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof
 
 
 def test_an_error_that_is_not_known_is_said(h100: fastroof.Tables) -> None:
-    plan = pickle.loads(pickle.dumps(fastroof.compile_plan("llama-3.1-8b", "h100", h100)))
+    plan = pickle.loads(pickle.dumps(fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")))
     sim = simulated(plan, made_trace(400, 200.0))
     found = sim.range(ttft_ms=1.0)
     assert (found["relative_error"], found["near_saturation"], found["flips"]) == (None, False, [])

@@ -37,10 +37,10 @@ RANKED = ("one engine", "clients of one engine", "replicas that share", "replica
 def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
     sizes = {"max_tokens": 512, "max_seqs": 16, "runtime": "vllm"}
     return {
-        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **sizes),
-        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **sizes),
+        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **sizes}),
+        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **{"runtime": "kernels", **sizes}),
         # ranks of a dense model are engines by themselves
-        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **sizes),
+        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **{"runtime": "kernels", **sizes}),
     }
 
 

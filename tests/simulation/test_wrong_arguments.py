@@ -27,7 +27,7 @@ NO_WORDS: tuple[Any, ...] = (["mixed"], np.array(["mixed", "x"]), {"mixed"}, b"m
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64, engine="kernels")
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -42,7 +42,7 @@ def test_a_row_is_what_capacity_answers(whole: Any) -> None:
     tables = load_tables("h100")
     for row in rows[::3]:
         plan = compile_plan(
-            row["model"], "h100", tables, tp=row["tp"], runtime="vllm", max_tokens=row["max_batched_tokens"],
+            row["model"], "h100", tables, tp=row["tp"], engine="vllm", max_tokens=row["max_batched_tokens"],
             max_seqs=row["max_seqs"],
         )  # fmt: skip
         most = capacity(
