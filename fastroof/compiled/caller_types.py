@@ -1,4 +1,4 @@
-"""Types that a compiled caller may hand to a step: others are refused while it compiles.
+"""Types that a compiled caller may pass to a step: others are refused at compile time.
 
 Loops read arrays by their first element's address, one element after another (``table_load``): of a column of
 a two-dimensional array they would read its neighbours, of a reversed view what lies beyond its buffer. Bounds
@@ -18,20 +18,20 @@ _types: Any = types  # numba's types have few types
 
 
 def _is_array(kind: Any) -> bool:
-    """Whether it is an array whose elements lie one after another."""
+    """Whether a type is an array with contiguous elements."""
     return isinstance(kind, _types.Array) and kind.ndim == 1 and kind.layout == "C"
 
 
 def only_a_plan(arena: Floats) -> None:
-    """Refuse what is no plan's data."""
+    """Refuse anything but a plan's data."""
 
 
 def only_requests(new_tokens: Ints, context_len: Ints) -> None:
-    """Refuse what are no contiguous one-dimensional arrays of integers."""
+    """Refuse anything but contiguous one-dimensional integer arrays."""
 
 
 def only_integers(first: int, second: int) -> None:
-    """Refuse what are no integers."""
+    """Refuse anything but integers."""
 
 
 @overload(only_a_plan, strict=False)
