@@ -38,7 +38,7 @@ def only_integers(first: int, second: int) -> None:
 def _plan_typed(arena: Any) -> Any:
     if not _is_array(arena) or arena.dtype != _types.float64:
         raise TypeError(
-            f"the data of a step is {arena}; pass on what numba_step or numba_decode returned beside it"
+            f"the data of a step is {arena}; pass the data that numba_step or numba_decode returned"
         )
     return lambda arena: None
 
@@ -48,7 +48,7 @@ def _requests_typed(new_tokens: Any, context_len: Any) -> Any:
     for name, kind in (("new_tokens", new_tokens), ("context_len", context_len)):
         if not _is_array(kind) or not isinstance(kind.dtype, _types.Integer):
             raise TypeError(
-                f"{name} of a step is {kind}; a one-dimensional, contiguous array of integers would do: "
+                f"{name} of a step is {kind}; it must be a contiguous one-dimensional array of integers; "
                 "np.ascontiguousarray(x) makes one of a column or a reversed view"
             )
     return lambda new_tokens, context_len: None
@@ -58,5 +58,5 @@ def _requests_typed(new_tokens: Any, context_len: Any) -> Any:
 def _integers_typed(first: Any, second: Any) -> Any:
     for kind in (first, second):
         if not isinstance(kind, _types.Integer):
-            raise TypeError(f"a size of a step is {kind}; an integer would do")
+            raise TypeError(f"a size of a step is {kind}; it must be an integer")
     return lambda first, second: None

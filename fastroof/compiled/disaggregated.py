@@ -182,7 +182,7 @@ def _scenario(
         return CODE_WHOLE_PROMPT, isl
     speculation = open_speculation(decode_arena, decode)
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
     others = (clients - 1.0) / clients
     transfer_us = _transfer_us(isl, options)
     worker = _prefill_worker(prefill_arena, prefill, isl, budget, options)
@@ -200,14 +200,14 @@ def _scenario(
     high_moved = False
     rate = 0.0
     decode_us = 0.0
-    beside = 1.0
+    decoding = 1.0
     prompt = PrefillTime(0.0, 1.0, worker.one_us)
     trial = 0
     while True:
         # besides itself, a decoding request shares its worker with an even share of the others
-        beside = min(max(1.0 / decode_workers + at * others, 1.0), most)
-        decode_us = _decode_us(decode_arena, decode, speculation, beside, isl, osl)
-        rate = decode_workers * at / (says * decode_us)
+        decoding = min(max(1.0 / decode_workers + at * others, 1.0), most)
+        decode_us = _decode_us(decode_arena, decode, speculation, decoding, isl, osl)
+        rate = decode_workers * at / (output_steps * decode_us)
         prompt = _prefill_time(worker, rate * others / prefill_workers)
         there = rate * (prompt.wait_us + prompt.batch_us + transfer_us) + decode_workers * at
         # scaled to -1 to 1, since queues near their limit have any length
@@ -228,10 +228,10 @@ def _scenario(
         share = 0.5 if trial % 4 == 0 else too_few / (too_few + too_many)
         at = low + (high - low) * share
     # Little's law: clients over requests a second is the time from one request to the next
-    ttft_us = max(clients / rate - says * decode_us, prompt.batch_us + transfer_us)
-    request_us = ttft_us + says * decode_us
+    ttft_us = max(clients / rate - output_steps * decode_us, prompt.batch_us + transfer_us)
+    request_us = ttft_us + output_steps * decode_us
     out[TTFT_US] = ttft_us
-    out[TPOT_US] = decode_us * (says / gaps)
+    out[TPOT_US] = decode_us * (output_steps / gaps)
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = clients * osl / request_us
     out[WAIT_US] = ttft_us - (prompt.batch_us + transfer_us)
@@ -240,7 +240,7 @@ def _scenario(
     out[PREFILL_BATCH] = prompt.batch
     out[PREFILL_LOAD] = rate / prefill_rate
     out[LINK_LOAD] = rate / link_rate
-    out[DECODES] = beside
+    out[DECODES] = decoding
     out[DECODE_STEP_US] = decode_us
     out[KV_LEN] = isl + 0.5 * osl
     out[KV_LOAD] = at * a_request / options.decode_kv_tokens
@@ -248,8 +248,8 @@ def _scenario(
         return CODE_SEQS, worker.most
     if worker.tokens > prefill.max_tokens:
         return CODE_TOKENS, worker.tokens
-    if beside > min(decode.max_seqs, decode.max_tokens / speculation.tokens):
-        return CODE_DECODE_SEQS, beside
+    if decoding > min(decode.max_seqs, decode.max_tokens / speculation.tokens):
+        return CODE_DECODE_SEQS, decoding
     return 0, 0.0
 
 

@@ -252,12 +252,12 @@ def _last_in_window(window: float, isl: float, context: float, chunk: float, sha
     rest = isl - context
     own = windowed_pairs(rest, window)
     crossed = windowed_pairs(isl, window) - windowed_pairs(context, window) - own
-    beside = mean_chunk_sums(shared / chunk, chunk, isl, window)
+    shared_sums = mean_chunk_sums(shared / chunk, chunk, isl, window)
     return WindowSums(
         0.0,
-        own + beside.causal_pairs,
-        crossed + beside.prefix_pairs,
-        min(context, window - 1.0) + beside.prefix_sum,
+        own + shared_sums.causal_pairs,
+        crossed + shared_sums.prefix_pairs,
+        min(context, window - 1.0) + shared_sums.prefix_sum,
     )
 
 

@@ -102,10 +102,10 @@ def _steady_state(
         room = max(math.floor(room / isl), 1.0) * isl
     prompt_steps = max(1.0, isl / room)
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
     # at random times, a request arrives in one step and is prefilled from the next on; the last makes its
     # first token
-    cycle_steps = (says + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
+    cycle_steps = (output_steps + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
     held_steps, held_prompts = 0.0, 0.0
     if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
@@ -120,18 +120,18 @@ def _steady_state(
     if arrivals * isl >= room:
         # more prompts than the budget: every step is full of them
         if options.is_chunked:
-            room = min(budget * isl / (says * tokens + isl), budget - min(says, 1.0) * tokens)
+            room = min(budget * isl / (output_steps * tokens + isl), budget - min(output_steps, 1.0) * tokens)
         else:
-            room = max(math.floor(budget / (says * tokens + isl)), 1.0) * isl
+            room = max(math.floor(budget / (output_steps * tokens + isl)), 1.0) * isl
         arrivals = room / isl
         prompt_steps = max(1.0, isl / room)
-        running = min(admitted, arrivals * (says + prompt_steps))
-        decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
+        running = min(admitted, arrivals * (output_steps + prompt_steps))
+        decodes = min(max(arrivals * output_steps, min(output_steps, 1.0)), admitted)
         return SteadyState(
             admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0, 0.0,
             admitted / arrivals,
         )  # fmt: skip
-    decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
+    decodes = min(output_steps, 1.0) + (admitted - 1.0) * output_steps / cycle_steps
     mixed_share = 0.0
     prefill_tokens = 0.0
     if arrivals > 0.0:
@@ -170,7 +170,7 @@ def _other_ranks(
     options: ServingOptions,
 ) -> OtherRanks:
     """Describe the other ranks' steps, with all of their requests."""
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
     arrivals = state.admitted / state.cycle_steps
     if state.is_bound:
         share = 1.0
@@ -183,7 +183,7 @@ def _other_ranks(
         share = 1.0 - (1.0 - min(steps / state.cycle_steps, 1.0)) ** state.admitted
     share = min(max(share, arrivals * isl / state.room), 1.0)
     prefill_tokens = min(arrivals * isl / share, state.room)
-    decodes = (state.admitted - 1.0) * says / state.cycle_steps
+    decodes = (state.admitted - 1.0) * output_steps / state.cycle_steps
     if state.is_bound:
         decodes = state.decodes
     attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
@@ -195,11 +195,13 @@ def _other_ranks(
         prompt_us += draft_mixed_us(arena, speculation, decodes, prefill_tokens, isl, osl, state.room)
     alone = decodes
     if share < 1.0:
-        alone = max((state.admitted * says / state.cycle_steps - share * decodes) / (1.0 - share), 0.0)
+        alone = max(
+            (state.admitted * output_steps / state.cycle_steps - share * decodes) / (1.0 - share), 0.0
+        )
     full, full_us = 0.0, 0.0
     more = math.ceil(concurrency - 1e-9) - concurrency
     if more > 0.0 and state.admitted >= concurrency and not state.is_bound and osl > 1.0:
-        full = state.decodes + more * says / state.cycle_steps
+        full = state.decodes + more * output_steps / state.cycle_steps
         full_us = mean_decode_step_us(arena, plan, speculation, full, isl, osl)
         if speculation.draft_at > 0:
             full_us += draft_decode_us(arena, speculation, full, isl, osl)
@@ -266,7 +268,7 @@ def mixed_scenario(
     """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
     state = _steady_state(isl, osl, concurrency, budget, options, speculation)
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
 
     attention_us = mean_decode_attention_us(arena, plan, speculation, state.decodes, isl, osl)
     decode_us = 0.0
@@ -309,7 +311,7 @@ def mixed_scenario(
     step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
 
     # a prompt waits for the running step and for earlier prompts, then is prefilled
-    beside = max(state.decodes - min(says, 1.0), 0.0)
+    decoding = max(state.decodes - min(output_steps, 1.0), 0.0)
     wait_us = 0.0
     others = 0.0
     # alone, a request never finds a step running
@@ -329,27 +331,27 @@ def mixed_scenario(
         if state.held_prompts > 0.0:
             wait_us += busy * state.held_steps * step_us
             others += state.held_prompts
-    beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
-    beside_us = mixed_decode_attention_us(arena, plan, speculation, beside_us, beside, isl, osl)
-    own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
+    decoding_us = mean_decode_attention_us(arena, plan, speculation, decoding, isl, osl)
+    decoding_us = mixed_decode_attention_us(arena, plan, speculation, decoding_us, decoding, isl, osl)
+    own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, decoding, decoding_us)
     ttft_us = wait_us + own.us
     if in_lockstep:
         full_us = 0.0
         if own.full_steps > 0.0:
             full_us = (own.us - own.last_us) / own.full_steps
-            tokens = state.room + beside * speculation.tokens
+            tokens = state.room + decoding * speculation.tokens
             full_us = together_us(arena, plan, rules, others_in, full_us, tokens, False)
         last_us = together_us(arena, plan, rules, others_in, own.last_us, own.last_tokens, False)
         ttft_us = wait_us + own.full_steps * full_us + last_us
     if speculation.draft_at > 0:
-        ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
+        ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, decoding)
 
     # Little's law: clients in all over requests a second is the time from one request to the next
     steady_us = ttft_us
     if state.is_bound:
-        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - says * step_us)
+        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - output_steps * step_us)
     elif concurrency > state.admitted:
-        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + says * step_us)
+        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + output_steps * step_us)
     not_fitting_us = ttft_us - steady_us
     tokens = max(own.tokens, state.decodes * speculation.tokens + state.prefill_tokens)
     if options.requests_per_client > 0.0:
@@ -360,9 +362,9 @@ def mixed_scenario(
         tokens = max(tokens, burst_tokens)
     ttft_us += options.frontend_us_per_token * isl
 
-    request_us = ttft_us + says * step_us
+    request_us = ttft_us + output_steps * step_us
     out[TTFT_US] = ttft_us
-    out[TPOT_US] = step_us * (says / gaps) if gaps > 0.0 else math.nan
+    out[TPOT_US] = step_us * (output_steps / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = concurrency * osl / request_us
     out[WAIT_US] = not_fitting_us
@@ -427,7 +429,7 @@ def add_prefix(
         draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
     share = out[MIXED_SHARE]
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
     before_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
     if gaps > 0.0:
         out[DECODE_STEP_US] += more_us
@@ -447,11 +449,11 @@ def add_prefix(
         own_us += mixed_more_us * chunks + waited * (step_us - before_us)
     steady_us = out[TTFT_US] - out[WAIT_US]
     # the longer a request takes, the longer others wait for its place
-    grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)
+    grown = (steady_us + own_us + output_steps * step_us) / (steady_us + output_steps * before_us)
     out[WAIT_US] *= grown
     out[TTFT_US] = steady_us + own_us + out[WAIT_US] + options.frontend_us_per_token * cached
     if gaps > 0.0:
-        out[TPOT_US] = step_us * (says / gaps)
-    out[REQUEST_US] = out[TTFT_US] + says * step_us
+        out[TPOT_US] = step_us * (output_steps / gaps)
+    out[REQUEST_US] = out[TTFT_US] + output_steps * step_us
     out[TOKENS_PER_US] = concurrency * osl / out[REQUEST_US]
     out[KV_LEN] = isl + 0.5 * osl

@@ -131,7 +131,7 @@ def read_trusted(folder: int, name: str) -> bytes:
     with open(name, "rb", opener=partial(_open_at_once, folder)) as file:
         status = os.fstat(file.fileno())
         if not (is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
-            raise PermissionError(f"{name} may be somebody else's, or another file of ours")
+            raise PermissionError(f"{name} may be another user's, or another file")
         data = file.read()
     payload = data[_DIGEST_BYTES:]
     # damaged machine code would not raise but run

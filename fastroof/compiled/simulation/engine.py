@@ -321,7 +321,7 @@ def complete_step(
         _end_decodes(state, options, requests, served, record, flight, now_us)
     if scalars[FLIGHT_FIRSTS + flight] > 0:
         _end_firsts(state, options, requests, served, record, flight, now_us)
-    end_step(state, now_us)
+    end_step(state, flight, now_us)
 
 
 @jit_stateful_inline
@@ -362,7 +362,7 @@ def _between_steps(
             break
         if was_idle:
             clock[END] = now_us + step_us
-    record_step(state, record)
+    record_step(state, record, now_us)
 
 
 @jit_stateful

@@ -173,7 +173,7 @@ def _complete_step(
         if slot != NONE:
             _end_request(state, pool, prompts, options, requests, served, slot)
     clock[LAST_END] = now_us
-    end_step(state, now_us)
+    end_step(state, flight, now_us)
 
 
 @jit_stateful
@@ -218,7 +218,7 @@ def advance_pooled(
                 break
             if is_idle:
                 clock[END] = now_us + step_us
-        record_step(state, record)
+        record_step(state, record, now_us)
 
 
 @jit_stateful

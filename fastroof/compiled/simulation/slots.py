@@ -263,7 +263,7 @@ def start_step(
 
 
 @jit_stateful_inline
-def record_step(state: EngineState, record: Record) -> None:
+def record_step(state: EngineState, record: Record, now_us: float) -> None:
     """Add the running step, if there is one, to the series."""
     scalars, clock = state.scalars, state.clock
     if scalars[IN_FLIGHT] > 0:
@@ -271,7 +271,7 @@ def record_step(state: EngineState, record: Record) -> None:
         made = scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight]
         tokens = scalars[FLIGHT_TOKENS + flight], made
         blocks = scalars[NUM_BLOCKS] - scalars[FREE]
-        add_interval(record, clock[NOW], clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
+        add_interval(record, now_us, clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
 
 
 @jit_stateful_inline
@@ -285,10 +285,9 @@ def record_prompt_token(served: Served, record: Record, request: int, now_us: fl
 
 
 @jit_stateful_inline
-def end_step(state: EngineState, now_us: float) -> None:
+def end_step(state: EngineState, flight: int, now_us: float) -> None:
     """Take the running step out of flight; the next one, if any, starts now."""
     scalars, clock = state.scalars, state.clock
-    flight = scalars[OLDEST]
     clock[BUSY_US] += clock[FLIGHT_US + flight]
     scalars[OLDEST] = 1 - flight
     scalars[IN_FLIGHT] -= 1
