@@ -127,7 +127,7 @@ def test_pools_show_what_is_sent_between_them(plan: StepPlan) -> None:
     trace = fastroof.Trace([0.0, 0.1], [4000, 2000], [100, 50])
     simulation = simulate_disaggregated(plan, plan, trace, link=Link(50e9))
     texts = page_of(simulation._repr_html_()).texts
-    place = texts.index("time that a KV cache is sent")
+    place = texts.index("time to send a KV cache")
     assert texts[place + 1] == cell_text(simulation.summary()["transfer_ms"]["mean"])
     assert simulation.to_arrow().column_names[-1] == "transfer_ms"
 

@@ -150,7 +150,7 @@ def capacity(
         "tables_hash": served.tables_hash,
     }  # fmt: skip
     if fewest:
-        from fastroof.simulation.capacity_search import fewest_replicas
+        from fastroof.simulation.capacity import fewest_replicas
 
         few = fewest_replicas(served, asked, routing=router, threads=workers, **settings, **limits)
         if as_json:

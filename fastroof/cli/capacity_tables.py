@@ -10,8 +10,8 @@ from fastroof.cli.output import console, duration, percent, print_table
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
-    from fastroof.simulation.capacity import Capacity
-    from fastroof.simulation.capacity_search import FewestReplicas, Limits
+    from fastroof.simulation.capacity import Capacity, FewestReplicas
+    from fastroof.simulation.capacity_search import Limits
     from fastroof.sweep import CapacitySummary
 
 MOST_GROUPS: Final = 40

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.simulation.capacity_search import fewest_replicas
+from fastroof.simulation.capacity import fewest_replicas
 from fastroof.sweep import best_deployments
 
 DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")
@@ -123,8 +123,8 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
         ((*MODEL, "--ttft-p99", "300", "--rate", "3"), "--rate needs --fewest"),
         ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--input", "30"), "replayed"),
         ((*MODEL, "--ttft-p99", "300", "--trace", "absent.csv"), "absent.csv"),
-        ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws goes with a workload"),
-        ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "requests a second"),
+        ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws needs a workload"),
+        ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "a workload needs a rate"),
         (
             (*MODEL, "--ttft-p99", "300", "--router", "mine", *DRAWN, "--replicas", "2"),
             "routing must be one of",

@@ -125,7 +125,7 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
     [
         (0, "round_robin", {}, "replicas"),
         (2, "nearest", {}, "routing must be one of round_robin, least_outstanding"),
-        (2, "round_robin", {"clients": 3}, "clients of a closed loop"),
+        (2, "round_robin", {"clients": 3}, "closed loops with a simulated prefix cache"),
     ],
 )
 def test_what_is_no_fleet_says_so(plan, replicas, routing, more, said):

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.errors import StoppedError
 from fastroof.simulation import Trace, Workload, engine
-from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.work import simulated_steps
+from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import Stop, check_stopped, stop_flag
 
 OPTIONS = {"max_num_batched_tokens": 512, "max_num_seqs": 16}

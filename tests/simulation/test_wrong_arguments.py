@@ -39,7 +39,7 @@ def test_what_is_no_plan_is_refused(call: str, given: Any) -> None:
 
 @pytest.mark.parametrize("given", NO_PLANS, ids=lambda given: type(given).__name__)
 def test_what_are_no_requests_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
-    with pytest.raises(FastroofError, match="requests are a Trace or a Workload"):
+    with pytest.raises(FastroofError, match="requests must be a Trace or a Workload"):
         fastroof.capacity(plan, given, ttft_p99_ms=500)
 
 
