@@ -1,4 +1,4 @@
-"""Stage 1, measured rows in files to MeasuredTables; NumPy and pyarrow only."""
+"""Stage 1: files of measured rows to MeasuredTables; needs NumPy and pyarrow only."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice", "lo
 
 
 def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceChoice = None) -> MeasuredTables:
-    """Load measured rows by GPU name or from a folder of any layout that is known.
+    """Load measured rows by GPU name or from a folder of any supported layout.
 
     Parameters
     ----------
     name : str or Path
-        A GPU of bench_data, or a folder: one GPU's, one source's, several GPUs', or a tree as InferSim
-        or roofline V2 lay it out.
+        A GPU of bench_data, or a folder: of one GPU, one source, several GPUs, or an InferSim or roofline V2
+        tree.
     gpu : str, optional
-        Which GPU, where the folder holds several; where it holds one, that must be it.
+        Which GPU, if the folder holds several; it must match if there is only one.
     source : str or mapping of str to str, optional
-        Take only this source; or of the operators named their sources, and of the others the
-        best-ranked ones, as in ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
+        Use only this source, or a source per operator (other operators use the best-ranked one), such as
+        ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
 
     Returns
     -------
     MeasuredTables
-        One table an operator.
+        One table per operator.
 
     Raises
     ------
     TableError
-        If a file is malformed or must not be used, there is no such source (the error lists those that
-        there are), or the tables are another GPU's than the one that was named.
+        If a file is malformed or must not be used, the source does not exist, or the tables are another GPU's
+        than the requested one.
     GpuError
         If the name is neither a known GPU nor a folder.
     """
@@ -71,7 +71,7 @@ def _check_types(name: object, gpu: object, source: object) -> None:
 
 
 def _is_gpu(name: str, spec: GpuSpec) -> bool:
-    """Whether a name, or an alias of one, is that of some tables' GPU."""
+    """Whether a name or alias is that of the tables' GPU."""
     if name in (spec.name, *spec.aliases):
         return True
     try:
@@ -117,5 +117,5 @@ def _load_by_name(gpu: str, source: SourceChoice) -> MeasuredTables:
     folders = table_folders(gpu)
     if not folders:
         raise TableError(missing_tables(gpu))
-    # what ships or was imported was checked when it was written
+    # shipped and imported tables were checked when they were written
     return load_own(folders, source, when_needed=True)

@@ -28,7 +28,7 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.models.quantisation.scheme import BLOCK
 from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
-from fastroof.tables.lookup import KernelOrder
+from fastroof.tables.kernel_order import KernelOrder
 
 RACK_LIBRARIES: Final = ("nvlink_one_sided", "nvlink_two_sided")
 """Whose GPUs write into each other's memory over NVLink: alone, or after they told each other what comes."""

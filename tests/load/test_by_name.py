@@ -83,7 +83,7 @@ def test_a_folder_with_other_files_is_not_replaced(root: Path, tmp_path: Path) -
     ensure_imported("b300")
     (root / "b300" / VLLM / "notes.txt").write_text("the user's")
     before = files(root)
-    with pytest.raises(TableError, match=r"holds 'notes\.txt', which is no table: .* not replaced; move it"):
+    with pytest.raises(TableError, match=r"has 'notes\.txt', which is not a table: move it away"):
         ensure_imported("b300", always=True)
     assert files(root) == before
     (root / "b300" / VLLM / "notes.txt").rename(tmp_path / "notes.txt")

@@ -245,7 +245,7 @@ def test_rows_of_fewer_tokens_than_they_name_are_left_out_and_counted(tmp_path: 
 
 
 def test_experts_that_do_not_spread_evenly_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"data.csv, row 2: 128 experts do not spread evenly over 8 GPUs"):
+    with pytest.raises(TableError, match=r"data.csv, row 2: 128 experts cannot be spread evenly over 8 GPUs"):
         load_tree(
             grouped_tree(
                 tmp_path,
@@ -290,7 +290,7 @@ def test_bench_data_inside_a_checkout_is_found(tmp_path: Path) -> None:
 
 
 def test_not_a_tree(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"no tree of kernel tables; need gemm/<gpu>/data\.csv"):
+    with pytest.raises(TableError, match=r"not a tree of kernel tables; need gemm/<gpu>/data\.csv"):
         load_tree(tmp_path)
 
 
