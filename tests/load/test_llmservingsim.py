@@ -207,7 +207,7 @@ def test_files_of_another_model_or_tp_than_their_folders_are_refused(perf_models
     with pytest.raises(TableError, match="tp4"):
         convert_llmservingsim(perf_models, tmp_path / "out")
     (tp2.with_name("tp4") / "layers.csv").unlink()
-    with pytest.raises(TableError, match="not measured of"):
+    with pytest.raises(TableError, match="has other sizes than"):
         convert_llmservingsim(perf_models, tmp_path / "out")
 
 
@@ -255,6 +255,6 @@ def test_wrong_cells_are_refused_and_nothing_is_written(perf, tmp_path, line, wo
 
 
 def test_folders_without_a_profile_are_refused(tmp_path):
-    for folder, words in ((tmp_path / "nowhere", "no folder"), (tmp_path, "no file of a profile")):
+    for folder, words in ((tmp_path / "nowhere", "is not a folder"), (tmp_path, "no profile file")):
         with pytest.raises(TableError, match=words):
             convert_llmservingsim(folder, tmp_path / "out")

@@ -513,7 +513,9 @@ def test_gemm_of_unknown_dtype(tmp_path: Path) -> None:
 
 def test_dtype_without_units_on_the_card(tmp_path: Path) -> None:
     write(tmp_path / "gemm/a100/data.csv", "dtype,m,k,n,latency_us", "fp8,64,4096,4096,50")
-    with pytest.raises(TableError, match=r"data\.csv, row 1: found dtype 'fp8', but a100 computes in bf16"):
+    with pytest.raises(
+        TableError, match=r"data\.csv, row 1: found dtype 'fp8', but a100 computes only in bf16"
+    ):
         load_tree(tmp_path)
 
 
