@@ -38,6 +38,7 @@ from fastroof.operators.external_rows import (
     ExternalRows,
     PackageFile,
     Raw,
+    constant_text,
     dtype_names,
     measured_us,
     size_columns,
@@ -84,10 +85,6 @@ def _gpus_of_nodes(raw: Raw) -> Array:
     return np.asarray(raw["node_num"] * np.where(is_tray, GPUS_PER_TRAY, GPUS_PER_NODE))
 
 
-def _text(word: str, rows: int) -> Array:
-    return np.full(rows, word, object)
-
-
 def _moe_a2a(raw: Raw) -> ExternalRows:
     columns = {
         "library": raw["comm_backend"],
@@ -106,9 +103,9 @@ def _moe_a2a(raw: Raw) -> ExternalRows:
 def _deepep_phase(raw: Raw, library: str, phase: str, latency_us: Array, sms: Array) -> dict[str, Array]:
     rows = len(latency_us)
     return {
-        "library": _text(library, rows),
-        "phase": _text(phase, rows),
-        "comm_dtype": _text(DEFAULT_DTYPE, rows),
+        "library": constant_text(library, rows),
+        "phase": constant_text(phase, rows),
+        "comm_dtype": constant_text(DEFAULT_DTYPE, rows),
         "hidden": raw["hidden_size"],
         "topk": raw["num_topk"],
         "num_experts": raw["num_experts"],

@@ -72,6 +72,11 @@ def text_columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, "text", "", "a name") for name in names)
 
 
+def constant_text(word: str, rows: int) -> Array:
+    """Text column with the same word in every row."""
+    return np.full(rows, word, object)
+
+
 LATENCY_MS: Final = Column(
     "latency", "float", "ms", "measured latency", within=(0.0, MEASURED_US[1] / US_PER_MS)
 )

@@ -31,6 +31,7 @@ from fastroof.operators.external_rows import (
     ExternalRows,
     PackageFile,
     Raw,
+    constant_text,
     dtype_names,
     measured_us,
     size_columns,
@@ -195,10 +196,6 @@ PHASE: Final = Column("phase", "text", "", "context or generation; any if the en
 _TOKENS: Final = Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts")
 
 
-def _text(word: str, rows: int) -> Array:
-    return np.full(rows, word, object)
-
-
 def _experts(raw: Raw, phase: str, num_slots: Array) -> ExternalRows:
     dtype = dtype_names(raw["moe_dtype"])
     columns = {
@@ -207,7 +204,7 @@ def _experts(raw: Raw, phase: str, num_slots: Array) -> ExternalRows:
         "intermediate": raw["inter_size"],
         "moe_ep": raw["moe_ep_size"],
         "num_slots": num_slots,
-        "phase": _text(phase, len(dtype)),
+        "phase": constant_text(phase, len(dtype)),
         **{name: raw[name] for name in ("topk", "num_experts", "distribution", "num_tokens")},
         **measured_us(raw),
     }
@@ -418,7 +415,7 @@ def _mlp(raw: Raw, phase: str) -> ExternalRows:
         "dtype": dtype,
         "hidden": raw["hidden_size"],
         "intermediate": raw["intermediate_size"],
-        "phase": _text(phase, len(dtype)),
+        "phase": constant_text(phase, len(dtype)),
         "num_tokens": raw["num_token"],
         "latency_us": raw["avg_ms"] * US_PER_MS,
         "kernel": raw["kernel_source"],
