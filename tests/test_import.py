@@ -86,8 +86,8 @@ def test_every_error_is_public() -> None:
     assert raised <= set(fastroof.__all__)
 
 
-def test_unknown_name_says_which_there_are() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'load_table'; it has .*load_tables"):
+def test_an_unknown_name_points_to_dir() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'load_table'; see dir"):
         fastroof.load_table  # noqa: B018
 
 
