@@ -8,7 +8,7 @@ kind has and another has not cut the other's cells without bending them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from fastroof.compiled.grids import cells_of
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.errors import FastroofError, PlanError
 from fastroof.pack.keys import axis_guide, key_columns
-from fastroof.plan.attention import attention_times
+from fastroof.plan.attention_times import attention_times
 from fastroof.plan.curves import row_values
-
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
+from fastroof.plan.plan_data import PlanData
 
 
 class _Grid(NamedTuple):
@@ -143,11 +141,11 @@ def decode_lines(arena: Floats) -> Floats | None:
 
 
 def verification_arena(
-    plan: StepPlan,
+    plan: PlanData,
     tokens: int = 1,
     accepted: float = 1.0,
     draft_steps: int = 0,
-    draft: StepPlan | None = None,
+    draft: PlanData | None = None,
 ) -> Floats:
     """Lay a plan out with what :mod:`fastroof.compiled.verification` reads beside it."""
     head = _head_us(plan)
@@ -166,7 +164,7 @@ def verification_arena(
     return arena
 
 
-def _head_us(plan: StepPlan) -> Floats:
+def _head_us(plan: PlanData) -> Floats:
     """The LM head at every number of rows that a step's tokens can have; the plan's own up to max_seqs."""
     own = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][: plan.max_seqs + 1]
     head = np.zeros(max(plan.max_tokens, plan.max_seqs) + 1)
@@ -177,7 +175,7 @@ def _head_us(plan: StepPlan) -> Floats:
     return head
 
 
-def _bound(plan: StepPlan, number: int) -> tuple[float, ...]:
+def _bound(plan: PlanData, number: int) -> tuple[float, ...]:
     """Roofline of one kind's decode attention, all its layers, in the order of the loops' slots."""
     part = plan.attention[number]
     times = part.call.times
@@ -229,7 +227,7 @@ _CORRECTIONS: Final = {
 }
 
 
-def check_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError) -> None:
+def validate_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError) -> None:
     """Refuse an arena whose loops would answer with infinities, NaN or times below 0."""
     header = arena[: steps.HEADER_SIZE].tolist()
     for name, slot in _CORRECTIONS.items():

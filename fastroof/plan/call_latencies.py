@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Floats
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled.grids import grid_latency_us
+from fastroof.engines import EngineProfile
 from fastroof.models import Layout, ModelSpec
+from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.step import StepCalls, step_calls
 from fastroof.operators.attention_work import PrefixUs
@@ -23,6 +25,7 @@ from fastroof.plan.calls import (
     Floors,
     Ranks,
     RowCall,
+    every_row,
     in_decodes,
     in_prompts,
     in_two_batches,
@@ -47,7 +50,7 @@ class LayerAttention(NamedTuple):
     sources: tuple[str, str]
 
 
-def looked_up(
+def call_latencies(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
 ) -> tuple[list[RowCall], list[LayerAttention]]:
     """Look up every call of a step over rows, and its attention."""
@@ -173,3 +176,47 @@ def _named(call: Call, kind: str) -> Call:
     if isinstance(call, Parallel):
         return Parallel(tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
     return replace(call, name=f"{call.name} ({kind})")
+
+
+class PaddedSteps(NamedTuple):
+    """To how many tokens steps with prompts are padded."""
+
+    tokens: Longs
+
+    @property
+    def limit(self) -> int:
+        """Most tokens that a step runs."""
+        return int(self.tokens[-1])
+
+    def calls(
+        self, rows: Sequence[RowCall], attention: Sequence[LayerAttention], ranks: Ranks
+    ) -> tuple[list[RowCall], list[LayerAttention]]:
+        """Calls of a step, those over tokens apart by whether it holds prompts; attention is not padded."""
+        made: list[RowCall] = []
+        places = [0]
+        for call in rows:
+            operator = call.curve.operator
+            if operator.rows == "sequences" or operator.steps == "decode_only":
+                made.append(call)
+            else:
+                if operator.steps == "all":
+                    curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
+                    made.append(call._replace(curve=curve))
+                latency_us, origin = call.latency_us[self.tokens], call.origin[self.tokens]
+                curve = replace(call.curve, operator=replace(operator, steps="with_prefill"))
+                curve = every_row(curve, latency_us, origin, ranks)
+                made.append(RowCall(call.kind, curve, latency_us, origin))
+            places.append(len(made))
+        return made, [part._replace(before=places[part.before]) for part in attention]
+
+
+def padded_steps(
+    model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, row_limit: int
+) -> PaddedSteps | None:
+    """Find how an engine pads a plan's steps with prompts; None where it replays none of them."""
+    graphs = next((one for one in engine.kernels.prefill_graphs if not one.versions), None)
+    is_grouped = all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
+    is_alone = layout.world_size == layout.tp and execution.exchange.alltoall != "always"
+    if graphs is None or model.vision is not None or not is_grouped or not is_alone:
+        return None
+    return PaddedSteps(np.array([graphs.padded(tokens) for tokens in range(row_limit + 1)]))

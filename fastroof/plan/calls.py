@@ -15,7 +15,9 @@ import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_MODELLED
+from fastroof.compiled.expert_rows import RankRules
 from fastroof.compiled.grids import sum_rows
+from fastroof.engines.data_parallel import ASSIGNMENTS, PADDINGS
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
 from fastroof.models.layers import LayerKind
@@ -33,6 +35,7 @@ from fastroof.operators.calls import (
 )
 from fastroof.pack import SIZE_LIMIT
 from fastroof.plan.curves import CurveSource, RowCurve
+from fastroof.plan.plan_data import PlanData
 
 ONCE = -1
 """The kind of calls that run once a step."""
@@ -396,3 +399,18 @@ def interleaved(
         places.append(len(made))
         first, second = one, other
     return made, places[:-1]
+
+
+def rank_rules(plan: PlanData) -> RankRules:
+    """Return how the ranks of a plan step together, by its engine's profile."""
+    rules, ranks = plan.engine.data_parallel, int(plan.layout.dp)
+    return RankRules(
+        ranks=ranks,
+        in_lockstep=int(ranks > 1 and (rules.lockstep == "all" or plan.model.has_experts)),
+        prompt_padding=PADDINGS.index(rules.prompt_tokens),
+        decode_padding=PADDINGS.index(rules.decode_tokens),
+        graph_tokens=rules.graph_tokens,
+        idle_tokens=rules.idle_tokens,
+        assignment=ASSIGNMENTS.index(rules.assignment),
+        balance_steps=rules.balance_steps,
+    )

@@ -22,9 +22,9 @@ from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, Execution
 from fastroof.models.spec import Stage, stages_of
 from fastroof.operators.calls import Role
-from fastroof.plan.arena import check_arena, scaled_block, sum_blocks
-from fastroof.plan.attention import PlanAttention, mixed_kv_us
-from fastroof.plan.call_latencies import LayerAttention, looked_up
+from fastroof.plan.arena import scaled_block, sum_blocks, validate_arena
+from fastroof.plan.attention_times import mixed_kv_us
+from fastroof.plan.call_latencies import LayerAttention, call_latencies, padded_steps
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.checks import (
     check_context_parallel,
@@ -37,8 +37,7 @@ from fastroof.plan.checks import (
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
 from fastroof.plan.execution import execution_of
 from fastroof.plan.options import OPTIONS, PlanOptions
-from fastroof.plan.prefill_graphs import padded_steps
-from fastroof.plan.step_error import ErrorSource
+from fastroof.plan.plan_data import ErrorSource, PlanAttention
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
 
@@ -198,7 +197,7 @@ class PlanRecipe:
             costs.prefill_floor_layer_us * model.num_blocks,
         )  # fmt: skip
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
-        check_arena(arena, f"the plan of {model.name} on {self.gpu.name}")
+        validate_arena(arena, f"the plan of {model.name} on {self.gpu.name}")
         arena.flags.writeable = False
         return arena
 
@@ -239,7 +238,7 @@ def plan_recipe(
     check_expert_blocks(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
     padded = padded_steps(model, layout, execution, options.runtime, row_limit)
-    rows, attention = looked_up(
+    rows, attention = call_latencies(
         model, layout, execution, curves, row_limit if padded is None else padded.limit
     )
     if padded is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import numpy as np
 
@@ -17,18 +17,22 @@ from fastroof.errors import MissingTableError, PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.load.by_name import how_to_get, table_folders
 from fastroof.operators.attention_work import PrefixUs
-from fastroof.operators.calls import RowOperator
+from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.plan.attention import StepAttention
 from fastroof.plan.options import PlanOptions
-from fastroof.plan.step_attention import StepAttention
 from fastroof.tables import Tables
 from fastroof.tables.lookup import KernelOrder
 
 DATASHEET_SOURCE: Final = "datasheet"
 """What stands for a source where no kernel was measured."""
+
+
+Component = Literal["linear", "experts", "communication", "elementwise", "lm_head"]
+"""Parts of a step that comparisons and pictures sum its calls over rows to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +100,17 @@ def num_allreduces(curves: Iterable[RowCurve]) -> float:
 def per_row(call: RowOperator) -> PerRowOperator:
     """Return the operator of a call."""
     return cast(PerRowOperator, OPERATORS[call.operator])
+
+
+def component_of(call: RowOperator) -> Component:
+    """Component of a call; attention is no call over rows, and a component of its own."""
+    if per_row(call).over_link:
+        return "communication"
+    if isinstance(call, Elementwise | HyperConnection):
+        return "elementwise"
+    if call.role == "lm_head":
+        return "lm_head"
+    return "experts" if call.role in ("router", "experts") or call.role.startswith("shared_") else "linear"
 
 
 def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:

@@ -14,8 +14,8 @@ to: on that GPU the larger of what the campaign adds and the residual counts, on
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,40 +26,19 @@ from fastroof.operators.attention_grids import AttentionErrors, attention_varian
 from fastroof.operators.attention_work import pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.row_operator import PerRowOperator
-from fastroof.plan.attention import WindowPoints, attention_times, window_points
+from fastroof.plan.attention import StepAttention, Variance
+from fastroof.plan.attention_times import WindowPoints, attention_times, window_points
 from fastroof.plan.calls import Ranks
-from fastroof.plan.curves import CurveSource, DatasheetCurves, TableCurves, per_row, row_values
-from fastroof.plan.step_attention import StepAttention, Variance
-from fastroof.run.batch import int_array
+from fastroof.plan.curves import per_row, row_values
+from fastroof.plan.plan_data import PlanData
+from fastroof.run.batch import StepBatch, StepTimes, int_array
 from fastroof.tables import Tables
 from fastroof.tables.errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.leave_one_out import PREFIX
 
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
-    from fastroof.run import StepBatch, StepTimes
-
 DATASHEET: Final = 0.22
 """Relative standard error of the kernels of the datasheet model, all of them together: against plans from the
 H100 tables, three models, bf16 and fp8, tp 1 and 4, 80 % of 756 decode steps are within 28 %."""
-
-
-@dataclass(frozen=True, eq=False)
-class ErrorSource:
-    """What a plan's errors are made from when they are first asked for; it does not travel with the plan."""
-
-    tables: Tables | None
-    is_datasheet: bool
-    curves: CurveSource | None = None
-
-    @classmethod
-    def of(cls, curves: CurveSource) -> ErrorSource:
-        """Where the errors of such curves come from."""
-        tables = curves.tables if isinstance(curves, TableCurves) else None
-        return cls(tables, isinstance(curves, DatasheetCurves), curves)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"tables": None, "is_datasheet": self.is_datasheet, "curves": None}
 
 
 class RowErrors(NamedTuple):
@@ -95,7 +74,7 @@ class StepErrors(NamedTuple):
     prefill_sources: tuple[SourceError, ...]
 
 
-def step_errors(plan: StepPlan) -> StepErrors | None:
+def step_errors(plan: PlanData) -> StepErrors | None:
     """Work out a plan's errors; None for the datasheet model."""
     source = plan.error_source
     if source.is_datasheet:
@@ -137,7 +116,7 @@ def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance
         return functools.partial(attention_variance, AttentionErrors((), DATASHEET**2)), NO_SOURCE
 
 
-def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
+def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
     """Errors of all operators over tokens or sequences at every number of them."""
     total, ranks = RowErrors.none(limit + 1), Ranks.of(plan.layout, plan.execution)
     of_call: dict[RowOperator, Floats] = {}
@@ -180,10 +159,10 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
     return total
 
 
-def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
+def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, times: StepTimes) -> Floats:
     """Relative standard error of each step of a batch; 0 for a step without requests."""
     components = times.components
-    if plan.errors is None:
+    if errors is None:
         kernels_us = times.latency_us - components.runtime_us
         return _relative(plan, _datasheet_errors(kernels_us), times.latency_us)
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
@@ -195,9 +174,9 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
         return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
 
     tokens, prefills = summed(new), (summed(prefill) > 0)
-    parts = zip(plan.errors.tokens.at(tokens), plan.errors.decode_tokens.at(tokens), strict=True)
+    parts = zip(errors.tokens.at(tokens), errors.decode_tokens.at(tokens), strict=True)
     total = RowErrors(*(np.where(prefills, one, other) for one, other in parts))
-    total = total.plus(plan.errors.logits.at(np.diff(batch.offsets)))
+    total = total.plus(errors.logits.at(np.diff(batch.offsets)))
     decodes, kv_sum = summed(decode), summed(decode * (context + 1))
     some = decodes > 0
     bs, mean_kv = decodes[some].astype(np.float64), kv_sum[some] / decodes[some]
@@ -207,7 +186,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     if window:
         seen = summed(decode * np.minimum(context + 1, window))[some]
         within = window_points(window, True, bs, mean_kv, bs, seen)
-    _add(total, some, _attention_errors(plan, True, bs, mean_kv, attention_us, within))
+    _add(total, some, _attention_errors(plan, errors, True, bs, mean_kv, attention_us, within))
     new_sum = summed(prefill * new)
     some = new_sum > 0
     prompts = new_sum[some].astype(np.float64)
@@ -220,7 +199,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
         seen = summed(prefill * pairs_within(new, window))[some]
         within = window_points(window, False, prompts / q_len, q_len, prompts, seen)
     own_us = components.prefill_attention_us[some] - prefix_us
-    _add(total, some, _attention_errors(plan, False, prompts / q_len, q_len, own_us, within))
+    _add(total, some, _attention_errors(plan, errors, False, prompts / q_len, q_len, own_us, within))
     total.local_us2[some] += (PREFIX * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
 
@@ -236,7 +215,8 @@ def _datasheet_errors(kernels_us: Floats) -> RowErrors:
 
 
 def _attention_errors(
-    plan: StepPlan,
+    plan: PlanData,
+    errors: StepErrors,
     is_decode: bool,
     batch: Floats,
     x: Floats,
@@ -244,9 +224,8 @@ def _attention_errors(
     within: WindowPoints | None = None,
 ) -> RowErrors:
     """Errors of attention: kinds of layers err independently, but for those of the same kernels."""
-    assert plan.errors is not None
-    errors = plan.errors.decode if is_decode else plan.errors.prefill
-    sources = plan.errors.decode_sources if is_decode else plan.errors.prefill_sources
+    variances = errors.decode if is_decode else errors.prefill
+    sources = errors.decode_sources if is_decode else errors.prefill_sources
 
     def of(
         attention: StepAttention, own_us: Floats, local: Variance, source: SourceError, layers: int
@@ -258,13 +237,13 @@ def _attention_errors(
         return RowErrors(own_us**2 * variance, (own_us * spread) ** 2, own_us * common)
 
     phases = [part.phase(is_decode) for part in plan.attention]
-    if len(errors) == 1:
-        return of(phases[0], own_us, errors[0], sources[0], plan.attention[0].call.times)
+    if len(variances) == 1:
+        return of(phases[0], own_us, variances[0], sources[0], plan.attention[0].call.times)
     of_phase: dict[StepAttention, Floats] = {}
     for number, phase in enumerate(phases):
         times = attention_times(plan, number, is_decode, batch, x, within)
         of_phase[phase] = of_phase.get(phase, 0.0) + times.own_us
-    known = {phase: (error, source) for phase, error, source in zip(phases, errors, sources, strict=True)}
+    known = {phase: (error, source) for phase, error, source in zip(phases, variances, sources, strict=True)}
     layers = dict.fromkeys(of_phase, 0)
     for phase, part in zip(phases, plan.attention, strict=True):
         layers[phase] += part.call.times
@@ -272,9 +251,10 @@ def _attention_errors(
     return functools.reduce(RowErrors.plus, parts)
 
 
-def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats:
-    """Answer ``plan.decode_error``."""
-    step_us = plan.decode_us(batch_size, kv_len)
+def decode_error(
+    plan: PlanData, errors: StepErrors | None, batch_size: Any, kv_len: Any, step_us: float | Floats
+) -> float | Floats:
+    """Relative standard error of equal decode steps that take ``step_us``."""
     # what was timed fits int64; in the caller's own type a place in the arena may not be counted
     given = (int_array(name, size) for name, size in (("batch_size", batch_size), ("kv_len", kv_len)))
     batch, kv = (np.ravel(a).astype(np.int64) for a in np.broadcast_arrays(*given))
@@ -282,18 +262,20 @@ def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats
     arena = plan.arena
     tokens_at, logits_at = int(arena[steps.DECODE_TOKENS_AT]), int(arena[steps.LOGITS_AT])
     runtime_us = arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch
-    if plan.errors is None:
+    if errors is None:
         kernels_us = flat_us - runtime_us
         error = _relative(plan, _datasheet_errors(kernels_us), flat_us)
     else:
         attention_us = flat_us - arena[tokens_at + batch] - arena[logits_at + batch] - runtime_us
         sizes = (batch.astype(np.float64), kv.astype(np.float64))
-        rows = plan.errors.decode_tokens.at(batch).plus(plan.errors.logits.at(batch))
-        error = _relative(plan, rows.plus(_attention_errors(plan, True, *sizes, attention_us)), flat_us)
+        rows = errors.decode_tokens.at(batch).plus(errors.logits.at(batch))
+        error = _relative(
+            plan, rows.plus(_attention_errors(plan, errors, True, *sizes, attention_us)), flat_us
+        )
     return error.reshape(np.shape(step_us)) if np.ndim(step_us) else float(error[0])
 
 
-def _relative(plan: StepPlan, errors: RowErrors, step_us: Floats) -> Floats:
+def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
     """Relative standard error of steps, with what the engine's profile leaves; 0 where there is no step."""
     there = step_us > 0.0
     whole_us2 = np.where(there, step_us, 1.0) ** 2

@@ -260,8 +260,8 @@ class StepTimes(ArrowResult):
         }
 
 
-class TimedPlan(Protocol):
-    """A plan, or what was kept of one."""
+class PlanArena(Protocol):
+    """What loops need of a plan."""
 
     @property
     def arena(self) -> Floats:
@@ -275,6 +275,10 @@ class TimedPlan(Protocol):
     def max_seqs(self) -> int:
         """Sequences of the largest step."""
 
+
+class TimedPlan(PlanArena, Protocol):
+    """A plan, compiled or read from the cache."""
+
     @property
     def made_from(self) -> Mapping[str, str]:
-        """What its answers carry."""
+        """Metadata of its answers' Arrow tables."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fastroof.compiled import decode_lines, ragged_steps, steps, verification
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.run.batch import (
+    PlanArena,
     StepBatch,
     StepComponents,
     StepTimes,
@@ -24,29 +25,26 @@ from fastroof.run.batch import (
     int_array,
 )
 
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
-
 
 def _first(wrong: Any) -> int:
     return int(np.flatnonzero(wrong)[0])
 
 
-def _refuse_tokens(plan: TimedPlan, tokens: int, where: str) -> None:
+def _refuse_tokens(plan: PlanArena, tokens: int, where: str) -> None:
     raise PlanRangeError(
         f"{where} has {tokens} tokens, the plan times up to {plan.max_tokens}: "
         f"compile_plan(..., max_tokens={tokens}) or more"
     )
 
 
-def _refuse_seqs(plan: TimedPlan, seqs: int, where: str) -> None:
+def _refuse_seqs(plan: PlanArena, seqs: int, where: str) -> None:
     raise PlanRangeError(
         f"{where} has {seqs} sequences, the plan times up to {plan.max_seqs}: "
         f"compile_plan(..., max_seqs={seqs}) or more"
     )
 
 
-def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
+def raise_sizes(plan: PlanArena, sizes: dict[str, Ints], before: int) -> None:
     """Say what is wrong with the first bad size of equal steps, if any is, and what would do."""
     limit = MAX_KV_LEN
     for name, array in sizes.items():
@@ -78,7 +76,7 @@ def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
         _refuse_tokens(plan, int(tokens[i]), f"the step at position {before + i}")
 
 
-def raise_requests(plan: TimedPlan, batch: StepBatch) -> None:
+def raise_requests(plan: PlanArena, batch: StepBatch) -> None:
     """Find the first bad request or step of a ragged batch, and say what would do."""
     StepBatch(batch.new_tokens, batch.context_len, batch.offsets)  # someone may have written to its arrays
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
@@ -155,7 +153,7 @@ def _common_shape(names: tuple[str, ...], arrays: list[Ints]) -> tuple[int, ...]
 
 
 def _equal_steps(
-    plan: StepPlan, loop: Loop, names: tuple[str, ...], values: tuple[Any, ...], out: Any, threads: int
+    plan: PlanArena, loop: Loop, names: tuple[str, ...], values: tuple[Any, ...], out: Any, threads: int
 ) -> float | Floats:
     """Time steps of equal requests: a loop over integers of any kind."""
     arrays = [int_array(name, value) for name, value in zip(names, values, strict=True)]
@@ -181,9 +179,10 @@ def _equal_steps(
     return answer if shape else float(flat[0])
 
 
-def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: int) -> float | Floats:
-    """Answer ``plan.decode_us``."""
-    lines = plan.decode_lines
+def decode_us(
+    plan: PlanArena, lines: Floats | None, batch_size: Any, kv_len: Any, out: Any, threads: int
+) -> float | Floats:
+    """Time equal decode steps, by the plan's tabulated decode lines if it has any."""
 
     def loop(batch: Ints, kv: Ints, out: Floats) -> int:
         if lines is None:
@@ -195,9 +194,9 @@ def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: i
 
 
 def prefill_us(
-    plan: StepPlan, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
+    plan: PlanArena, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
 ) -> float | Floats:
-    """Answer ``plan.prefill_us``."""
+    """Time steps of equal chunks."""
     names = ("new_tokens", "context_len", "batch_size")
 
     def loop(new: Ints, context: Ints, batch: Ints, out: Floats) -> int:
@@ -207,20 +206,20 @@ def prefill_us(
 
 
 def verify_us(
-    plan: StepPlan, batch_size: Any, kv_len: Any, tokens: Any, out: Any, threads: int
+    plan: PlanArena, arena: Floats, batch_size: Any, kv_len: Any, tokens: Any, out: Any, threads: int
 ) -> float | Floats:
-    """Answer ``plan.verify_us``."""
+    """Time steps that verify draft tokens; ``arena`` is the plan's verification arena."""
 
     def loop(batch: Ints, kv: Ints, tokens: Ints, out: Floats) -> int:
-        return verification.verify_steps_us(plan.verification_arena, batch, kv, tokens, out)
+        return verification.verify_steps_us(arena, batch, kv, tokens, out)
 
     return _equal_steps(
         plan, loop, ("batch_size", "kv_len", "tokens"), (batch_size, kv_len, tokens), out, threads
     )
 
 
-def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
-    """Answer ``plan.step_us``."""
+def step_us(plan: PlanArena, batch: StepBatch, threads: int) -> Floats:
+    """Time ragged steps."""
     out = np.empty(_checked(batch).num_steps)
 
     def loop(part: slice) -> int:
@@ -234,8 +233,8 @@ def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
     return out
 
 
-def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
-    """Answer ``plan.step_scalar``: one step, a request an element."""
+def one_step_us(plan: PlanArena, new_tokens: Any, context_len: Any) -> float:
+    """Time one step of the requests in two arrays."""
     new, context = int_array("new_tokens", new_tokens), int_array("context_len", context_len)
     native = as_loops_read([new, context], new.shape)
     if native is not None and new.ndim == 1:
@@ -247,7 +246,7 @@ def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
 
 
 def run_batch(plan: TimedPlan, batch: StepBatch, threads: int) -> StepTimes:
-    """Answer ``plan.run``."""
+    """Time ragged steps, with the origin and the components of each."""
     count = _checked(batch).num_steps
     out = np.empty(count)
     origin = np.empty(count, np.uint8)

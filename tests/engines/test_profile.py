@@ -27,7 +27,7 @@ from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
-from fastroof.plan.plan_facts import kernel_sources
+from fastroof.plan.description import kernel_sources
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(

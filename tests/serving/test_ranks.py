@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastroof import compile_plan, load_tables
-from fastroof.plan.rank_rules import rank_rules
+from fastroof.plan.calls import rank_rules
 from fastroof.serving import SpeculativeDecoding, estimate
 from fastroof.serving.evidence import simulated_loops
 from tests.reference import prefill_first, serving
