@@ -41,25 +41,24 @@ from fastroof.uncertainty.leave_one_out import LocalErrors, relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 NO_WINDOW = 2.0**62
-"""Longer than any context."""
+"""A window longer than any context."""
 
 
 KEY_BITS: Final = 2
-"""Of the lengths of a grid's nodes of decodes, after their first: so that equal decodes are tabulated (see
-:mod:`fastroof.plan.arena`). SGLang measured sparse attention at 1025, 1537, 2049 tokens: nodes are at
-1024, 1536, 2048, where the table's law is looked up. Its points come back to 2e-5 at the median and 0.9 % in
-99 of 100, on H100, H200 and B200."""
+"""Significant bits, after the first, of a decode grid's lengths, so that equal decodes can be tabulated.
+SGLang measured sparse attention at 1025, 1537, 2049 tokens: nodes are at 1024, 1536, 2048. Its points come
+back within 2e-5 (median) and 0.9 % (99 of 100), on H100, H200 and B200."""
 
 
 class Variance(Protocol):
-    """How good some attention's lookups are, without prefixes."""
+    """Error of some attention's lookups, without prefixes."""
 
     def __call__(self, batch: Floats, length: Floats, /) -> Floats:
         """Squared relative standard error at (batch, length)."""
 
 
 class AttentionWork(NamedTuple):
-    """What some attention does."""
+    """FLOPs, compulsory bytes and peak FLOPs/s of some attention."""
 
     flops: Floats
     moved_bytes: Floats
@@ -67,7 +66,7 @@ class AttentionWork(NamedTuple):
 
 
 class QueryBound(NamedTuple):
-    """Roofline of decode attention with several queries a sequence, less its launch floor, us."""
+    """Roofline of decode attention with several queries per sequence, without its launch floor, us."""
 
     pair: float
     query: float
@@ -76,72 +75,72 @@ class QueryBound(NamedTuple):
 
 
 class StepAttention(ABC):
-    """One phase of a layer's attention; equal ones are equal objects."""
+    """One phase of a layer's attention; a key of cached blocks."""
 
     is_decode: bool
 
     @property
     @abstractmethod
     def operator(self) -> str:
-        """Whose tables have it."""
+        """Name of the operator whose tables have it."""
 
     @property
     @abstractmethod
     def window(self) -> int:
-        """Tokens beyond which a query costs no more; 0 where it always grows."""
+        """Tokens beyond which a query costs no more; 0 if its cost always grows."""
 
     @property
     def is_modelled_unasked(self) -> bool:
-        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
+        """Whether the datasheet model may replace a kernel without ``allow_modelled``."""
         return False
 
     @abstractmethod
     def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if nothing measured stands for it."""
+        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
 
     @abstractmethod
     def block(self, tables: Tables, method: str) -> Floats:
         """Grid block of one layer, as :func:`fastroof.compiled.grids.grid_value` reads it."""
 
     def block_from_memory(self, tables: Tables) -> Floats:
-        """The same where no call finds a KV cache in the L2; of what is no grid of decodes as measured."""
+        """The same with a KV cache that is never in L2; unchanged for anything but grouped-head decodes."""
         return self.block(tables, "roofline")
 
     @abstractmethod
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """The same by the datasheet model."""
+        """The same from the datasheet model."""
 
     @abstractmethod
     def sources(self, tables: Tables) -> tuple[str, ...]:
-        """Sources of the kernels that stand for it."""
+        """Sources of its kernels, or of those that replace it."""
 
     @abstractmethod
     def prefix_us(self, tables: Tables) -> PrefixUs:
-        """Price of a prefix in one layer's prompts."""
+        """Time per pair and token of a prefix, in one layer's prefill."""
 
     @abstractmethod
     def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
-        """The same by the datasheet model."""
+        """The same from the datasheet model."""
 
     @abstractmethod
-    def lender(self, tables: Tables) -> Key:
-        """Key of the first kernel that stands for it."""
+    def donor(self, tables: Tables) -> Key:
+        """Table key of the first kernel that provides its times."""
 
     @abstractmethod
     def variance(self, tables: Tables) -> Variance:
-        """How good its lookups are, without prefixes."""
+        """Error of its lookups, without prefixes."""
 
     @abstractmethod
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
-        """Of one call over some requests, of all together or of each."""
+        """Work of one call over some requests, per request or in total."""
 
     @abstractmethod
     def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
-        """Of equal requests without a prefix, at each of some grid points."""
+        """Work of equal requests without a prefix, at grid points."""
 
     @abstractmethod
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """Of decodes."""
+        """Roofline terms of several queries per sequence."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +152,12 @@ class GroupedHeads(StepAttention):
 
     @property
     def operator(self) -> str:
-        """Whose tables have it."""
+        """Name of the operator whose tables have it."""
         return "attention_decode" if self.is_decode else "attention_prefill"
 
     @property
     def window(self) -> int:
-        """Tokens that a query attends to at most."""
+        """Maximum number of tokens that a query attends to; 0 without a window."""
         return self.heads.window
 
     @property
@@ -166,27 +165,27 @@ class GroupedHeads(StepAttention):
         return ATTENTION[self.operator]
 
     def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if nothing measured stands for it."""
+        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
         self._tables_of.grid(tables, self.heads)
 
     def block(self, tables: Tables, method: str) -> Floats:
-        """Grid block of one layer; borrowed nodes say so."""
+        """Grid block of one layer; borrowed nodes are flagged."""
         return self._tables_of.block(tables, method, self.heads)
 
     def block_from_memory(self, tables: Tables) -> Floats:
-        """Of decodes whose KV cache is never in the L2; of prompts as measured."""
+        """Grid block of decodes whose KV cache is never in L2; prefill unchanged."""
         if not self.is_decode:
             return self.block(tables, "roofline")
         return self._tables_of.block_from_memory(tables, self.heads)
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """The same by the datasheet model."""
+        """The same from the datasheet model."""
         return self._tables_of.datasheet_block(self.heads, gpu)
 
     def sources(self, tables: Tables) -> tuple[str, ...]:
-        """Sources of the head shape, or of the shapes that it is borrowed from."""
-        lenders = self._tables_of.grid(tables, self.heads).lenders
-        return tuple(tables.source_of(self.operator, tuple(one)) for one in lenders)
+        """Sources of the head shape, or of its donors."""
+        donors = self._tables_of.grid(tables, self.heads).lenders
+        return tuple(tables.source_of(self.operator, tuple(one)) for one in donors)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """See :meth:`fastroof.operators.attention.AttentionPrefill.prefix_us`."""
@@ -201,19 +200,19 @@ class GroupedHeads(StepAttention):
     def _priced(self, prices: tuple[float, float]) -> PrefixUs:
         return PrefixUs(0.0, 0.0, *prices) if self.heads.window else PrefixUs(*prices)
 
-    def lender(self, tables: Tables) -> Key:
-        """Key of the head shape, or of the first that it is borrowed from."""
+    def donor(self, tables: Tables) -> Key:
+        """Key of the head shape, or of its first donor."""
         return tuple(self._tables_of.grid(tables, self.heads).lenders[0])
 
     def variance(self, tables: Tables) -> Variance:
-        """Local errors of the tables behind it, and of borrowing."""
+        """Local errors of its tables, and of borrowing."""
         return partial(attention_variance, self._tables_of.local_errors(tables, self.heads))
 
     def _sizes(self) -> tuple[int, int, int]:
         return self.heads.num_q_heads, self.heads.num_kv_heads, self.heads.head_dim
 
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
-        """Of one call over some requests, of each."""
+        """Work of one call over some requests, per request."""
         nh, nkv, dh = self._sizes()
         width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
         flops = attention_flops_within(nh, dh, new, kv_len, 1, window)
@@ -221,7 +220,7 @@ class GroupedHeads(StepAttention):
         return AttentionWork(flops, moved, gpu.peak("bf16"))
 
     def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
-        """Of equal requests without a prefix."""
+        """Work of equal requests without a prefix."""
         nh, nkv, dh = self._sizes()
         width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
         q_len: Any = 1.0 if self.is_decode else length
@@ -230,7 +229,7 @@ class GroupedHeads(StepAttention):
         return AttentionWork(flops, moved, gpu.peak("bf16"))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """FLOPs of a pair; bytes of a query and of a token."""
+        """FLOPs per (query, key) pair, and bytes per query and per token, as us."""
         pair_us, kv_us = prefix_bound_us(self.heads, gpu)
         width = DTYPE_BYTES[self.heads.kv_dtype]
         query_bytes = float(decode_attention_bytes(*self._sizes(), 0, 1, width))
@@ -240,7 +239,7 @@ class GroupedHeads(StepAttention):
 
 @dataclass(frozen=True)
 class Mixer(StepAttention):
-    """A kernel or block of one of the operators whose tables are no grid."""
+    """A kernel of an operator whose tables are not grids: latent, sparse or linear attention."""
 
     kernel: MixerKernel
     is_decode: bool
@@ -248,7 +247,7 @@ class Mixer(StepAttention):
 
     @property
     def operator(self) -> str:
-        """Whose tables have it."""
+        """Name of the operator whose tables have it."""
         return self.kernel.operator
 
     @property
@@ -257,19 +256,19 @@ class Mixer(StepAttention):
 
     @property
     def is_modelled_unasked(self) -> bool:
-        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
+        """Whether the datasheet model may replace a kernel without ``allow_modelled``."""
         return self._own.is_modelled_unasked(self.kernel.key)
 
     def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if nothing measured stands for it."""
+        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
         self._own.step_kernels(tables, self.kernel.key)
 
     def block(self, tables: Tables, method: str) -> Floats:
-        """Grid block of one layer: looked up at the sizes that were measured."""
+        """Grid block of one layer, sampled at the measured sizes."""
         if method != "roofline":
             raise LookupInputError(
-                f"method={method!r} times attention of grouped heads alone, and {self.operator} has none; "
-                "method='roofline' would do"
+                f"method={method!r} times grouped-head attention only, and {self.operator} has none; "
+                "use method='roofline'"
             )
         own, key = self._own, self.kernel.key
 
@@ -285,7 +284,7 @@ class Mixer(StepAttention):
         return {name: np.array(np.broadcast_to(v, np.shape(batch)), np.float64) for name, v in named.items()}
 
     def _nodes(self, tables: Tables) -> tuple[Floats, Floats]:
-        """Batch sizes and lengths that any of its kernels was measured at, and where its cost caps."""
+        """Batch sizes and lengths at which any of its kernels was measured, and its window."""
         batches: list[Any] = []
         lengths: list[Any] = [[float(self.window)]] if self.window else []
         for one in self._own.step_kernels(tables, self.kernel.key):
@@ -307,13 +306,13 @@ class Mixer(StepAttention):
         return at
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """By its roofline: one layer's launch floor, and B at an efficiency."""
+        """Grid block of one layer from its roofline: launch floor plus B at an efficiency."""
         kind, work_us = self._own.datasheet_of(self.kernel.key), self._work_us(gpu)
         if not np.isfinite(work_us(np.ones(1), np.ones(1))).all():
             have = ", ".join(sorted(gpu.peak_flops_per_s))
             raise GpuError(
-                f"{gpu.title} has no peak of what a part of {self._own.name} computes in, as an indexer in "
-                f"fp8; it has {have}"
+                f"{gpu.title} has no peak for a format that {self._own.name} computes in (an indexer may "
+                f"need fp8); it has {have}"
             )
 
         def latency(batch: Floats, length: Floats) -> tuple[Floats, Flags]:
@@ -329,31 +328,31 @@ class Mixer(StepAttention):
         return tuple(tables.source_of(self.operator, one.key) for one in kernels)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
-        """Price of a prefix, as its operator knows it."""
+        """Time per pair and token of a prefix, from its operator."""
         return self._own.prefix_us(tables, self.kernel.key, self.window)
 
     def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
-        """What B says of a prefix, at an efficiency."""
+        """Time per pair and token of a prefix, from B at an efficiency."""
         prices = self._own.prefix_prices(self.kernel.key, gpu, self.window)
         return prices.times(1.0 / self._own.datasheet_of(self.kernel.key).efficiency)
 
-    def lender(self, tables: Tables) -> Key:
-        """Key of the first kernel that stands for it."""
+    def donor(self, tables: Tables) -> Key:
+        """Table key of the first kernel that provides its times."""
         return self._own.step_kernels(tables, self.kernel.key)[0].key
 
     def variance(self, tables: Tables) -> Variance:
-        """Local errors of its kernels, the largest, and of borrowing."""
+        """The largest local error of its kernels, and of borrowing."""
         own = self._own
         kernels = own.step_kernels(tables, self.kernel.key)
         errors = tuple(own.local_errors(tables, one.key) for one in kernels)
         return MixerErrors(self, errors, max(one.error for one in kernels) ** 2)
 
     def at(self, batch: Floats, length: Floats) -> tuple[Floats, ...]:
-        """Coordinates of grid points."""
+        """Table coordinates of grid points."""
         return tuple(np.asarray(c, np.float64) for c in self._own.coordinates(self._sizes(batch, length)))
 
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
-        """Of one call over some requests, taken as equal ones: weights are read once."""
+        """Work of one call over some requests, taken as equal: weights are read once."""
         new, kv_len = np.asarray(new, np.float64), np.asarray(kv_len, np.float64)
         total = float(new.sum())
         if self.is_decode:
@@ -365,7 +364,7 @@ class Mixer(StepAttention):
         return AttentionWork(np.asarray(one.flops[0]), np.asarray(one.moved_bytes[0]), float(one.peak[0]))
 
     def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
-        """Of equal requests without a prefix."""
+        """Work of equal requests without a prefix."""
         return self._work(gpu, self._sizes(batch, length))
 
     def _work(self, gpu: GpuSpec, sizes: dict[str, Floats]) -> AttentionWork:
@@ -373,12 +372,12 @@ class Mixer(StepAttention):
         columns = own.columns_at(self.kernel.key, own.coordinates(sizes), None)
         flops = np.asarray(own.flops(columns), np.float64)
         with np.errstate(invalid="ignore"):
-            # of no tokens at all
+            # no tokens at all
             peak = own.peaks(columns, gpu)[0]
         return AttentionWork(flops, np.asarray(own.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """By differences of B at one sequence: of a token more, and of a sequence more."""
+        """By differences of B: one token more, and one sequence more."""
         verifying = self._own.verifying(self.kernel.key)
         if verifying is not None:
             sizes = {"batch_size": np.ones(2), "q_len": np.array([1.0, 2.0])}
@@ -396,14 +395,14 @@ class Mixer(StepAttention):
 
 @dataclass(frozen=True)
 class NoMixer(StepAttention):
-    """A phase in which nothing runs."""
+    """A phase that runs nothing: no time, no error, no work."""
 
     is_decode: bool
     operator = ""
     window = 0
 
     def check(self, tables: Tables) -> None:
-        """Nothing is asked for."""
+        """Never missing."""
 
     def block(self, tables: Tables, method: str) -> Floats:
         """No time."""
@@ -425,7 +424,7 @@ class NoMixer(StepAttention):
         """Nothing."""
         return NO_PREFIX
 
-    def lender(self, tables: Tables) -> Key:
+    def donor(self, tables: Tables) -> Key:
         """None."""
         return ()
 
@@ -448,7 +447,7 @@ class NoMixer(StepAttention):
 
 
 class MixerErrors(NamedTuple):
-    """How good the lookups of a mixer are: a :data:`Variance`."""
+    """Errors of a mixer's lookups: a :data:`Variance`."""
 
     mixer: Mixer
     errors: tuple[LocalErrors, ...]
@@ -456,7 +455,7 @@ class MixerErrors(NamedTuple):
 
     def __call__(self, batch: Floats, length: Floats) -> Floats:
         """Squared relative standard error at (batch, length)."""
-        # a prefix of 0 has no octave
+        # log of a prefix of 0
         at = [c + 1.0 for c in self.mixer.at(np.asarray(batch), np.asarray(length))]
         variances: Sequence[Floats] = [relative_variance(one, at) for one in self.errors]
         return np.asarray(np.max(variances, axis=0) + self.borrowed)
@@ -467,7 +466,7 @@ def _no_variance(batch: Floats, length: Floats) -> Floats:
 
 
 def step_attention(call: AttentionCall | MixerCall, is_decode: bool) -> StepAttention:
-    """One phase of a call, as plans look it up."""
+    """Return one phase of a call."""
     if isinstance(call, AttentionCall):
         heads = (call.kv_dtype, call.num_q_heads, call.num_kv_heads, call.head_dim, call.window)
         return GroupedHeads(HeadShape(*heads), is_decode)
@@ -476,5 +475,5 @@ def step_attention(call: AttentionCall | MixerCall, is_decode: bool) -> StepAtte
 
 
 def heads_of(call: AttentionCall) -> HeadShape:
-    """What the tables of attention are keyed by."""
+    """Return a call's head shape, the key of attention tables."""
     return HeadShape(call.kv_dtype, call.num_q_heads, call.num_kv_heads, call.head_dim, call.window)

@@ -20,7 +20,10 @@ from fastroof.units import NS_PER_US
 
 
 class AttentionTimes(NamedTuple):
-    """Attention of the layers of one kind in some steps, us, without the price of prefixes."""
+    """Attention of one kind's layers in some steps, us, without the time of prefixes.
+
+    ``launch_us`` is the smallest call of one layer.
+    """
 
     own_us: Floats
     origin: Flags
@@ -28,7 +31,10 @@ class AttentionTimes(NamedTuple):
 
 
 class WindowPoints(NamedTuple):
-    """Where layers within a window are looked up for requests of different lengths."""
+    """Where layers with a window are looked up for requests of different lengths.
+
+    ``is_other`` are the steps whose sizes differ from those of all other layers.
+    """
 
     batch: Floats
     x: Floats
@@ -38,7 +44,7 @@ class WindowPoints(NamedTuple):
 def window_points(
     window: int, is_decode: bool, batch: Any, x: Any, new_sum: Any, seen_sum: Any
 ) -> WindowPoints:
-    """Find where steps of decodes, or of chunks, are looked up by layers within a window."""
+    """Find where layers with a window are looked up for steps of decodes or of chunks."""
     batch, x = np.asarray(batch, np.float64), np.asarray(x, np.float64)
     new, seen = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
     if is_decode:
@@ -67,7 +73,7 @@ def attention_times(
     launch_us = float(own_us[-1]) / part.call.times
     own_us, origin = own_us[:-1], origin[:-1]
     if part.call.window and within is not None and within.is_other.any():
-        # as the step loops: a step of all layers' sizes, and the difference of two within the window
+        # as the step loops do: all layers' sizes, plus the difference of two lookups within the window
         there = _look_up(block, within.batch, within.x)
         instead = np.minimum(x, part.call.window) if is_decode else np.asarray(x)
         more_us = there[0] - _look_up(block, np.asarray(batch), instead)[0]
@@ -85,7 +91,7 @@ def _look_up(block: Floats, batch: Any, x: Any) -> tuple[Floats, Flags]:
 def mixed_kv_us(
     calls: Sequence[AttentionCall | MixerCall], engine: EngineProfile, gpu: GpuSpec
 ) -> tuple[float, float]:
-    """Price of a KV token beside prefill in layers of some calls."""
+    """Minimum us per KV token of decodes in a step with prefill: (full, windowed) layers."""
     full_us = windowed_us = 0.0
     for call in calls:
         ns = 0.0
@@ -104,7 +110,7 @@ def mixed_kv_us(
 def kinds_beside_prefill(
     plan: PlanData, kv_len: Ints, kinds: Sequence[AttentionTimes]
 ) -> list[AttentionTimes]:
-    """Decode attention of each kind of layers in one step that prefills too."""
+    """Decode attention of each kind of layers in one step that also prefills."""
     least_us = []
     for part in plan.attention:
         full_us, windowed_us = mixed_kv_us([part.call], plan.engine, plan.gpu)

@@ -1,4 +1,4 @@
-"""Every call of a step, looked up: curves of those over rows, and blocks of attention."""
+"""Look up every call of a step: curves of calls over rows, and blocks of attention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fastroof.plan.curves import CurveSource
 
 
 class LayerAttention(NamedTuple):
-    """Attention of one layer of a kind: its blocks, and what stands after it in a step."""
+    """Attention of one layer of a kind; ``before`` is the row call that follows it in a step."""
 
     kind: int
     call: AttentionCall | MixerCall
@@ -53,7 +53,7 @@ class LayerAttention(NamedTuple):
 def call_latencies(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Look up every call of a step over rows, and its attention."""
+    """Look up a step's calls over rows, and its attention."""
     if layout.cp > 1:
         return _in_shared_prompts(model, layout, execution, curves, row_limit)
     return _every_call(model, layout, execution, curves, row_limit)
@@ -67,7 +67,7 @@ def _every_call(
     row_limit: int,
     whole: Layout | None = None,
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Every call of a step over rows, and its attention; ``whole`` is the layout whose GPUs share prompts."""
+    """The same without context parallelism; ``whole`` is the layout whose GPUs share prompts, if any."""
     ranks = Ranks.of(layout, execution)
     rows: list[RowCall] = []
     attention: list[LayerAttention] = []
@@ -97,7 +97,7 @@ def _every_call(
 def _in_shared_prompts(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """The same where GPUs share the new tokens of prompts."""
+    """The same with context parallelism."""
     ranks, cp = Ranks.of(layout, execution), layout.cp
     whole, attention = _every_call(model, layout, execution, curves, row_limit)
     shares, theirs = _every_call(
@@ -105,7 +105,7 @@ def _in_shared_prompts(
     )
     prompts = in_prompts(shares, layout, ranks, row_limit)
     for part in theirs:
-        # at the end of what stands before it
+        # after all that runs before it
         floor = launches(part.kind, _least_us(part.prefill_block), layout, ranks, row_limit)
         prompts[part.before - 1] = (*prompts[part.before - 1], floor)
     cuts = list(zip(_cuts(whole, attention), _cuts(shares, theirs), strict=True))
@@ -122,7 +122,7 @@ def _in_shared_prompts(
 
 
 def _cuts(rows: Sequence[RowCall], attention: Sequence[LayerAttention]) -> list[tuple[int, bool]]:
-    """Where attention stands, and where calls of another kind of layers start."""
+    """Places of attention, and of the first calls of each kind of layers."""
     starts = [place for place in range(1, len(rows)) if rows[place].kind != rows[place - 1].kind]
     return sorted([*((place, False) for place in starts), *((part.before, True) for part in attention)])
 
@@ -130,7 +130,7 @@ def _cuts(rows: Sequence[RowCall], attention: Sequence[LayerAttention]) -> list[
 def _in_two_batches(
     rows: Sequence[RowCall], attention: Sequence[LayerAttention], starts: tuple[int, ...], ranks: Ranks
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Every kind's calls as two halves of a batch run them."""
+    """Calls of every kind as two halves of a batch run them."""
     made: list[RowCall] = []
     places = [0]
     for kind, group in itertools.groupby(rows, lambda call: call.kind):
@@ -158,14 +158,14 @@ def _in_two_batches(
 
 
 def _least_us(block: Floats) -> float:
-    """Latency of the smallest attention that a block times, us."""
+    """Latency of a block's smallest attention, us."""
     value, flag = np.empty(1), np.empty(1, np.uint8)
     grid_latency_us(block, np.ones(1), np.ones(1), value, flag)
     return float(value[0])
 
 
 def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:
-    """Calls in the order of the step, each with the number of its kind; of several kinds, named by it."""
+    """Calls in the order of the step, with the number of their kind; several kinds are part of the name."""
     yield from ((ONCE, call) for call in made.before)
     for number, (kind, calls) in enumerate(zip(model.kinds, made.layers, strict=True)):
         yield from ((number, _named(call, kind.name) if len(model.layers) > 1 else call) for call in calls)
@@ -179,19 +179,19 @@ def _named(call: Call, kind: str) -> Call:
 
 
 class PaddedSteps(NamedTuple):
-    """To how many tokens steps with prompts are padded."""
+    """Number of tokens to which steps with prefill are padded, because the engine replays captured graphs."""
 
     tokens: Longs
 
     @property
     def limit(self) -> int:
-        """Most tokens that a step runs."""
+        """Maximum number of tokens that a step runs."""
         return int(self.tokens[-1])
 
     def calls(
         self, rows: Sequence[RowCall], attention: Sequence[LayerAttention], ranks: Ranks
     ) -> tuple[list[RowCall], list[LayerAttention]]:
-        """Calls of a step, those over tokens apart by whether it holds prompts; attention is not padded."""
+        """Return a step's calls, split into decode-only and padded prefill ones; attention is not padded."""
         made: list[RowCall] = []
         places = [0]
         for call in rows:
@@ -213,7 +213,7 @@ class PaddedSteps(NamedTuple):
 def padded_steps(
     model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, row_limit: int
 ) -> PaddedSteps | None:
-    """Find how an engine pads a plan's steps with prompts; None where it replays none of them."""
+    """Return how an engine pads a plan's steps with prefill; None if it does not."""
     graphs = next((one for one in engine.kernels.prefill_graphs if not one.versions), None)
     is_grouped = all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
     is_alone = layout.world_size == layout.tp and execution.exchange.alltoall != "always"

@@ -1,6 +1,6 @@
-"""One step, broken down by operator: time, FLOPs, bytes, MFU, what bounds it, origin.
+"""Break one step down by operator: time, FLOPs, bytes, MFU, bound and origin.
 
-What the engine adds to its kernels is the last row, so that rows add up to the step.
+The engine's own time is the last row, so that rows add up to the step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,27 @@ from fastroof.units import US_PER_S
 
 
 class OperatorTime(NamedTuple):
-    """One operator's part of a step."""
+    """One operator's part of a step.
+
+    Attributes
+    ----------
+    name, role : str
+        The operator, and what it does in the step.
+    calls : int
+        How often it runs.
+    total_us : float
+        Time of all calls.
+    flops, moved_bytes : float
+        FLOPs and compulsory bytes of all calls on one GPU; bytes on the wire for communication.
+    mfu : float
+        FLOPs divided by time and peak; NaN if it computes nothing.
+    bound : str
+        compute, memory, launch, communication or host.
+    origin : int
+        0 measured to 4 modelled.
+    source, dtype : str
+        Measured tables or engine profile, and the kernel's format.
+    """
 
     name: str
     role: Role
@@ -59,7 +79,7 @@ class OperatorTime(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explanation(ArrowResult):
-    """A step by operator; ``total_us`` is the step's time to the last bit."""
+    """A step by operator; ``total_us`` is exactly the step's time."""
 
     operators: tuple[OperatorTime, ...]
     total_us: float
@@ -83,7 +103,7 @@ class Explanation(ArrowResult):
     _html_names = ("name", "calls", "total_us", "mfu", "bound", "origin", "source")
 
     def columns(self) -> dict[str, Any]:
-        """Fields of all operators: a list a field, an entry an operator."""
+        """Return the fields of all operators, one list per field."""
         return {name: [getattr(part, name) for part in self.operators] for name in OperatorTime._fields}
 
     def _html_caption(self, count: int) -> str:
@@ -93,7 +113,7 @@ class Explanation(ArrowResult):
 
 
 def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:
-    """One call over rows, at so many of them."""
+    """Return a call over rows at a number of rows."""
     operator, dtype = curve.operator, row_cost(curve.operator).dtype
     latency_us, origin = curve_point(curve.axis, curve.value, curve.flag, 0, len(curve.axis), float(rows))
     work, moved = (
@@ -103,7 +123,7 @@ def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:
         bound = "communication"
     else:
         bound = bound_of(gpu, curve.launch_us, work / gpu.peak(dtype), moved)
-    # no time: it runs beside what takes longer
+    # no time: hidden by a longer parallel path
     mfu = work / gpu.peak(dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
     times = operator.times
     return OperatorTime(
@@ -134,7 +154,7 @@ def bound_of(gpu: GpuSpec, launch_us: float, compute_s: float, moved_bytes: floa
 def _attention_parts(
     plan: PlanData, new: Ints, context: Ints, times: StepTimes, is_decode: bool, is_mixed: bool
 ) -> list[OperatorTime]:
-    """Attention over some requests of the step, all of them decodes or none, by kind of layers."""
+    """Attention of a step's decodes, or of its other requests, by kind of layers."""
     if is_decode:
         batch = float(len(new))
         x = float((context + 1).sum()) / batch
@@ -222,7 +242,7 @@ def explain_step(plan: PlanData, batch: StepBatch, times: StepTimes) -> Explanat
 
 
 def _engine_parts(plan: PlanData, runtime_us: float) -> list[OperatorTime]:
-    """What the engine adds to a step's kernels, as the profile has it; nothing where that is nothing."""
+    """The engine's own time of a step, if any."""
     if not runtime_us:
         return []
     source = f"profile {plan.engine.name}"
@@ -272,7 +292,7 @@ _CALLED: Final = "vision encoder"
 
 
 class EncoderTime(NamedTuple):
-    """Time of an encoder over some images at once."""
+    """Time of a vision encoder over some images at once."""
 
     latency_us: float
     origin: int
@@ -283,7 +303,7 @@ class EncoderTime(NamedTuple):
 def image_us(
     model: ModelSpec | str | Path, tables: Tables, patches: int, images: int = 1, *, tp: int = 1
 ) -> EncoderTime:
-    """Time a model's vision encoder over some images of as many patches each, in bf16."""
+    """Time a model's vision encoder over images of ``patches`` each, in bf16."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
     encoder = model.encoder
     whole_number("patches", patches, error=PlanError)
@@ -300,7 +320,7 @@ def encode(
     patches = sum(image.pieces * image.patches for image in images)
     tokens = sum(image.tokens for image in images)
     if patches > MOST_PATCHES:
-        raise PlanError(f"{patches:,} patches of {len(images)} images are more than {MOST_PATCHES:,} at once")
+        raise PlanError(f"{len(images)} images have {patches:,} patches, max {MOST_PATCHES:,} at once")
     if not images:
         return EncoderTime(0.0, 0, 0, ())
     calls, layers = encoder.calls(tp), encoder.num_layers or 0
@@ -327,7 +347,7 @@ def _rows(
 def _attention(
     encoder: VisionEncoder, curves: CurveSource, images: Sequence[ImagePieces], tp: int
 ) -> Iterator[OperatorTime]:
-    """Attention within pieces: a call for each number of patches."""
+    """Attention within pieces: one call per number of patches."""
     pieces: Counter[int] = Counter()
     for image in images:
         pieces[image.patches] += image.pieces
@@ -357,7 +377,7 @@ def _attention_us(
         return _datasheet_us(curves.gpu, *work), ORIGIN_MODELLED, DATASHEET_SOURCE
     tables = curves.tables
     try:
-        lender = tuple(ENCODER_ATTENTION.grid(tables, heads).lenders[0])
+        donor = tuple(ENCODER_ATTENTION.grid(tables, heads).lenders[0])
     except MissingTableError as error:
         if not curves.allow_modelled:
             raise MissingTableError(
@@ -371,9 +391,9 @@ def _attention_us(
         **{name: size for name, size in sizes.items() if name != "window"},
     )
     origin = int(found.origin)
-    if tables.is_foreign("encoder_attention", lender):
+    if tables.is_foreign("encoder_attention", donor):
         origin = max(origin, ORIGIN_BORROWED)
-    return float(found.latency_us), origin, tables.source_of("encoder_attention", lender)
+    return float(found.latency_us), origin, tables.source_of("encoder_attention", donor)
 
 
 def _datasheet_us(gpu: GpuSpec, work: float, moved: float) -> float:
@@ -387,9 +407,9 @@ def images_us(plan: PlanData, images: Iterable[ImageSize]) -> EncoderTime:
     encoder = plan.model.encoder
     curves = plan.error_source.curves
     if curves is None:
-        raise PlanError("an unpickled plan has no tables any more, and encoders are looked up in them")
+        raise PlanError("an unpickled plan has no tables to look up its vision encoder in; compile it again")
     pieces = [encoder.pieces(*_checked(image)) for image in images]
-    # one that does not divide is encoded by each GPU as a whole
+    # an encoder that does not divide runs whole on each GPU
     tp = plan.layout.tp
     divides = not (encoder.num_heads or 0) % tp and not (encoder.intermediate or 0) % tp
     time = encode(encoder, curves, pieces, tp if divides else 1)
@@ -400,7 +420,7 @@ def _checked(image: Any) -> tuple[Any, Any]:
     try:
         width, height = image
     except (TypeError, ValueError):
-        raise BatchError(f"an image is (width, height) in pixels, got {shown(image)}") from None
+        raise BatchError(f"an image must be (width, height) in pixels, got {shown(image)}") from None
     return width, height
 
 

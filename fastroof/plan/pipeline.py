@@ -1,16 +1,11 @@
-"""Pipeline stages of a plan: micro-batches that follow each other through them, and the bubbles between.
-
-A plan of several stages times one batch through all of them, one after another. While one stage works on a
-batch the others can work on batches of their own: n micro-batches take ``n + pp - 1`` times a stage where all
-are equal, of which ``pp - 1`` are the bubble, and otherwise what the recurrence gives,
+"""Micro-batches through a plan's pipeline stages.
 
     end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch, stage]
 
-What a stage sends counts as its own time: nothing is taken to overlap with it.
-
-As many batches as stages, each of which goes round as decodes do, come round in ``pp`` times the slowest
-stage: that, not the time of one batch through all of them, is a step of an engine that keeps its stages busy,
-and is what estimates and rates take (``plan.bottleneck``).
+Sends count as the sending stage's time, without overlap. ``n`` equal micro-batches in equal stages take
+``n + pp - 1`` times a stage, of which ``pp - 1`` are the bubble. ``pp`` batches that keep cycling, as decodes
+do, take ``pp`` times the slowest stage per round: that is a step of an engine that keeps all stages busy
+(``plan.bottleneck``).
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ def stage_times_us(plan: PlanData, batch: StepBatch) -> Floats:
 
 
 def makespan_us(times_us: Floats) -> float:
-    """From the first micro-batch's start to the last one's end, us, by the times of each in each stage."""
+    """From the first micro-batch's start to the last one's end, us, by their times in each stage."""
     end = np.zeros(times_us.shape[1])
     for of_batch in times_us:
         before = 0.0
@@ -55,7 +50,7 @@ def makespan_us(times_us: Floats) -> float:
 
 TYPICAL_BATCH: Final = 64
 TYPICAL_KV_LEN: Final = 2048
-"""Decodes that say which stage is the slowest: it is the one with the LM head, or with a layer more."""
+"""Decodes that decide which stage is the slowest: the one with the LM head, or with one more layer."""
 
 _TIMES: Final = (
     steps.TOKENS_AT,
@@ -64,7 +59,7 @@ _TIMES: Final = (
     steps.EXPERT_AT,
     steps.DECODE_EXPERT_AT,
 )
-"""Sections of times; 0 where a plan has no such section."""
+"""Header slots of sections of times; 0 if a plan has no such section."""
 _BLOCKS: Final = (steps.DECODE_AT, steps.PREFILL_AT, steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT)
 _ORIGINS: Final = (steps.TOKENS_ORIGIN_AT, steps.DECODE_TOKENS_ORIGIN_AT, steps.LOGITS_ORIGIN_AT)
 _CONSTANTS: Final = (
@@ -103,7 +98,7 @@ def at_the_pace_of(plan: PlanT, slowest: PlanT) -> PlanT:
 
 
 def _scaled_arena(arena: Floats, times: int) -> Floats:
-    """An arena whose steps take so many times as long."""
+    """An arena whose steps take ``times`` as long."""
     scaled = arena.copy()
     scaled[list(_CONSTANTS)] *= times
     starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS, *_ORIGINS)} - {0})

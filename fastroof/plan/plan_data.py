@@ -19,7 +19,10 @@ from fastroof.tables import Tables
 
 
 class PlanAttention(NamedTuple):
-    """Attention of the layers of one kind."""
+    """Attention of one kind's layers: ``call.times`` of them, before row curve ``before``.
+
+    Blocks are None in a plan of one kind: the arena has them.
+    """
 
     call: AttentionCall | MixerCall
     before: int
@@ -29,11 +32,11 @@ class PlanAttention(NamedTuple):
     sources: tuple[str, str]
 
     def phase(self, is_decode: bool) -> StepAttention:
-        """Decodes or prompts, as tables know them."""
+        """Return decode or prefill as a lookup."""
         return step_attention(self.call, is_decode)
 
     def prefixes_us(self, new_tokens: Any, context_len: Any) -> Any:
-        """Price of each chunk's prefix in all of the layers, us."""
+        """Time of each chunk's prefix in all of the layers, us."""
         price, window = self.prefix_us, self.call.window
         total = price.pair * (new_tokens * context_len) + price.token * context_len
         if window:
@@ -42,13 +45,13 @@ class PlanAttention(NamedTuple):
         return total
 
     def without_blocks(self) -> PlanAttention:
-        """Itself as the only kind of a plan, whose arena has the blocks."""
+        """Return it as the only kind of a plan."""
         return self._replace(decode_block=None, prefill_block=None)
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorSource:
-    """What a plan's errors are made from when they are first asked for; it does not travel with the plan."""
+    """What a plan's errors are computed from on first use; not pickled."""
 
     tables: Tables | None
     is_datasheet: bool
@@ -56,7 +59,7 @@ class ErrorSource:
 
     @classmethod
     def of(cls, curves: CurveSource) -> ErrorSource:
-        """Where the errors of such curves come from."""
+        """Return where the errors of curves come from."""
         tables = curves.tables if isinstance(curves, TableCurves) else None
         return cls(tables, isinstance(curves, DatasheetCurves), curves)
 

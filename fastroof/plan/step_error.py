@@ -1,15 +1,4 @@
-"""How good a step's time is: the errors of its operators, put together.
-
-An operator's error is the same in every layer, so it grows with the operator's total time, also over
-layers of several kinds that run the same call; different operators err independently, but for streaming
-kernels, which all share two constants: ``error = sqrt(sum (time error)^2) / step``, and in squares what a
-engine's profile leaves unexplained.
-
-Beside that a source is one campaign among others (:mod:`fastroof.uncertainty.campaign`), and families of its
-rows may be unsound: each call has a part of its own, and what all calls share adds up linearly over the
-operators of the step. A profile's residual was measured with the campaign of the tables that it was fitted
-to: on that GPU the larger of what the campaign adds and the residual counts, on another both do.
-"""
+"""Standard error of a step's time, from the errors of its operators (derivation: README.md)."""
 
 from __future__ import annotations
 
@@ -37,28 +26,28 @@ from fastroof.tables.errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.leave_one_out import PREFIX
 
 DATASHEET: Final = 0.22
-"""Relative standard error of the kernels of the datasheet model, all of them together: against plans from the
-H100 tables, three models, bf16 and fp8, tp 1 and 4, 80 % of 756 decode steps are within 28 %."""
+"""Relative standard error of the datasheet model's kernels together: compared with plans from the H100 tables
+(three models, bf16 and fp8, tp 1 and 4), 80 % of 756 decode steps are within 28 %."""
 
 
 class RowErrors(NamedTuple):
-    """Errors of some calls, an array each."""
+    """Errors of some calls: local and spread variances, and the common error, us."""
 
     local_us2: Floats
     spread_us2: Floats
     common_us: Floats
 
     def at(self, places: Longs) -> RowErrors:
-        """At some of the places."""
+        """Return the errors at some places."""
         return RowErrors(*(values[places] for values in self))
 
     def plus(self, other: RowErrors) -> RowErrors:
-        """Of these calls and of others."""
+        """Return the errors of these and other calls together."""
         return RowErrors(*(np.asarray(mine + its) for mine, its in zip(self, other, strict=True)))
 
     @classmethod
     def none(cls, count: int) -> RowErrors:
-        """Of no calls."""
+        """Return the errors of no calls."""
         return cls(np.zeros(count), np.zeros(count), np.zeros(count))
 
 
@@ -80,12 +69,12 @@ def step_errors(plan: PlanData) -> StepErrors | None:
     if source.is_datasheet:
         return None
     if plan.method != "roofline":
-        raise PlanError(f"errors are known of plans with method='roofline', this one has {plan.method!r}")
+        raise PlanError(f"errors need a plan with method='roofline', got {plan.method!r}")
     tables = source.tables
     if tables is None:
         raise PlanError(
-            "this plan has no tables to tell its errors from: it was unpickled. Ask for an error before "
-            "pickling it, and it takes them along, or compile it again"
+            "an unpickled plan has no tables to compute errors from; read plan.errors before pickling, or "
+            "compile it again"
         )
     tokens = _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
     same = all(curve.operator.steps == "all" for curve in plan.row_curves)
@@ -107,10 +96,10 @@ def step_errors(plan: PlanData) -> StepErrors | None:
 
 
 def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance, SourceError]:
-    """Local errors of some attention, and of its source; the datasheet model's where nothing was measured."""
+    """Local errors of some attention, and of its source; the datasheet model's if it was not measured."""
     try:
-        lender = attention.lender(tables)
-        source = source_error(tables, attention.operator, lender) if lender else NO_SOURCE
+        donor = attention.donor(tables)
+        source = source_error(tables, attention.operator, donor) if donor else NO_SOURCE
         return attention.variance(tables), source
     except MissingTableError:
         return functools.partial(attention_variance, AttentionErrors((), DATASHEET**2)), NO_SOURCE
@@ -138,7 +127,7 @@ def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit
         try:
             variance = operator.row_variance(call, tables, call_rows)
         except MissingTableError:
-            # the datasheet model stands for it
+            # from the datasheet model
             total.local_us2[:] += (time_us * (operator.datasheet_error or DATASHEET)) ** 2
             continue
         points = operator.table_points(call, tables, call_rows)
@@ -210,7 +199,7 @@ def _add(total: RowErrors, places: Bools, part: RowErrors) -> None:
 
 
 def _datasheet_errors(kernels_us: Floats) -> RowErrors:
-    """Of the datasheet model: all kernels together."""
+    """Errors of the datasheet model: all kernels together."""
     return RowErrors.none(len(kernels_us))._replace(local_us2=(kernels_us * DATASHEET) ** 2)
 
 
@@ -223,7 +212,7 @@ def _attention_errors(
     own_us: Floats,
     within: WindowPoints | None = None,
 ) -> RowErrors:
-    """Errors of attention: kinds of layers err independently, but for those of the same kernels."""
+    """Errors of attention: independent between kinds of layers, unless they run the same kernels."""
     variances = errors.decode if is_decode else errors.prefill
     sources = errors.decode_sources if is_decode else errors.prefill_sources
 
@@ -255,7 +244,7 @@ def decode_error(
     plan: PlanData, errors: StepErrors | None, batch_size: Any, kv_len: Any, step_us: float | Floats
 ) -> float | Floats:
     """Relative standard error of equal decode steps that take ``step_us``."""
-    # what was timed fits int64; in the caller's own type a place in the arena may not be counted
+    # sizes that were timed fit int64; in the caller's type, indices into the arena may overflow
     given = (int_array(name, size) for name, size in (("batch_size", batch_size), ("kv_len", kv_len)))
     batch, kv = (np.ravel(a).astype(np.int64) for a in np.broadcast_arrays(*given))
     flat_us = np.reshape(step_us, -1)
@@ -276,12 +265,12 @@ def decode_error(
 
 
 def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
-    """Relative standard error of steps, with what the engine's profile leaves; 0 where there is no step."""
+    """Relative standard error of steps, with the residual of the engine's profile; 0 for empty steps."""
     there = step_us > 0.0
     whole_us2 = np.where(there, step_us, 1.0) ** 2
     campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
     residual = plan.engine.costs.residual**2
-    # what the residual was measured to be has the campaign of that GPU's tables in it
+    # the residual includes the campaign of the tables that the profile was fitted to
     fitted_here = plan.gpu.name in plan.engine.evidence.get("gpus", ())
     together = np.maximum(campaign, residual) if fitted_here else campaign + residual
     return np.asarray(np.sqrt(np.where(there, errors.local_us2 / whole_us2 + together, 0.0)))

@@ -1,4 +1,4 @@
-"""Batches of steps, and running them through a plan."""
+"""Batches of steps, and timing them with a plan's arena."""
 
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
 

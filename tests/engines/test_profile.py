@@ -246,7 +246,7 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
     engine = EngineProfile("wrong", kernels=wrong)
     compile_plan("llama-3.1-8b", "h100", h100, runtime=engine)
     words = (
-        f"wrong runs gemm on h100 as source 'nowhere' measured it, and the tables serve it from '{served}'"
+        f"wrong runs gemm on h100 as measured by source 'nowhere', and the tables serve it from '{served}'"
     )
     with pytest.raises(PlanError, match=words):
         compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", runtime=engine)

@@ -174,11 +174,11 @@ def test_images_need_a_prompt_and_a_list_a_step(plan: StepPlan) -> None:
         plan.step_us(batch, images=[[]])
     with pytest.raises(BatchError, match="1 images in a decode-only step"):
         plan.step_us(batch, images=[[], [(64, 64)]])
-    with pytest.raises(BatchError, match="a step of decodes alone"):
+    with pytest.raises(BatchError, match="images in a decode-only step"):
         plan.explain([(1, 5)], images=[(64, 64)])
-    with pytest.raises(BatchError, match="an image is"):
+    with pytest.raises(BatchError, match="an image must be"):
         plan.encode([64])  # type: ignore[list-item]
-    with pytest.raises(PlanError, match="more than 131,072 at once"):
+    with pytest.raises(PlanError, match="max 131,072 at once"):
         plan.encode([(4096, 4096)] * 3)
     with pytest.raises(PlanError, match="with_error cannot be used with images"):
         plan.explain([(100, 0)], images=[(64, 64)], with_error=True)
@@ -188,7 +188,7 @@ def test_images_need_a_prompt_and_a_list_a_step(plan: StepPlan) -> None:
 @pytest.mark.loops
 def test_a_plan_that_travelled_has_no_tables_for_images(plan: StepPlan) -> None:
     unpickled = pickle.loads(pickle.dumps(plan))
-    with pytest.raises(PlanError, match="no tables any more"):
+    with pytest.raises(PlanError, match="an unpickled plan has no tables"):
         unpickled.encode([(64, 64)])
     assert unpickled.explain([(100, 0)]).total_us == plan.explain([(100, 0)]).total_us
 

@@ -79,10 +79,10 @@ def test_the_number_that_is_no_time_is_the_one_that_is_named():
     sequences[:] = 0.0
     validate_arena(arena, "it")
     sequences[7] = np.inf
-    with pytest.raises(PlanError, match="what runs for each sequence takes inf us, need 0 to"):
+    with pytest.raises(PlanError, match="what runs for each sequence takes inf us, must be 0 to"):
         validate_arena(arena, "it")
     sequences[3] = -5.0
-    with pytest.raises(PlanError, match="what runs for each sequence takes -5 us, need 0 to"):
+    with pytest.raises(PlanError, match="what runs for each sequence takes -5 us, must be 0 to"):
         validate_arena(arena, "it")
 
 
