@@ -54,7 +54,7 @@ def _leave(ending: SystemExit) -> None:
                 stream.flush()
     except (OSError, ValueError):
         return
-    # what fails there is printed, and is no reason for another exit code
+    # a failure there is printed and does not change the exit code
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

@@ -104,7 +104,7 @@ def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
 
 ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
-    "relative_error", "float", "", "standard error of the time over it; empty where not asked for", 0
+    "relative_error", "float", "", "standard error of the time over it; empty if not requested", 0
 )
 
 
@@ -181,7 +181,7 @@ class ArrowResult(ArrowRows):
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
-        """Answers by name, as they are: numbers, or arrays of one shape; None where not asked for."""
+        """Answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""
 
     def to_arrow(self) -> pa.Table:
         """Lay the answers out as an Arrow table, a row an element, in C order."""

@@ -75,7 +75,7 @@ def _lock(held: int, *, is_waiting: bool = False) -> bool:
 
 
 def remove_left(place: Path) -> None:
-    """Remove what killed processes have left of a file or folder: this user's own, which nobody holds."""
+    """Remove this user's leftovers of killed processes for a file or folder."""
     with contextlib.suppress(OSError):
         pattern = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{32}}")
         for name in filter(pattern.fullmatch, os.listdir(place.parent)):
@@ -99,7 +99,7 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _only_we_rename_in(folder: Path) -> bool:
-    """Whether nobody else can have given a folder of ours the name of something left."""
+    """Whether only this user can have created leftovers in a folder."""
     status = folder.stat()
     return not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or bool(status.st_mode & stat.S_ISVTX)
 
@@ -110,7 +110,7 @@ def unfinished_path(path: Path) -> Path:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a file or folder is one that somebody is writing, or was when the process was killed."""
+    """Whether a file or folder is being written, or was when its process was killed."""
     return re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name) is not None
 
 
@@ -120,7 +120,7 @@ def remove_unfinished(folder: Path, name: str | None = None) -> None:
     for path in folder.iterdir():
         if not re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
             continue
-        # another process may remove it too, and another user's is none of ours
+        # another process may remove it too, and another user's stays
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if stat.S_ISREG(path.lstat().st_mode):
                 path.unlink()
@@ -228,7 +228,7 @@ def _make_folders(folder: Path) -> list[Path]:
 
 
 def _kept(place: Path, aside: Path) -> Path | None:
-    """Keep a file under a second name, so that it is there until it is replaced; None where there is none."""
+    """Link a file under a second name until it is replaced; None if it does not exist."""
     if not os.path.lexists(place):
         return None
     try:
@@ -287,12 +287,12 @@ def write_errors(what: str, error: type[FastroofError] = FastroofError) -> Itera
 
 
 def check_file_place(path: Path, what: str, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse a place where no file can be, before any time goes into what it will hold."""
+    """Refuse a path that cannot be written, before the work for its contents starts."""
     # os.path answers False where Path.is_dir raises: a name longer than a file name may be
     if os.path.isdir(path):
         raise error(f"{what} is a folder, need a file's name")
     if not os.path.isdir(path.parent):
-        raise error(f"{what}: there is no folder {path.parent}; make it, or name another")
+        raise error(f"{what}: folder {path.parent} does not exist; create it or give another path")
     if not _is_device(path):
         with write_errors(what, error):
             probe = unfinished_path(path)
@@ -305,7 +305,7 @@ def check_file_place(path: Path, what: str, error: type[FastroofError] = Fastroo
 def write_output(
     path: str | Path, content: str | bytes, what: str = "", error: type[FastroofError] = FastroofError
 ) -> Path:
-    """Write a file that somebody asked for, as :func:`write_whole` does, or say why it has no place."""
+    """Write a requested file as :func:`write_whole` does, or explain why its path is invalid."""
     path = Path(path)
     named = f"{what} {path}".lstrip()
     check_file_place(path, named, error)

@@ -26,7 +26,7 @@ def shown(value: Any, most: int = 60) -> str:
 
 def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool:
     """Whether a value is an integer, Python's or NumPy's and no bool, from ``least`` to ``most``."""
-    # an int, as nearly always, is told without the abstract class
+    # an int, the usual case, is recognised without the abstract class
     is_whole = type(value) is int or (isinstance(value, Integral) and _is_integer(value))
     return is_whole and bool(least <= value and (most is None or value <= most))
 
@@ -42,7 +42,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_integer(value: Integral) -> bool:
-    """Whether what says that it is an integer is one: bools and NumPy's durations say so too."""
+    """Whether a value that claims to be an integer is one; bools and NumPy durations claim so too."""
     if isinstance(value, bool):
         return False
     try:
@@ -59,7 +59,7 @@ def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError
 
 
 def check_progress(value: Any, counted: str, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse what is neither None nor a function that can be told how far something is."""
+    """Refuse anything but None or a progress callback."""
     if value is not None and not callable(value):
         raise error(f"progress must be a function that is called with {counted}, got {shown(value)}")
 
@@ -76,7 +76,7 @@ def one_of(
 def whole_number(
     name: str, value: Any, least: int = 1, most: int | None = None, error: type[FastroofError] = FastroofError
 ) -> int:
-    """Return a whole number that was given, or say what would do."""
+    """Return a given whole number, or raise with the valid values."""
     if type(value) is int and least <= value and (most is None or value <= most):
         return value  # nearly always: one step a call would take a tenth longer by way of the abstract class
     if not is_whole_number(value, least, most):

@@ -58,7 +58,7 @@ class CommandGroup(TyperGroup):
         try:
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
-                    # A file name that the terminal cannot show is no reason to fail.
+                    # A file name that the terminal cannot show must not cause a failure.
                     stream.reconfigure(errors="backslashreplace")
             with _warnings_as_lines(self.program):
                 raise_again()
@@ -88,7 +88,7 @@ class CommandGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read a command line; the shell whose completion is asked for may be left out."""
+        """Read a command line; the shell may be left out after a completion option."""
         if len(args) == 1 and args[0] in ("--install-completion", "--show-completion"):
             args = [*args, Path(os.environ.get("SHELL", "")).name]
         rest: list[str] = super().parse_args(ctx, args)
@@ -146,7 +146,7 @@ def completion_variable(program: str) -> str:
 
 
 def _typer_completion() -> Any:
-    # takes as long as a small command: for nobody but a shell, and who asks for a script
+    # takes as long as a small command: only for completion
     return import_module("typer.completion")
 
 

@@ -1,4 +1,4 @@
-"""The runtime of whatever is asked about a served model without naming one."""
+"""The default engine of served models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOML and JSON of others, read within limits: the one place that parses them.
+"""Third-party TOML and JSON, read within limits: the only place that parses them.
 
 Whoever reads a document gives the error that its caller knows. Whatever a document holds, what comes out is
 that document or that error: the limits keep parsers from what they take hours or all memory for, and what is

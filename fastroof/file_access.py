@@ -3,7 +3,7 @@
 Whatever loads models, GPUs, engine profiles or tables looks at the disk through these functions. What was
 made of files can then be cached together with the record, and used as long as :meth:`FilesRead.holds` finds
 the same on the disk: the same bytes in every file that was read, and the same answer to every question that
-decided which files to read, "there is no such file" included.
+decided which files to read, including "file not found".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _recording: list[FilesRead] = []
 
 
 class FilesRead:
-    """What was read, and what was asked of the disk, in the order in which it first was."""
+    """Files read and disk queries, in the order of first use."""
 
     def __init__(self) -> None:
         self.is_repeatable = True
@@ -45,7 +45,7 @@ class FilesRead:
 
     @property
     def entries(self) -> list[list[Any]]:
-        """Everything as JSON has it: kind of question, what it was asked of, answer and status of a file."""
+        """Everything as JSON: kind of query, its path, answer and file status."""
         return [[list(question), answer, self._stamps[question]] for question, answer in self._seen.items()]
 
     @staticmethod
@@ -158,17 +158,17 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether there is a file, or a link to one; False also if nobody can tell."""
+    """Return whether there is a file, or a link to one; False also if unknown."""
     return bool(_asked("is_file", str(path)))
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether there is a folder, or a link to one; False also if nobody can tell."""
+    """Return whether there is a folder, or a link to one; False also if unknown."""
     return bool(_asked("is_folder", str(path)))
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether there is anything in a place; False also if nobody can tell."""
+    """Return whether a path exists; False also if unknown."""
     return bool(_asked("exists", str(path)))
 
 

@@ -1,4 +1,4 @@
-"""Numbers that are given as arrays: one rule for all that take them.
+"""Numbers given as arrays: one rule for every function that takes them.
 
 A number is Python's or NumPy's, alone, in lists and tuples, in an array of any stride and byte order, or in
 what lends its memory as numbers (``array.array``, memoryviews of arrays). It is no bool, neither alone nor
@@ -38,12 +38,12 @@ def number_array(value: Any) -> Array | None:
 def refused(value: Any) -> str:
     """Say what was given that :func:`number_array` refuses, after what would have done."""
     if isinstance(value, np.ma.MaskedArray):
-        return f"and masked entries are none, got {shown(value)}"
+        return f"and masked entries are not numbers, got {shown(value)}"
     return f"got {shown(value)}"
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Whether nothing in a value is what NumPy would take for a number though it is none."""
+    """Whether a value contains nothing that NumPy would convert to a number by mistake."""
     level = [value]
     for _ in range(_MOST_DIMENSIONS + 1):
         # by types: a list of a million integers has one

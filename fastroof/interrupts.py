@@ -31,7 +31,7 @@ _last: list[Callable[[], object]] = []
 
 
 class BeforeTheEnd:
-    """Have something done before Ctrl-C ends the process at once: a block, outside of which it is not."""
+    """Run a cleanup before Ctrl-C ends the process, inside this block only."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self._action = action
@@ -48,7 +48,7 @@ class BeforeTheEnd:
 
 
 def end_at_once() -> None:
-    """Have Ctrl-C end the process at once, without a traceback of what it is importing."""
+    """Make Ctrl-C end the process immediately, without a traceback of imports."""
     if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _raise):
         try:
             _signal.signal(_signal.SIGINT, _end)
@@ -57,7 +57,7 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt where it would end the process at once; a second one does."""
+    """Make Ctrl-C raise KeyboardInterrupt instead of ending the process; a second one ends it."""
     if _signal.getsignal(_signal.SIGINT) is _end:
         _signal.signal(_signal.SIGINT, _raise)
 

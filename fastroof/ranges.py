@@ -23,7 +23,7 @@ _SHOWN: Final = 3
 
 
 class _Allowed(NamedTuple):
-    """What numbers may be, and how a message says so."""
+    """Valid ranges of numbers, and how messages describe them."""
 
     need: str
     each: str

@@ -1,4 +1,4 @@
-"""Ending work early: at a time limit, or because nobody waits for its answer any more.
+"""Ending work early: at a time limit, or because its caller no longer waits.
 
 Whoever starts work makes a :class:`Stop` and runs the work within ``with stop.watched():``. What takes long
 asks :func:`check_stopped` now and then; compiled loops read :func:`stop_flag`, which another thread sets.

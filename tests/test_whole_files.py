@@ -72,7 +72,7 @@ def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
 def test_a_place_where_no_file_can_be_is_refused(tmp_path):
     for path, words in (
         (tmp_path, "is a folder, need a file's name"),
-        (tmp_path / "nowhere" / "a.txt", "there is no folder .*nowhere; make it"),
+        (tmp_path / "nowhere" / "a.txt", "folder .*nowhere does not exist"),
         (tmp_path / ("x" * 250), "cannot be written"),
     ):
         with pytest.raises(BackendError, match=f"^page .*{words}"):

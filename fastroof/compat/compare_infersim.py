@@ -1,4 +1,4 @@
-"""InferSim's column of a comparison, and the facts by which its differences are told."""
+"""InferSim's column of a comparison, and the facts that explain its differences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fastroof.operators.moe import moe_flops
 from fastroof.units import GB, GIB, TFLOP, US_PER_MS, US_PER_S
 
 BALANCED: Final = "balanced"
-"""Routing of the rows that InferSim is given: it has none of its own."""
+"""Routing of the rows given to InferSim, which has no routing model."""
 
 ROUNDING: Final = 0.0005000001
 """What an MFU to 3 decimals is off by at most."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from fastroof.compat.infersim import InfersimTables
+from fastroof.compat.roofline_v1 import Calibration
 from fastroof.compat.roofline_v2 import RooflineV2Tables
 from fastroof.compat.roofline_v2.steps import NO_EXPERTS
 from fastroof.errors import ModelError
@@ -73,7 +74,7 @@ def gemm_dtype(plan: StepPlan) -> str:
 
 
 def infersim_world(model: ComparedModel, layout: Layout) -> int:
-    """GPUs that InferSim is told of: ranks of a dense model share nothing, those of experts do."""
+    """GPUs passed to InferSim: ranks of a dense model share nothing, those of experts do."""
     return layout.tp * layout.dp if model.experts else layout.tp
 
 
@@ -98,9 +99,18 @@ def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
     """Why roofline V2 cannot represent a case; empty where it can."""
     if model.experts:
         return f"{NO_EXPERTS}; and V2's tables have no MFU of any"
-    if dtype != "bf16":
-        return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
-    return ""
+    return _bf16_only(dtype)
+
+
+def roofline_v1_obstacle(model: ComparedModel, dtype: str) -> str:
+    """Why roofline V1 cannot represent a case; empty where it can."""
+    return NO_EXPERTS if model.experts else _bf16_only(dtype)
+
+
+def _bf16_only(dtype: str) -> str:
+    if dtype == "bf16":
+        return ""
+    return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
 
 
 def is_fp8(dtype: str) -> bool:
@@ -114,8 +124,8 @@ COMPONENTS: Final = (
 """Parts of a step. ``experts`` are routed and shared ones, with their router; ``memory`` is what
 roofline V2's bytes of the whole step take beyond its FLOPs."""
 
-METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
-"""The methods, in the order in which they are shown."""
+METHODS: Final = ("fastroof", "roofline_v1", "roofline_v2", "infersim", "datasheet")
+"""The methods, in the order in which they are shown; roofline V1 only with its calibration."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,7 @@ class ComparedStep:
 
     def time(self, method: str) -> MethodTime:
         """One method's time."""
-        return self.times[METHODS.index(method)]
+        return next(time for time in self.times if time.method == method)
 
 
 @dataclass(frozen=True)
@@ -202,6 +212,7 @@ class Case:
     own_trees: Mapping[str, bool] = field(default_factory=dict)
     infersim_dtype: str = ""
     why_not: Mapping[str, str] = field(default_factory=dict)
+    roofline_v1: Calibration | None = None
 
     @property
     def layout(self) -> Layout:
@@ -269,7 +280,7 @@ def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
 
 
 def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
-    """Facts by which the datasheet model's differences are told."""
+    """Facts that explain the datasheet model's differences."""
     measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
     assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
     facts: dict[str, Any] = {}

@@ -18,7 +18,7 @@ class MixedAttention:
 
     Its decodes take ``max(decode attention, ns x query heads of a GPU x KV tokens of all decodes x layers)``:
     one call serves chunks and decodes, which reads the cache for each query head by itself and does not split
-    it. Steps of decodes alone, and of prompts alone, are not touched.
+    it. Decode-only and prefill-only steps are not touched.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class MixedAttention:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is no time or names nothing."""
+        """Refuse invalid times and empty names."""
         if not is_number(self.ns) or not self.ns > 0:
             raise PlanError(f"ns of mixed_attention must be a number above 0, got {self.ns!r}")
         object.__setattr__(self, "ns", check_number("ns of mixed_attention", self.ns))
@@ -103,12 +103,12 @@ class OperatorKernel:
     source : str
         The source of the tables that measured it; empty where the tables' own choice does.
     required : bool
-        Whether tables that serve another source's rows are refused; else they stand for it.
+        Whether tables that serve another source's rows are refused; otherwise they replace it.
     shared_experts : str
-        Of the operator ``moe``: how shared experts run with these kernels, where not as
+        For the operator ``moe``: how shared experts run with these kernels, where not as
         :class:`KernelChoices` says; empty where so.
     engine : str
-        The engine whose measured kernels stand for it, whatever their source is called.
+        The engine whose measured kernels replace it, under any source name.
     reason : str
         Why they do, where they are another engine's.
     version, dtype, kernel : str
@@ -182,25 +182,25 @@ class KernelChoices:
     fp8_scales : str
         Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
     shared_experts : str
-        Whether shared experts have a time of their own (apart), or run beside the routed ones in steps of
-        decodes, which then take as long as the longer of both (beside).
+        Whether shared experts have their own time (apart), or run in parallel with the routed ones in
+        decode steps, which then take the longer of both (beside).
     latent_attention : str
         How blocks of latent attention are timed: as they were measured, projections and all, where the tables
         have sound ones (whole), or projections, absorbed products and attention each by itself (parts).
     engines : tuple of str
-        Whose measured kernels stand for its own where a GPU has none of its own, the nearest first; its own
+        Engines whose measured kernels replace its own on GPUs without them, the nearest first; its own
         always come first.
     operators : tuple of OperatorKernel
         Operators whose kernel is known; of several that apply the first counts. A plan reads them from the
         source or engine that is named, and refuses tables that serve a named source's from another.
     mixed_attention : tuple of MixedAttention
         How long decodes attend at least in steps that prefill too, by GPU; of several that apply the first
-        counts, and where none does decodes take as long as by themselves.
+        counts; if none applies, decodes take as long as in a decode step.
     cold_decode : tuple of str
         GPUs on which decode attention reads its KV cache from memory in every step, though tables have calls
         that found it in the L2; elsewhere decodes take as long as those calls.
     prefill_graphs : tuple of PrefillGraphs
-        To how many tokens steps with prompts are padded, by version; of several that apply the first counts.
+        Number of tokens that prefill steps are padded to, by version; of several that apply the first counts.
     """
 
     gemm_smoothing: str = "none"
@@ -253,4 +253,4 @@ class KernelChoices:
 
 
 ANY_KERNELS: Final = KernelChoices()
-"""Of no engine: every kernel as it was measured."""
+"""No engine: every kernel as measured."""

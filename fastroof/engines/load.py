@@ -1,4 +1,4 @@
-"""Loading engine profiles: packaged ones by name or by engine and version, and files of one's own."""
+"""Loading engine profiles: packaged ones by name or by engine and version, and your own files."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     -------
     EngineProfile
         The one whose range holds the version, with that version's kernels; of a version before all ranges the
-        oldest; where none does, or it is unknown or no version, the newest.
+        oldest; if none does, or it is unknown or not a version, the newest.
 
     Raises
     ------
     PlanError
-        If there is no such engine.
+        If the engine is unknown.
     """
     if engine not in serving_engines():
         raise PlanError(f"engine must be one of {', '.join(serving_engines())}, got {engine!r}")
@@ -100,7 +100,7 @@ def _before_all(engine: str, version: str) -> str:
 
 
 def _of_version(engine: str, version: str) -> EngineProfile:
-    """The profile whose range holds a version, or has no end where none is given."""
+    """The profile whose range includes a version, or the open-ended one if no version is given."""
     profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
     for profile in profiles:
         is_open = "<" not in profile.versions and "==" not in profile.versions
@@ -127,7 +127,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     Raises
     ------
     PlanError
-        If there is no such profile, or it holds something else than a profile's keys.
+        If the profile does not exist, or has unknown keys.
 
     Examples
     --------

@@ -12,13 +12,13 @@ from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
 KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
-"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+"""Share of its output that a request holds KV cache for on average: as it grows, or from the beginning."""
 
 ROOMS: Final[dict[str, str]] = {
     "datasheet": "of the datasheet's memory, less weights and the working set of a step",
     "all": "of all memory, less weights and a profiling run",
-    "free": "of what is free beside weights and a profiling run",
-    "static": "of what is free before loading, less weights",
+    "free": "of the memory that weights and a profiling run leave free",
+    "static": "of the memory free before loading, minus weights",
 }
 """What the fraction is a fraction of, by the name of the rule."""
 
@@ -68,7 +68,7 @@ class StaticReserve:
     graphs: tuple[tuple[float, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no reserve."""
+        """Refuse an invalid reserve."""
         for key in fields(self):
             if key.name not in ("graphs", "least_tokens"):
                 object.__setattr__(self, key.name, check_number(key.name, getattr(self, key.name)))
@@ -106,7 +106,7 @@ class KvMemory:
     Attributes
     ----------
     kv_reservation : str
-        ``mean``: a request takes KV cache as it grows, half its output in the mean; ``full``: it reserves
+        ``mean``: a request takes KV cache as it grows, half its output on average; ``full``: it reserves
         its whole output before it starts.
     room : str
         What is left for KV cache: ``fraction``, one of :data:`ROOMS`.
@@ -126,7 +126,7 @@ class KvMemory:
     sample_bytes : float
         What its sampling takes for every request and entry of the vocabulary; the larger of both counts.
     small_gib, small_seqs : float, int
-        On GPUs below so many GiB the engine runs no more requests than that at once; 0 for no such GPUs.
+        On GPUs below so many GiB the engine runs at most that many concurrent requests; 0 for none.
     small_gpus : tuple of str
         Larger GPUs on which it does not either.
     block_tokens : int
@@ -180,7 +180,7 @@ class KvMemory:
 
     @property
     def osl_reserved(self) -> float:
-        """Share of its output that a request holds KV cache for, in the mean."""
+        """Share of its output that a request holds KV cache for on average."""
         return KV_RESERVATIONS[self.kv_reservation]
 
     def seqs(self, gpu: str, gpu_bytes: int, most: int) -> int:
@@ -204,7 +204,7 @@ EP_SIZES: Final = ("any", "one_or_all")
 """Groups of experts: any that the GPUs of a stage divide by, or one, or as many as GPUs."""
 
 ATTENTION_SPLITS: Final = ("both", "tp_or_dp")
-"""Whether attention can be split by tp and data parallel at once."""
+"""Whether attention can be split by tp and data parallel together."""
 
 ALLTOALL_RULES: Final = ("asked", "over_topk")
 """When tokens are sent to their experts alone unless a plan says how: never, or on some GPUs where groups of
@@ -238,7 +238,7 @@ class LayoutRules:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule."""
+        """Refuse an invalid rule."""
         allowed = {
             "ep": EP_SIZES,
             "attention": ATTENTION_SPLITS,
@@ -271,7 +271,7 @@ class LayoutRules:
                 object.__setattr__(self, key.name, tuple(value))
 
     def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
-        """Say why an engine does not run a mixture of experts so, each with what would do."""
+        """List why an engine does not run a mixture of experts this way, each with a valid value."""
         tp, dp, ep = (sizes[name] for name in ("tp", "dp", "ep"))
         ranks, reasons = tp * dp, []
         if self.ep == "one_or_all" and ep not in (1, ranks):

@@ -11,7 +11,7 @@ from fastroof.errors import PlanError
 
 @dataclass(frozen=True)
 class PrefillGraphs:
-    """To how many tokens an engine pads a step with prompts.
+    """Number of tokens that an engine pads a prefill step to.
 
     Attributes
     ----------

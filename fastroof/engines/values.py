@@ -32,18 +32,18 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_size(name: str, value: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
+    """Refuse anything but an integer of at least 1."""
     whole_number(name, value, most=MOST, error=PlanError)
 
 
 def check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Refuse what is none of the words that are allowed."""
+    """Refuse anything but the allowed names."""
     if value not in allowed:
         raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse what is no text."""
+    """Refuse anything but text."""
     if not isinstance(value, str):
         raise PlanError(f"{name} must be a text, got {value!r}")
 
@@ -62,14 +62,14 @@ class ServingErrors:
     Raises
     ------
     PlanError
-        If one is no number of at least 0.
+        If one is not a number of at least 0.
     """
 
     tpot: float = 0.0
     ttft: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no error."""
+        """Refuse an invalid error."""
         for error in fields(self):
             value = check_number(f"{error.name} of [errors]", getattr(self, error.name))
             object.__setattr__(self, error.name, value)
@@ -96,7 +96,7 @@ def _key(version: str) -> _Key:
     """What versions are ordered by: 1.1.0rc2 before 1.1 and 1.1.0, which are one, before 1.1.0.post1."""
     match = _VERSION.fullmatch(version)
     if match is None:
-        raise PlanError(f"{version!r} is no version such as 0.12.0 or 1.1.0rc2")
+        raise PlanError(f"{version!r} is not a version such as 0.12.0 or 1.1.0rc2")
     release = [int(number) for number in match[1].split(".")]
     while len(release) > 1 and release[-1] == 0:
         release.pop()

@@ -21,14 +21,14 @@ class Attention(Protocol):
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them; empty where there are none."""
+        """Heads as model lists show them; empty if the layer has none."""
 
     @property
     def window(self) -> int | None:
         """Tokens that a query attends within; None for all."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so; empty where nothing does."""
+        """Why it cannot be split this way; empty if it can."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order."""

@@ -1,6 +1,6 @@
 """Attention over a compressed cache: CSA and HCA of DeepSeek-V4, and its layers with a window alone.
 
-Every 4 tokens (CSA) or 128 (HCA) make one entry of the cache, key and value of all heads at once. Beside the
+Every 4 tokens (CSA) or 128 (HCA) make one cache entry, key and value of all heads together. Next to the
 entries a query attends to the tokens of a short window, of which the cache has one each. CSA's indexer scores
 all entries and picks some; HCA attends to all of them; a ratio of 0 leaves the window alone.
 """
@@ -95,12 +95,12 @@ class CompressedAttention:
         if self.ratio not in _OPERATORS:
             raise UnsupportedModelError(
                 f"a compress_ratio of {self.ratio} has no operator: "
-                f"{', '.join(map(str, sorted(_OPERATORS)))} would do"
+                f"{', '.join(map(str, sorted(_OPERATORS)))} are valid"
             )
         check_sizes(self.widths, *self.widths._fields)
         if (self.ratio == _NO_ENTRIES) != (self.window is not None):
             raise ModelError(
-                "a layer of compress_ratio 0 has a window and nothing beside it, others attend to all"
+                "a layer of compress_ratio 0 has only a window; other layers attend to all tokens"
             )
 
     @property

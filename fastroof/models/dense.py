@@ -115,7 +115,7 @@ class DenseModel:
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
         if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, GatedMlp):
-            raise ModelError(f"{model.name} is no dense transformer: its layers are {kind.name}")
+            raise ModelError(f"{model.name} is not a dense transformer: its layers are {kind.name}")
         sizes = cls(
             name=model.name,
             architecture=model.architecture,
@@ -139,7 +139,9 @@ class DenseModel:
         for part, known in ((attention, plain.attention), (mlp, plain.mlp)):
             more = [f.name for f in fields(part) if getattr(part, f.name) != getattr(known, f.name)]
             if more:
-                raise ModelError(f"{model.name} is no plain transformer: its layers have {', '.join(more)}")
+                raise ModelError(
+                    f"{model.name} is not a plain transformer: its layers have {', '.join(more)}"
+                )
         return sizes
 
     @property

@@ -1,4 +1,4 @@
-"""How an engine runs a model: formats of weights and cache, how tokens are routed, what runs beside what."""
+"""How an engine runs a model: formats of weights and cache, how tokens are routed, what runs in parallel."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def weight_bytes(weights: dict[str, int], execution: Execution) -> float:
 
 
 _MOST_SCALE_BYTES: Final = 8
-"""Of a weight: a scale of its own would take less."""
+"""Of a weight: a separate scale takes less."""
 
 
 def check_formats(given: Iterable[str]) -> None:
-    """Raise ModelError where a format is none of :data:`fastroof.units.DTYPE_BYTES`."""
+    """Raise ModelError if a format is not in :data:`fastroof.units.DTYPE_BYTES`."""
     for name in given:
         if name not in DTYPE_BYTES:
             raise ModelError(f"a format must be one of {', '.join(DTYPE_BYTES)}, got {shown(name)}")

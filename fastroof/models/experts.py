@@ -186,7 +186,7 @@ class RoutedExperts:
 
 
 def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
-    """Both paths beside each other in steps of decodes alone, which engines run on two streams of a graph."""
+    """Both paths in parallel, in decode steps only: engines run them on two streams of a graph."""
 
     def in_steps(path: Sequence[RowOperator], kind: Steps) -> tuple[RowOperator, ...]:
         return tuple(replace(call, steps=kind) for call in path if call.steps in ("all", kind))

@@ -55,7 +55,7 @@ class LayerKind:
         return 1 if self.connections is None else self.connections.embedded_rows
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps a layer from being split so; empty where nothing does."""
+        """Why a layer cannot be split this way; empty if it can."""
         return [*self.attention.obstacles(layout), *self.mlp.obstacles(layout)]
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
@@ -97,7 +97,7 @@ class LayerKind:
         return weight_bytes(weights, self.run_as(execution))
 
     def run_as(self, execution: Execution) -> Execution:
-        """Return the execution with this kind's formats, where the checkpoint's are asked for."""
+        """Return the execution with this kind's formats, if the checkpoint's are requested."""
         return execution if execution.formats is None else execution._replace(formats=self.formats)
 
     def other_weights(self, hidden: int, layout: Layout) -> int:

@@ -38,7 +38,7 @@ class Layout:
     dp : int
         Ranks of attention data parallelism; batches are those of one rank.
     ep : int
-        Groups of experts on GPUs of their own.
+        Groups of experts, each on its own GPUs.
     moe_tp : int
         GPUs that share each expert; None when made: what tp x dp x cp / ep leaves.
     cp : int
@@ -47,7 +47,7 @@ class Layout:
     Raises
     ------
     PlanError
-        If a size is none, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
+        If a size is below 1, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
         experts.
 
     Examples
@@ -95,17 +95,17 @@ class Layout:
 
     @property
     def sharers(self) -> int:
-        """GPUs that have the same tokens of a step of decodes."""
+        """GPUs that have the same tokens of a decode step."""
         return self.tp * self.cp
 
     @property
     def of_prompts(self) -> Layout:
-        """How steps with prefill are split: GPUs that share a prompt have tokens of their own, like ranks."""
+        """How steps with prefill are split: GPUs that share a prompt have their own tokens, like ranks."""
         return self if self.cp == 1 else Layout(self.tp, self.pp, self.dp * self.cp, self.ep, self.moe_tp)
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that its GPUs work on at once: one a rank and pipeline stage."""
+        """Batches that its GPUs work on concurrently: one per rank and pipeline stage."""
         return self.pp * self.dp
 
     def __str__(self) -> str:

@@ -53,7 +53,7 @@ class Mamba2:
             raise ModelError(f"{self.num_heads} heads do not divide into {self.num_groups} groups")
         if self.state_dtype not in STATE_DTYPES:
             known = ", ".join(STATE_DTYPES)
-            raise ModelError(f"a state in {self.state_dtype!r} is unknown: {known} would do")
+            raise ModelError(f"unknown state dtype {self.state_dtype!r}; valid: {known}")
 
     @property
     def heads_text(self) -> str:
@@ -160,7 +160,7 @@ class DeltaRule(ABC):
             )
         if self.state_dtype not in STATE_DTYPES:
             known = ", ".join(STATE_DTYPES)
-            raise ModelError(f"a state in {self.state_dtype!r} is unknown: {known} would do")
+            raise ModelError(f"unknown state dtype {self.state_dtype!r}; valid: {known}")
 
     @property
     def heads_text(self) -> str:

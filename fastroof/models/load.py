@@ -165,7 +165,7 @@ def _weights(preset: str) -> str:
 
 
 def _name(given: str | Path) -> str:
-    """What an engine is to be given for a model that was named so."""
+    """What to pass to an engine for a model with this name."""
     preset = preset_named(str(given))
     if preset is None:
         path = Path(given)

@@ -20,7 +20,7 @@ class Mlp(Protocol):
         """Whether the layout's ep and moe_tp split it."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so; empty where nothing does."""
+        """Why it cannot be split this way; empty if it can."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order."""

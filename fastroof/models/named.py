@@ -1,4 +1,4 @@
-"""Models known by name: presets, the Hugging Face ids they answer to, and what is said of other names."""
+"""Models known by name: presets, their Hugging Face ids, and the error for other names."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def _spellings() -> dict[str, str]:
 
 
 def preset_named(name: str) -> str | None:
-    """The preset of this name or Hugging Face id, in any case; None where there is none."""
+    """The preset with this name or Hugging Face id, case-insensitive; None if there is none."""
     return _spellings().get(name.casefold())
 
 

@@ -125,7 +125,7 @@ class ModelSpec:
         Raises
         ------
         ModelError
-            If it has none.
+            If the model has none.
         """
         if self.vision is None:
             raise ModelError(f"{self.name} has no vision encoder: its config.json has no vision_config")
@@ -149,7 +149,7 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that a token passes: those of the experts it is routed to, and all that are no experts'.
+        """Weights that a token passes: those of its routed experts, and all weights outside experts.
 
         Embedding and LM head count whole, as in :attr:`num_parameters`; some model cards leave one of them
         out.
@@ -227,7 +227,7 @@ class ModelSpec:
         Raises
         ------
         PlanError
-            Naming every obstacle, and the tensor-parallel sizes that would do.
+            Naming every obstacle, and the valid tensor-parallel sizes.
         """
         if layout.tp not in ALL_TP_SIZES:
             raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {shown(layout.tp)}")
@@ -243,7 +243,7 @@ class ModelSpec:
             works = [tp for tp in TP_SIZES if not self._obstacles(Layout(tp, dp=layout.dp))]
             raise PlanError(
                 f"{self.name} cannot run with tp={layout.tp}: {'; '.join(obstacles)}; "
-                f"tp={', '.join(map(str, works))} would do"
+                f"valid: tp={', '.join(map(str, works))}"
             )
 
     def _obstacles(self, layout: Layout) -> list[str]:

@@ -97,7 +97,7 @@ class OneSize:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Cut into square tiles, with one of the whole image beside them where there are several (Llama 4)."""
+    """Cut into square tiles, plus one tile of the whole image if there are several (Llama 4)."""
 
     side: int
     most_tiles: int = 16
@@ -143,7 +143,7 @@ def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
 
 
 def check_sides(width: int, height: int) -> None:
-    """Raise ModelError where an image is no image, or longer than processors take."""
+    """Raise ModelError if an image is not an image, or longer than processors accept."""
     if not all(type(side) is int and side > 0 for side in (width, height)):
         raise ModelError(f"an image is (width, height) in pixels, of at least 1, got ({width!r}, {height!r})")
     if max(width, height) > LONGEST_RATIO * min(width, height):
@@ -241,7 +241,7 @@ class VisionEncoder:
 
 
 def vision_encoder(fields: Fields) -> VisionEncoder | None:
-    """Read the encoder of a wrapper's ``vision_config``; None where it has none."""
+    """Read the encoder of a wrapper's ``vision_config``; None if it has none."""
     vision = fields.part("vision_config")
     if vision is None:
         return None
@@ -252,7 +252,7 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
         # Kimi-K3's heads are wider than its rows; of more heads than elements nothing is known
         head_dim = vision.size_or("qkv_hidden_size", hidden) // num_heads or None
     patch_size = _side(vision, "patch_size")
-    # MiniMax-M3 has both in a part of its own
+    # MiniMax-M3 has both in a separate section
     merging = vision.part("img_token_compression_config") or vision
     projection = vision.optional_size("projection_dim") if merging is not vision else None
     return VisionEncoder(
@@ -280,7 +280,7 @@ def _of_tower(vision: Fields, key: str) -> int | None:
 
 
 def _side(vision: Fields, key: str) -> int | None:
-    """Pixels on a side; None where there are none, or height and width differ."""
+    """Pixels per side; None if missing, or if height and width differ."""
     if not isinstance(vision.config.get(key), list):
         return vision.optional_size(key)
     # InternVL: [height, width]

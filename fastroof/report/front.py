@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_LEADERS: Final = 200
 """Rows whose steps are broken down at most."""
 CURVE_POINTS: Final = 25
-"""Points of a curve that are kept where not all rows are."""
+"""Points of a curve that are kept if not all rows are."""
 
 
 def pareto_front(x: Floats, y: Floats, group: Longs | None = None) -> Bools:
@@ -173,7 +173,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
     results : Results
         What :func:`fastroof.report.read_results` returns.
     colour_by : str
-        Column whose values have colours and fronts of their own: model, gpu, tp, dtype, ...
+        Column whose values get their own colours and fronts: model, gpu, tp, dtype, ...
     **wanted
         Values that columns must hold, such as ``isl=4000``; None is any.
 
@@ -234,7 +234,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
 
 
 def _tpot_ms(results: Results) -> float | None:
-    """Return the sweep's limit on the time per output token, ms; None where it has none."""
+    """Return the sweep's limit on the time per output token, ms; None if it has none."""
     spec = results.metadata_json("fastroof.spec")
     limit_ms = (spec.get("constraints") or spec).get("tpot_ms")
     return float(limit_ms) if isinstance(limit_ms, int | float) and limit_ms > 0 else None

@@ -112,7 +112,7 @@ class Results:
         return [name for name in names if name in self.columns]
 
     def metadata_json(self, key: str) -> dict[str, Any]:
-        """One entry of the metadata that holds a JSON object; empty where there is none."""
+        """One entry of the metadata that holds a JSON object; empty if there is none."""
         try:
             value = parse_json(self.metadata.get(key, ""), key)
         except FastroofError:
@@ -129,7 +129,7 @@ class Results:
         return kind, words.get("unit", ""), words.get("meaning", "")
 
     def numbers(self, name: str) -> Floats:
-        """A column of numbers, nan where there is none."""
+        """A column of numbers, NaN where missing."""
         if name not in self._read:
             if name not in self._schema.names:
                 source = self.numbers(_DERIVED[name].source)
@@ -141,7 +141,7 @@ class Results:
         return np.asarray(self._read[name])
 
     def codes(self, name: str) -> tuple[Longs, list[Any]]:
-        """A column as codes into the list of its distinct values; -1 where there is none."""
+        """A column as codes into the list of its distinct values; -1 where missing."""
         key = f"codes of {name}"
         if key not in self._read:
             coded = self._column(name).combine_chunks().dictionary_encode()
@@ -240,12 +240,12 @@ def read_results(path: str | Path) -> Results:
     Returns
     -------
     Results
-        Columns are read when they are asked for.
+        Columns are read on demand.
 
     Raises
     ------
     FastroofError
-        If it is no such file, or has no rows.
+        If it is not a results file, or has no rows.
     """
     path = Path(path)
     try:

@@ -86,7 +86,7 @@ def draw_mfu(
     """Draw the MFU of one model's kernels on one GPU of ``tp``.
 
     Four panels: its GEMMs against m, decode attention against batch size and against kv_len, prefill
-    attention against the length of a prompt. Lines are dotted where nothing was measured around them;
+    attention against the length of a prompt. Lines are dotted outside measured ranges;
     panels of a head shape that was not measured say that their rows are borrowed.
 
     Parameters
@@ -289,7 +289,7 @@ def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[Ker
 
 
 def _rows(tables: Tables, operator: Operator, dtype: str) -> dict[str, Any] | None:
-    """Plain rows of one dtype; None where there are none."""
+    """Plain rows of one dtype; None if there are none."""
     if operator.name not in tables.measured.tables:
         return None
     columns = tables.table(operator.name).columns
@@ -303,7 +303,7 @@ def _cloud(label: str, work: Floats, moved: Floats, rows: dict[str, Any], colour
 
 
 def _thinned(cloud: KernelCloud) -> tuple[Floats, Floats, Floats]:
-    """One point a cell of the picture, with the number of kernels it stands for."""
+    """One point per cell of the picture, with the number of kernels it represents."""
     cells = np.stack([np.log10(cloud.intensity), np.log10(cloud.flops_per_s)]) * CELLS_PER_DECADE
     _, first, count = np.unique(np.floor(cells), axis=1, return_index=True, return_counts=True)
     return cloud.intensity[first], cloud.flops_per_s[first], count.astype(np.float64)

@@ -195,7 +195,7 @@ POINT_COLOURS: Final = (
 MARKERS: Final = "os^DvPX"
 QUANTITIES: Final = (
     ("TPOT", "Time per output token", ("tpot", "decode")),
-    ("TTFT", "Time to first token, where nothing queues", ("ttft",)),
+    ("TTFT", "Time to first token, without queueing", ("ttft",)),
 )
 JUDGED: Final = ("judged", "independent")
 
@@ -386,7 +386,7 @@ def _apart(ticks: Any, places: Any) -> list[float]:
 
 
 def _words(columns: dict[str, tuple[Any, list[Any]]], row: int) -> str:
-    """Settings that tell curves apart; workers of a kind that there are none of go without saying."""
+    """Settings that distinguish curves; kinds of workers with a count of 0 are left out."""
     words = []
     for name, (codes, values) in columns.items():
         value = values[int(codes[row])] if codes[row] >= 0 else "-"

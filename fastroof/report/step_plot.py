@@ -96,7 +96,7 @@ def draw_step(
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, a size is none of a decode, or a step is larger than the plan.
+        If matplotlib is not installed, a size is invalid, or a step is larger than the plan.
     """
     if against not in ("batch_size", "kv_len"):
         raise FastroofError(f"against must be batch_size or kv_len, got {against!r}")

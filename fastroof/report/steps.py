@@ -76,7 +76,7 @@ class _Requests(NamedTuple):
 
 @dataclass
 class StepSource:
-    """Plans of the rows of one results file, compiled when they are asked for."""
+    """Plans of the rows of one results file, compiled on demand."""
 
     results: Results
     problems: dict[str, int] = field(default_factory=dict)
@@ -202,7 +202,7 @@ def _room(needed: int, usual: int) -> int:
 
 
 def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
-    """Say which steps a row of results stands for."""
+    """Describe the steps that a row of results represents."""
     if kind == "steps":
         batch, kv_len = int(row["batch_size"] or 0), int(row["kv_len"])
         if not batch:
@@ -218,7 +218,7 @@ def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
     # a worker's batches in flight are as many of them, each on tp GPUs
     split = _split(row)
     workers *= split["pp"] * split["dp"]
-    # tokens a second of one of them; total_gpus counts those that prefill too, so it is no way to find it
+    # tokens a second of one of them; total_gpus counts those that prefill too, which hides it
     rate = _number(row.get("tokens_per_s")) / workers
     if math.isnan(rate):
         rate = numbers["tokens_per_s_per_gpu"] * numbers["tp"]
@@ -304,7 +304,7 @@ def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
     -------
     Figure
         For :func:`fastroof.report.save_figure`; a row for each model, GPU, tp and dtype with the most
-        tokens/s per GPU: six of them, the models in turn.
+        tokens/s per GPU: six of them, alternating between models.
 
     Raises
     ------

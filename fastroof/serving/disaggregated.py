@@ -97,7 +97,7 @@ class DisaggregatedEstimate(ArrowResult):
     ttft_ms : float or ndarray of float64
         Mean time to first token, ms: waiting, prefill and transfer, since the decode worker streams it.
     tpot_ms, itl_ms : float or ndarray of float64
-        Mean time per output token after the first, ms: a step of decodes alone.
+        Mean time per output token after the first, ms: a decode-only step.
     request_latency_ms : float or ndarray of float64
         ``ttft_ms + tpot_ms * (osl - 1)``.
     tokens_per_s_per_gpu : float or ndarray of float64
@@ -116,7 +116,7 @@ class DisaggregatedEstimate(ArrowResult):
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
-        One standard error over ``decode_step_us``; None where it was not asked for.
+        One standard error over ``decode_step_us``; None if not requested.
     made_from : mapping of str to str
         fastroof's version, the tables' hash and what the decode plan is: metadata of its Arrow table.
     """
@@ -200,12 +200,12 @@ def estimate_disaggregated(
     speculation: SpeculativeDecoding | None = None,
     with_error: bool = False,
 ) -> DisaggregatedEstimate:
-    """Estimate what clients see where prefill and decode run on GPUs of their own.
+    """Estimate what clients see when prefill and decode run on separate GPUs.
 
     Parameters
     ----------
     prefill_plan, decode_plan : StepPlan
-        One worker of each kind: the same model and kv_dtype, each on as many GPUs as it was compiled for.
+        One worker of each kind: the same model and kv_dtype, each on the number of GPUs it was compiled for.
     isl, osl : number or array_like
         Mean tokens of a prompt, and of an output, at least 2. Broadcast, as are the next four.
     concurrency : number or array_like
@@ -250,7 +250,7 @@ def estimate_disaggregated(
         transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp x pp of prefill, of decode))
 
     D(n) is the mean step of n decodes over their growing context (with speculation: of verifications and
-    drafts, and the steps of an output stand for osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
+    drafts, and the steps of an output replace osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
     together, at most m. A prefill worker is FIFO: a prompt that finds it busy, in a share u of cases, waits
     half a batch, and shares the next with all that came meanwhile; near a load rho of 1, some wait longer::
 
@@ -298,7 +298,7 @@ def estimate_disaggregated(
             f"got {scenarios[3:5].max():g}"
         )
     gpus = scenarios[3] * prefill_plan.layout.world_size + scenarios[4] * decode_plan.layout.world_size
-    # each batch in flight is served like a worker of its own
+    # each batch in flight is served like a separate worker
     scenarios[3] *= prefill_plan.batches_in_flight
     scenarios[4] *= decode_plan.batches_in_flight
     out = np.empty((loops.DISAGGREGATED_ROWS, len(arrays[0])))
@@ -328,7 +328,7 @@ def estimate_disaggregated(
     if with_error:
         sizes = (out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
         rows.append(decode_errors(decode_plan, *sizes))
-    # the last row is there where it was asked for
+    # the last row exists only on request
     names = [column.name for column in DisaggregatedEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
     return DisaggregatedEstimate(**values, made_from=made_from(decode_plan, speculation))

@@ -1,4 +1,4 @@
-"""How many GPUs a load needs: serving estimates asked backwards, from a request rate to replicas."""
+"""How many GPUs a load needs: serving estimates inverted, from a request rate to replicas."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class LeastGpus(ArrowResult):
     Attributes
     ----------
     total_gpus, tp, replicas : int or ndarray of int64
-        GPUs in all, of a replica, and replicas; 0 where no deployment keeps the limits.
+        GPUs in all, of a replica, and replicas; 0 if no deployment keeps the limits.
     concurrency : float or ndarray of float64
         Clients of all replicas: the fewest at which they serve the rate within the limits.
     ttft_ms, tpot_ms, request_latency_ms : float or ndarray of float64
         What those clients see, see :class:`fastroof.serving.ServingEstimate`. Without GPUs, what one
-        client alone would see on the last tp that was tried; nan where not even that fits.
+        client alone would see on the last tp that was tried; nan if not even that fits.
     tokens_per_s_per_gpu : float or ndarray of float64
-        Output tokens a second of the rate asked for, divided by all GPUs.
+        Output tokens/s at the requested rate, divided by all GPUs.
     max_request_rate_per_s : float or ndarray of float64
         Most requests a second of the same GPUs within the limits; without GPUs 0.
     limited_by : int or ndarray of uint8
@@ -73,7 +73,7 @@ class LeastGpus(ArrowResult):
     made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     arrow_columns = (
-        Column("total_gpus", "int", "GPUs", "GPUs in all; 0 where no deployment keeps the limits", 0),
+        Column("total_gpus", "int", "GPUs", "GPUs in all; 0 if no deployment keeps the limits", 0),
         Column("tp", "int", "GPUs", "GPUs of a replica", 0),
         Column("replicas", "int", "", "replicas that share the load evenly", 0),
         Column("concurrency", "float", "", "fewest clients at which they serve the rate"),
@@ -174,7 +174,7 @@ def least_gpus(
         As in :func:`fastroof.compile_plan`, with every tp; those that do not go with one of them are among
         ``refused``.
     max_batched_tokens, max_seqs : int, optional
-        Tokens that a step holds at most, and requests that a replica runs at once; by default as the engine.
+        Max tokens per step and max concurrent requests of a replica (default: the engine's own).
     chunked_prefill, kv_reservation : bool and str, optional
         As in :func:`fastroof.serving.estimate`.
     speculation : SpeculativeDecoding, optional
@@ -312,7 +312,7 @@ def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:
 
 
 def _none(count: int) -> dict[str, Array]:
-    """Rows of the answer where nothing serves."""
+    """Rows of the answer if no deployment serves the load."""
     kinds: dict[str, tuple[Any, float]] = dict.fromkeys(("total_gpus", "tp", "replicas"), (np.int64, 0))
     times = ("concurrency", "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu")
     kinds |= dict.fromkeys(times, (np.float64, np.nan))

@@ -88,12 +88,12 @@ def check_budgets(budgets: Floats, tokens: int) -> None:
 
 
 def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
-    """Rows of answers as arrays of the scenarios' shape; floats where it is none."""
+    """Rows of answers as arrays of the scenarios' shape; floats for scalars."""
     return [row.reshape(shape) if shape else float(row[0]) for row in rows]
 
 
 def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floats) -> Floats:
-    """Relative standard error of mean steps of decodes, at the nearest sizes; nan where there is no step."""
+    """Relative standard error of mean decode steps, at the nearest sizes; nan if there is no step."""
     there = step_us > 0.0
     errors = np.full(step_us.shape, np.nan)
     sizes = (np.maximum(decodes[there], 1.0), kv_len[there])
@@ -118,7 +118,7 @@ def engine_limits(
     max_seqs: float | None = None,
     order: str | None = None,
 ) -> EngineLimits:
-    """Take what was given, and the engine's own where nothing was."""
+    """Take the given values, with the engine's defaults for missing ones."""
     scheduling = engine.scheduling
     if chunked_prefill is None:
         chunked_prefill = scheduling.chunked_prefill
@@ -160,7 +160,7 @@ def raise_scenario(
     max_kv_tokens: float,
     whose: str = "the plan",
 ) -> NoReturn:
-    """Say what is wrong with the scenario at which a loop stopped, and what would do."""
+    """Explain the error of the scenario at which a loop stopped, with valid values."""
     one = {name: float(array[position]) for name, array in scenarios.items()}
     words = ", ".join(f"{name} {value:.12g}" for name, value in one.items())
     where = f"the scenario at position {position} ({words})"
@@ -175,8 +175,8 @@ def raise_scenario(
         room = int(min(max_kv_tokens, MAX_KV_LEN))
         raise PlanRangeError(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
-            f"room for {room} on {plan.tp} x {plan.gpu.name}: a larger tp, a smaller dtype or kv_dtype, or "
-            "shorter requests would do"
+            f"room for {room} on {plan.tp} x {plan.gpu.name}: use a larger tp, a smaller dtype or "
+            "kv_dtype, or shorter requests"
         )
     what, option = ("tokens", "max_tokens") if code == CODE_TOKENS else ("sequences", "max_seqs")
     limit = plan.max_tokens if code == CODE_TOKENS else plan.max_seqs

@@ -1,4 +1,4 @@
-"""How large a batch or a context may be: decode steps asked backwards, from their time to their size."""
+"""How large a batch or a context may be: decode steps inverted, from time to size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def positive(name: str, value: Any) -> Floats:
 
 def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
     """Sizes as int64 and limits in us, flat and of one shape."""
-    # a limit that is no longer finite in us is none
+    # a limit that is not finite in us is no limit
     with np.errstate(over="ignore"):
         both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
     try:
@@ -54,7 +54,7 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
 
 
 def _memory(plan: StepPlan, max_seqs: int | None) -> PlanMemory:
-    """One GPU's memory where so many requests run at once at most."""
+    """One GPU's memory with at most so many concurrent requests."""
     if max_seqs is None:
         return plan.memory
     return plan.memory_of(max_seqs=whole_number("max_seqs", max_seqs, most=2**31 - 1, error=BatchError))
@@ -80,7 +80,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seq
     int or ndarray of int64
         The largest ``b`` up to ``max_seqs``, ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
         ``b <= plan.memory.max_sequences(kv_len)``, and whose step keeps the limit,
-        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 where there is none. Smaller batches may
+        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 if there is none. Smaller batches may
         be slower: measured kernels are jagged.
 
     Raises
@@ -188,7 +188,7 @@ FINE: Final = 64
 
 
 def client_loads(most: float) -> Floats:
-    """Clients that are tried at once, whole numbers or between, from 1 to ``most``, rising."""
+    """Numbers of clients tried together, integers or fractions, from 1 to ``most``, rising."""
     octaves = 2.0 ** np.arange(np.log2(FINE))
     fine = (octaves[:, None] * (1.0 + np.arange(FINE) / FINE)).reshape(-1)
     clients = np.concatenate([fine, np.arange(float(FINE), most), [most]])
@@ -212,7 +212,7 @@ class ReplicaAsked(NamedTuple):
 
 
 def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsked) -> RateCurve:
-    """Estimate a replica under every number of clients that run at once."""
+    """Estimate a replica under every number of concurrent clients."""
     plan, engine = target.plan, asked.engine
     memory = target.memory(max_seqs=engine.max_seqs)
     layout = plan.layout
@@ -269,7 +269,7 @@ def estimate_with_images(
     Returns
     -------
     ServingEstimate
-        As of :func:`estimate`. Steps of decodes alone are the plan's; those with prompts take the encoder's
+        As of :func:`estimate`. Decode-only steps are the plan's; those with prompts take the encoder's
         time too.
 
     Raises

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpeculativeDecoding:
-    """Steps in which every request verifies draft tokens, and keeps those that its model would have said.
+    """Steps in which every request verifies draft tokens, and keeps those that its model confirms.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class SpeculativeDecoding:
         length. Or the acceptance rate of each position, as vLLM logs them: the share of drafts whose token at
         that position was accepted, with all before it. The length is 1 and their sum.
     draft : StepPlan, str or None
-        What drafts: the plan of a second, smaller model, at a tp of its own; ``"mtp"``, the model's own
+        What drafts: the plan of a second, smaller model, at its own tp; ``"mtp"``, the model's own
         multi-token prediction layer (:func:`mtp_draft`); None where drafts take no time (n-grams).
 
     Raises
@@ -122,7 +122,7 @@ class SpeculatedPlan(NamedTuple):
         drafts = self.draft.memory
         kv_bytes = memory.kv_bytes_per_token + drafts.kv_bytes_per_token
         room = max(memory.max_kv_tokens * memory.token_bytes - self.draft_weight_bytes, 0)
-        # a window of its own is counted as none
+        # a separate window counts as none
         within = drafts.window_kv_bytes_per_token if drafts.window == memory.window else 0
         return memory._replace(
             weight_bytes=memory.weight_bytes + self.draft_weight_bytes,
@@ -152,7 +152,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
     Raises
     ------
     PlanError
-        If there are no tables.
+        If no tables are given.
 
     Notes
     -----
@@ -199,7 +199,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         return SpeculatedPlan(plan, plan.arena)
     if plan.layout.pp > 1:
         raise PlanError(
-            f"speculative decoding with pp {plan.layout.pp}: no stage is known to draft; pp 1 would do"
+            f"speculative decoding with pp {plan.layout.pp}: drafting stages are not modelled; use pp 1"
         )
     draft, weight_bytes = None, 0
     if isinstance(speculation.draft, StepPlan):
@@ -235,5 +235,5 @@ def _check_draft(plan: StepPlan, draft: StepPlan) -> None:
         if most < needed:
             raise PlanRangeError(
                 f"the draft's plan times up to {most} {name[4:]} and its target's {needed}: "
-                f"compile_plan({draft.model.name!r}, ..., {name}={needed}) would do"
+                f"use compile_plan({draft.model.name!r}, ..., {name}={needed})"
             )

@@ -44,7 +44,7 @@ class PercentileCapacity(NamedTuple):
 
     @property
     def relative_error(self) -> float | None:
-        """Half of the range by the steps' error, in ln; None where there is none."""
+        """Half of the range by the steps' error, in ln; None if unknown."""
         return math.log(self.high / self.low) / 2.0 if 0.0 < self.low < self.high else None
 
 
@@ -141,10 +141,10 @@ def _capacity(
 
 
 def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return what requests a second are to be divided by for the spec's objective to be compared."""
+    """Return the divisor that turns requests per second into the spec's objective."""
     if spec.objective == "tokens_per_s_per_user":
         raise SweepError(
-            "objective 'tokens_per_s_per_user' is no matter of how many requests are served: with a "
+            "objective 'tokens_per_s_per_user' does not depend on how many requests are served: with a "
             "percentile take 'tokens_per_s_per_gpu', 'goodput' or 'cost'"
         )
     if spec.objective == "goodput":
@@ -333,7 +333,7 @@ def best_deployments(
     runners_up : int
         Deployments after the best at most: each is the best of its GPU, mode, tp, dtypes and runtime.
     percentile : float, optional
-        Rank the leaders anew by simulations: by the largest rate at which this percentile of each time keeps
+        Re-rank the leaders by simulation: by the largest rate at which this percentile of each time keeps
         the limit on its mean, as :func:`fastroof.capacity` finds it. Twice as many as are returned, at least
         eight, are simulated.
     requests, seed : int
@@ -486,7 +486,7 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
 def _simulating(
     spec: DeploymentSpec, percentile: float, requests: int, seed: int, threads: int
 ) -> Callable[[Sequence[Choice]], list[PercentileCapacity]]:
-    """What finds the capacities of leaders within a percentile; what is asked for is checked at once."""
+    """Finder of the leaders' capacities within a percentile; its arguments are checked immediately."""
     limits = percentile_limits(spec, percentile)
     weights(spec, ())
 

@@ -126,7 +126,7 @@ class PartsFolder:
         """Bytes of a file."""
         with open(name, "rb", opener=self._open_to_read) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(f"{self.path / name} is no plain file")
+                raise OSError(f"{self.path / name} is not a regular file")
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
@@ -197,12 +197,12 @@ def _digest(made_for: bytes, content: bytes) -> bytes:
 
 
 def _check_folder(path: Path, status: os.stat_result) -> None:
-    """Refuse what is no folder of this user's alone."""
+    """Refuse anything but a folder that only this user can write to."""
     why = ""
     if stat.S_ISLNK(status.st_mode):
         why = "is a link"
     elif not stat.S_ISDIR(status.st_mode):
-        why = "is no folder"
+        why = "is not a folder"
     elif status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
         made = _status_of_new_file(path)
         if status.st_uid != made.st_uid:
@@ -211,7 +211,7 @@ def _check_folder(path: Path, status: os.stat_result) -> None:
             why = "may be written to by other users"
     if why:
         raise SweepError(
-            f"{path} {why}: what a sweep has done is kept in a folder of one's own alone; move it away, or "
+            f"{path} {why}: a sweep stores finished work in a private folder; move this one away, or "
             "name another output"
         )
 
@@ -343,7 +343,7 @@ class Checkpoint:
                 there = _manifest(folder)
                 is_unfinished = folder.has_something()
             if not is_unfinished:
-                # stopped before anything was done: nobody has to say that it may go
+                # stopped before anything was done: no confirmation needed to remove it
                 self._open(create=False).clear()
                 return
             differing = [] if there is None else self._differences(there)
@@ -353,7 +353,7 @@ class Checkpoint:
         folder = self._open(create=False)
         there = None if self.restart else _manifest(folder)
         if there is None:
-            # to begin anew, or killed before the manifest was there: nothing is known of what else is
+            # to start over, or killed before the manifest was written: the contents are unknown
             folder.clear()
         elif differing := self._differences(there):
             raise SweepError(

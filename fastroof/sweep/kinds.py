@@ -50,7 +50,7 @@ def load_spec(
     Raises
     ------
     SweepError
-        Naming every wrong key, what was given and what would do.
+        Naming every wrong key, its value and the valid values.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def load_spec(
     if isinstance(spec, Spec):
         if not changes:
             return spec
-        # what is kept follows from other keys, where it was not asked for
+        # which rows are kept follows from other keys by default
         spec = spec.model_dump(exclude={"keep", "k"} - spec.model_fields_set)
     if spec is None:
         text = (resources.files("fastroof.sweep.steps") / "default.toml").read_text(encoding="utf-8")

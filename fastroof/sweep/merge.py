@@ -36,7 +36,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     Raises
     ------
     SweepError
-        If a file is no shard, a shard is missing or there twice, or they are not of one sweep: spec,
+        If a file is not a shard, a shard is missing or given twice, or they are not of one sweep: spec,
         tables, models and version must be the same.
 
     Notes

@@ -130,7 +130,7 @@ def _connected(ray: Any, address: str | None, processors: int | None) -> Iterato
         _check_address(address)
         options["address"] = address
     try:
-        # a local cluster of a sweep reports to nobody, unless its user wants that
+        # a local cluster of a sweep sends no usage reports unless its user enables them
         with _environment("RAY_USAGE_STATS_ENABLED", "0"):
             ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -143,7 +143,7 @@ def _connected(ray: Any, address: str | None, processors: int | None) -> Iterato
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address at which nobody listens; Ray would try for minutes."""
+    """Refuse an address where nothing listens; Ray would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return

@@ -95,7 +95,7 @@ def _spec_differences(there: Any, here: Any) -> list[str]:
 
 
 def _spec_of(text: Any) -> dict[str, Any] | None:
-    """Parse a spec as a file has it; None where it is none, as in a file that was changed."""
+    """Parse a spec stored in a file; None if it is not valid, for example in an edited file."""
     if not isinstance(text, str):
         return None
     try:
@@ -126,7 +126,7 @@ class _Writer(Protocol):
 
 
 class _JsonLines:
-    """A JSON object a row; what is no number is null."""
+    """One JSON object per row; NaN becomes null."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -249,6 +249,8 @@ class ResultFile:
     def _failed(self, error: OSError) -> SweepError:
         folder = self.path.parent
         if not os.path.isdir(folder):
-            return SweepError(f"output {self.path}: there is no folder {folder}; make it, or name another")
+            return SweepError(
+                f"output {self.path}: folder {folder} does not exist; create it or give another path"
+            )
         reason = error.strerror or str(error)
         return SweepError(f"output {self.path} cannot be written ({reason}); no half of it is left there")

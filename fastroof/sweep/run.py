@@ -61,7 +61,7 @@ def run_sweep(
     resume : bool
         Continue a run to the same output that was killed or interrupted, if there is one.
     restart : bool
-        Remove what such a run has left, and begin anew.
+        Remove what such a run has left and start over.
     progress : callable, optional
         Called with the evaluations done and all there are.
 

@@ -173,7 +173,7 @@ def outcomes_from_json(text: str | bytes, rows: pa.RecordBatch) -> dict[int, Uni
 
 
 OF_A_SHARD: Final = ("fastroof.shard", "fastroof.outcomes", "fastroof.outcomes_sha256")
-"""Metadata that a shard's file has beside that of results."""
+"""Metadata of a shard's file in addition to that of results."""
 
 
 def shard_schema(schema: pa.Schema, shard: Shard) -> pa.Schema:
@@ -190,7 +190,7 @@ class ShardFile:
         try:
             self.parquet = open_parquet(path)
         except FileNotFoundError:
-            raise SweepError(f"{path}: there is no such file") from None
+            raise SweepError(f"{path}: file does not exist") from None
         except PARQUET_ERRORS as error:
             raise SweepError(f"{path} cannot be read as Parquet ({error})") from None
         # of the file, not of its schema: what is known at the end of writing is in there only
@@ -202,7 +202,7 @@ class ShardFile:
         }
         if not {*OF_A_SHARD, *IDENTITY_KEYS} <= self.metadata.keys():
             raise SweepError(
-                f"{path} is no shard of a sweep: need files that `fastroof sweep --shard i/n` wrote"
+                f"{path} is not a shard of a sweep: need files that `fastroof sweep --shard i/n` wrote"
             )
         self.shard = Shard.from_text(self.metadata["fastroof.shard"])
 

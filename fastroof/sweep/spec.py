@@ -79,7 +79,7 @@ def model_name(name: str) -> str:
 
 
 def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[str, ...]:
-    """Check that every name of a list can be loaded, and say all that cannot at once."""
+    """Check that every name of a list can be loaded; report all that cannot together."""
     names = list(dict.fromkeys(text(name, what) for name in listed(value)))
     problems = []
     known = ""  # the known ones, listed once for all
@@ -161,7 +161,7 @@ def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
 def _problem(
     kind: type[BaseModel], loc: Sequence[int | str], error: str, context: Mapping[str, Any], given: Any
 ) -> str:
-    """Word one of pydantic's errors: the key, what was given, what would do."""
+    """Word one of pydantic's errors: the key, the given value, the valid values."""
     key = str(loc[0]) if loc else ""
     if "error" in context:
         return f"{'.'.join(map(str, loc))}: {context['error']}" if key else str(context["error"])
@@ -175,7 +175,7 @@ def _problem(
     if key not in fields:
         close = difflib.get_close_matches(key, _named(kind), n=1)
         hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
-        return f"{key or 'an empty name'}: no such key; {hint}the keys are {', '.join(fields)}"
+        return f"{key or 'an empty name'}: unknown key; {hint}the keys are {', '.join(fields)}"
     return f"{key}: got {shown(given)}, need {fields[key].description}"
 
 
@@ -235,9 +235,7 @@ class SweepSpec(BaseModel):
     tp: Sizes = Field((1,), description=f"a list out of {SIZES_OF_TP}")
     pp: Sizes = Field((1,), description=f"pipeline stages, {_SIZES}")
     dp: Sizes = Field((1,), description=f"ranks of attention data parallelism in a replica, {_SIZES}")
-    ep: Sizes = Field(
-        (1,), description=f"groups of experts on GPUs of their own, out of the tp x dp of a stage, {_SIZES}"
-    )
+    ep: Sizes = Field((1,), description=f"expert-parallel groups, out of the tp x dp of a stage, {_SIZES}")
     routing: Names = Field(
         (ROUTING,), description=f"how tokens spread over experts, a list out of {', '.join(ROUTINGS)}"
     )
@@ -246,7 +244,7 @@ class SweepSpec(BaseModel):
 
     allow_modelled: bool = Field(
         False,
-        description="true or false: whether the datasheet model stands for kernels that nobody measured",
+        description="true or false: whether the datasheet model may replace kernels that were not measured",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Units of a sweep: pieces that depend on no other, one plan each and a slice of what it is asked for."""
+"""Units of a sweep: independent pieces, each one plan and a slice of its questions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ GPU: Final = Column("gpu", "text", "", "GPU it runs on")
 SPLIT: Final = (
     Column("pp", "int", "", "pipeline stages"),
     Column("dp", "int", "", "ranks of attention data parallelism"),
-    Column("ep", "int", "", "groups of experts on GPUs of their own"),
+    Column("ep", "int", "", "expert-parallel groups"),
     Column("routing", "text", "", "how tokens spread over experts; none without any"),
 )
 """How a model is split, beside its tensor-parallel size."""

@@ -49,12 +49,12 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Answer how many requests a second are served."""
     limits = capacity_limits(view)
     if not limits:
-        raise SimulationError("a capacity keeps limits, and there is none: give one on TTFT or TPOT")
+        raise SimulationError("a capacity needs a limit: give one on TTFT or TPOT")
     prompts, outputs = lengths_written(view)
     workload = Workload(requests=CAPACITY_REQUESTS, input_tokens=prompts, output_tokens=outputs)
     plan = store.plan(view, view.capacity_sizes).plan
     _check_work(plan, workload, view)
-    # sizes that are None are the engine's own
+    # sizes of None are the engine's defaults
     options: dict[str, Any] = {"max_num_batched_tokens": view.max_batched_tokens}
     options |= {"max_num_seqs": None, "block_size": None, **limits}
     found = capacity(plan, workload, **options)
@@ -68,7 +68,7 @@ def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
     if steps > MOST_STEPS:
         raise SimulationError(
             f"{len(drawn):,} requests may take {steps:,} steps, more than the {MOST_STEPS:,} of a simulation "
-            "for the page: shorter outputs would do, or the command line"
+            "for the page; use shorter outputs or the command line"
         )
 
 
@@ -85,7 +85,7 @@ SERVING: Final = (
 
 
 def step_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer what the page shows at once."""
+    """Answer what the page shows first."""
     compiled = store.plan(view, view.step_sizes)
     plan = compiled.plan
     has_error = bool(plan.tables_hash)
@@ -245,8 +245,8 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
     memory, share = plan.memory, _kv_share(plan, view)
     if share is None:
         notes.append(
-            f"the weights and the working set of a step leave no room for KV cache on {plan.gpu.title}: more "
-            "GPUs, or a smaller format, would do"
+            f"the weights and the working set of a step leave no room for KV cache on {plan.gpu.title}: use "
+            "more GPUs or a smaller format"
         )
     elif share > 1.0:
         most = int(memory.max_sequences(view.decode_kv_len))
@@ -263,7 +263,7 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
 
 
 def _kv_share(plan: StepPlan, view: View) -> float | None:
-    """Share of the room for KV cache that the step's requests take; None where there is none."""
+    """Share of the room for KV cache that the step's requests take; None if unlimited."""
     memory = plan.memory
     held = sum(count * float(memory.kv_bytes(new + context)) for count, new, context in view.requests)
     return held / (memory.max_kv_tokens * memory.token_bytes) if memory.max_kv_tokens > 0 else None

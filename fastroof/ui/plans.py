@@ -51,7 +51,7 @@ class GpuTables(NamedTuple):
 
 
 class CompiledPlan(NamedTuple):
-    """A plan, and what was said while it was compiled."""
+    """A plan and the warnings of its compilation."""
 
     plan: StepPlan
     notes: tuple[str, ...]
@@ -84,7 +84,7 @@ class _Kept(Generic[T]):
 
 
 def _or_error(make: Callable[[], T]) -> T | FastroofError:
-    """What is made, or why it is not: finding out what is missing takes as long each time it is asked for."""
+    """The plan or the reason it cannot be made, so that a failure is not repeated."""
     try:
         return make()
     except FastroofError as error:
@@ -105,7 +105,7 @@ def _bytes_of(made: CompiledPlan | FastroofError) -> int:
 
 
 class PlanStore:
-    """Plans by what they are of, compiled when they are first asked for; for any number of threads."""
+    """Plans by their options, compiled on first use; thread-safe."""
 
     def __init__(
         self, models: Mapping[str, str] | None = None, gpus: Mapping[str, str] | None = None
@@ -123,7 +123,7 @@ class PlanStore:
         return len(self._plans)
 
     def written_model(self, name: str) -> str:
-        """Return what stands for a model on a command line."""
+        """Return a model's command-line argument."""
         if name not in self.models:
             raise ModelError(
                 f"the page has no model {shown(name)}; `fastroof models` lists those it has, and "
@@ -132,7 +132,7 @@ class PlanStore:
         return self.models[name]
 
     def written_gpu(self, name: str) -> str:
-        """Return what stands for a GPU on a command line."""
+        """Return a GPU's command-line argument."""
         if name not in self.gpus:
             raise GpuError(
                 f"the page has no GPU {shown(name)}; it has {', '.join(self.gpus)}, and "
@@ -216,7 +216,7 @@ class PlanStore:
 
 
 class NamedStart(NamedTuple):
-    """A first view, and what the page lists for it beside what is known by name."""
+    """A first view, and what the page lists for it besides known names."""
 
     view: View
     models: dict[str, str]

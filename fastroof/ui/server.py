@@ -1,4 +1,4 @@
-"""The page served on this machine, until it is told to stop."""
+"""The page, served on this machine until it is stopped."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ try:
     # SELF
 except ModuleNotFoundError as error:
     missing = str(error.name).partition(".")[0]
-    raise BackendError(f"the page needs {missing}: pip install 'fastroof[ui]' would do") from None
+    raise BackendError(f"the page needs {missing}: run pip install 'fastroof[ui]'") from None
 
 
 HOST: Final = "127.0.0.1"
 CLOSING_S: Final = 1.0
-"""Seconds that open questions have to be answered in, once the page is told to close."""
+"""Seconds that open questions have left once the page is closed."""
 
 
 class PageServer(HttpListener):
@@ -119,7 +119,7 @@ MOST_BYTES: Final = 2**12
 """Of a view; the longest has an eighth."""
 
 MOST_CALLS: Final = 16
-"""Questions at once; a page asks three."""
+"""Concurrent questions; a page asks three."""
 
 MOST_CALL_S: Final = 300
 """Seconds that a question may take: the first ones wait for tables, and for loops to be compiled."""
@@ -128,7 +128,7 @@ MOST_BODIES_BYTES: Final = 2**20
 """Of all views that are being read."""
 
 QUICK, LONG = 2, 2
-"""Threads that answer what is shown at once, and what takes longer."""
+"""Threads for quick answers, and for those that take longer."""
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -207,7 +207,7 @@ class PageApp:
             except Refused as refused:
                 response = refusal(refused.status, refused.words, refused.headers)
             except ClientDisconnect:
-                response = Response(status_code=400)  # nobody reads it
+                response = Response(status_code=400)  # never read
             except StoppedError as error:
                 response = refusal(503, error)
             except FastroofError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 KINDS: Final = ("decode", "prefill", "mixed")
-"""Steps of decodes, of a prompt, and of both."""
+"""Decode, prefill and mixed steps."""
 
 PERCENTILES: Final = (50, 90, 95, 99)
 """Of times that have limits, in capacities."""
@@ -40,11 +40,11 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "max_batched_tokens": (1, 2**16),
     "gpus": (1, 64),
 }
-"""Whole numbers, and what they may be: more would take longer than somebody waits for a picture."""
+"""Ranges of whole numbers: more would make the picture too slow."""
 
 STEP_TOKENS: Final = 8192
 STEP_SEQS: Final = 1024
-"""What a plan is compiled for at least where nothing is said: by `fastroof step`, and in Python."""
+"""Default sizes that a plan is compiled for, in `fastroof step` and in Python."""
 
 _OPTIONAL: Final = ("kv_len", "chunk", "max_batched_tokens")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
@@ -286,7 +286,7 @@ def step_python(store: PlanStore, view: View, clients: int) -> str:
     where = store.measured(view.gpu).where
 
     def compiled(sizes: dict[str, int]) -> str:
-        # what a plan is by default is not said
+        # a plan's defaults are not printed
         given = {
             name: value for name, value in {**view.plan_options, **sizes}.items() if own.get(name) != value
         }

@@ -83,7 +83,7 @@ def test_a_profile_is_a_file_too(tmp_path):
         ("name = 1", "needs a name"),
         ("engine = 1", "engine must be a text, got 1"),
         ("versions = '0.12'", "versions must be bounds such as >=0.12,<0.14, got '0.12'"),
-        ("versions = '>=new'", "'new' is no version"),
+        ("versions = '>=new'", "'new' is not a version"),
         ("scheduling.chunked_prefill = 1", "chunked_prefill must be true or false, got 1"),
         ("scheduling.order = 'decodes'", "order must be one of mixed, prefill_first, got 'decodes'"),
         ("scheduling.max_num_seqs = 0", "max_num_seqs must be a whole number from 1 to"),
@@ -221,7 +221,7 @@ def test_an_engine_is_found_by_its_version():
         PlanError, match=r"no profile is of trtllm 0\.9; there are trtllm \(>=1\.0\.0rc0,<1\.1"
     ):
         load_engine("trtllm-0.9")
-    with pytest.raises(PlanError, match="'new' is no version"):
+    with pytest.raises(PlanError, match="'new' is not a version"):
         load_engine("vllm-new")
     with pytest.raises(PlanError, match="engine must be one of sglang, trtllm, vllm, got 'tgi'"):
         engine_of_version("tgi")

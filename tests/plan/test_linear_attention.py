@@ -270,7 +270,7 @@ def test_heads_are_split_whole() -> None:
 
 @pytest.mark.parametrize(("sizes", "why"), [
     ({"num_v_heads": 40}, "40 heads of values do not divide by 16 of keys"),
-    ({"state_dtype": "int8"}, "a state in 'int8' is unknown: float32, float16, bfloat16 would do"),
+    ({"state_dtype": "int8"}, "unknown state dtype 'int8'; valid: float32, float16, bfloat16"),
     ({"head_k_dim": 0}, "head_k_dim"),
 ])  # fmt: skip
 def test_sizes_that_no_layer_has(sizes: dict[str, Any], why: str) -> None:

@@ -207,7 +207,7 @@ def test_a_mamba_layer_splits_by_heads_and_groups() -> None:
     assert whole.in_out == 2 * 8192 + 2 * 8 * 128 + 128
     assert [8 * getattr(shares, name) for name in shares._fields] == list(whole)
     assert layer.obstacles(Layout(16)) == ["8 groups of heads of Mamba do not divide by 16"]
-    with pytest.raises(PlanError, match="tp=1, 2, 4, 8 would do"):
+    with pytest.raises(PlanError, match="valid: tp=1, 2, 4, 8"):
         load_model(SUPER).check_layout(Layout(16))
     # a single group is on every GPU
     single = Mamba2(32, 64, 128)

@@ -281,7 +281,7 @@ def test_wrong_paths_are_refused(plan: fastroof.StepPlan, tmp_path: Path) -> Non
     figure = draw_step(plan)
     with pytest.raises(FastroofError, match=r"must end in \.png or \.svg"):
         save_figure(figure, tmp_path / "a.pdf")
-    with pytest.raises(FastroofError, match="there is no folder"):
+    with pytest.raises(FastroofError, match="does not exist"):
         save_figure(figure, tmp_path / "absent" / "a.png")
 
 

@@ -184,7 +184,7 @@ def test_wrong_outputs_are_refused(tmp_path: Path, deployed: Path) -> None:
     for output, said in (
         (tmp_path / "a.pdf", r"must end in \.html"),
         (tmp_path / "folder.html", "is a folder"),
-        (tmp_path / "absent" / "a.html", "there is no folder"),
+        (tmp_path / "absent" / "a.html", "does not exist"),
         (Path("/proc/a.html"), "cannot be written"),
     ):
         with pytest.raises(FastroofError, match=said):

@@ -122,7 +122,7 @@ def test_times_by_arrival_are_percentiles_of_stretches(sim: Simulation) -> None:
 
 
 def test_wrong_places_and_limits_are_refused(sim: Simulation, tmp_path: Path) -> None:
-    for name, said in (("a.pdf", r"must end in \.html"), ("absent/a.html", "there is no folder")):
+    for name, said in (("a.pdf", r"must end in \.html"), ("absent/a.html", "does not exist")):
         with pytest.raises(FastroofError, match=said):
             write_simulation_report(sim, tmp_path / name)
     with pytest.raises(BatchError, match="must be milliseconds above 0"):

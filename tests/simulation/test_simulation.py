@@ -108,7 +108,7 @@ def test_requests_are_written_as_they_are(calm: Simulation, tmp_path: Path, name
 def test_requests_have_no_place_elsewhere(calm: Simulation, tmp_path: Path) -> None:
     with pytest.raises(FastroofError, match=r"must end in \.parquet or \.csv"):
         calm.write_requests(tmp_path / "a.txt")
-    with pytest.raises(FastroofError, match="there is no folder"):
+    with pytest.raises(FastroofError, match="does not exist"):
         calm.write_requests(tmp_path / "b" / "a.csv")
 
 

@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
     assert not list(parts_folder(tmp_path / "r.parquet").glob("0*"))
     shutil.rmtree(parts_folder(tmp_path / "r.parquet"))
     parts_folder(tmp_path / "r.parquet").write_text("a file in the way")
-    with pytest.raises(SweepError, match="is no folder"):
+    with pytest.raises(SweepError, match="is not a folder"):
         run_sweep(STEPS, tmp_path / "r.parquet")
 
 

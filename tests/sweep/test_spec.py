@@ -142,13 +142,13 @@ def test_a_list_that_is_too_long_is_refused() -> None:
         ({"runtime": "vlm"}, "runtime must be one of infersim, kernels"),
         ({"method": "cubic"}, "method: got 'cubic', need one of roofline"),
         ({"tpot_ms": 0}, "tpot_ms: got 0, need a number of ms above 0"),
-        ({"tpot_limit_ms": 50}, "tpot_limit_ms: no such key; did you mean tpot_ms? "),
+        ({"tpot_limit_ms": 50}, "tpot_limit_ms: unknown key; did you mean tpot_ms? "),
         ({"tpot_ms": float("inf")}, "tpot_ms: got inf"),
         ({"tpot_ms": True}, "tpot_ms: got True"),
         ({"report_kv_len": 0}, "report_kv_len: got 0, need a whole number from 1"),
         ({"keep": "some"}, "keep: got 'some', need 'best' or 'all'"),
-        ({"batchsize": 3}, "batchsize: no such key; did you mean batch_size? the keys are models, tables"),
-        ({1: 3}, "1: no such key; the keys are"),
+        ({"batchsize": 3}, "batchsize: unknown key; did you mean batch_size? the keys are models, tables"),
+        ({1: 3}, "1: unknown key; the keys are"),
     ],
 )
 def test_wrong_values_are_named(changes: dict[Any, Any], message: str) -> None:

@@ -392,9 +392,9 @@ def test_a_sweep_that_is_broken_off_leaves_the_old_file_and_what_resumes_it(
     ("name", "message"),
     [
         ("r.txt", r"r\.txt must end in \.parquet, \.csv or \.jsonl"),
-        ("none/r.parquet", "there is no folder .*none; make it"),
-        ("none/r.csv", "there is no folder .*none; make it"),
-        ("none/r.jsonl", "there is no folder .*none; make it"),
+        ("none/r.parquet", "folder .*none does not exist"),
+        ("none/r.csv", "folder .*none does not exist"),
+        ("none/r.jsonl", "folder .*none does not exist"),
         (f"{'r' * 250}.parquet", "cannot be written"),
     ],
 )

@@ -354,7 +354,7 @@ def test_what_is_missing_is_named_and_nothing_else_is_needed() -> None:
             [sys.executable, "-W", "error", "-c", code, module],
             cwd=CHECKOUT, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        needed = f"BackendError the page needs {module}: pip install 'fastroof[ui]' would do\n"
+        needed = f"BackendError the page needs {module}: run pip install 'fastroof[ui]'\n"
         assert (done.stdout, done.stderr) == (needed if module in ("starlette", "uvicorn") else "", "")
 
 

@@ -114,7 +114,7 @@ def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs
 def attention_kind(
     mha: Mapping[str, Sizes | None], mla: Mapping[str, Sizes | None]
 ) -> tuple[bool, dict[str, Sizes]]:
-    """Whether the heads are MLA's, and the two arguments that say so."""
+    """Whether the heads are MLA's, and the two arguments that decide it."""
     given = [{name: value for name, value in pair.items() if value is not None} for pair in (mha, mla)]
     if sorted(map(len, given)) != [0, 2]:
         names = [name for pair in given for name in pair]
@@ -207,7 +207,7 @@ def attn_decode_mfu(
     Raises
     ------
     MissingTableError
-        If the file has no row of the KV dtype (InferSim raises too), or, if strict, there is no file.
+        If the file has no row of the KV dtype (InferSim raises too), or, if strict, the file does not exist.
     LookupInputError
         If an argument is not a positive integer, or the heads of neither kind of attention are given.
     GpuError
@@ -465,7 +465,7 @@ def gdn_latency_us(
     Raises
     ------
     MissingTableError
-        If there is no file for the layer, where InferSim raises too.
+        If the layer has no file (InferSim raises too).
     LookupInputError
         If a size is not a positive integer, or the phase is neither.
     GpuError

@@ -1,4 +1,4 @@
-"""Scenarios that `evaluate` is asked for: checked columns of equal length."""
+"""Scenarios passed to `evaluate`: checked columns of equal length."""
 
 from __future__ import annotations
 

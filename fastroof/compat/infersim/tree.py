@@ -42,7 +42,7 @@ class InfersimTables:
     root : str
         Where the tree was read from.
     gpus : mapping of str to InfersimGpu
-        Constants of every device that may be asked for, by lower-case name.
+        Constants of every known device, by lower-case name.
     files : frozenset of str
         The files that were read, relative to the root.
     blocks : mapping of str to Blocks
@@ -141,7 +141,7 @@ def load(root: str | Path, gpus: Mapping[str, InfersimGpu] | None = None) -> Inf
     Raises
     ------
     TableError
-        If there is no such folder, or a line of a file cannot be read.
+        If the folder does not exist, or a line of a file cannot be read.
     """
     folder = Path(root)
     if not folder.is_dir():
@@ -307,17 +307,17 @@ def gdn_rows(
 
 
 def mfu_of(blocks: Blocks, row: Longs, default_mfu: Reals | float, column: int = 0) -> Reals:
-    """MFUs of rows; the default where there is none."""
+    """MFUs of rows; the default if there is none."""
     return _taken(blocks, row, column, default_mfu)
 
 
 def prefill_mfu_of(blocks: Blocks, row: Longs, default_mfu: Reals | float) -> Reals:
-    """MFUs of prefill attention, where a missing file has a default of its own."""
+    """MFUs of prefill attention, where a missing file has a separate default."""
     return _taken(blocks, row, 0, np.where(row == loops.NO_KEY, MISSING_PREFILL_MFU, default_mfu))
 
 
 def gdn_us_of(blocks: Blocks, row: Longs, tokens: Longs) -> Reals:
-    """Latencies of rows scaled to the tokens, us; NaN where there is no row."""
+    """Latencies of rows scaled to the tokens, us; NaN if there is no row."""
     scale = _taken(blocks, row, None, np.nan) / tokens
     total = np.zeros(len(row))
     for kernel in range(len(blocks.values)):

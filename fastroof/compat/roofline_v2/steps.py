@@ -123,7 +123,7 @@ def refuse_infinite(*times: Floats) -> None:
 
 
 class _Keys:
-    """Values of a dict, and what is wrong with them: all of it is told at once."""
+    """Values of a dict, and all of their problems together."""
 
     def __init__(self, name: str, config: Any) -> None:
         self.name = name
@@ -423,7 +423,7 @@ def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:
 
 
 def refuse_requests(batch: StepRequests) -> None:
-    """Find the first bad request, and say what would do."""
+    """Find the first bad request, and name the valid values."""
     # someone may have written to its arrays
     batch = StepRequests(*(getattr(batch, name) for name in batch.__dataclass_fields__))
     limit = loops.MAX_SEQUENCE

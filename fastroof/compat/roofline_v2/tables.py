@@ -77,14 +77,14 @@ def load(root: str | Path, gpu: str | None = None) -> RooflineV2Tables:
     Raises
     ------
     MissingTableError
-        If there is no such folder, or it lacks one of the three kinds of tables.
+        If the folder does not exist, or lacks one of the three kinds of tables.
     TableError
         If the tree holds several GPUs and none was named, or a file cannot be read or measures a point
         twice. Names the file, and the row where it is one.
     """
     root = Path(root)
     if not root.is_dir():
-        raise MissingTableError(f"{root}: no such folder; need a bench_data tree")
+        raise MissingTableError(f"{root}: folder does not exist; need a bench_data tree")
     if not (root / "gemm").is_dir() and (root / "bench_data").is_dir():
         root = root / "bench_data"
     name = _gpu_folder(root, gpu)
@@ -125,7 +125,7 @@ def tables_of(
     Raises
     ------
     TableError
-        If a name is no head shape, or a column is missing, of another length, holds no sizes or MFUs, or
+        If a name is not a head shape, or a column is missing, of another length, holds no sizes or MFUs, or
         measures a point twice.
     MissingTableError
         If a kind of table is empty.
@@ -145,7 +145,9 @@ def tables_of(
             raise MissingTableError(f"{kind}: no table was given; need one of a head shape at least")
     for shape in (*prefill, *(shape for shape, _ in decode)):
         if not isinstance(shape, str) or not re.fullmatch(SHAPE, shape):
-            raise TableError(f"{shown(shape)} is no attn_config; need <num_heads>-<num_kv_heads>-<head_dim>")
+            raise TableError(
+                f"{shown(shape)} is not an attn_config; need <num_heads>-<num_kv_heads>-<head_dim>"
+            )
     for key in decode:
         whole_number(f"decode table {shown(key)}: tp", key[1], error=TableError)
     return _packed(
@@ -314,7 +316,7 @@ def prefill_mfu(tables: RooflineV2Tables, attn_config: Any, seq_len: Any) -> Flo
     Raises
     ------
     LookupInputError
-        If a size is no integer of at least 0, or shapes do not broadcast.
+        If a size is not an integer of at least 0, or shapes do not broadcast.
     MissingTableError
         If a head shape has no table; lists those that have.
     """
@@ -352,7 +354,7 @@ def decode_mfu(tables: RooflineV2Tables, attn_config: Any, batch_size: Any, kv_l
     Raises
     ------
     LookupInputError
-        If a size is no integer of at least 0, tp is below 1, or shapes do not broadcast.
+        If a size is not an integer of at least 0, tp is below 1, or shapes do not broadcast.
     MissingTableError
         If a head shape has no table; lists those that have.
     """
@@ -392,7 +394,7 @@ def gemm_mfu(tables: RooflineV2Tables, m: Any, k: Any, n: Any) -> Floats:
     Raises
     ------
     LookupInputError
-        If a size is no integer of at least 0, or shapes do not broadcast.
+        If a size is not an integer of at least 0, or shapes do not broadcast.
     """
     given = {name: size_array(name, value) for name, value in (("m", m), ("k", k), ("n", n))}
     flat, shape = _broadcast(**given)
@@ -422,7 +424,7 @@ def nearest_attention(tables: RooflineV2Tables, num_heads: int, num_kv_heads: in
     Raises
     ------
     LookupInputError
-        If a size is no integer of at least 1.
+        If a size is not an integer of at least 1.
     """
     wanted = []
     for name, value in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):

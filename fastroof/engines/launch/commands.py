@@ -23,7 +23,7 @@ class EngineCommands:
     release : str
         In which its arguments were read.
     is_of_profile : bool
-        Whether the profile that was asked about holds that release.
+        Whether the requested profile includes that release.
     image : str
         A public container image of it.
     health : str
@@ -59,7 +59,7 @@ def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
     Returns
     -------
     EngineCommands or None
-        None where it is no serving engine. Where no release within the range was read, the newest that was.
+        None if it is not a serving engine. If no release in the range was read, the newest one read.
 
     Examples
     --------

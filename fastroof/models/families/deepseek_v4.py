@@ -2,7 +2,7 @@
 
 ``compress_ratios`` has a ratio a layer, and one more of each layer that predicts further tokens. The first
 ``num_hash_layers`` choose experts by a table of tokens; their router's scores weigh them all the same, so
-they cost what others do. Experts are stored in ``expert_dtype``, which is no part of
+they cost the same. Experts are stored in ``expert_dtype``, which is not part of
 ``quantization_config``: fp4 is MXFP4, and without the field they are what that says. Engines keep the cache
 in fp8.
 """

@@ -80,7 +80,7 @@ def layer_windows(
     kinds = kinds or [FULL if i < full_layers or window is None else WINDOWED for i in range(num_layers)]
     other = sorted(set(kinds) - {FULL, WINDOWED})
     if other:
-        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {WINDOWED} would do")
+        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {WINDOWED} are valid")
     if window is None and WINDOWED in kinds:
         raise fields.error(f"field layer_types says {WINDOWED}, but no sliding_window is on")
     covers = window is None or window >= fields.size("max_position_embeddings")

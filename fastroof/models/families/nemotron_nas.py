@@ -1,4 +1,4 @@
-"""Nemotron's searched layers (DeciLM): each of its own width, some without attention or MLP."""
+"""Nemotron's searched layers (DeciLM): each with its own width, some without attention or MLP."""
 
 from __future__ import annotations
 

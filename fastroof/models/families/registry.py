@@ -1,6 +1,6 @@
 """Every family, by the ``model_type`` of its files: the modules of this package that name ``FAMILIES``.
 
-Nothing else has to be told of a new file.
+A new file needs no registration elsewhere.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Fields of a config.json that say how its weights are stored."""
 
 EXPERT_DTYPE: Final = "expert_dtype"
-"""Beside them: the format of experts alone, in DeepSeek-V4's files."""
+"""Next to it: the format of experts only, in DeepSeek-V4's files."""
 
 _HF_QUANT_FILE: Final = "hf_quant_config.json"
 
@@ -46,7 +46,7 @@ def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> M
     Returns
     -------
     mapping or None
-        The field, with what stands beside it of experts; None where there is none or it is null.
+        The field, including the experts' entries next to it; None if missing or null.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
     Returns
     -------
     mapping or None
-        Contents; None where there is no such file.
+        Contents; None if the file does not exist.
 
     Raises
     ------
@@ -118,11 +118,11 @@ def quantised(
     quantisation : mapping or None
         Its ``quantization_config``, see :func:`quantisation_of`.
     hf_quant : mapping, optional
-        Contents of the hf_quant_config.json beside it. Of a ModelOpt checkpoint it counts more: it is
+        Contents of the hf_quant_config.json next to it. For a ModelOpt checkpoint it takes precedence: it is
         what ModelOpt writes itself.
     layer_kinds : sequence of LayerKind, optional
         The kind of every layer, in the order of the model; without it those of ``spec.layers``, group
-        after group. Layers that differ in their formats alone become kinds of their own.
+        after group. Layers that differ only in their formats become separate kinds.
     module_names : mapping, optional
         What the modules of a layer are called where it is something else than in
         :data:`fastroof.models.quantisation.scheme.MODULE_NAMES`, by the role of their call, behind the
@@ -133,7 +133,7 @@ def quantised(
     Returns
     -------
     ModelSpec
-        With ``checkpoint``, and kinds with their formats; the same where nothing says that it is quantised.
+        With ``checkpoint``, and kinds with their formats; unchanged if the checkpoint is not quantised.
 
     Raises
     ------
@@ -223,7 +223,7 @@ class _FormatsOf:
         return self._group(role, layer_module_names(number, names)) if names else None
 
     def head(self) -> str:
-        # engines leave the head in bf16 unless it is named: it is no linear layer to them
+        # engines leave the head in bf16 unless it is named: they do not treat it as a linear layer
         group = self._group("lm_head", HEAD_NAMES)
         if group is None or group.targets is None:
             return "bf16"

@@ -137,7 +137,7 @@ def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> 
 
 
 def kv_dtype_of(fields: Fields) -> str | None:
-    """Format of the cache, where something is said of it."""
+    """Format of the cache, if given."""
     scheme = fields.config.get("kv_cache_scheme")
     algorithm = fields.text("kv_cache_quant_algo")
     if isinstance(scheme, Mapping):
@@ -222,7 +222,7 @@ def _algorithm(fields: Fields, targets: ModulePatterns | None = None) -> tuple[G
 
 
 def quantized_layers(fields: Fields) -> tuple[Group, ...]:
-    """Modules that each have an algorithm of their own, by format."""
+    """Modules with their own algorithm, by format."""
     layers = fields.config.get("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         raise fields.error(f"field quantized_layers must hold an algorithm for each module, got {layers!r}")
@@ -263,7 +263,7 @@ def _guessed_method(fields: Fields) -> str:
 def _advice(method: str) -> str:
     if method.casefold() in ("bitsandbytes", "hqq", "quanto", "eetq", "gguf", "aqlm", "exl2"):
         return (
-            "its kernels were not measured; take the unquantised config.json and say how it is to be timed, "
+            "its kernels were not measured; use the unquantised config.json and choose the formats to time, "
             'as in dtype="int4_wo"'
         )
     return 'take the unquantised config.json and choose the precision with dtype=, as in dtype="fp8"'
@@ -294,7 +294,7 @@ def _fp8(fields: Fields) -> Quantisation:
 
 
 def _expert_dtype(fields: Fields) -> tuple[Group, ...]:
-    """Experts in a format of their own, as DeepSeek-V4 has them."""
+    """Experts in a separate format, as in DeepSeek-V4."""
     dtype = fields.text("expert_dtype")
     if dtype in (None, "fp8"):
         return ()

@@ -129,7 +129,7 @@ def _expression(text: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ModelError(f"{where}: {text!r} is no regular expression: {error}") from error
+        raise ModelError(f"{where}: {text!r} is not a regular expression: {error}") from error
 
 
 BLOCK: Final = 128

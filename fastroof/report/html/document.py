@@ -1,4 +1,4 @@
-"""One self-contained HTML document: a template, assets, plotly.js and data, written whole or not at all."""
+"""One self-contained HTML document: a template, assets, plotly.js and data, written atomically."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def write_report(
     Raises
     ------
     FastroofError
-        If the results are none or empty, or the page cannot be written.
+        If the results are missing or empty, or the page cannot be written.
 
     Notes
     -----

@@ -29,7 +29,7 @@ MOST_DOTS: Final = 2000
 
 STRETCHES: Final = 120
 FEWEST: Final = 20
-"""Requests of a stretch, in the mean: of fewer a percentile says little."""
+"""Mean requests per stretch: fewer make a percentile meaningless."""
 
 
 def series_values(sim: Simulation) -> dict[str, list[Any]]:
@@ -148,7 +148,7 @@ def write_simulation_report(
     limits : mapping of str to float, optional
         Limits of a request, ms, by ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``: drawn, and counted.
     answers : mapping, optional
-        What ``sim.summary`` returned for them, where it was asked before.
+        What ``sim.summary`` returned for them, if it was called before.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def write_simulation_report(
     Raises
     ------
     FastroofError
-        If a limit is none, or the page cannot be written.
+        If a limit is invalid, or the page cannot be written.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _number(value: float, form: str) -> str:
-    """Format a number; a dash where nothing ran that it could be of."""
+    """Format a number; a dash if there is none."""
     return "-" if math.isnan(value) else format(value, form)
 
 

@@ -21,7 +21,7 @@ from fastroof.sweep.units import NO_ROUTING, PlanKey, UnitResult, WorkUnit
 
 
 class _Lost(NamedTuple):
-    """Why there is no plan: the reason that its deployments are counted by, and what to say."""
+    """Why there is no plan: the reason under which its deployments are counted, and the message."""
 
     reason: str
     why: str

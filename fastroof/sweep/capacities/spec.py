@@ -44,7 +44,7 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
     if unknown:
         both = ", ".join(_WORKLOAD_KEYS) if "trace" not in table else "with a trace, " + ", ".join(keys[1:])
         or_trace = "" if "trace" in table else "; or trace, the path of a file"
-        raise SweepError(f"no such key: {', '.join(map(str, unknown))}; the keys are {both}{or_trace}")
+        raise SweepError(f"unknown key: {', '.join(map(str, unknown))}; the keys are {both}{or_trace}")
     if "trace" in table:
         from fastroof.simulation.trace_files import load_trace
 
@@ -88,7 +88,7 @@ _WORKLOAD: Final = (
 )
 
 Deployment = tuple[int, int | None, int | None]
-"""Replicas, tokens of a step at most, and requests that run at once at most; None is the engine's own."""
+"""Replicas, max tokens per step and max concurrent requests; None is the engine's default."""
 
 
 class CapacitySpec(SweepSpec):
@@ -117,7 +117,7 @@ class CapacitySpec(SweepSpec):
     )
     max_seqs: Sizes | None = Field(
         None,
-        description=f"requests that a replica runs at once at most, {_SIZES}; default each runtime's own",
+        description=f"max concurrent requests of a replica, {_SIZES}; default: the engine's own",
     )
     workload: dict[str, Any] = Field(description=_WORKLOAD)
     slo: dict[str, float] = Field(description=_SLO)
@@ -250,14 +250,14 @@ COLUMNS: Final = (
     RUNTIME,
     KERNELS,
     Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
-    Column("max_seqs", "int", "", "requests that a replica runs at once at most"),
+    Column("max_seqs", "int", "", "max concurrent requests of a replica"),
     Column("requests_per_s_per_gpu", "float", "1/s", "requests_per_s / total_gpus", 0),
     Column(
-        "requests_per_s", "float", "1/s", "largest rate that keeps all limits; 0 where none does", 0
+        "requests_per_s", "float", "1/s", "largest rate that keeps all limits; 0 if none does", 0
     ),
     Column(
         "limit", "text", "",
-        "what breaks first beyond it: a limit's name, goodput, throughput; none where all at once keep all",
+        "what breaks first beyond it: a limit's name, goodput, throughput; none if nothing breaks",
     ),
     Column("low", "float", "1/s", "requests_per_s with all steps one standard error longer", 0),
     Column("high", "float", "1/s", "requests_per_s with all steps one standard error shorter", 0),

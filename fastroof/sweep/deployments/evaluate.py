@@ -35,7 +35,7 @@ MORE_TOKENS = 8
 
 
 class Impossible(NamedTuple):
-    """Why there is no plan: the reason that its candidates are counted by, and what to say."""
+    """Why there is no plan: the reason under which its candidates are counted, and the message."""
 
     reason: str
     name: str
@@ -93,7 +93,7 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
     def floats(values: object) -> Floats:
         return np.array(values, np.float64)
 
-    # each batch in flight is a replica or worker of its own: a rank's, or a stage's share of the room
+    # each batch in flight is a separate replica or worker: a rank's, or a stage's share of the room
     laid_out = floats(layouts(spec, mode, plan.layout.world_size)).reshape(-1, 3) * (
         plan.layout.batches_in_flight
     )
@@ -130,7 +130,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         max_seqs=float(spec.max_seqs),
         osl_reserved=plan.engine.memory.osl_reserved,
         is_chunked=plan.engine.scheduling.chunked_prefill,
-        # as estimate_disaggregated: all GPUs of a worker send at once
+        # as estimate_disaggregated: all GPUs of a worker send concurrently
         transfer_us_per_token=a_sequence.token_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
         us_per_ms=US_PER_MS,
         us_per_s=US_PER_S,
@@ -247,7 +247,7 @@ def _reduction(groups: int, k: int, is_pareto: bool, has_histogram: bool) -> loo
 
 
 def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> loops.Reduction:
-    """Tables of what is kept, with a row for each group of the plan's candidates."""
+    """Tables of the kept rows, with one row for each group of the plan's candidates."""
     groups = 1
     strides = np.zeros(5, np.int64)
     for i, (name, values) in reversed(list(enumerate(spec.load_axes.items()))):

@@ -254,7 +254,7 @@ def _column(rows: pa.Table, name: str) -> Floats:
 
 
 def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
-    """What there should be most of, of rows within the limits; NaN where a row has none of it."""
+    """Metric to maximize, of rows within the limits; NaN where a row has no value."""
     name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(spec.objective, spec.objective)
     return _column(rows, name) * (-1.0 if spec.objective == "cost" else 1.0)
 

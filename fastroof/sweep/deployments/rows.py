@@ -232,7 +232,7 @@ def candidate_rows(
 
 
 def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:
-    """Relative standard error of the mean step of decodes, where the plan knows its errors."""
+    """Relative standard error of the mean decode step, if the plan knows its errors."""
     decodes = np.rint(np.maximum(answers[closed_loops.DECODES], 1.0)).astype(np.int64)
     kv_len = np.rint(answers[closed_loops.KV_LEN]).astype(np.int64)
     try:

@@ -76,7 +76,7 @@ class Layout(NamedTuple):
 
 
 def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
-    """Count the layouts that are asked for, those that are impossible included."""
+    """Count the requested layouts, including impossible ones."""
     if axes.total_gpus is None:
         if mode == "aggregated":
             return len(axes.replicas or (1,))
@@ -87,7 +87,7 @@ def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
 
 
 def layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> tuple[Layout, ...]:
-    """List the possible layouts that are asked for: of a number of GPUs, every split into workers."""
+    """List the possible requested layouts: every split of a number of GPUs into workers."""
     if mode == "aggregated":
         replicas = axes.replicas or (1,)
         if axes.total_gpus is not None:
@@ -203,12 +203,12 @@ def _engines_own(info: ValidationInfo, name: str) -> int:
     own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
     if len(set(own.values())) > 1:
         said = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
-        raise ValueError(f"is needed: by themselves the runtimes differ, {said}")
+        raise ValueError(f"is needed: the engines' defaults differ, {said}")
     return int(own[runtimes[0]])
 
 
 class Constraints(BaseModel):
-    """What a deployment has to keep; a key that is not there is no limit."""
+    """Limits of a deployment; a missing key is no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -224,14 +224,14 @@ class Constraints(BaseModel):
 
 
 class SplitChoice(BaseModel):
-    """One way to split a model over the GPUs of a replica or worker; what is not said is 1."""
+    """One way to split a model over the GPUs of a replica or worker; missing sizes are 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     tp: Size = Field(1, description="a whole number above 0: GPUs that share each layer")
     pp: Size = Field(1, description="a whole number above 0: pipeline stages")
     dp: Size = Field(1, description="a whole number above 0: ranks of attention data parallelism")
-    ep: Size = Field(1, description="a whole number above 0: groups of experts on GPUs of their own")
+    ep: Size = Field(1, description="a whole number above 0: expert-parallel groups")
 
 
 class DeploymentSpec(SweepSpec):
@@ -282,7 +282,7 @@ class DeploymentSpec(SweepSpec):
         ge=1,
         le=2**16,
         validate_default=True,
-        description=f"requests that a replica runs at once, a whole number up to {2**16:,}; default the "
+        description=f"max concurrent requests of a replica, a whole number up to {2**16:,}; default the "
         "runtimes' own",
     )
     prefix_hit: Reals = Field(
@@ -435,7 +435,7 @@ class DeploymentSpec(SweepSpec):
                 problems.append(f"gpu_hour_price: none for {', '.join(missing)}")
         unknown = "request_rate_per_s" if self.request_rate is None else "concurrency"
         if unknown in self.per:
-            problems.append(f"per: {unknown} is no axis of this sweep")
+            problems.append(f"per: {unknown} is not an axis of this sweep")
         return problems
 
     def _check_counts(self) -> None:
@@ -526,13 +526,13 @@ COLUMNS: Final = (
         "",
         "clients of the whole deployment; those that make the rate, if one was given",
     ),
-    Column("request_rate_per_s", "float", "1/s", "rate that was asked for; empty where concurrency was"),
+    Column("request_rate_per_s", "float", "1/s", "requested rate; empty if concurrency was requested"),
     Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
     Column("prefix_hit", "float", "", "share of a prompt that is found in the prefix cache", 0),
     Column(
         "num_draft_tokens", "int", "tokens", "tokens that a request verifies beside its own; 0 without", 0
     ),
-    Column("accepted", "float", "tokens", "tokens that a step says of a request, in the mean"),
+    Column("accepted", "float", "tokens", "mean tokens accepted per request and step"),
     Column("draft", "text", "", "what drafts: a model, mtp, or none at no cost; empty without speculation"),
     Column("prefill_workers", "int", "", "workers that only prefill; 0 where aggregated", 0),
     Column("decode_workers", "int", "", "workers that only decode; 0 where aggregated", 0),
@@ -547,9 +547,9 @@ COLUMNS: Final = (
     ),
     Column("requests_per_s", "float", "1/s", "requests that the whole deployment answers"),
     Column("cost_per_million_tokens", "float", "", "price of a million output tokens; empty without a price"),
-    Column("effective_concurrency", "float", "", "requests that run at once, of those of concurrency", 0),
-    Column("decode_step_ms", "float", "ms", "mean step of decodes alone; 0 where there is none", 0),
-    Column("mixed_step_ms", "float", "ms", "mean step of decodes and prompts; 0 where there is none", 0),
+    Column("effective_concurrency", "float", "", "requests of the concurrency that run", 0),
+    Column("decode_step_ms", "float", "ms", "mean decode-only step; 0 if there is none", 0),
+    Column("mixed_step_ms", "float", "ms", "mean mixed step (decodes and prompts); 0 if there is none", 0),
     Column(
         "mixed_share", "float", "", "share of the steps that hold prompts, as a decoding request sees them", 0
     ),

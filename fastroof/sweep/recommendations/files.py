@@ -170,7 +170,7 @@ def save_recommendation(recommendation: Recommendation, folder: str | Path) -> l
     Parameters
     ----------
     recommendation : Recommendation
-        What to write; of several models or loads each has a folder of its own.
+        What to write; with several models or loads each gets its own folder.
     folder : str or Path
         Where. Files that are there are replaced, others stay.
 
@@ -252,11 +252,11 @@ def _expected(row: Mapping[str, Any]) -> list[str]:
     if row["tpot_ms"] is not None:
         said.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
     rate = row["tokens_per_s"] / max(row["replicas"], 1)
-    return [f"Estimated: {', '.join(said)}, {rate:,.4g} output tokens a second of a copy."]
+    return [f"Estimated: {', '.join(said)}, {rate:,.4g} output tokens/s per copy."]
 
 
 def _script(comments: list[str], command: str) -> str:
-    # what a comment quotes has no line of its own
+    # quoted text must not start a new line in a comment
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     return "\n".join(["#!/bin/sh", *lines, "set -eu", command]) + "\n"
 
@@ -287,7 +287,7 @@ def _start_script(deployment: Deployment, name: str, config: str) -> str:
 
 def _manifest(deployment: Deployment) -> str:
     assert deployment.engine is not None
-    # what a comment quotes has no line of its own
+    # quoted text must not start a new line in a comment
     lines = [
         f"{deployment.copies} copies of {deployment.gpus_each} GPUs. Assumed: the image "
         f"{deployment.engine.image}, GPUs by NVIDIA's device plugin, a secret hf-token for models that need "

@@ -80,7 +80,7 @@ def deployment_question(
         Tokens of a step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt where
         one of them cuts none.
     max_seqs : int, optional
-        Requests that a copy runs at once at most; by default the engines' own.
+        Maximum number of concurrent requests of a copy (default: the engine's own).
     prefix_hit : float
         Share of each prompt that is found in the prefix cache.
     gpu_hour_price : float or mapping, optional
@@ -90,7 +90,7 @@ def deployment_question(
     tables : str or Path, optional
         A folder of measured tables, or ``datasheet`` to do without; by default each GPU's own.
     allow_modelled : bool
-        Whether the datasheet model stands for kernels that nobody measured.
+        Whether the datasheet model may replace kernels that were not measured.
 
     Returns
     -------
@@ -218,9 +218,9 @@ class Recommendation(ArrowRows):
         For each model the recommended deployment and runners-up, as :func:`fastroof.sweep.best_deployments`
         has them.
     deployments : tuple of Deployment or None
-        How to run the recommended ones, in the same order; None where nothing is within the limits.
+        How to run the recommended ones, in the same order; None if nothing is within the limits.
     specs : tuple of DeploymentSpec
-        What was compared, a spec a model; one alone where a spec was asked.
+        What was compared, one spec per model; a single one if a spec was given.
     would_fit : dict of str to dict
         Models whose weights leave no room on the GPUs: the row of a deployment that has some, on more GPUs.
     """

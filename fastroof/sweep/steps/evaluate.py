@@ -49,9 +49,9 @@ class BestBatches(NamedTuple):
     Attributes
     ----------
     batch_size : ndarray of int64, shape (plans, lengths)
-        0 where no batch size is within the limits.
+        0 if no batch size is within the limits.
     step_us : ndarray of float64, shape (plans, lengths)
-        Time of that step, us; NaN where there is none.
+        Time of that step, us; NaN if there is none.
     limited_by : ndarray of uint8, shape (plans, lengths)
         What stops the next larger batch size, or the smallest where ``batch_size`` is 0: the place of its
         name in :data:`fastroof.sweep.LIMITS`.
@@ -303,7 +303,7 @@ def _axis(name: str, value: Any) -> Longs:
 
 
 def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs) -> None:
-    """Say which size cannot be timed, and what would do."""
+    """Name the size that cannot be timed, and the valid range."""
     from fastroof.run.evaluate import raise_sizes
 
     largest = int(batch_size.max(initial=0))
@@ -357,7 +357,7 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
 
 
 def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
-    """Compile a unit's plan; or why there is none."""
+    """Compile a unit's plan, or return why there is none."""
     model = load_model(key.model)
     name = f"{model.name} {key.words}"
     largest = spec.batch_size[-1]
@@ -386,7 +386,7 @@ class _StepRows:
         self.limit_us = math.inf if spec.tpot_ms is None else spec.tpot_ms * US_PER_MS
         self.keep = spec.keep
         self.with_error = spec.with_error
-        # errors are asked for on top: the rate of a sweep is that of its steps
+        # errors are opt-in: the rate of a sweep is that of its steps
         self.errors_s = 0.0
         self.schema = arrow_schema(step_columns(spec.keep), {})
 
@@ -418,7 +418,7 @@ class _StepRows:
         return _best_step(plan, kv_len, batch, step_us, LIMITS[best.limited_by[0]], ORIGINS[origin], error)
 
     def _errors(self, plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Floats:
-        """Relative standard error of each row's step; NaN where there is none or unasked."""
+        """Relative standard error of each row's step; NaN if unknown or not requested."""
         error = np.full(len(kv_len), np.nan)
         some = batch_size > 0
         if self.with_error:

@@ -61,7 +61,7 @@ class StepSpec(SweepSpec):
         description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file",
     )
     tpot_ms: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="a number of ms above 0, or no such key for no limit"
+        None, gt=0, allow_inf_nan=False, description="a number of ms above 0; omit the key for no limit"
     )
     report_kv_len: int = Field(
         4096, ge=1, le=MAX_KV_LEN, description=f"a whole number from 1 to {MAX_KV_LEN:,}"
@@ -146,7 +146,7 @@ COLUMNS: Final = (
         "batch_size",
         "int",
         "sequences",
-        "decodes of a rank; 0 where no batch is within the limits",
+        "decodes of a rank; 0 if no batch is within the limits",
         0,
     ),
     Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),
@@ -165,7 +165,7 @@ COLUMNS: Final = (
         "relative_error",
         "float",
         "",
-        "standard error of the step's time over it (80 % are within 1.28 of them); empty where not asked for",
+        "standard error of the step's time over it (80 % are within 1.28 of them); empty if not requested",
         0,
     ),
     WEIGHT_BYTES,
@@ -193,7 +193,7 @@ class BestStep:
     kv_len : int
         Tokens that each request attends to.
     batch_size : int
-        Requests in the step; 0 where no batch is within the limits, and then the times are None.
+        Requests in the step; 0 if no batch is within the limits; the times are then None.
     step_us : float or None
         Time of the step, us.
     tokens_per_s, tokens_per_s_per_gpu : float or None
@@ -289,7 +289,7 @@ class StepSummary(SummaryRows):
 
 
 def with_standings(steps: Sequence[BestStep]) -> tuple[BestStep, ...]:
-    """Say which step is the best of its model, and which ones cannot be told from it."""
+    """Name the best step of its model, and those that cannot be distinguished from it."""
     best: dict[tuple[str, int], BestStep] = {}
     for step in steps:
         leader = best.get((step.model, step.kv_len))
