@@ -44,7 +44,7 @@ class WindowPoints(NamedTuple):
 def window_points(
     window: int, is_decode: bool, batch: Any, x: Any, new_sum: Any, seen_sum: Any
 ) -> WindowPoints:
-    """Find where layers with a window are looked up for steps of decodes or of chunks."""
+    """Find where layers with a window are looked up, for decode steps or steps of chunks."""
     batch, x = np.asarray(batch, np.float64), np.asarray(x, np.float64)
     new, seen = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
     if is_decode:
