@@ -90,7 +90,7 @@ BAD_REQUESTS: dict[str, Callable[[int, random.Random], Got]] = {
 
 
 class HttpConnection:
-    """A connection that is kept for messages, and one of its own for each request that is none."""
+    """A connection for messages, and a new one for each request that is not a message."""
 
     bad_kinds = (*BAD_LINES, *BAD_REQUESTS)
 

@@ -54,6 +54,7 @@ def errors(plan: fastroof.StepPlan, profile: Profile, some: list[Step]) -> np.nd
     return np.array([profile.step_ns(step, plan.model.num_layers) for step in some]) / 1e3 / own_us - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mean", "most"),
     [
@@ -137,6 +138,7 @@ def test_every_operator_is_in_a_layer(exported: tuple[fastroof.StepPlan, Profile
     assert {layer for layers in LAYERS for layer in layers} == {*ENDS, *BLOCK}
 
 
+@pytest.mark.slow
 def test_rows_are_whole_nanoseconds_of_every_size(exported: tuple[fastroof.StepPlan, Profile]) -> None:
     plan, profile = exported
     for name in COLUMNS:
@@ -158,6 +160,7 @@ def test_rows_are_whole_nanoseconds_of_every_size(exported: tuple[fastroof.StepP
             profile.step_ns(much, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mean"), [("decodes", 0.005), ("prompt", 0.01), ("mixed", 0.25)])
 def test_a_floor_is_that_of_one_prompt(h100: fastroof.Tables, tmp_path: Path, kind: str, mean: float) -> None:
     """What a prompt lacks to the floor is in its row, and decodes beside it do not take it away."""
@@ -209,6 +212,7 @@ def test_a_bundle_of_several_sizes(h100: fastroof.Tables, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["roof"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_profile(tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str, str]:
         texts = [f"llama-3.1-8b,tp={tp},max_tokens=64,max_seqs=8" for tp in (1, 2)]

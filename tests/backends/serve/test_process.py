@@ -304,6 +304,7 @@ def test_client_may_send_more_than_the_pipes_hold(client, plan):
     assert {float(client.receive()[0]) for _ in range(3000)} == {plan.decode_us(64, 4096)}
 
 
+@pytest.mark.slow
 def test_client_takes_replies_as_they_are(client):
     client.send_bytes(*frames.request_frame(9, frames.DESCRIBE))
     with pytest.raises(BackendError, match="is not of times alone"):
