@@ -42,17 +42,19 @@ def check_tables(tables: Any, gpu: GpuSpec) -> None:
     if tables is None:
         return
     if not isinstance(tables, Tables):
-        raise PlanError(f"tables must be a Tables (see load_tables) or None, got {type(tables).__name__}")
+        raise PlanError(
+            f"tables must be a Tables, an argument of load_tables or 'datasheet', got {type(tables).__name__}"
+        )
     if tables.gpu.name != gpu.name:
         raise PlanError(
             f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}; "
-            f"use load_tables({gpu.name!r}), or tables=None for the datasheet model"
+            f"use load_tables({gpu.name!r}), or tables='datasheet' for the datasheet model"
         )
 
 
 def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
     """Refuse tables whose source of an operator is not the one that the engine's kernel requires."""
-    engine = options.runtime
+    engine = options.engine
     named = {kernel.operator for kernel in engine.kernels.operators}
     if tables is None or not named:
         return
@@ -147,7 +149,7 @@ def check_two_batches(
     """Refuse two-batch overlap where one half has no all-to-all to overlap with the other's computation."""
     reasons = []
     if not starts:
-        reasons.append(f"{engine} has no such option: use runtime 'sglang' or 'vllm'")
+        reasons.append(f"{engine} has no such option: use engine='sglang' or 'vllm'")
     topks = [kind.mlp.topk for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
     if not topks:
         reasons.append("it has no routed experts")
@@ -170,7 +172,7 @@ def check_context_parallel(
         return
     reasons = []
     if not is_known:
-        reasons.append(f"{engine} has no prefill context parallelism: use runtime 'sglang' or 'vllm'")
+        reasons.append(f"{engine} has no prefill context parallelism: use engine='sglang' or 'vllm'")
     if any(_passes_state(kind) for kind in model.kinds):
         reasons.append("its state passes from one part of a prompt to the next, so parts cannot run at once")
     if overlaps:

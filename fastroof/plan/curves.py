@@ -287,7 +287,7 @@ class TableCurves:
 
 def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
     """Return the order in which a plan prefers sources of kernels; ``options`` are checked."""
-    engine = options.runtime
+    engine = options.engine
     named = []
     for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
         kernel = options.kernel(operator, gpu, options.dtype)
@@ -301,7 +301,7 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     """Return where a plan's latencies come from; ``options`` are checked."""
     if tables is None:
         return DatasheetCurves(gpu)
-    kernels = options.runtime.kernels
+    kernels = options.engine.kernels
     tables = tables.in_order(kernel_order(gpu, options))
     return TableCurves(
         tables,

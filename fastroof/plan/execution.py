@@ -30,7 +30,7 @@ def whole_blocks(options: PlanOptions, tables: Tables | None) -> tuple[str, ...]
         return ()
     if not all(name in tables.measured.tables for name in PARTS):
         formats = ({str(key[0]) for key in tables.every_key(name)} for name in BLOCKS)
-    elif options.runtime.kernels.latent_attention == "whole":
+    elif options.engine.kernels.latent_attention == "whole":
         formats = (_sound_formats(tables, name, options.kv_dtype) for name in BLOCKS)
     else:
         return ()
@@ -134,7 +134,7 @@ def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
     """Whether shared experts run concurrently with the routed ones in decode steps."""
     kernel = options.kernel("moe", gpu, options.dtype)
     chosen = kernel.shared_experts if kernel is not None else ""
-    return (chosen or options.runtime.kernels.shared_experts) == "beside"
+    return (chosen or options.engine.kernels.shared_experts) == "beside"
 
 
 class WideExperts(NamedTuple):
@@ -155,7 +155,7 @@ def wide_experts(
     slots = options.num_slots or 0
     if options.eplb or options.wide_experts is not None:
         return WideExperts(options.eplb or bool(options.wide_experts), slots, routing)
-    if layout.ep <= options.runtime.layout.wide_experts_over or tables is None:
+    if layout.ep <= options.engine.layout.wide_experts_over or tables is None:
         return WideExperts(False, slots, routing)
     tried = execution._replace(wide_experts=True)
     for kind in layers:
@@ -191,7 +191,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
         shared_beside=shares_experts_beside(curves.gpu, options),
-        exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
+        exchange=exchange_rules(options.engine, curves.gpu, options.exchange),
         whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),
     )
@@ -199,6 +199,6 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
     execution = execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
     if not options.two_batch_overlap:
         return execution
-    starts = options.runtime.layout.two_batches_from
-    check_two_batches(model, options.layout, execution, options.runtime.name, starts)
+    starts = options.engine.layout.two_batches_from
+    check_two_batches(model, options.layout, execution, options.engine.name, starts)
     return execution._replace(two_batches_from=starts, shared_beside=False)

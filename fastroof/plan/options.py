@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import check_flag, is_number, one_of, shown, whole_number
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class PlanOptions:
     kv_dtype: str = _option(
         "auto", "Format of the KV cache: auto (the checkpoint's, else bf16), bf16 or fp8.", "DTYPE", _kv_dtype
     )
-    runtime: Any = _option(  # noqa: RUF009 -- frozen, and its default is a text
-        KERNELS_ONLY,
+    engine: Any = _option(  # noqa: RUF009 -- frozen, and its default is a text
+        DEFAULT_ENGINE,
         "Serving engine whose costs, schedule and memory are added (see fastroof engines), or a .toml file; "
         "kernels adds nothing.",
         "ENGINE",
@@ -210,30 +211,30 @@ class PlanOptions:
             self.dp_imbalance != 1.0 and not 1.0 <= self.dp_imbalance <= self.layout.dp
         ):
             raise PlanError(f"dp_imbalance must be from 1 to dp ({self.dp}), got {shown(self.dp_imbalance)}")
-        engine = values["runtime"]
+        engine = values["engine"]
         if values["gemm_smoothing"] is not None:
             kernels = replace(engine.kernels, gemm_smoothing=values["gemm_smoothing"])
             engine = replace(engine, kernels=kernels)
         if values["memory_fraction"] is not None:
             engine = replace(engine, memory=replace(engine.memory, fraction=values["memory_fraction"]))
-        return replace(self, **values | {"runtime": engine})
+        return replace(self, **values | {"engine": engine})
 
     def for_model(self, model: ModelSpec) -> PlanOptions:
         """Return options with auto replaced by the formats of a model's checkpoint."""
         checkpoint_dtype, checkpoint_kv_dtype = model.checkpoint.formats
         dtype = checkpoint_dtype if self.dtype == "auto" else self.dtype
         kv_dtype = checkpoint_kv_dtype if self.kv_dtype == "auto" else self.kv_dtype
-        engine = self.runtime
+        engine = self.engine
         static = model.checkpoint.static_scales and dtype == checkpoint_dtype
         # an engine's profile already has the scales that the engine uses
         if static and getattr(engine, "name", "") == KERNELS_ONLY:
             engine = replace(engine, kernels=replace(engine.kernels, fp8_scales="static"))
-        return replace(self, dtype=dtype, kv_dtype=kv_dtype, runtime=engine, architecture=model.architecture)
+        return replace(self, dtype=dtype, kv_dtype=kv_dtype, engine=engine, architecture=model.architecture)
 
     def kernel(self, operator: str, gpu: GpuSpec, dtype: str) -> OperatorKernel | None:
         """Return the kernel that the engine is known to run for an operator, if any."""
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
-        kernel: OperatorKernel | None = self.runtime.kernels.of(
+        kernel: OperatorKernel | None = self.engine.kernels.of(
             operator, gpu.name, dtype, sizes, self.architecture
         )
         return kernel

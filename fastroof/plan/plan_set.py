@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final, overload
 
 from fastroof.checks import shown
 from fastroof.config import GpuSpec, load_gpu
+from fastroof.defaults import MEASURED, chosen_engine
 from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
@@ -18,6 +20,7 @@ from fastroof.plan.curves import CurveSource, curves_of, kernel_order
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
+from fastroof.tables.table_set import chosen_tables
 
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
 """All of a model that a plan depends on, except its numbers of layers."""
@@ -62,7 +65,9 @@ class PlanSet(Sequence[StepPlan]):
         return f"PlanSet({len(self)} plans of {len(self._families)} architectures and options)"
 
 
-def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Tables | None) -> PlanSet:
+def compile_plans(
+    requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Tables | str | Path | None = MEASURED
+) -> PlanSet:
     """Compile many plans for one GPU: each distinct GEMM is looked up once.
 
     Parameters
@@ -71,7 +76,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
         Keyword arguments of :func:`compile_plan`: ``model`` and options, without gpu and tables.
     gpu : GpuSpec, str, Path or mapping
         The GPU of all of them.
-    tables : Tables or None
+    tables : Tables, str or Path
         As in :func:`compile_plan`, for all of them.
 
     Returns
@@ -88,12 +93,13 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     --------
     >>> import fastroof
     >>> requests = [{"model": "llama-3.1-8b", "tp": tp} for tp in (1, 2, 4)]
-    >>> [plan.tp for plan in fastroof.compile_plans(requests, "h100", fastroof.load_tables("h100"))]
+    >>> [plan.tp for plan in fastroof.compile_plans(requests, "h100")]
     [1, 2, 4]
     """
+    used = chosen_tables(tables, gpu)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    check_tables(tables, gpu)
-    tables_hash = "" if tables is None else tables.content_hash
+    check_tables(used, gpu)
+    tables_hash = "" if used is None else used.content_hash
     sources: dict[Any, CurveSource] = {}
     named: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
@@ -129,14 +135,14 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
         if family == len(recipes):
             families[key] = family
             checked = options.checked().for_model(model)
-            check_kernels(tables, gpu, checked)
-            kernels = checked.runtime.kernels
+            check_kernels(used, gpu, checked)
+            kernels = checked.engine.kernels
             order = kernel_order(gpu, checked)
             read = (kernels.gemm_smoothing, kernels.fp8_scales, gpu.name in kernels.cold_decode)
             kind = (checked.method, *read, checked.allow_modelled, order)
             source = sources.get(kind)
             if source is None:
-                source = sources[kind] = curves_of(tables, gpu, checked)
+                source = sources[kind] = curves_of(used, gpu, checked)
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
             counts.append([])
         if recipes[family].options.pp > sum(layers):
@@ -166,6 +172,8 @@ def _read(
         raise PlanError(f"plan {number} must be a mapping of arguments, got {shown(request)}")
     given = dict(request)
     model = given.pop("model", None)
+    if "runtime" in given:
+        given["engine"] = chosen_engine(given.get("engine"), given.pop("runtime"), PlanError)
     unknown = ", ".join(sorted(map(str, given.keys() - OPTIONS.keys())))
     if unknown or model is None:
         wrong = f"does not know {unknown}" if unknown else "needs a model"
@@ -178,7 +186,7 @@ def _read(
         spec = checked_model(model)
         if isinstance(model, str):
             named[model] = spec
-    if "runtime" in given and isinstance(given["runtime"], Mapping):
+    if "engine" in given and isinstance(given["engine"], Mapping):
         # a dict has no hash
-        given["runtime"] = load_engine(given["runtime"])
+        given["engine"] = load_engine(given["engine"])
     return spec, given

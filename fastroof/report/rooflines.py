@@ -114,7 +114,11 @@ def draw_mfu(
     """
     layout = Layout(tp)
     model.check_layout(layout)
-    options = PlanOptions(tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method).checked().for_model(model)
+    options = (
+        PlanOptions(engine="kernels", tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method)
+        .checked()
+        .for_model(model)
+    )
     dtype, kv_dtype = options.dtype, options.kv_dtype
     execution = execution_of(model, options, curves_of(tables, tables.gpu, options))
     calls = model.only_kind.calls(model.hidden, layout, execution)

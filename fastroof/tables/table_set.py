@@ -11,11 +11,13 @@ from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.bounded_cache import BoundedCache
 from fastroof.columns import LATENCY, ORIGIN, Column
-from fastroof.config import GpuSpec
+from fastroof.config import GpuSpec, load_gpu
+from fastroof.defaults import DATASHEET, MEASURED
 from fastroof.errors import MissingTableError, TableError
 from fastroof.lazy_property import lazy_property
-from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
+from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured, load_measured_of
 from fastroof.load.by_name import what_would_bring_more
+from fastroof.load.found import Progress
 from fastroof.load.own import unsound_families
 from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
@@ -420,19 +422,28 @@ class Tables:
         )
 
 
-def load_tables(name: str | Path, *, gpu: str | None = None, source: SourceChoice = None) -> Tables:
+def load_tables(
+    name: str | Path,
+    *,
+    gpu: str | None = None,
+    source: SourceChoice = None,
+    progress: Progress | None = None,
+) -> Tables:
     """Load the measured tables of a GPU.
 
     Parameters
     ----------
     name : str or Path
-        A GPU of bench_data (``"h100"``), or the path of a folder: one GPU's folder, one source's
-        folder, or a tree as InferSim or roofline V2 lay it out.
+        A GPU (``"h100"``), one of its sources (``"h100/SOURCE"``), a version that an installed
+        aiconfigurator-core measured (``"package:h200/vllm/0.24.0"``), or the path of a folder: one GPU's,
+        one source's, or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
         Which GPU, where a tree holds several; where there is one, that must be it.
     source : str or mapping of str to str, optional
         Take only this source; or of the operators named their sources. All others are served by
         their best-ranked one.
+    progress : callable, optional
+        Called with files done, files in all and a file's name while tables of a package are converted.
 
     Returns
     -------
@@ -456,5 +467,23 @@ def load_tables(name: str | Path, *, gpu: str | None = None, source: SourceChoic
     >>> fastroof.load_tables("h100", source=own).sources["allreduce"]
     'aiconfigurator-trtllm-1.3.0rc20'
     """
-    measured = load_measured(name, gpu=gpu, source=source)
+    measured = load_measured(name, gpu=gpu, source=source, progress=progress)
     return Tables(measured, measured.gpu_spec)
+
+
+def load_gpu_tables(
+    gpu: Any, *, source: SourceChoice = None, progress: Progress | None = None
+) -> Tables | None:
+    """Load the tables of a GPU, given as :func:`fastroof.load_gpu` takes it; None if nothing was measured."""
+    measured = load_measured_of(gpu, source=source, progress=progress)
+    return None if measured is None else Tables(measured, measured.gpu_spec)
+
+
+def chosen_tables(given: Any, gpu: Any) -> Any:
+    """Return the tables that a ``tables`` argument means: None for the datasheet model."""
+    if isinstance(given, str | Path):
+        if given == MEASURED:
+            return load_gpu_tables(gpu)
+        spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+        return None if given == DATASHEET else load_tables(given, gpu=spec.name)
+    return given

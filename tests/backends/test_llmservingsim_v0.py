@@ -36,7 +36,9 @@ LONG = 32_832
 def exported(
     request: pytest.FixtureRequest, h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[fastroof.StepPlan, Profile]:
-    plan = fastroof.compile_plan(request.param, "h100", h100, **PLANS[request.param])
+    plan = fastroof.compile_plan(
+        request.param, "h100", h100, **{"runtime": "kernels", **PLANS[request.param]}
+    )
     folder = export_llmservingsim_v0(plan, tmp_path_factory.mktemp("models"), longest=LONG).folder
     return plan, Profile(folder, plan.tp)
 
@@ -164,7 +166,7 @@ def test_rows_are_whole_nanoseconds_of_every_size(exported: tuple[fastroof.StepP
 @pytest.mark.parametrize(("kind", "mean"), [("decodes", 0.005), ("prompt", 0.01), ("mixed", 0.25)])
 def test_a_floor_is_that_of_one_prompt(h100: fastroof.Tables, tmp_path: Path, kind: str, mean: float) -> None:
     """What a prompt lacks to the floor is in its row, and decodes beside it do not take it away."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm")
     folder = export_llmservingsim_v0(plan, tmp_path, longest=LONG).folder
     found = errors(plan, Profile(folder, 1), steps(plan, kind))
     assert np.abs(found).mean() < mean
@@ -174,14 +176,16 @@ def test_a_floor_is_that_of_one_prompt(h100: fastroof.Tables, tmp_path: Path, ki
 
 @pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (2, 1), (33, 8), (64, 1024)])
 def test_small_plans(h100: fastroof.Tables, tmp_path: Path, tokens: int, seqs: int) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=seqs)
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=seqs, engine="kernels"
+    )
     folder = export_llmservingsim_v0(plan, tmp_path, longest=100).folder
     some: list[Step] = [[(1, 99)], [(tokens, 0)], [(1, 0)]]
     assert np.abs(errors(plan, Profile(folder, 1), some)).max() < 0.03
 
 
 def test_requests_end_where_the_model_does(h100: fastroof.Tables, tmp_path: Path) -> None:
-    plan = fastroof.compile_plan("llama-2-7b", "h100", h100, max_tokens=8192, max_seqs=2)
+    plan = fastroof.compile_plan("llama-2-7b", "h100", h100, max_tokens=8192, max_seqs=2, engine="kernels")
     most = plan.model.max_position
     assert most < LONGEST
     profile = Profile(export_llmservingsim_v0(plan, tmp_path).folder, 1)
@@ -194,7 +198,9 @@ def test_requests_end_where_the_model_does(h100: fastroof.Tables, tmp_path: Path
 
 def test_a_bundle_of_several_sizes(h100: fastroof.Tables, tmp_path: Path) -> None:
     plans = [
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, max_tokens=512, max_seqs=64)
+        fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, tp=tp, max_tokens=512, max_seqs=64, engine="kernels"
+        )
         for tp in (2, 1)
     ]
     bundle = export_llmservingsim_v0(plans, tmp_path, hardware="roof", model="my/model", longest=2048)
@@ -226,7 +232,7 @@ def test_the_command_writes_a_profile(tmp_path: Path) -> None:
     folder = tmp_path / "roof" / "meta-llama" / "Llama-3.1-8B"
     written, limits, missing = out.splitlines()
     rows = sum(len(p.read_text().splitlines()) - 1 for p in folder.rglob("*.csv"))
-    named = "llama-3.1-8b (runtime vllm), llama-3.1-8b-tp2 (runtime vllm)"
+    named = "llama-3.1-8b (engine vllm), llama-3.1-8b-tp2 (engine vllm)"
     assert written == f"wrote {folder}: {rows} rows of {named}"
     assert limits == "simulate it with --max-num-batched-tokens 64 --max-batch 8 at most"
     assert missing == "not in it: all-reduces: the simulator times them by its network model"

@@ -214,7 +214,7 @@ def test_experts_with_a_gate_lend_where_no_others_were_measured(h100):
     model = load_model("qwen3-30b-a3b")
     kind = replace(model.only_kind, mlp=RoutedExperts(128, 8, 768, is_gated=False))
     model = replace(model, layers=(replace(model.layers[0], kind=kind),))
-    plan = compile_plan(model, "h100", gated)
+    plan = compile_plan(model, "h100", gated, engine="kernels")
     explained = plan.explain([(1, 1023)] * 16, with_error=True)
     (part,) = (one for one in explained.operators if one.role == "experts")
     assert (part.origin, part.source) == (3, VLLM)
@@ -401,8 +401,19 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
     num_experts, topk, intermediate, is_gated = experts
     hidden = 2048 if is_gated else 2688
     model = mixture(RoutedExperts(num_experts, topk, intermediate, is_gated=is_gated), hidden)
-    compile_plan(model, "h100", h100, dtype="bf16", routing="balanced", max_tokens=64, max_seqs=64, **layout)
-    plan = compile_plan(model, "h100", h100, dtype="bf16", routing="balanced", **layout)
+    compile_plan(
+        model,
+        "h100",
+        h100,
+        dtype="bf16",
+        routing="balanced",
+        max_tokens=64,
+        max_seqs=64,
+        **{"runtime": "kernels", **layout},
+    )
+    plan = compile_plan(
+        model, "h100", h100, dtype="bf16", routing="balanced", **{"runtime": "kernels", **layout}
+    )
     key = kernel(hidden, intermediate, topk, num_experts, plan.layout.moe_tp, plan.layout.ep)
     operator = "moe" if is_gated else "moe_nongated"
     tokens = (1, 3, 64, 100, 1000, 8000)
@@ -422,14 +433,16 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
 def test_a_step_is_the_naive_sum_of_its_lookups(h100, requests):
     experts = RoutedExperts(100, 7, 900, shared_intermediate=1024, router_bias=True)
     model = mixture(experts, 2048)
-    plan = compile_plan(model, "h100", h100, tp=2, dtype="bf16", kv_dtype="bf16", max_tokens=1024)
+    plan = compile_plan(
+        model, "h100", h100, tp=2, dtype="bf16", kv_dtype="bf16", max_tokens=1024, engine="kernels"
+    )
     expected = step_us(plan, h100, requests)
     assert float(plan.explain(requests).total_us) == pytest.approx(expected, rel=1e-11)
 
 
 def test_a_plan_of_few_tokens_reads_no_more_experts_than_they_reach(h100):
     model = mixture(RoutedExperts(128, 8, 768), 2048)
-    plan = compile_plan(model, "h100", h100, dtype="bf16")
+    plan = compile_plan(model, "h100", h100, dtype="bf16", engine="kernels")
     expert_bytes = 3 * 2048 * 768 * 2
     one, many = (
         next(part for part in plan.explain(step).operators if part.role == "experts")
@@ -466,7 +479,7 @@ def test_what_has_no_rows_is_modelled_where_that_is_allowed(h100):
 
 def test_modelled_experts_claim_an_error_of_their_own(h100):
     model = mixture(RoutedExperts(128, 8, 768), 2048)
-    plan = compile_plan(model, "h100", h100, tp=2, dtype="int8", allow_modelled=True)
+    plan = compile_plan(model, "h100", h100, tp=2, dtype="int8", allow_modelled=True, engine="kernels")
     step = plan.explain([(1, 999)] * 8, with_error=True)
     (experts,) = (part for part in step.operators if part.role == "experts")
     assert (experts.origin, experts.source) == (4, "datasheet")

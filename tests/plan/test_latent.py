@@ -39,13 +39,13 @@ def profile(engine: str) -> EngineProfile:
 
 
 def options(engine: str = "kernels", **given: Any) -> PlanOptions:
-    return PlanOptions(runtime=profile(engine), **given).checked().for_model(short())
+    return PlanOptions(engine=profile(engine), **given).checked().for_model(short())
 
 
 def compiled(h100: Any, engine: str = "kernels", model: ModelSpec | None = None, **given: Any) -> Any:
     given = {"tp": 8, **LIMITS, **given}
     return fastroof.compile_plan(
-        short() if model is None else model, "h100", h100, runtime=profile(engine), **given
+        short() if model is None else model, "h100", h100, engine=profile(engine), **given
     )
 
 
@@ -81,7 +81,7 @@ def test_both_ways_time_the_same_block(h100: Any) -> None:
     by_parts = replace(engine, kernels=replace(engine.kernels, latent_attention="parts"))
     batch, kv_len = np.array([1, 4, 16, 64, 128])[:, None], np.array([1024, 4096, 16384])
     whole, parts = (
-        fastroof.compile_plan(short(), "h100", h100, tp=8, runtime=how, **LIMITS).decode_us(batch, kv_len)
+        fastroof.compile_plan(short(), "h100", h100, tp=8, engine=how, **LIMITS).decode_us(batch, kv_len)
         for how in (engine, by_parts)
     )
     # the block has fused norms and rotary embedding, and one launch

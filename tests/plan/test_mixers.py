@@ -112,8 +112,8 @@ def test_a_block_is_the_lookups_of_its_table(h100: Any, kernel: Any, is_decode: 
 
 
 def test_a_step_is_the_sum_of_its_layers(h100: Any) -> None:
-    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100)
-    without = fastroof.compile_plan(model(MixerCall(1, None, None, "bf16")), "h100", h100)
+    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100, engine="kernels")
+    without = fastroof.compile_plan(model(MixerCall(1, None, None, "bf16")), "h100", h100, engine="kernels")
     names = {"kv_dtype": "bf16", "num_q_heads": 16}
     one = float(h100.lookup("mla_decode", **names, batch_size=16, kv_len=1024).latency_us)
     assert plan.decode_us(16, 1024) - without.decode_us(16, 1024) == pytest.approx(3 * one, rel=1e-9)
@@ -133,14 +133,16 @@ def test_several_mixers_add_up(h100: Any) -> None:
     alone = [model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), model(MixerCall(2, GDN, GDN_PROMPT, "bf16"))]
     nothing = model(MixerCall(1, None, None, "bf16"))
     both_us, *one_us, none_us = (
-        fastroof.compile_plan(m, "h100", h100).decode_us(np.array([1, 16, 100]), 3000)
+        fastroof.compile_plan(m, "h100", h100, engine="kernels").decode_us(np.array([1, 16, 100]), 3000)
         for m in (both, *alone, nothing)
     )
     assert both_us == pytest.approx(one_us[0] + one_us[1] - none_us, rel=1e-9)
 
 
 def test_prefixes_cost_their_pairs(h100: Any) -> None:
-    plan = fastroof.compile_plan(model(MixerCall(1, DSA, DSA_PROMPT, "bf16", window=2048)), "h100", h100)
+    plan = fastroof.compile_plan(
+        model(MixerCall(1, DSA, DSA_PROMPT, "bf16", window=2048)), "h100", h100, engine="kernels"
+    )
     assert plan.arena[steps.WINDOW] == 2048
     price = plan.attention[0].prefix_us
     assert min(price) > 0.0
@@ -168,12 +170,12 @@ def test_a_roofline_of_queries_is_that_of_decodes(h100: Any, kernel: Any) -> Non
 def test_one_size_caps(h100: Any) -> None:
     calls = [MixerCall(1, DSA, DSA_PROMPT, "bf16", window=window) for window in (2048, 1024)]
     with pytest.raises(FastroofError, match="capped at 1024 and 2048 tokens"):
-        fastroof.compile_plan(model(*calls), "h100", h100)
+        fastroof.compile_plan(model(*calls), "h100", h100, engine="kernels")
 
 
 def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
     odd = MLA._replace(key=("bf16", 24, 512, 64))
-    plan = fastroof.compile_plan(model(MixerCall(1, odd, MLA_PROMPT, "bf16")), "h100", h100)
+    plan = fastroof.compile_plan(model(MixerCall(1, odd, MLA_PROMPT, "bf16")), "h100", h100, engine="kernels")
     (attention,) = (p for p in plan.explain([(1, 1023)] * 16).operators if p.role == "decode_attention")
     assert attention.origin == 3
     near = [
@@ -223,12 +225,12 @@ def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
     unknown = GDN._replace(key=("generation", "all", 4, 4, 96, 16, 128))
     spec = model(MixerCall(1, unknown, GDN_PROMPT, "bf16"))
     with pytest.raises(MissingTableError, match="allow_modelled=True"):
-        fastroof.compile_plan(spec, "h100", h100)
-    plan = fastroof.compile_plan(spec, "h100", h100, allow_modelled=True)
+        fastroof.compile_plan(spec, "h100", h100, engine="kernels")
+    plan = fastroof.compile_plan(spec, "h100", h100, allow_modelled=True, engine="kernels")
     (attention,) = (p for p in plan.explain([(1, 99)] * 4).operators if p.role == "decode_attention")
     assert (attention.origin, attention.source) == (4, "datasheet")
     with pytest.warns(UserWarning, match="no measured tables"):
-        of_datasheet = fastroof.compile_plan(spec, "h100", None)
+        of_datasheet = fastroof.compile_plan(spec, "h100", None, engine="kernels")
     assert of_datasheet.decode_us(4, 100) > 0.0
     # what is modelled errs as the datasheet model does, however good the rest is
     (attention,) = (p for p in plan.explain([(1, 99)] * 100).operators if p.role == "decode_attention")
@@ -238,7 +240,7 @@ def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
 
 
 def test_plans_of_mixers_are_values(h100: Any) -> None:
-    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100)
+    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100, engine="kernels")
     _ = plan.explain([(1, 99)], with_error=True)
     again = pickle.loads(pickle.dumps(plan))
     assert again.decode_us(7, 700) == plan.decode_us(7, 700)
@@ -246,9 +248,11 @@ def test_plans_of_mixers_are_values(h100: Any) -> None:
         _ = plan.heads
     assert plan.verify_us(4, 1000, 4) > plan.verify_us(4, 1000, 1)
     with pytest.raises(FastroofError, match="grouped-head attention only"):
-        fastroof.compile_plan(plan.model, "h100", h100, method="floor")
+        fastroof.compile_plan(plan.model, "h100", h100, method="floor", engine="kernels")
     deeper = replace(plan.model, layers=(LayerGroup(plan.model.kinds[0], 6),))
-    assert fastroof.compile_plan(deeper, "h100", h100).decode_us(7, 700) > plan.decode_us(7, 700)
+    assert fastroof.compile_plan(deeper, "h100", h100, engine="kernels").decode_us(7, 700) > plan.decode_us(
+        7, 700
+    )
 
 
 def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
@@ -257,7 +261,7 @@ def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
         pytest.warns(UserWarning, match="datasheet"),
         pytest.raises(GpuError, match="no peak for a format that dsa"),
     ):
-        fastroof.compile_plan("glm-5.2", "a100", None, tp=8)
+        fastroof.compile_plan("glm-5.2", "a100", None, tp=8, engine="kernels")
 
 
 @pytest.mark.parametrize("kernel", [MLA_PROMPT, GDN_PROMPT], ids=lambda kernel: kernel.operator)

@@ -15,7 +15,7 @@ from fastroof.plan.options import OPTIONS, PlanOptions
 
 def test_compile_plan_takes_every_option_with_its_default() -> None:
     parameters = inspect.signature(fastroof.compile_plan).parameters
-    names = [name for name in parameters if name not in ("model", "gpu", "tables", "curves")]
+    names = [name for name in parameters if name not in ("model", "gpu", "tables", "curves", "runtime")]
     assert names == list(OPTIONS)
     assert {name: parameters[name].default for name in names} == {
         name: option.default for name, option in OPTIONS.items()

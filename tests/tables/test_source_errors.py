@@ -100,7 +100,9 @@ def test_a_step_of_unsound_kernels_is_as_unsure_as_they_are() -> None:
     }
     flagged = fastroof.Tables(replace(h100.measured, tables=tables), h100.gpu)
     sure, unsure = (
-        fastroof.compile_plan("llama-3.1-8b", "h100", t, dtype="fp8_block").decode_error(1, 1024)
+        fastroof.compile_plan("llama-3.1-8b", "h100", t, dtype="fp8_block", engine="kernels").decode_error(
+            1, 1024
+        )
         for t in (h100, flagged)
     )
     # nearly all of such a step is launches, and all of them are off the same way
@@ -109,7 +111,7 @@ def test_a_step_of_unsound_kernels_is_as_unsure_as_they_are() -> None:
 
 
 def test_what_all_calls_share_does_not_average_out(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     gemm = campaign_error("gemm", "bf16", "h100").long
     # four GEMMs a layer, the LM head and attention: less than one GEMM's error, more than what they share
     assert gemm.common < plan.decode_error(1, 128) < np.sqrt(gemm.variance) + 0.02

@@ -34,8 +34,9 @@ class ServeLimits:
     max_simulated_requests, max_answered_requests : int
         Requests of a simulation, and of one whose answer has all of them.
     max_simulated_steps : int
-        Steps that a simulation may take at most, as :func:`fastroof.simulation.work.simulated_steps` counts
-        them: tokens of all outputs, chunks of all prompts, and looks at replicas.
+        Steps that a simulation may take at most, as
+        :func:`fastroof.simulation.settings.simulated_steps` counts them: tokens of all outputs, chunks of all
+        prompts, and looks at replicas.
     max_call_s : int
         Seconds that a call may take, from when it has been read; then its work is ended. A stream of lines
         is one call. Simulations are ended at once, and everything else between its parts, which take seconds

@@ -32,8 +32,8 @@ SMALL = "llama-3.1-8b"
 @pytest.fixture(scope="module")
 def plans(h100: fastroof.Tables) -> dict[str, fastroof.StepPlan]:
     return {
-        SMALL: fastroof.compile_plan(SMALL, "h100", h100),
-        "two": fastroof.compile_plan("qwen2.5-7b", "h100", h100, tp=2),
+        SMALL: fastroof.compile_plan(SMALL, "h100", h100, engine="kernels"),
+        "two": fastroof.compile_plan("qwen2.5-7b", "h100", h100, tp=2, engine="kernels"),
     }
 
 

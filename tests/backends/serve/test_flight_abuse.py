@@ -48,7 +48,7 @@ serve_flight({{{NAME!r}: plan}}, "127.0.0.1", 0, drain_timeout_s=float(sys.argv[
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan(NAME, "h100", h100)
+    return fastroof.compile_plan(NAME, "h100", h100, engine="kernels")
 
 
 @pytest.fixture
