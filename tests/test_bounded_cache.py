@@ -22,7 +22,7 @@ from fastroof.ui import plans
 from fastroof.ui.view import View
 from fastroof.ui.answers import step_answer
 
-table_set.LATELY_BYTES = plans.PLANS_BYTES = 2**23
+table_set.BOUNDED_CACHE_BYTES = plans.PLANS_BYTES = 2**23
 
 def rss():
     with open("/proc/self/statm") as said:
@@ -126,15 +126,15 @@ def test_values_up_to_a_smaller_number_begin_alike(h100: fastroof.Tables, method
 
 
 def test_tables_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_set, "LATELY_BYTES", 2**20)
+    monkeypatch.setattr(table_set, "BOUNDED_CACHE_BYTES", 2**20)
     tables = fastroof.load_tables("h100")
     for runtime in ("vllm", "sglang", "kernels"):
         for max_tokens in range(2000, 9000, 700):
             fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, engine=runtime)
-            assert 0 < tables._lately.num_bytes <= 2**20
+            assert 0 < tables._bounded.num_bytes <= 2**20
         fastroof.compile_plan(
             "llama-3.1-8b", "h100", tables, max_tokens=900, method="linear_mfu", engine="kernels"
         )
-    kinds = {key[0] for key in tables._kept}
-    assert not [key for key in tables._kept if "linear_mfu" in str(key) and key[0] == "row nodes"]
+    kinds = {key[0] for key in tables._cached}
+    assert not [key for key in tables._cached if "linear_mfu" in str(key) and key[0] == "row nodes"]
     assert "row values" not in kinds

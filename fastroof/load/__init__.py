@@ -1,4 +1,4 @@
-"""Stage 1, measured rows in files to MeasuredTables; NumPy and pyarrow only."""
+"""Stage 1: files of measured rows to MeasuredTables; needs NumPy and pyarrow only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_measured(
         A GPU's name, ``GPU/SOURCE``, ``package:GPU/BACKEND/VERSION`` of an installed aiconfigurator-core, or
         a folder: one GPU's, one source's, several GPUs', or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
-        Which GPU, where the folder holds several; where it holds one, that must be it.
+        Which GPU, if the folder holds several; it must match if there is only one.
     source : str or mapping of str to str, optional
         Take only this source; or of the operators named their sources, and of the others the
         best-ranked ones, as in ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
@@ -51,13 +51,13 @@ def load_measured(
     Returns
     -------
     MeasuredTables
-        One table an operator.
+        One table per operator.
 
     Raises
     ------
     TableError
-        If a file is malformed or must not be used, there is no such source (the error lists those that
-        there are), or the tables are another GPU's than the one that was named.
+        If a file is malformed or must not be used, the source does not exist, or the tables are another GPU's
+        than the requested one.
     GpuError
         If the name is neither a known GPU nor a folder.
     """
@@ -87,7 +87,7 @@ def _check_types(name: object, gpu: object, source: object) -> None:
 
 
 def _is_gpu(name: str, spec: GpuSpec) -> bool:
-    """Whether a name, or an alias of one, is that of some tables' GPU."""
+    """Whether a name or alias is that of the tables' GPU."""
     if name in (spec.name, *spec.aliases):
         return True
     try:

@@ -1,4 +1,4 @@
-"""What measured tables there are, where they came from, and which of them serve; no row is read."""
+"""List measured tables, their sources, and which of them serve, without reading rows."""
 
 from __future__ import annotations
 

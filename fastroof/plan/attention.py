@@ -184,7 +184,7 @@ class GroupedHeads(StepAttention):
 
     def sources(self, tables: Tables) -> tuple[str, ...]:
         """Sources of the head shape, or of its donors."""
-        donors = self._tables_of.grid(tables, self.heads).lenders
+        donors = self._tables_of.grid(tables, self.heads).donors
         return tuple(tables.source_of(self.operator, tuple(one)) for one in donors)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
@@ -202,7 +202,7 @@ class GroupedHeads(StepAttention):
 
     def donor(self, tables: Tables) -> Key:
         """Key of the head shape, or of its first donor."""
-        return tuple(self._tables_of.grid(tables, self.heads).lenders[0])
+        return tuple(self._tables_of.grid(tables, self.heads).donors[0])
 
     def variance(self, tables: Tables) -> Variance:
         """Local errors of its tables, and of borrowing."""

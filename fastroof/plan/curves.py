@@ -25,7 +25,7 @@ from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCos
 from fastroof.plan.attention import StepAttention
 from fastroof.plan.options import PlanOptions
 from fastroof.tables import Tables
-from fastroof.tables.lookup import KernelOrder
+from fastroof.tables.kernel_order import KernelOrder
 
 DATASHEET_SOURCE: Final = "datasheet"
 """Source of what was not measured."""
@@ -202,7 +202,7 @@ class TableCurves:
 
         def nodes() -> RowNodes:
             made = operator.row_nodes(call, self.tables, self.options, max_rows)
-            if table is None or not self.tables.order.is_foreign(table):
+            if table is None or not self.tables.is_foreign(table):
                 return made
             return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
 
@@ -214,9 +214,9 @@ class TableCurves:
             return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
         key = ("row nodes", *self._key(call, max_rows))
         if self.method == "roofline":
-            made = self.tables.kept(key, nodes)
+            made = self.tables.cached(key, nodes)
         else:  # a node at every row
-            made = self.tables.kept_lately(key, nodes, lambda made: 3 * made.axis.nbytes)
+            made = self.tables.cached_bounded(key, nodes, lambda made: 3 * made.axis.nbytes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
@@ -225,7 +225,7 @@ class TableCurves:
         def values() -> tuple[Floats, Flags]:
             return row_values(self.row_curve(call, max_rows), max_rows)
 
-        latency_us, origin = self.tables.kept_lately(
+        latency_us, origin = self.tables.cached_bounded(
             ("row values", *self._key(call, max_rows)),
             values,
             lambda made: made[0].nbytes + made[1].nbytes,
@@ -251,7 +251,7 @@ class TableCurves:
             return attention.block(self.tables, self.method)
 
         how = (self.method, self.allow_modelled, self.is_cold)
-        return self.tables.kept(("attention blocks", *how, attention), block)
+        return self.tables.cached(("attention blocks", *how, attention), block)
 
     def attention_source(self, attention: StepAttention) -> str:
         """Return the sources of its kernels, or of those that replace them."""
@@ -263,7 +263,7 @@ class TableCurves:
         """Return the time per pair and token of a prefix, in one layer's prefill."""
         if self._is_modelled(attention):
             return attention.datasheet_prefix_us(self.gpu)
-        return self.tables.kept(("prefix", attention), lambda: attention.prefix_us(self.tables))
+        return self.tables.cached(("prefix", attention), lambda: attention.prefix_us(self.tables))
 
     def _is_modelled(self, attention: StepAttention) -> bool:
         """Whether it was not measured and comes from the datasheet model."""
@@ -277,7 +277,7 @@ class TableCurves:
                 return True
             return False
 
-        return self.tables.kept(("is modelled", self.allow_modelled, attention), is_modelled)
+        return self.tables.cached(("is modelled", self.allow_modelled, attention), is_modelled)
 
     def _check_modelled(self, error: MissingTableError) -> None:
         """Raise the error with a hint, unless the datasheet model is allowed."""

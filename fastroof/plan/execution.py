@@ -41,8 +41,8 @@ def _sound_formats(tables: Tables, operator: str, kv_dtype: str) -> set[str]:
     """Formats in which some source has sound blocks with a KV cache of a format."""
     found = set()
     for table in tables.candidates(operator):
-        keys = [key for key in tables.keys_of(table) if key[1] == kv_dtype]
-        found |= {str(key[0]) for key in tables.sound_keys(table, keys)}
+        keys = [key for key in table.groups() if key[1] == kv_dtype]
+        found |= {str(key[0]) for key in keys if tables.is_sound(table, key)}
     return found
 
 
@@ -84,7 +84,7 @@ def _kernel_format(
         return able[0]
     experts = frozenset(kind.mlp for kind in model.kinds if isinstance(kind.mlp, RoutedExperts))
     key = ("measured formats", model.hidden, experts)
-    measured = tables.kept(key, lambda: list(_measured(tables, model.hidden, experts)))
+    measured = tables.cached(key, lambda: list(_measured(tables, model.hidden, experts)))
     return next((kernel for dtypes in measured for kernel in able if kernel in dtypes), able[0])
 
 

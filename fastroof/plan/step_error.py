@@ -22,7 +22,7 @@ from fastroof.plan.curves import per_row, row_values
 from fastroof.plan.plan_data import PlanData
 from fastroof.run.batch import StepBatch, StepTimes, int_array
 from fastroof.tables import Tables
-from fastroof.tables.errors import NO_SOURCE, SourceError, source_error
+from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.leave_one_out import PREFIX
 
 DATASHEET: Final = 0.22

@@ -429,7 +429,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
     [
         (("--dataset", "vllm"), "no data set 'vllm'; there is"),
         (("--peer", "vidur"), "--peer is aiconfigurator, got 'vidur'"),
-        (("--gpu", "h20"), "h20 has no measured tables, and no public package has any: give a folder"),
+        (("--gpu", "h20"), "h20 has no measured tables, and no public package has any: pass a folder"),
         (("--by", "tp,size"), f"grouped by {', '.join(GROUPINGS)}; got size"),
         (("--rows", "none.csv"), "none.csv: cannot be read as serving rows"),
         (("--plot", "picture.pdf"), "picture.pdf must end in .png or .svg"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastroof.errors import GpuError, TableError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.load.compare import FAR_APART, diff_tables
-from fastroof.load.families import band_words, bands, paired_points, region_sizes
+from fastroof.load.families import band_text, bands, paired_points, region_sizes
 
 
 def gemms(*rows: tuple[str, int, int, int, float]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_a_point_counts_once_with_its_median() -> None:
 @given(st.lists(st.integers(1, 2**40), min_size=1))
 def test_a_band_holds_the_sizes_that_it_says(sizes: list[int]) -> None:
     for size, band in zip(sizes, bands(np.array(sizes, np.float64)).tolist(), strict=True):
-        least, _, most = band_words(band).partition(" to ")
+        least, _, most = band_text(band).partition(" to ")
         assert int(least) <= size <= int(most or least)
 
 

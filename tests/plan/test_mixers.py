@@ -17,10 +17,10 @@ from fastroof.models import ModelSpec
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import MixerCall, MixerKernel
-from fastroof.operators.ragged import OCTAVE, lent
+from fastroof.operators.ragged import OCTAVE, kernel_donor
 from fastroof.operators.registry import OPERATORS
 from fastroof.plan.attention import MixerErrors, step_attention
-from fastroof.tables.lookup import KernelOrder
+from fastroof.tables.kernel_order import KernelOrder
 from fastroof.uncertainty.leave_one_out import EdgeVariances, LocalErrors
 from tests.reference.handmade import handmade_tables
 
@@ -186,7 +186,7 @@ def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["trtllm", "vllm"])
-def test_lending_over_an_octave_errs_as_it_says(h100: Any, engine: str) -> None:
+def test_borrowing_over_an_octave_errs_as_claimed(h100: Any, engine: str) -> None:
     operator: Any = OPERATORS["mla_module_decode"]
     tables = h100.in_order(KernelOrder((engine,)))
     inside = []
@@ -197,19 +197,19 @@ def test_lending_over_an_octave_errs_as_it_says(h100: Any, engine: str) -> None:
         rows = tables.rows(operator, key)
         sizes = {name: rows[name].astype(float) for name in operator.axis_names}
         at = [sizes[name] for name in operator.axis_names]
-        lent_us, own_us = np.empty(len(at[0])), rows["latency_us"]
-        tables.packed(operator, half).latency(at, lent_us, np.empty(len(at[0]), np.uint8))
+        donor_us, own_us = np.empty(len(at[0])), rows["latency_us"]
+        tables.packed(operator, half).latency(at, donor_us, np.empty(len(at[0]), np.uint8))
         launch_us = tables.packed(operator, half).launch_us
         own, theirs = (launch_us + operator.work_us(k, tables.gpu)(*at) for k in (key, half))
-        inside.append(np.abs(np.log(lent_us * own / theirs / own_us)) <= 1.2816 * OCTAVE)
+        inside.append(np.abs(np.log(donor_us * own / theirs / own_us)) <= 1.2816 * OCTAVE)
     assert 0.75 < np.concatenate(inside).mean() < 0.97
 
 
-def test_a_lender_takes_no_longer_than_rows_found_too_slow() -> None:
+def test_a_donor_takes_no_longer_than_rows_found_too_slow() -> None:
     tables = fastroof.load_tables("h200").in_order(KernelOrder(("vllm",)))
     operator: Any = OPERATORS["dsa_prefill"]
     key = ("fp8_block", "bf16", "bf16", "deepseek-v3.2", 16)
-    one = lent(tables, operator, key)
+    one = kernel_donor(tables, operator, key)
     (table,) = (table for table in tables.candidates("dsa_prefill") if table.engine == "vllm")
     assert not tables.is_sound(table, key)
     assert (one.key != key, one.bounded_by) == (True, table.source)
@@ -304,7 +304,8 @@ def test_a_layer_one_of_whose_kernels_is_borrowed_has_that_error() -> None:
     )
     kernel = MixerKernel("gdn", ("context", "all", *heads))
     kernels = [
-        lent(tables, OPERATORS["gdn"], ("context", part, *heads)) for part in ("convolution", "recurrence")
+        kernel_donor(tables, OPERATORS["gdn"], ("context", part, *heads))
+        for part in ("convolution", "recurrence")
     ]
     assert [one.is_borrowed for one in kernels] == [False, True]
     assert kernels[0].error == 0.0 < kernels[1].error

@@ -103,19 +103,19 @@ def test_a_state_in_16_bits_moves_half_the_bytes(nano: Any, h200: Any) -> None:
     assert times[0] - times[1] == pytest.approx(saved_bytes / nano.gpu.hbm_bytes_per_s * 1e6 / 0.9)
 
 
-def test_convolutions_are_lent_by_their_channels(h200: Any) -> None:
+def test_convolutions_are_borrowed_by_their_channels(h200: Any) -> None:
     plan = fastroof.compile_plan(NANO, "h200", h200, tp=8, engine="kernels")
     parts = {part.name: part for part in plan.explain([(2048, 0)]).operators}
     taps = parts["mamba convolution (mamba)"]
     assert taps.origin == 3
     # 16 heads of 64 with 64 states in 4 groups have the nearest sizes to 8 with 128 in 1
-    lender = {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 4}
-    found = h200.lookup("mamba2", phase="context", part="convolution", batch_size=1, q_len=2048, **lender)
+    donor = {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 4}
+    found = h200.lookup("mamba2", phase="context", part="convolution", batch_size=1, q_len=2048, **donor)
     channels = (8 * 64 + 2 * 128) / (16 * 64 + 2 * 4 * 64)
     assert taps.total_us == pytest.approx(23 * float(found.latency_us) * channels, rel=1e-6)
 
 
-def test_lending_by_channels_beats_lending_by_b(h200: Any) -> None:
+def test_borrowing_by_channels_beats_borrowing_by_b(h200: Any) -> None:
     """Each measured convolution of prompts stands for every other one."""
     off: dict[str, list[float]] = {"channels": [], "B": []}
     keys = [key for key in h200.every_key("mamba2") if key[0] == "context"]
@@ -125,15 +125,15 @@ def test_lending_by_channels_beats_lending_by_b(h200: Any) -> None:
         for r in (h200.rows(MAMBA2, key),)
     }
     for wanted in keys:
-        for lender in keys:
-            common = sorted(rows[wanted].keys() & rows[lender].keys())
-            if wanted == lender:
+        for donor in keys:
+            common = sorted(rows[wanted].keys() & rows[donor].keys())
+            if wanted == donor:
                 continue
             sizes = dict(zip(MAMBA2.axis_names, np.array(common, float).T, strict=True))
-            measured, lent = (np.array([rows[key][at] for at in common]) for key in (wanted, lender))
-            by_b = super(type(MAMBA2), MAMBA2).lent_share(h200, wanted, lender, sizes)
-            for rule, share in (("channels", MAMBA2.lent_share(h200, wanted, lender, sizes)), ("B", by_b)):
-                off[rule] += np.abs(np.log(lent * share / measured)).tolist()
+            measured, borrowed = (np.array([rows[key][at] for at in common]) for key in (wanted, donor))
+            by_b = super(type(MAMBA2), MAMBA2).donor_ratio(h200, wanted, donor, sizes)
+            for rule, share in (("channels", MAMBA2.donor_ratio(h200, wanted, donor, sizes)), ("B", by_b)):
+                off[rule] += np.abs(np.log(borrowed * share / measured)).tolist()
     assert np.mean(off["channels"]) < 0.25
     assert np.mean(off["channels"]) < np.mean(off["B"]) / 2
 

@@ -87,7 +87,7 @@ def test_gpus_of_a_rank_share_its_tokens_and_gather_them_again(tables: Tables) -
     assert "mlp_allreduce" not in found
 
 
-def test_nothing_is_lent_between_groups_of_other_sizes(tables: Tables) -> None:
+def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> None:
     four = OPTIONS | {"dp": 4, "ep": 4}
     with pytest.raises(MissingTableError, match="moe_ep=4"):
         compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **{"runtime": "kernels", **four})

@@ -82,11 +82,11 @@ def test_more_than_a_node_of_groups_runs_the_engines_own_wide_kernels(h100):
 
 
 def test_a_load_balancer_of_another_engine_is_borrowed(h100):
-    own, lent = (
+    own, borrowed = (
         compile_plan(MODEL, "h100", h100, **{**WIDE, "runtime": engine}, eplb=True)
         for engine in ("trtllm-1.1", "sglang")
     )
-    parts = [experts(plan, [(1, 99)] * 8) for plan in (own, lent)]
+    parts = [experts(plan, [(1, 99)] * 8) for plan in (own, borrowed)]
     assert parts[0].total_us == parts[1].total_us
     assert parts[0].origin < ORIGIN_BORROWED == parts[1].origin
 

@@ -13,7 +13,7 @@ from fastroof.errors import MissingTableError, TableError
 from fastroof.load.own import load_own
 from fastroof.load.write import write_source
 from fastroof.tables import Tables
-from fastroof.tables.lookup import BY_RANK, KernelOrder
+from fastroof.tables.kernel_order import BY_RANK, KernelOrder
 
 SIZES = {"m": [1, 64, 4096], "n": [4096, 4096, 4096], "k": [4096, 4096, 4096]}
 
@@ -124,7 +124,7 @@ def test_folders_of_one_gpu_are_read_together_and_the_first_counts(folder, tmp_p
     assert [t.source for t in together.candidates("gemm")] == ["a-vllm", "b-sglang", "c-trtllm", "d"]
     tables = Tables(together, together.gpu_spec)
     assert at_one(tables, "int8") == (90.0, ORIGIN_MEASURED)
-    # the second folder's source of the same name lends nothing: the first one has the operator
+    # the second folder's source of the same name is no donor: the first one has the operator
     assert tables.source_of("gemm", ("fp8",)) == "a-vllm"
     named = load_own([folder, other / "h100"], source="b-sglang")
     assert len(named.candidates("gemm")) == 1

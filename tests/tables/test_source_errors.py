@@ -10,8 +10,9 @@ import pytest
 
 import fastroof
 from fastroof.errors import TableError
-from fastroof.tables.errors import source_error
-from fastroof.tables.lookup import KernelOrder, run_lookup
+from fastroof.tables.kernel_order import KernelOrder
+from fastroof.tables.lookup import run_lookup
+from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.campaign import campaign_error
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
@@ -54,7 +55,7 @@ def test_a_tables_own_word_on_its_campaign_counts(h100: fastroof.Tables) -> None
 )  # fmt: skip
 def test_a_wrong_word_on_it_is_refused(h100: fastroof.Tables, about: Any) -> None:
     wrong = with_about(h100, "gemm", campaign=about)
-    with pytest.raises(TableError, match="need scale and common"):
+    with pytest.raises(TableError, match="must have scale and common"):
         wrong.lookup("gemm", **GEMM, with_error=True)
 
 

@@ -25,8 +25,8 @@ from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
 from fastroof.plan import step_error
 from fastroof.tables.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
-from fastroof.tables.errors import source_error
 from fastroof.tables.lookup import Lookup, run_lookup
+from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.leave_one_out import (
     PREFIX,
     REPEATABILITY,
@@ -157,10 +157,10 @@ def test_what_is_borrowed_has_the_error_of_borrowing_on_top():
     tables = handmade_tables(attention_decode=attention_rows(points))
     half = {"num_q_heads": 16, "num_kv_heads": 4, "head_dim": 128}
     own = tables.lookup("attention_decode", batch_size=4, kv_len=128, **DECODE, with_error=True)
-    lent = tables.lookup("attention_decode", batch_size=8, kv_len=128, **half, with_error=True)
-    assert lent.origin == 3
+    borrowed = tables.lookup("attention_decode", batch_size=8, kv_len=128, **half, with_error=True)
+    assert borrowed.origin == 3
     expected = np.hypot(float(own.relative_error), BORROWED[0])
-    assert float(lent.relative_error) == pytest.approx(expected)
+    assert float(borrowed.relative_error) == pytest.approx(expected)
     eighth = {"num_q_heads": 4, "num_kv_heads": 1, "head_dim": 128}
     far = tables.lookup("attention_decode", batch_size=32, kv_len=128, **eighth, with_error=True)
     assert float(far.relative_error) == pytest.approx(np.hypot(float(own.relative_error), BORROWED[1]))
