@@ -31,8 +31,8 @@ from fastroof.compiled.serving_options import (
     ServingOptions,
 )
 from fastroof.errors import BatchError
+from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
-from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -335,7 +335,7 @@ def estimate(
     Those who arrive during a prefill step come next, without a decode step between. A benchmark of
     ``requests_per_client`` begins with e = 1, and has the mean e of the others after.
 
-    Ranks of attention data parallelism that step together (:func:`fastroof.plan.rank_rules.rank_rules`) wait
+    Ranks of attention data parallelism that step together (:func:`fastroof.plan.calls.rank_rules`) wait
     for the longest of theirs, while experts compute the tokens of all, or what the engine pads them to. Each
     of the n other ranks that have requests has prompts in a share s of its steps, as above but with all of
     its clients; with E(t) the time of experts for t tokens, D, M and a prompt's own steps become::

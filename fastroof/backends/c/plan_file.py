@@ -22,7 +22,7 @@ from fastroof.compiled import plan_files as parts
 from fastroof.compiled import steps
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
-from fastroof.plan.arena import check_arena
+from fastroof.plan.arena import validate_arena
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -135,7 +135,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     count = int(words[loops.ARENA_FLOATS])
     text = octets[loops.FILE_HEADER + 8 * count :][: int(words[loops.TEXT_BYTES]) - 1]
     arena = floats[start : start + count]
-    check_arena(arena, str(path), BackendError)
+    validate_arena(arena, str(path), BackendError)
     return PlanFile(arena, _description(text.tobytes(), arena, f"the description of {path}"))
 
 

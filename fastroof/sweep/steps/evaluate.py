@@ -495,7 +495,7 @@ def _origins(plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Flags:
 def _tokens_per_s(plan: StepPlan, kv_len: Any, batch_size: Any, step_us: Any) -> Any:
     """Output tokens of all ranks, and of as many batches as stages at the pace of the slowest."""
     if plan.layout.pp > 1:
-        step_us = plan.paced.decode_us(np.maximum(batch_size, 1), kv_len)
+        step_us = plan.bottleneck.decode_us(np.maximum(batch_size, 1), kv_len)
     return batch_size * plan.batches_in_flight / step_us * US_PER_S
 
 

@@ -221,7 +221,7 @@ WRONG = {
     "a step beyond the plan": (frame(7, ([65], [4096])), PlanRangeError, "max_seqs=65"),
     "offsets from 1": (frame(7, ([1, 1], [4, 4], [1, 2])), BatchError, "offsets of one step"),
     "offsets that end early": (frame(7, ([1, 1], [4, 4], [0, 1, 1])), BatchError, "end at the 2 requests"),
-    "offsets that fall": (frame(7, ([1, 1], [4, 4], [0, 2, 1, 2])), BatchError, "offsets must not fall"),
+    "offsets that fall": (frame(7, ([1, 1], [4, 4], [0, 2, 1, 2])), BatchError, "offsets must not decrease"),
     "a new_tokens of 0": (frame(7, ([1, 0], [4, 4], [0, 1, 2])), BatchError, "request 0 of step 1"),
 }  # fmt: skip
 
