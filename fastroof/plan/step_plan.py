@@ -131,7 +131,7 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> bool(plan.decode_us(64, 4096) > plan.decode_us(1, 4096))
         True
         """
@@ -247,7 +247,7 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> bool(plan.verify_us(1, 4096, 4) < 1.2 * plan.decode_us(1, 4096))
         True
         """
@@ -309,7 +309,7 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> 0.01 < plan.decode_error(64, 4096) < 0.1
         True
         """
@@ -358,7 +358,7 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), pp=4)
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", pp=4)
         >>> one, four = (fastroof.StepBatch.from_requests([[(1, 999)] * 16] * n) for n in (1, 4))
         >>> 1.5 < plan.pipeline_us(four) / plan.pipeline_us(one) < 2.1
         True

@@ -19,7 +19,8 @@ from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import Operator
 from fastroof.plan.attention import heads_of
-from fastroof.plan.execution import curves_of, execution_of
+from fastroof.plan.curves import curves_of
+from fastroof.plan.execution import execution_of
 from fastroof.plan.options import PlanOptions
 from fastroof.report.plots import (
     COLOURS,
