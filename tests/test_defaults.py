@@ -23,11 +23,8 @@ from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 
 PACKAGE = Path(fastroof.__file__).parent
 
-OTHERS = {"validate": "auto", "sweep": None, "models": None}
-"""Commands whose runtime is that of each measured row, the specification's, or every engine's."""
-
-UNNAMED = {("plan/compile.py", "compile_plan")}
-"""A plan that somebody compiles by hand sums its kernels, as DESIGN says."""
+OTHERS = {"sweep": None, "models": None, "best": None, "calibrate": None}
+"""Commands whose engine is the specification's, every engine's, the question's, or the one to fit."""
 
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
