@@ -65,6 +65,14 @@ def test_public_name_is_there(name: str) -> None:
         assert value.__doc__
 
 
+def test_subpackages_are_imported_when_they_are_used() -> None:
+    loaded = python(
+        "import sys, fastroof; print('fastroof.serving' in sys.modules); fastroof.serving.estimate"
+    )
+    assert loaded.split() == ["False"]
+    assert "serving" in dir(fastroof)
+
+
 def test_a_name_is_looked_up_once() -> None:
     first = fastroof.load_gpu
     assert vars(fastroof)["load_gpu"] is first
@@ -86,8 +94,8 @@ def test_every_error_is_public() -> None:
     assert raised <= set(fastroof.__all__)
 
 
-def test_an_unknown_name_points_to_dir() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'load_table'; see dir"):
+def test_an_unknown_name_suggests_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'load_table'; did you mean load_tables"):
         fastroof.load_table  # noqa: B018
 
 

@@ -109,7 +109,7 @@ def dynamo_profile(
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> profile = dynamo_profile(plan, max_context=4096)
     >>> active, context = (profile[f"decode_{name}"] for name in ("active_kv_tokens", "context_length"))
     >>> at = active.searchsorted(64 * 4096), context.searchsorted(4096)

@@ -190,7 +190,7 @@ def left_out(plan: StepPlan) -> tuple[str, ...]:
     --------
     >>> import fastroof
     >>> tables = fastroof.load_tables("h100")
-    >>> left_out(fastroof.compile_plan("llama-3.1-8b", "h100", tables))
+    >>> left_out(fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels"))
     ()
     """
     if any(isinstance(curve.operator, AllReduce) for curve in plan.row_curves):

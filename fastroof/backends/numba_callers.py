@@ -52,7 +52,7 @@ def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     Examples
     --------
     >>> import fastroof, numba, numpy as np
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> step_us, data = fastroof.numba_step(plan)
     >>> @numba.njit
     ... def generated_us(data, context_len, steps):          # a loop of one's own
@@ -77,7 +77,7 @@ def numba_decode(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> decode_us, data = fastroof.numba_decode(plan)
     >>> decode_us(data, 64, 4096) == plan.decode_us(64, 4096)
     True

@@ -67,7 +67,7 @@ def serve(
     Examples
     --------
     >>> import fastroof, numpy as np
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> first_us, last_us, steps = serve(plan, np.array([0.0]), np.array([1000]), np.array([2]))
     >>> bool(first_us[0] == plan.prefill_us(1000)), steps
     (True, 2)
@@ -164,7 +164,7 @@ def _serve(
 
 def main() -> None:
     """Serve 10,000 requests first come first served, and shortest prompt first."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     random = np.random.default_rng(1)
     requests, per_s = 10_000, 20.0
     arrival_us = random.exponential(1e6 / per_s, requests).cumsum()

@@ -34,7 +34,7 @@ def plan_facts(
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=2, pp=4)
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", tp=2, pp=4)
     >>> facts = plan_facts(plan)
     >>> facts["layout"]
     {'tp': 2, 'pp': 4, 'dp': 1, 'ep': 1, 'moe_tp': 2, 'cp': 1, 'gpus': 8}

@@ -68,7 +68,7 @@ class StepTimePredictor:
     --------
     >>> import fastroof
     >>> from types import SimpleNamespace
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> requests = [SimpleNamespace(extend_length=1, past_kv_length=4095)] * 64
     >>> seconds = StepTimePredictor(plan).predict_infer_time(SimpleNamespace(reqs=requests))
     >>> seconds == plan.decode_us(64, 4096) / 1e6

@@ -235,7 +235,7 @@ def write_splitwise_table(
     Examples
     --------
     >>> import fastroof, tempfile
-    >>> plan = fastroof.compile_plan("llama-2-70b", "h100", fastroof.load_tables("h100"), tp=8)
+    >>> plan = fastroof.compile_plan("llama-2-70b", "h100", engine="kernels", tp=8)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "perf_model.csv"
     ...     table = write_splitwise_table(plan, path, 2048, model="llama2-70b")

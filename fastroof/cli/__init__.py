@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.completion import begin, take_as_given
+from fastroof.cli.completion import begin, fast_arguments
 from fastroof.command_group import completion_variable, new_app
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def main() -> None:
         from fastroof.cli.completion import offer_values, words_before
 
         offer_values(get_command(app_of(_asked(words_before(os.environ)))))()
-    take_as_given(get_command(app_of(_asked(sys.argv[1:]))))()
+    fast_arguments(get_command(app_of(_asked(sys.argv[1:]))))()
 
 
 def __getattr__(name: str) -> Any:

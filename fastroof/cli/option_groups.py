@@ -189,6 +189,15 @@ ENGINE_SETTINGS: Final[Group] = {
 """Settings of a simulated engine."""
 
 
+SIMULATED: Final = {"max_num_batched_tokens": "2048", "max_num_seqs": "256", "block_size": "16"}
+"""Defaults of :func:`fastroof.simulate`."""
+
+
+def with_defaults(group: Group, defaults: Mapping[str, Any]) -> Group:
+    """Return a group with other defaults for some of its options."""
+    return {name: (kind, defaults.get(name, default)) for name, (kind, default) in group.items()}
+
+
 def engine_settings(given: Given) -> dict[str, Any]:
     """Return the arguments of :func:`fastroof.simulate` that options of ENGINE_SETTINGS are."""
     settings = dict(given)

@@ -12,12 +12,14 @@ from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_SETTINGS,
     POOLS,
+    SIMULATED,
     TABLES,
     Given,
     asked_link,
     engine_settings,
     plan_options,
     taking,
+    with_defaults,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, counted, percent, print_facts, print_json, print_table
@@ -183,8 +185,8 @@ EPILOG: Final = """\b
 Examples:
   fastroof simulate --model llama-3.1-8b
   fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
-  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens 2048 \\
-      --max-num-seqs 256 --requests requests.parquet --report run.html
+  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens engine \\
+      --max-num-seqs engine --requests requests.parquet --report run.html
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
@@ -214,7 +216,11 @@ def register(app: typer.Typer) -> None:
 
 
 @taking(
-    workload=WORKLOAD, plan=plan_options(without=("cp",)), given=ENGINE_SETTINGS, pools=POOLS, measured=TABLES
+    workload=WORKLOAD,
+    plan=plan_options(without=("cp",)),
+    given=with_defaults(ENGINE_SETTINGS, SIMULATED),
+    pools=POOLS,
+    measured=TABLES,
 )
 def simulate(
     *,

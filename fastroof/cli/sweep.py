@@ -27,7 +27,6 @@ from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
 from fastroof.interrupts import BeforeTheEnd
 from fastroof.processors import usable_processors
-from fastroof.sweep.deployments.kind import INFEASIBLE
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -285,6 +284,8 @@ def _print_steps(summary: StepSummary) -> None:
 
 
 def _print_skipped(skipped: dict[str, tuple[str, ...]]) -> None:
+    from fastroof.sweep.deployments.kind import INFEASIBLE
+
     for reason, names in skipped.items():
         console().print(f"left out, {INFEASIBLE.get(reason, reason)}: {', '.join(names)}", soft_wrap=True)
 
@@ -319,6 +320,8 @@ def layout_words(row: dict[str, Any]) -> str:
 
 def _print_deployments(summary: DeploymentSummary) -> None:
     """Print the best deployment of each group, and the counts."""
+    from fastroof.sweep.deployments.kind import INFEASIBLE
+
     out = console()
     best = summary.best[:MOST_GROUPS]
     names = ["model", "GPUs", "layout", "dtype", "clients", "TTFT ms", "TPOT ms", "tokens/s a GPU"]

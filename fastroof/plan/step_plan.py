@@ -154,7 +154,7 @@ class StepPlan(DescribedPlan):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> bool(plan.decode_us(64, 4096) > plan.decode_us(1, 4096))
         True
         """
@@ -270,7 +270,7 @@ class StepPlan(DescribedPlan):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> bool(plan.verify_us(1, 4096, 4) < 1.2 * plan.decode_us(1, 4096))
         True
         """
@@ -333,7 +333,7 @@ class StepPlan(DescribedPlan):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> 0.01 < plan.decode_error(64, 4096) < 0.1
         True
         """
@@ -383,7 +383,7 @@ class StepPlan(DescribedPlan):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), pp=4)
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", pp=4)
         >>> one, four = (fastroof.StepBatch.from_requests([[(1, 999)] * 16] * n) for n in (1, 4))
         >>> 1.5 < plan.pipeline_us(four) / plan.pipeline_us(one) < 2.1
         True

@@ -175,7 +175,7 @@ class ServingEstimate(ArrowResult):
         --------
         >>> import fastroof
         >>> from fastroof.serving import estimate
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
         >>> seen = estimate(plan, isl=1024, osl=128, concurrency=16, with_error=True)
         >>> low, high = seen.interval_ms("tpot")
         >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
@@ -369,7 +369,7 @@ def estimate(
     --------
     >>> import fastroof
     >>> from fastroof.serving import estimate
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> one, many = estimate(plan, isl=1024, osl=128, concurrency=[1, 64]).tpot_ms
     >>> bool(one < many)
     True

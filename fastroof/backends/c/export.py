@@ -90,7 +90,7 @@ def export_c(
     Examples
     --------
     >>> import fastroof, tempfile
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +NORMALIZE_WHITESPACE
     ...     sorted(path.name for path in export_c({"llama-8b": plan}, folder, shared=False).files)
     ['LICENSE', 'blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o',

@@ -81,7 +81,7 @@ class ServedPlans:
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> served = ServedPlans({"small": plan})
     >>> bool(served.decode_us("small", [64], [4096])[0] == plan.decode_us(64, 4096))
     True
@@ -243,7 +243,7 @@ class ServedPlans:
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> served = ServedPlans({"small": plan})
         >>> detail = served.detailed(0, served.decode_steps(64, [4096]), errors=True)
         >>> bool(detail.relative_error == plan.decode_error(64, 4096)), detail.stage_us
@@ -341,7 +341,7 @@ class ServedPlans:
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> ServedPlans({"small": plan}).describe()["plans"][0]["name"]
         'small'
         """

@@ -71,7 +71,7 @@ class FlightServer:
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.flight_client import FlightSteps
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> with FlightServer({"small": plan}) as server, FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
     ...     bool(steps.decode_us("small", [64], [4096])[0] == plan.decode_us(64, 4096))
     True

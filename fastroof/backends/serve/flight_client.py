@@ -62,7 +62,7 @@ class FlightSteps:
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.flight import FlightServer
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> with FlightServer({"small": plan}) as server, FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
     ...     steps.plans()["small"]["gpu"], steps.decode_us("small", 64, 4096) == plan.decode_us(64, 4096)
     ('h100', True)
@@ -171,7 +171,7 @@ class FlightSteps:
         --------
         >>> import fastroof
         >>> from fastroof.backends.serve.flight import FlightServer
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> with FlightServer({"small": plan}) as server:
         ...     with FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
         ...         reply = steps.ask({"plan": "small", "memory": True})

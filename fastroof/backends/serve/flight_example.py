@@ -19,8 +19,8 @@ def main() -> None:
     """Find the largest batch that each plan decodes within 20 ms, at several context lengths."""
     tables = fastroof.load_tables("h100")
     plans = {
-        "llama-3.1-8b": fastroof.compile_plan("llama-3.1-8b", "h100", tables),
-        "llama-3.1-70b-tp4": fastroof.compile_plan("llama-3.1-70b", "h100", tables, tp=4),
+        "llama-3.1-8b": fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels"),
+        "llama-3.1-70b-tp4": fastroof.compile_plan("llama-3.1-70b", "h100", tables, engine="kernels", tp=4),
     }
     batch_size = np.arange(1, 513)
     kv_len = np.array([1024, 4096, 16384, 65536])

@@ -120,7 +120,7 @@ def batch_steps(kind: StepKind, batch: Any, limits: ServeLimits) -> DecodeSteps 
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> steps = batch_steps("decode", pa.record_batch({"batch_size": [64], "kv_len": [4096]}), ServeLimits())
     >>> bool(steps.times_us(plan)[0] == plan.decode_us(64, 4096))
     True
@@ -200,7 +200,7 @@ def plan_metadata(plan: StepPlan) -> dict[str, str]:
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=2)
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", tp=2)
     >>> plan_metadata(plan)["tp"]
     '2'
     """

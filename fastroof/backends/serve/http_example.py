@@ -21,7 +21,7 @@ def ask(connection: http.client.HTTPConnection, message: dict[str, Any]) -> dict
 
 def main() -> None:
     """Serve a plan, ask it on one connection, and stop."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     with HttpServer({"small": plan}) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         served = ask(connection, {"describe": True})["plans"]

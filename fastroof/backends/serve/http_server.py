@@ -54,7 +54,7 @@ class HttpServer(HttpListener):
     Examples
     --------
     >>> import fastroof, json, urllib.request
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> with HttpServer({"small": plan}) as server:
     ...     asked = urllib.request.Request(
     ...         f"http://127.0.0.1:{server.port}/message",

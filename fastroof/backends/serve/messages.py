@@ -67,7 +67,7 @@ def answer_text(served: ServedPlans, text: bytes) -> Answered:
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.answer import ServedPlans
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> served = ServedPlans({"small": plan})
     >>> form, reply, error = answer_text(served, b'{"id": 1, "batch_size": 0, "kv_len": 9}')
     >>> form, reply["id"], reply["error"], type(error).__name__
@@ -111,7 +111,7 @@ def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, An
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.answer import ServedPlans
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> reply = answer_message(ServedPlans({"small": plan}), {"v": 1, "batch_size": 64, "kv_len": [4096]})
     >>> reply == {"latency_us": [plan.decode_us(64, 4096)]}
     True

@@ -55,7 +55,7 @@ def explanation_answer(plan: StepPlan, asked: Any, with_error: bool, limits: Ser
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.limits import ServeLimits
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> answer = explanation_answer(plan, [[2048, 0], [1, 4095]], False, ServeLimits())
     >>> answer["total_us"] == plan.explain([(2048, 0), (1, 4095)]).total_us
     True
@@ -136,7 +136,7 @@ def pipeline_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[str
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.limits import ServeLimits
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), pp=2)
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", pp=2)
     >>> answer = pipeline_answer(plan, [[[1, 999]] * 16] * 2, ServeLimits())
     >>> answer["pipeline_us"] > answer["cycle_us"] > answer["stage_us"][0][0]
     True
@@ -181,7 +181,7 @@ def transfer_answer(
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.limits import ServeLimits
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> transfer_answer(plan, plan, {"prompts": [1000], "bytes_per_s": 50e9}, ServeLimits())
     {'transfer_us': [2621.44], 'kv_bytes': [131072000]}
     """

@@ -90,7 +90,7 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
     --------
     >>> import fastroof
     >>> from fastroof.backends.serve.limits import ServeLimits
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> asked = {"workload": {"rate": 5, "requests": 100}, "options": {"max_num_seqs": 64}}
     >>> simulation_answer(plan, asked, ServeLimits())["summary"]["finished"]
     100

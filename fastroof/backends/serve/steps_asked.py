@@ -183,7 +183,7 @@ def stage_times_us(plan: StepPlan, steps: AskedSteps) -> Floats:
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), pp=2)
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", pp=2)
     >>> steps = DecodeSteps(np.array([2]), np.array([4096]))
     >>> listed = StepBatch.from_requests([[(1, 4095)] * 2])
     >>> bool((stage_times_us(plan, steps) == plan.stage_times_us(listed)).all())

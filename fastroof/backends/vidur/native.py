@@ -7,7 +7,7 @@ In Python a plan becomes the predictor of a simulation in one argument::
     from vidur.config import ClusterConfig, ReplicaConfig, SimulationConfig
     from vidur.simulator import Simulator
 
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=1)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", tp=1)
     replica = ReplicaConfig("meta-llama/Llama-3-8B", num_pipeline_stages=1, tensor_parallel_size=plan.tp)
     cluster = ClusterConfig(replica_config=replica)
     config = SimulationConfig(
