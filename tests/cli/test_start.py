@@ -100,7 +100,7 @@ def test_plain_loops_answer_to_the_last_bit() -> None:
 def test_loops_that_are_compiled_stay_so() -> None:
     done = run(
         "-c",
-        "from fastroof.compiled import search\n"
+        "from fastroof.compiled import guides\n"
         "from fastroof.compiled.layout import is_plain, run_plain\n"
         "assert not run_plain() and not is_plain()",
     )
