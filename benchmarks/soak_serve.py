@@ -29,22 +29,19 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.soak_flight import FlightRoute
-from benchmarks.soak_http import HttpRoute
+from benchmarks.soak_http import ArrowRoute, HttpRoute
 from benchmarks.soak_routes import LIMITS, PLANS, Message, Route
-from benchmarks.soak_stdio import FramesRoute, LinesRoute, StdioRoute
+from benchmarks.soak_stdio import StdioRoute
 from fastroof.errors import FastroofError
 
 ROUTES: Final[dict[str, Callable[[], Route]]] = {
     "stdio": StdioRoute,
-    "frames": FramesRoute,
-    "lines": LinesRoute,
-    "flight": FlightRoute,
     "http": HttpRoute,
+    "arrow": ArrowRoute,
 }
 
-ALL: Final = ("frames", "lines", "flight", "http")
-"""Routes of ``--route all``: stdio is the first two."""
+ALL: Final = tuple(ROUTES)
+"""Routes of ``--route all``."""
 
 GOOD_SHARE: Final = 0.6
 MOST_A_BURST: Final = 8
@@ -185,7 +182,7 @@ def load_client(
 ) -> Account:
     """Send one message after the other, as fast as replies come."""
     account, rng = Account(), random.Random(client)
-    connection = route.connect(started, 4 * client)  # frames, where a route has others
+    connection = route.connect(started, client)
     for _ in range(3):
         connection.exchange([message], rng)
     barrier.wait()

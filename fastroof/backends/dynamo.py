@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.backends.dense_plans import check_decodes_alone
+from fastroof.backends.plan_facts import check_decodes_alone
 from fastroof.backends.releases import warn_of_release
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError

@@ -22,7 +22,7 @@ Release 1.1.0, and the source up to the summer of 2026, read another column in i
 contexts of all prompts of the step, summed, so that several prompts are one of all their tokens after all
 their contexts. That is ``release="1.1"``.
 
-What version 1.0.0 reads instead is written by :mod:`fastroof.backends.llmservingsim_v0`.
+Version 1.0.0 reads another format, which is not written.
 
 Sources: casys-kaist/LLMServingSim, serving/core/trace_generator.py and serving/core/utils.py at
 0d3de681adbd9c515fc378e94e3e625b6e250dad, the first also as it was while it read kv_prefill;
@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.backends.dense_plans import check_dense
+from fastroof.backends.plan_facts import check_dense
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
 from fastroof.errors import BackendError

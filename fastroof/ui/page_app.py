@@ -3,7 +3,7 @@
 ``GET /`` is the page, ``GET /assets/...`` its files, ``GET /choices`` what its controls offer. ``POST
 /ask/step``, ``/ask/layouts`` and ``/ask/capacity`` take a view (:class:`fastroof.ui.view.View`) as
 ``application/json``. Whatever is refused gets ``{"id": null, "error": ..., "message": ...}`` and a status, as
-of :mod:`fastroof.backends.serve.http_app`.
+of :mod:`fastroof.backends.serve.http_server`.
 
 It is for pages of its own origin alone: the host must be one of this machine's names, which a page of another
 name that was pointed here has not; a browser asks first before it posts JSON elsewhere, and nobody answers;
@@ -23,20 +23,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastroof.backends.serve.answer import as_refusal
-from fastroof.backends.serve.http_calls import Calls
+from fastroof.backends.serve.forms import for_json
 from fastroof.backends.serve.http_requests import (
     JSON_TYPE,
     LET_IN,
     LOCAL_HOSTS,
     Bodies,
+    Calls,
     Refused,
+    Workers,
     check_host,
     content_type,
     read_body,
     refusal,
 )
-from fastroof.backends.serve.http_workers import Workers
-from fastroof.backends.serve.json_values import for_json
 from fastroof.backends.serve.messages import write_reply
 from fastroof.checks import shown
 from fastroof.documents import parse_json

@@ -17,8 +17,8 @@ except ModuleNotFoundError as error:
     missing = str(error.name).partition(".")[0]
     raise BackendError(f"the page needs {missing}: pip install 'fastroof[ui]' would do") from None
 
-from fastroof.backends.serve.address import listening_socket
-from fastroof.backends.serve.process import serve_until_told
+from fastroof.backends.serve.http_listener import serve_until_told
+from fastroof.backends.serve.limits import listening_socket
 from fastroof.ui.layouts_answer import layouts_answer
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.step_answer import step_answer

@@ -262,7 +262,7 @@ def test_the_command_writes_a_bundle(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["meta.yaml", "tp1", "tp2"]
     first, second = done.stdout.splitlines()
     assert first.startswith(f"wrote {folder}: ")
-    assert second == "not in it: all-reduces: the simulator times them by its network model"
+    assert second == "left out: all-reduces: the simulator times them by its network model"
     again = CliRunner().invoke(
         app, ["export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine"]
     )

@@ -30,7 +30,7 @@ from tests.fuzz.mutators import mutated_bytes
 pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
 pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
 
-from fastroof.backends.serve.json_values import for_json
+from fastroof.backends.serve.forms import for_json
 from fastroof.ui import page_app
 from fastroof.ui.server import PageServer, serve_page
 from fastroof.ui.step_answer import step_answer

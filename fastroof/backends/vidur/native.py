@@ -31,7 +31,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 import fastroof
-from fastroof.backends.dense_plans import check_dense
+from fastroof.backends.plan_facts import check_dense
 from fastroof.backends.releases import warn_of_release
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.default_runtime import DEFAULT_RUNTIME

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import fastroof
-from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
-from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.limits import PEER_CONNECTIONS_A_CALL, ServeLimits
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

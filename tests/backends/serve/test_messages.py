@@ -10,8 +10,8 @@ import pytest
 
 import fastroof
 from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.forms import FORM_OF, FORMS, message_schemas
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.message_forms import FORM_OF, FORMS, message_schemas
 from fastroof.backends.serve.messages import answer_message, parse_message, take_id
 from fastroof.errors import BackendError, FastroofError
 from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
