@@ -113,7 +113,7 @@ def test_the_command_writes_a_table_and_says_its_errors(tmp_path):
     assert done.exit_code == 0
     wrote, *errors, limit = done.stdout.splitlines()
     assert wrote == f"wrote {path}: llama-2-70b-tp8 (runtime vllm), 512 rows, batches of 1 to 512 tokens"
-    kinds = ["one prompt", "several prompts", "decodes", "prompts beside decodes"]
+    kinds = ["one prompt", "several prompts", "decodes", "prompts with decodes"]
     assert [error.partition(":")[0] for error in errors] == kinds
     assert all(re.search(r": [0-9.]+ % mean error, [0-9.]+ % max, bias [+-]", error) for error in errors)
     assert "may have 64 requests" in limit

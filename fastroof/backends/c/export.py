@@ -57,7 +57,7 @@ class CExport(NamedTuple):
     files : tuple of Path
         Everything else.
     without : str
-        Why there is no shared library; empty where there is one.
+        Why there is no shared library; empty if there is one.
     """
 
     plans: dict[str, Path]
@@ -80,15 +80,15 @@ def export_c(
     plans : mapping of str to StepPlan
         Plans by name: each becomes ``NAME.plan``.
     folder : str or Path
-        Where to; made if it is not there. All files are written or none; others there stay.
+        Output folder, made if missing. All files are written or none; others in it stay.
     cpu : str, optional
-        The oldest CPU that the code is to run on, see :func:`fastroof.backends.c.objects.object_code`.
+        The oldest CPU that must run the code, see :func:`fastroof.backends.c.objects.object_code`.
     target : str, optional
         The system that programs run on, one of :data:`fastroof.backends.c.objects.TARGETS`; this one by
         default.
     shared : bool, optional
         Whether to link ``libfastroof_step`` too, with ``$CC``, or ``cc``, or the target's gcc. By default
-        where that is there.
+        if it is installed.
 
     Returns
     -------
@@ -112,12 +112,10 @@ def export_c(
     """
     folder = Path(folder)
     if not plans:
-        raise BackendError("there is no plan to export: give one at least, by name")
+        raise BackendError("no plan to export: give at least one, by name")
     for name in plans:
         if not name or name.startswith(".") or Path(name).name != name:
-            raise BackendError(
-                f"{name!r} cannot be the name of a plan file: letters, digits, - and . will do"
-            )
+            raise BackendError(f"{name!r} is not a valid name of a plan file: use letters, digits, - and .")
     contents = {f"{name}.plan": plan_bytes(plan, name) for name, plan in plans.items()}
     packaged = resources.files("fastroof.backends.c")
     for name in (_HEADER, *_EXAMPLES):
@@ -127,7 +125,7 @@ def export_c(
     without = ""
     if shared is not False and linker is None:
         compiler = f"{target}-gcc" if target else "cc"
-        without = f"no C compiler links {LIBRARY}: install {compiler} or set CC, or link {_OBJECT} alone"
+        without = f"no C compiler links {LIBRARY}: install {compiler} or set CC, or link {_OBJECT} itself"
         if shared:
             raise BackendError(without)
     contents[_OBJECT] = object_code(cpu, target)
@@ -144,20 +142,14 @@ def export_c(
 
 
 def find_linker(target: str | None) -> list[str] | None:
-    """The compiler that links, and its options: ``$CC``, else the target's gcc or cc; None where none is."""
+    """Return the linking compiler and its options: ``$CC``, else the target's gcc or cc; None if missing."""
     words = shlex.split(os.environ.get("CC", "")) or [f"{target}-gcc" if target else "cc"]
     program = shutil.which(words[0])
     return None if program is None else [program, *words[1:]]
 
 
 def link_library(linker: list[str], code: bytes) -> bytes:
-    """Link object code as :data:`LIBRARY`, which shows the functions of fastroof_step.h alone.
-
-    Raises
-    ------
-    BackendError
-        If the linker fails.
-    """
+    """Link object code as :data:`LIBRARY`, which exports only the functions of fastroof_step.h."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "step.o").write_bytes(code)
@@ -179,7 +171,7 @@ def link_library(linker: list[str], code: bytes) -> bytes:
 
 
 def pkg_config_text() -> str:
-    """What pkg-config reads: the library and its header are where this file is, wherever that is moved to."""
+    """Return the file for pkg-config, which finds library and header in its own folder."""
     return "\n".join(
         [
             "prefix=${pcfiledir}",
@@ -206,13 +198,7 @@ def with_licence_line(name: str, text: bytes) -> bytes:
 
 
 def licence_bytes() -> bytes:
-    """The text of the licence, of the checkout or of the package that is installed.
-
-    Raises
-    ------
-    BackendError
-        If neither has it.
-    """
+    """Return the text of the licence, of the checkout or of the installed package."""
     beside = Path(fastroof.__file__).parents[1]
     # another package's file may lie beside an installed one
     if (beside / "pyproject.toml").is_file() and (beside / "LICENSE").is_file():

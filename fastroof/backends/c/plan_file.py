@@ -43,7 +43,7 @@ class PlanFile(NamedTuple):
     arena : ndarray of float64
         The plan as the loops read it, read-only; the ``data`` of :func:`fastroof.numba_step`.
     description : dict
-        The plan's name, and what ``plan.describe()`` said of it.
+        The plan's name and its ``plan.describe()``.
     """
 
     arena: Floats
@@ -56,7 +56,7 @@ def description(plan: StepPlan, name: str) -> dict[str, Any]:
 
 
 def plan_bytes(plan: StepPlan, name: str) -> bytes:
-    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files` and ``plan_parts`` beside it."""
+    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files` and ``plan_parts``."""
     return _file_bytes(plan, name, len(plan.stage_plans) > 1)
 
 
@@ -212,7 +212,7 @@ class _Body:
         return at
 
     def replace(self, at: int, part: bytes) -> None:
-        """Put other bytes where a part of as many is."""
+        """Replace a part by another of the same length."""
         self._content[8 * at : 8 * at + len(part)] = part
 
 
@@ -248,7 +248,7 @@ def _facts_of(plan: StepPlan) -> Longs:
 
 
 def _verification_part(plan: StepPlan, at: int) -> Floats:
-    """What verification reads beside the arena, to be placed ``at`` instead of after it."""
+    """Return what verification reads besides the arena, to be placed ``at`` instead of after it."""
     arena, after = plan.verification_arena, len(plan.arena)
     part = np.array(arena[after:], "<f8")
     part[[verification.HEAD_AT, verification.BOUNDS_AT]] += at - after

@@ -7,8 +7,6 @@ import typer
 from fastroof.cli.export import c, npz, simulators
 from fastroof.command_group import help_if_alone
 
-__all__ = ["register"]
-
 group = typer.Typer(help="Write plans and times as files that other programs read.", rich_markup_mode=None)
 
 
