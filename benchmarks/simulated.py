@@ -16,8 +16,7 @@ import numpy as np
 import fastroof
 from fastroof.bench import Baseline
 from fastroof.compiled.callers import sums_step_us
-from fastroof.simulation.engine import run_engine
-from fastroof.simulation.outcomes import Outcomes
+from fastroof.simulation.engine import Outcomes, run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 from tests.reference.replay import Schedule, TimedRequest, replay

@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
-__all__ = ["main"]
-
 YOUNG_OBJECTS: Final = 100_000
 """Objects between two collections of young ones: imports make some 300,000, of which none is garbage."""
 
@@ -40,11 +38,7 @@ def main() -> NoReturn:
 
 
 def _leave(ending: SystemExit) -> None:
-    """End the process now, after what was registered to be done at its end; return where it is not that easy.
-
-    Threads that Python would wait for, a debugger's or profiler's report, a prompt that follows, output that
-    cannot be written: all of that is left to Python. Nobody waits for threads of what was interrupted.
-    """
+    """Exit the process now after running its exit handlers; return if this is not possible."""
     import atexit
     import threading
     from contextlib import suppress
@@ -60,7 +54,7 @@ def _leave(ending: SystemExit) -> None:
                 stream.flush()
     except (OSError, ValueError):
         return
-    # what fails there is printed, and is no reason for another exit code
+    # a failure there is printed and does not change the exit code
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

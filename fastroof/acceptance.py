@@ -8,8 +8,6 @@ from typing import Any, Final
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BatchError
 
-__all__ = ["MTP", "acceptance_length"]
-
 MTP: Final = "mtp"
 """What drafts where it is the model's own multi-token prediction layer."""
 
@@ -17,25 +15,7 @@ MOST_DRAFT_TOKENS: Final = 1024
 
 
 def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
-    """Mean tokens that a request says in a step, from that number or from rates by position.
-
-    Parameters
-    ----------
-    num_draft_tokens : int
-        Tokens that are drafted a step.
-    accepted : float or sequence of float
-        As of :class:`SpeculativeDecoding`.
-
-    Returns
-    -------
-    float
-        From 1 to ``num_draft_tokens + 1``.
-
-    Raises
-    ------
-    BatchError
-        If there can be no such acceptance.
-    """
+    """Mean tokens that a request says in a step, from that number or from rates by position."""
     whole_number("num_draft_tokens", num_draft_tokens, least=0, most=MOST_DRAFT_TOKENS, error=BatchError)
     if isinstance(accepted, tuple | list):
         wrong = [rate for rate in accepted if not is_number(rate) or not 0.0 <= rate <= 1.0]

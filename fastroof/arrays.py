@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Bools", "Flags", "Floats", "Int", "Ints", "Longs", "Reals"]
-
 Array = npt.NDArray[Any]
 
 Floats = npt.NDArray[np.float64]

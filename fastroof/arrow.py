@@ -2,34 +2,109 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fastroof.columns import ORIGINS, Column
 from fastroof.errors import FastroofError
-from fastroof.html_tables import MOST_ROWS, rows_html
+from fastroof.processors import usable_memory_bytes
+from fastroof.units import GIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ORIGIN",
-    "RELATIVE_ERROR",
-    "ArrowResult",
-    "ArrowRows",
-    "arrow_schema",
-    "pandas_frame",
-    "polars_frame",
-    "rows_table",
-]
+
+MOST_ROWS: Final = 20
+"""Rows that a table shows; how many more there are is its last line."""
+
+
+def cell_text(value: Any) -> str:
+    """Write a value as a person reads it: four digits of a float, all of an integer, nothing of none."""
+    if value is None:
+        return ""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ""
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def escape(text: str) -> str:
+    """Return text as HTML that reads as that text, in elements and in attributes."""
+    # here: its tables of entities are nothing that a command should wait for
+    import html
+
+    return html.escape(text)
+
+
+def html_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Any]], caption: str, count: int | None = None
+) -> str:
+    """Lay rows out as one HTML table."""
+    shown = list(islice(rows, MOST_ROWS))
+    count = len(shown) if count is None else count
+    lines = ["<table>", f"<caption>{escape(caption)}</caption>", f"<thead><tr>{_heads(columns)}</tr></thead>"]
+    lines.append("<tbody>")
+    for row in shown:
+        cells = (
+            f'<td style="text-align: {"left" if column.kind == "text" else "right"}">'
+            f"{escape(cell_text(value))}</td>"
+            for column, value in zip(columns, row, strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    if count > len(shown):
+        lines.append(f'<tr><td colspan="{len(columns)}">... {count - len(shown):,} more</td></tr>')
+    return "\n".join([*lines, "</tbody>", "</table>"])
+
+
+def _heads(columns: Sequence[Column]) -> str:
+    heads = []
+    for column in columns:
+        title = f' title="{escape(column.meaning)}"' if column.meaning else ""
+        unit = f"<br><small>{escape(column.unit)}</small>" if column.unit else ""
+        heads.append(f'<th scope="col"{title}>{escape(column.name)}{unit}</th>')
+    return "".join(heads)
+
+
+def rows_html(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], caption: str, count: int | None = None
+) -> str:
+    """Lay rows out that are values by name; columns that are empty in every row shown are left out."""
+    shown = rows[:MOST_ROWS]
+    filled = [c for c in columns if any(cell_text(row.get(c.name)) for row in shown)]
+    return html_table(
+        filled, ([row.get(c.name) for c in filled] for row in shown), caption, count or len(rows)
+    )
+
+
+def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
+    """Lay facts out, a row each: its name, its value and the value's unit."""
+    rows = (
+        f'<tr><th scope="row" style="text-align: left">{escape(name)}</th>'
+        f'<td style="text-align: left">{escape(f"{cell_text(value)} {unit}".strip())}</td></tr>'
+        for name, value, unit in facts
+    )
+    return "\n".join(
+        ["<table>", f"<caption>{escape(caption)}</caption>", "<tbody>", *rows, "</tbody>", "</table>"]
+    )
+
 
 ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
-    "relative_error", "float", "", "standard error of the time over it; empty where not asked for", 0
+    "relative_error", "float", "", "standard error of the time over it; empty if not requested", 0
 )
 
 
@@ -56,25 +131,13 @@ def rows_table(
 
 
 def pandas_frame(table: pa.Table) -> Any:
-    """Return a table as a ``pandas.DataFrame``.
-
-    Raises
-    ------
-    FastroofError
-        If pandas is not installed.
-    """
+    """Return a table as a ``pandas.DataFrame``."""
     _frames_of("pandas", "to_pandas")
     return table.to_pandas()
 
 
 def polars_frame(table: pa.Table) -> Any:
-    """Return a table as a ``polars.DataFrame``.
-
-    Raises
-    ------
-    FastroofError
-        If polars is not installed.
-    """
+    """Return a table as a ``polars.DataFrame``."""
     return _frames_of("polars", "to_polars").from_arrow(table)
 
 
@@ -96,23 +159,11 @@ class ArrowRows(ABC):
         """Lay the rows out as an Arrow table: units and meanings are metadata of its fields."""
 
     def to_pandas(self) -> Any:
-        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``.
-
-        Raises
-        ------
-        FastroofError
-            If pandas is not installed.
-        """
+        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
         return pandas_frame(self.to_arrow())
 
     def to_polars(self) -> Any:
-        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``.
-
-        Raises
-        ------
-        FastroofError
-            If polars is not installed.
-        """
+        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``."""
         return polars_frame(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -121,24 +172,7 @@ class ArrowRows(ABC):
 
 
 class ArrowResult(ArrowRows):
-    """A result whose answers are columns: numbers, or arrays of one shape.
-
-    Whatever speaks the Arrow PyCapsule interface takes one: ``pyarrow.table(result)``,
-    ``polars.DataFrame(result)``, ``pandas.DataFrame.from_arrow(result)``, DuckDB's ``from result``.
-
-    Every result that answers with a time has a ``relative_error``: one standard error over the time, of the
-    time's shape (an 80 % interval is 1.28 of them on either side, in ln); None where it was not asked for,
-    nan where it is not known. In the table both are null, as is any number that there is not.
-
-    Attributes
-    ----------
-    arrow_columns : tuple of Column
-        Of its table: names, units and meanings.
-    arrow_names : mapping of str to tuple of str
-        What the codes of a column stand for, which the table spells out.
-    made_from : mapping of str to str
-        The table's metadata: fastroof's version, the tables' hash, and what else the result was made from.
-    """
+    """A result whose answers are columns: numbers, or arrays of one shape."""
 
     arrow_columns: ClassVar[tuple[Column, ...]]
     arrow_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"origin": ORIGINS}
@@ -147,23 +181,10 @@ class ArrowResult(ArrowRows):
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
-        """Answers by name, as they are: numbers, or arrays of one shape; None where not asked for."""
+        """Answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""
 
     def to_arrow(self) -> pa.Table:
-        """Lay the answers out as an Arrow table, a row an element, in C order.
-
-        Returns
-        -------
-        pyarrow.Table
-            Units and meanings are metadata of its fields; what it was made from is metadata of the table.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> looked_up = fastroof.load_tables("h100").lookup("gemm", m=[64, 100], n=6144, k=4096)
-        >>> looked_up.to_arrow()["origin"].to_pylist()
-        ['measured', 'interpolated']
-        """
+        """Lay the answers out as an Arrow table, a row an element, in C order."""
         import pyarrow as pa
 
         schema = arrow_schema(self.arrow_columns, self.made_from)
@@ -201,3 +222,84 @@ class ArrowResult(ArrowRows):
         what = " on ".join(made[name] for name in ("model", "gpu") if name in made)
         said = f"{type(self).__name__}, {count:,} {'row' if count == 1 else 'rows'}"
         return f"{said}: {what}" if what else said
+
+
+CHECKED_PAGES: Final[dict[str, Any]] = {"write_page_checksum": True}
+"""Options of every writer of Parquet."""
+
+PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)
+"""What a damaged or foreign file raises when it is opened or read: text that is no UTF-8 is a ValueError."""
+
+
+def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
+    """Open a Parquet file whose pages are read against their checksums."""
+    source = pa.BufferReader(file) if isinstance(file, bytes) else file
+    opened = pq.ParquetFile(source, page_checksum_verification=True)
+    try:
+        _check_row_counts(opened.metadata)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _check_row_counts(metadata: pq.FileMetaData) -> None:
+    """Refuse a footer, which has no checksum, whose numbers of rows differ: fewer would be read."""
+    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    if rows != metadata.num_rows:
+        raise pa.ArrowInvalid(f"it has {metadata.num_rows} rows by its footer, and {rows} by its row groups")
+
+
+def fault_of(error: BaseException) -> str:
+    """Return what is wrong with a file that raised an error: damage, or that memory does not hold it."""
+    if isinstance(error, MemoryError):
+        return f"needs more memory than there is ({error!s:.200})"
+    return f"is damaged ({error!s:.200})"
+
+
+def _least_bytes(file: pq.ParquetFile, columns: Sequence[str] | None) -> int:
+    """Bytes that columns take in memory at least, by what the file says of itself."""
+    bits = 0
+    for field in file.schema_arrow:
+        if columns is None or field.name in columns:
+            try:
+                bits += field.type.bit_width
+            except ValueError:  # text and lists, of any length
+                bits += 32
+    return int(file.metadata.num_rows) * bits // 8
+
+
+def _memory_needed(file: pq.ParquetFile, columns: Sequence[str] | None) -> str:
+    """Say what columns take, and refuse what memory does not hold before the system ends the process."""
+    needed, usable = _least_bytes(file, columns), usable_memory_bytes()
+    rows = file.metadata.num_rows
+    words = f"{rows:,} rows take at least {needed / GIB:,.3g} GiB, {usable / GIB:,.3g} GiB are usable"
+    if needed > usable:
+        raise MemoryError(words)
+    return words
+
+
+def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read columns of an open file, and look at each value: text is UTF-8, codes have words."""
+    needed = _memory_needed(file, columns)
+    try:
+        table = file.read(columns=None if columns is None else list(columns))
+        table.validate(full=True)
+    except MemoryError as error:
+        raise MemoryError(f"{needed}; {error}") from None
+    return table
+
+
+def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read columns of a file, as :func:`open_parquet` and :func:`whole_table` do."""
+    with open_parquet(path) as file:
+        return whole_table(file, columns)
+
+
+def write_parquet(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table, its pages with checksums."""
+    # a writer whose file fails tries again when it is collected, and prints that: this one writes to memory
+    whole = pa.BufferOutputStream()
+    pq.write_table(table, whole, **CHECKED_PAGES, **options)
+    with open(path, "wb") as file:
+        file.write(whole.getvalue())

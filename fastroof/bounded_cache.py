@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["BoundedCache"]
-
 T = TypeVar("T")
 
 
 class BoundedCache(Generic[T]):
-    """Values by key, bounded by bytes; values that were not used recently are evicted.
-
-    There are two generations of half the bytes each. A value that is used moves to the young generation; once
-    that is full it becomes the old one, and the previous old one is dropped. Nothing is sorted, and there is
-    no lock, on which a forked child could hang: two threads may compute the same value twice.
-
-    Parameters
-    ----------
-    most_bytes : int
-        Of all values together; a single one may be larger.
-
-    Examples
-    --------
-    >>> cache = BoundedCache(200)
-    >>> for i in (1, 2, 1, 3, 1):
-    ...     value = cache.get(i, lambda i=i: "made " * i, lambda value: 100)
-    >>> 1 in cache, 2 in cache, 3 in cache, cache.num_bytes
-    (True, False, True, 200)
-    """
+    """Values by key, bounded by bytes; values that were not used recently are evicted."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -56,19 +36,7 @@ class BoundedCache(Generic[T]):
         bytes_of: Callable[[T], int],
         serves: Callable[[T], bool] | None = None,
     ) -> T:
-        """Return the value of a key; compute it if it is not cached.
-
-        Parameters
-        ----------
-        key : hashable
-            Its key.
-        make : callable
-            Computes it.
-        bytes_of : callable
-            Returns its size in bytes.
-        serves : callable, optional
-            Whether a cached value is sufficient; otherwise it is replaced.
-        """
+        """Return the value of a key; compute it if it is not cached."""
         held = self._young.get(key)
         if held is not None and (serves is None or serves(held[0])):
             return held[0]

@@ -10,27 +10,9 @@ from typing import Any
 
 from fastroof.errors import FastroofError
 
-__all__ = ["check_flag", "check_progress", "is_number", "is_whole_number", "one_of", "shown", "whole_number"]
-
 
 def shown(value: Any, most: int = 60) -> str:
-    """Return how a message shows what was given: the beginning of its ``repr``, whatever it is.
-
-    ``repr`` itself fails for integers of more digits than Python writes, for lists within thousands of lists,
-    and for objects of others whenever it likes; of a list of millions it takes seconds.
-
-    Parameters
-    ----------
-    value : object
-        What was given.
-    most : int, default 60
-        Characters.
-
-    Examples
-    --------
-    >>> shown("fast"), shown(list(range(10**6)), 12), shown(10**5000), shown([-(10**5000)])
-    ("'fast'", '[0, 1, 2, 3,', 'an integer of 16,610 bits', 'a list')
-    """
+    """Return how a message shows what was given: the beginning of its ``repr``, whatever it is."""
     if type(value) in (list, tuple, str, bytes, bytearray) and len(value) > most:
         value = value[:most]
     try:
@@ -43,26 +25,14 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool:
-    """Whether a value is an integer, Python's or NumPy's and no bool, from ``least`` to ``most``.
-
-    Examples
-    --------
-    >>> [is_whole_number(value) for value in (1, 0, 1.0, True)]
-    [True, False, False, False]
-    """
-    # an int, as nearly always, is told without the abstract class
+    """Whether a value is an integer, Python's or NumPy's and no bool, from ``least`` to ``most``."""
+    # an int, the usual case, is recognised without the abstract class
     is_whole = type(value) is int or (isinstance(value, Integral) and _is_integer(value))
     return is_whole and bool(least <= value and (most is None or value <= most))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, Python's or NumPy's and no bool, that a float can hold.
-
-    Examples
-    --------
-    >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, "1", True)]
-    [True, True, False, False, False, False]
-    """
+    """Whether a value is a finite number, Python's or NumPy's and no bool, that a float can hold."""
     if not isinstance(value, Real) or (isinstance(value, Integral) and not _is_integer(value)):
         return False
     try:
@@ -72,7 +42,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_integer(value: Integral) -> bool:
-    """Whether what says that it is an integer is one: bools and NumPy's durations say so too."""
+    """Whether a value that claims to be an integer is one; bools and NumPy durations claim so too."""
     if isinstance(value, bool):
         return False
     try:
@@ -83,29 +53,13 @@ def _is_integer(value: Integral) -> bool:
 
 
 def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse what is neither True nor False: what an array or a text means, ``if`` would guess.
-
-    Examples
-    --------
-    >>> check_flag("with_error", "no")
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: with_error must be True or False, got 'no'
-    """
+    """Refuse what is neither True nor False: what an array or a text means, ``if`` would guess."""
     if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
         raise error(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_progress(value: Any, counted: str, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse what is neither None nor a function that can be told how far something is.
-
-    Examples
-    --------
-    >>> check_progress("yes", "a line of text")
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: progress must be a function that is called with a line of text, got 'yes'
-    """
+    """Refuse anything but None or a progress callback."""
     if value is not None and not callable(value):
         raise error(f"progress must be a function that is called with {counted}, got {shown(value)}")
 
@@ -113,28 +67,7 @@ def check_progress(value: Any, counted: str, error: type[FastroofError] = Fastro
 def one_of(
     name: str, value: Any, choices: Collection[str], error: type[FastroofError] = FastroofError
 ) -> str:
-    """Return one of some words that was given, or say which there are.
-
-    Whether an array or a list is among words cannot be asked: what is no word is none of them.
-
-    Parameters
-    ----------
-    name : str
-        What it is called where it was given.
-    value : str
-        What was given.
-    choices : collection of str
-        What will do.
-    error : type, default FastroofError
-        What is raised.
-
-    Examples
-    --------
-    >>> one_of("engine", ["ray"], ("local", "ray"))
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: engine must be one of local, ray, got ['ray']
-    """
+    """Return one of some words that was given, or say which there are."""
     if not isinstance(value, str) or value not in choices:
         raise error(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
     return str(value)
@@ -143,38 +76,7 @@ def one_of(
 def whole_number(
     name: str, value: Any, least: int = 1, most: int | None = None, error: type[FastroofError] = FastroofError
 ) -> int:
-    """Return a whole number that was given, or say what would do.
-
-    Parameters
-    ----------
-    name : str
-        What it is called where it was given.
-    value : int
-        What was given.
-    least : int, default 1
-        The least that will do.
-    most : int, optional
-        The most that will do.
-    error : type, default FastroofError
-        What is raised.
-
-    Returns
-    -------
-    int
-        The value, a Python integer.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, if the value is no integer, or too small or too large.
-
-    Examples
-    --------
-    >>> whole_number("threads", 0)
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: threads must be a whole number of at least 1, got 0
-    """
+    """Return a given whole number, or raise with the valid values."""
     if type(value) is int and least <= value and (most is None or value <= most):
         return value  # nearly always: one step a call would take a tenth longer by way of the abstract class
     if not is_whole_number(value, least, most):

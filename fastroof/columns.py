@@ -6,22 +6,13 @@ packed together), ``axes`` are the sizes that are interpolated along, ``latency_
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-__all__ = [
-    "MEASURED_STEP_COLUMNS",
-    "MEASURED_US",
-    "ORIGIN",
-    "ORIGINS",
-    "ORIGIN_BORROWED",
-    "ORIGIN_EXTRAPOLATED",
-    "ORIGIN_INTERPOLATED",
-    "ORIGIN_MEASURED",
-    "ORIGIN_MODELLED",
-    "SPREAD_COLUMNS",
-    "Column",
-]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 Kind = Literal["int", "float", "text"]
 
@@ -95,3 +86,29 @@ MEASURED_STEP_COLUMNS: Final = (
 )
 """Columns of a steps.csv, a row a measured step; its batches are text, see
 :mod:`fastroof.load.steps_file`."""
+
+
+# apostrophes in front count too, so that what is guarded twice comes back
+_FORMULA: Final = r"^('*[=+\-@\t\r\n])"
+
+
+def guarded(cell: str) -> str:
+    """Prefix text that a spreadsheet would read as a formula with an apostrophe."""
+    return f"'{cell}" if re.match(_FORMULA, cell) else cell
+
+
+def unguarded(cell: str) -> str:
+    """Take off what :func:`guarded` put before a cell."""
+    return cell[1:] if cell.startswith("'") and re.match(_FORMULA, cell) else cell
+
+
+def guarded_columns(table: pa.Table) -> pa.Table:
+    """Guard the text columns of a table; numbers stay as they are."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for at, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            safe = pc.replace_substring_regex(table.column(at), pattern=_FORMULA, replacement=r"'\1")
+            table = table.set_column(at, field, safe)
+    return table

@@ -23,8 +23,6 @@ from fastroof._version import __version__
 from fastroof.errors import FastroofError
 from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
-__all__ = ["SHELLS", "completion_variable", "help_if_alone", "new_app", "warn"]
-
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells that complete what is typed."""
 
@@ -60,7 +58,7 @@ class CommandGroup(TyperGroup):
         try:
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
-                    # A file name that the terminal cannot show is no reason to fail.
+                    # A file name that the terminal cannot show must not cause a failure.
                     stream.reconfigure(errors="backslashreplace")
             with _warnings_as_lines(self.program):
                 raise_again()
@@ -90,7 +88,7 @@ class CommandGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read a command line; the shell whose completion is asked for may be left out."""
+        """Read a command line; the shell may be left out after a completion option."""
         if len(args) == 1 and args[0] in ("--install-completion", "--show-completion"):
             args = [*args, Path(os.environ.get("SHELL", "")).name]
         rest: list[str] = super().parse_args(ctx, args)
@@ -106,11 +104,7 @@ def _drop_output() -> None:
 
 
 def _stand_in_for_closed_streams() -> None:
-    """Put something in the place of streams that were closed when the program began.
-
-    Python has None there, and the next file that is opened gets the stream's number. What is written to
-    standard output ends in an error, as that of other programs does; errors have nobody to go to.
-    """
+    """Put something in the place of streams that were closed when the program began."""
     for name, flags, mode in (
         ("stdin", os.O_RDONLY, "r"),
         ("stdout", os.O_RDONLY, "w"),
@@ -121,17 +115,7 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
-    """Return a command line without commands.
-
-    Parameters
-    ----------
-    program : str
-        What it is called, as errors and ``--version`` say.
-    purpose : str
-        One sentence: what ``--help`` opens with.
-    epilog : str
-        What ``--help`` closes with.
-    """
+    """Return a command line without commands."""
 
     class ProgramGroup(CommandGroup):
         pass
@@ -157,18 +141,12 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 def completion_variable(program: str) -> str:
-    """Return the variable of the environment by which a shell asks a program what may stand there.
-
-    Examples
-    --------
-    >>> completion_variable("kernels-bench")
-    '_KERNELS_BENCH_COMPLETE'
-    """
+    """Return the variable of the environment by which a shell asks a program what may stand there."""
     return f"_{program}_COMPLETE".replace("-", "_").upper()
 
 
 def _typer_completion() -> Any:
-    # takes as long as a small command: for nobody but a shell, and who asks for a script
+    # takes as long as a small command: only for completion
     return import_module("typer.completion")
 
 

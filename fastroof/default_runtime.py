@@ -1,10 +1,8 @@
-"""The runtime of whatever is asked about a served model without naming one."""
+"""The default engine of served models."""
 
 from __future__ import annotations
 
 from typing import Final
-
-__all__ = ["DEFAULT_RUNTIME"]
 
 DEFAULT_RUNTIME: Final = "vllm"
 """What commands, sweeps, servers, exports, adapters and ``least_gpus`` take, so that their answers agree.

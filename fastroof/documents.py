@@ -1,4 +1,4 @@
-"""TOML and JSON of others, read within limits: the one place that parses them.
+"""Third-party TOML and JSON, read within limits: the only place that parses them.
 
 Whoever reads a document gives the error that its caller knows. Whatever a document holds, what comes out is
 that document or that error: the limits keep parsers from what they take hours or all memory for, and what is
@@ -16,17 +16,6 @@ from typing import Any, Final
 
 from fastroof.errors import FastroofError
 from fastroof.file_access import read_bytes
-
-__all__ = [
-    "MOST_JSON_BYTES",
-    "MOST_NESTING",
-    "MOST_TOML_BYTES",
-    "parse_json",
-    "parse_toml",
-    "read_json",
-    "read_text",
-    "read_toml",
-]
 
 MOST_TOML_BYTES: Final = 4 * 2**20
 """Of one TOML document; the largest that ships has a tenth."""
@@ -52,36 +41,7 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse_toml(content: str | bytes, what: str, error: type[FastroofError] = FastroofError) -> dict[str, Any]:
-    """Parse a TOML document.
-
-    Parameters
-    ----------
-    content : str or bytes
-        All of it; bytes are UTF-8.
-    what : str
-        What it is called in messages.
-    error : type, default FastroofError
-        What is raised.
-
-    Returns
-    -------
-    dict
-        Its keys; integers are of 64 bits, as TOML has them.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, if it is no TOML or beyond a limit.
-
-    Examples
-    --------
-    >>> parse_toml("tp = [1, 2]", "spec")
-    {'tp': [1, 2]}
-    >>> parse_toml("tp = 0x" + "f" * 99, "spec")
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: spec has an integer of more than 64 bits
-    """
+    """Parse a TOML document."""
     text = _text(content, what, error, MOST_TOML_BYTES, "TOML")
     for line in text.split("\n"):
         # the parser takes the square of a key's parts, in time and memory
@@ -101,42 +61,7 @@ def parse_json(
     allow_constants: bool = True,
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """Parse a JSON document.
-
-    Parameters
-    ----------
-    content : str or bytes
-        All of it; bytes are UTF-8.
-    what : str
-        What it is called in messages.
-    error : type, default FastroofError
-        What is raised.
-    most_bytes : int
-        More are refused.
-    allow_constants : bool, default True
-        Whether NaN and Infinity, which Python writes and JSON does not have, are read as such.
-    pairs : callable, optional
-        What makes a value of an object's names and values; a dict by default.
-
-    Returns
-    -------
-    object
-        As :func:`json.loads` returns it.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, if it is no JSON or beyond a limit.
-
-    Examples
-    --------
-    >>> parse_json('{"tp": [1, 2]}', "message")
-    {'tp': [1, 2]}
-    >>> parse_json("[" * 99 + "]" * 99, "message")
-    Traceback (most recent call last):
-        ...
-    fastroof.errors.FastroofError: message has more than 64 lists or tables within each other
-    """
+    """Parse a JSON document."""
     text = _text(content, what, error, most_bytes, "JSON")
     if pairs is not None:
         decoder = json.JSONDecoder(object_pairs_hook=pairs)
@@ -149,13 +74,7 @@ def parse_json(
 
 
 def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -> dict[str, Any]:
-    """Read a TOML file, as :func:`parse_toml` does; ``what`` is its path by default.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, also if the file cannot be read.
-    """
+    """Read a TOML file, as :func:`parse_toml` does; ``what`` is its path by default."""
     named = str(path) if what is None else what
     return parse_toml(_read(path, named, error, MOST_TOML_BYTES), named, error)
 
@@ -163,25 +82,13 @@ def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -
 def read_json(
     path: Path, error: type[FastroofError], what: str | None = None, *, most_bytes: int = MOST_JSON_BYTES
 ) -> Any:
-    """Read a JSON file, as :func:`parse_json` does; ``what`` is its path by default.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, also if the file cannot be read.
-    """
+    """Read a JSON file, as :func:`parse_json` does; ``what`` is its path by default."""
     named = str(path) if what is None else what
     return parse_json(_read(path, named, error, most_bytes), named, error, most_bytes=most_bytes)
 
 
 def read_text(path: Path, error: type[FastroofError], most_bytes: int) -> str:
-    """Read a file of UTF-8, with or without a byte order mark, no further than its limit.
-
-    Raises
-    ------
-    FastroofError
-        ``error``, if it cannot be read, is larger, or is no UTF-8.
-    """
+    """Read a file of UTF-8, with or without a byte order mark, no further than its limit."""
     return _text(_read(path, str(path), error, most_bytes), str(path), error, most_bytes, "UTF-8 text")
 
 

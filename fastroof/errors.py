@@ -1,25 +1,6 @@
-"""The errors fastroof raises: each says what was given and what would do."""
+"""The errors fastroof raises: each names the given value and the valid ones."""
 
 from __future__ import annotations
-
-__all__ = [
-    "BackendError",
-    "BatchError",
-    "FastroofError",
-    "GpuError",
-    "LookupInputError",
-    "MeasureError",
-    "MissingTableError",
-    "ModelError",
-    "PlanError",
-    "PlanRangeError",
-    "SimulationError",
-    "StoppedError",
-    "SweepError",
-    "TableError",
-    "TraceError",
-    "UnsupportedModelError",
-]
 
 
 class FastroofError(ValueError):
@@ -35,7 +16,7 @@ class MeasureError(FastroofError):
 
 
 class MissingTableError(TableError):
-    """No measured table serves the operator, dtype or shape that was asked for."""
+    """No measured table serves the requested operator, dtype or shape."""
 
 
 class LookupInputError(FastroofError):
@@ -71,11 +52,11 @@ class TraceError(FastroofError):
 
 
 class SimulationError(FastroofError):
-    """An engine cannot serve what it is to be simulated with."""
+    """An engine cannot serve the simulated requests."""
 
 
 class StoppedError(FastroofError):
-    """Work was ended before its end: at a time limit, or because nobody waits for its answer."""
+    """Work was stopped early: at a time limit, or because its caller left."""
 
 
 class SweepError(FastroofError):

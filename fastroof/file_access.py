@@ -3,7 +3,7 @@
 Whatever loads models, GPUs, engine profiles or tables looks at the disk through these functions. What was
 made of files can then be cached together with the record, and used as long as :meth:`FilesRead.holds` finds
 the same on the disk: the same bytes in every file that was read, and the same answer to every question that
-decided which files to read, "there is no such file" included.
+decided which files to read, including "file not found".
 """
 
 from __future__ import annotations
@@ -18,19 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = [
-    "FilesRead",
-    "exists",
-    "file_sha256",
-    "is_file",
-    "is_folder",
-    "matches",
-    "names_in",
-    "read_bytes",
-    "recorded",
-    "resolved",
-]
-
 LARGE_BYTES: Final = 2**16
 """From this size on a file counts as unchanged where its status is; smaller ones are read again."""
 
@@ -43,15 +30,7 @@ _recording: list[FilesRead] = []
 
 
 class FilesRead:
-    """What was read, and what was asked of the disk, in the order in which it first was.
-
-    Paths are as they were given: a relative one is looked up again from the working folder of whoever checks.
-
-    Attributes
-    ----------
-    is_repeatable : bool
-        Whether looking again can tell: not where something changed meanwhile, or was no regular file.
-    """
+    """Files read and disk queries, in the order of first use."""
 
     def __init__(self) -> None:
         self.is_repeatable = True
@@ -66,18 +45,12 @@ class FilesRead:
 
     @property
     def entries(self) -> list[list[Any]]:
-        """Everything as JSON has it: kind of question, what it was asked of, answer and status of a file."""
+        """Everything as JSON: kind of query, its path, answer and file status."""
         return [[list(question), answer, self._stamps[question]] for question, answer in self._seen.items()]
 
     @staticmethod
     def holds(entries: Any) -> bool:
-        """Tell whether the disk still answers as :attr:`entries` have it.
-
-        Raises
-        ------
-        ValueError
-            If they are something else.
-        """
+        """Tell whether the disk still answers as :attr:`entries` have it."""
         try:
             return all(_holds(*entry) for entry in entries)
         except (TypeError, KeyError, NotImplementedError) as error:
@@ -114,13 +87,7 @@ def _note(question: tuple[str, ...], answer: Any, stamp: list[int] | None = None
 
 
 def read_bytes(path: str | Path, most_bytes: int = -1) -> bytes:
-    """Return what a file holds, or its first ``most_bytes``.
-
-    Raises
-    ------
-    OSError, ValueError
-        As :func:`open` does.
-    """
+    """Return what a file holds, or its first ``most_bytes``."""
     question = (_CONTENT, str(path))
     try:
         with open(path, "rb") as file:
@@ -165,11 +132,7 @@ def _noted_status(file: int) -> list[int] | None:
 
 
 def _stamp(status: os.stat_result) -> list[int]:
-    """Everything of a file's status that changes with its content.
-
-    Writing sets the change time (ctime), which no program can set back, and another file in the same place
-    has another inode. Only writes through a memory map that was already dirty when the file was read escape.
-    """
+    """Everything of a file's status that changes with its content."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
@@ -195,17 +158,17 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether there is a file, or a link to one; False also if nobody can tell."""
+    """Return whether there is a file, or a link to one; False also if unknown."""
     return bool(_asked("is_file", str(path)))
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether there is a folder, or a link to one; False also if nobody can tell."""
+    """Return whether there is a folder, or a link to one; False also if unknown."""
     return bool(_asked("is_folder", str(path)))
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether there is anything in a place; False also if nobody can tell."""
+    """Return whether a path exists; False also if unknown."""
     return bool(_asked("exists", str(path)))
 
 
@@ -215,13 +178,7 @@ def resolved(path: str | Path) -> Path:
 
 
 def names_in(folder: str | Path) -> list[str]:
-    """Return the names of what a folder holds, sorted.
-
-    Raises
-    ------
-    OSError
-        If it is not a folder that can be read.
-    """
+    """Return the names of what a folder holds, sorted."""
     names: list[str] = _asked("names_in", str(folder))
     return names
 

@@ -1,4 +1,4 @@
-"""Numbers that are given as arrays: one rule for all that take them.
+"""Numbers given as arrays: one rule for every function that takes them.
 
 A number is Python's or NumPy's, alone, in lists and tuples, in an array of any stride and byte order, or in
 what lends its memory as numbers (``array.array``, memoryviews of arrays). It is no bool, neither alone nor
@@ -17,25 +17,12 @@ import numpy as np
 from fastroof.arrays import Array
 from fastroof.checks import shown
 
-__all__ = ["number_array", "refused"]
-
 _NO_NUMBERS: Final = (bool, np.bool_, str, bytes, bytearray, np.ma.MaskedArray)
 _MOST_DIMENSIONS: Final = 64
 
 
 def number_array(value: Any) -> Array | None:
-    """Return what was given as an array of integers or floats; None where it is neither.
-
-    Parameters
-    ----------
-    value : object
-        What was given; an array is returned as it is.
-
-    Examples
-    --------
-    >>> number_array([1, 2]), number_array([1, True]), number_array(np.ma.array([1, 2], mask=[0, 1]))
-    (array([1, 2]), None, None)
-    """
+    """Return what was given as an array of integers or floats; None where it is neither."""
     if type(value) is not np.ndarray and not _holds_numbers(value):
         return None
     try:
@@ -49,20 +36,14 @@ def number_array(value: Any) -> Array | None:
 
 
 def refused(value: Any) -> str:
-    """Say what was given that :func:`number_array` refuses, after what would have done.
-
-    Examples
-    --------
-    >>> refused("8"), refused(np.ma.masked)
-    ("got '8'", 'and masked entries are none, got masked')
-    """
+    """Say what was given that :func:`number_array` refuses, after what would have done."""
     if isinstance(value, np.ma.MaskedArray):
         return f"and masked entries are none, got {shown(value)}"
     return f"got {shown(value)}"
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Whether nothing in a value is what NumPy would take for a number though it is none."""
+    """Whether a value contains nothing that NumPy would convert to a number by mistake."""
     level = [value]
     for _ in range(_MOST_DIMENSIONS + 1):
         # by types: a list of a million integers has one

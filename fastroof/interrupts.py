@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Final
 
-__all__ = ["EXIT_INTERRUPTED", "BeforeTheEnd", "end_at_once", "end_soon", "raise_again"]
-
 EXIT_INTERRUPTED: Final = 130
 
 GRACE_S: Final = 1.0
@@ -33,13 +31,7 @@ _last: list[Callable[[], object]] = []
 
 
 class BeforeTheEnd:
-    """Have something done before Ctrl-C ends the process at once: a block, outside of which it is not.
-
-    Parameters
-    ----------
-    action : callable
-        Takes nothing; what it raises is dropped. It is called from any thread, while others run.
-    """
+    """Run a cleanup before Ctrl-C ends the process, inside this block only."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self._action = action
@@ -56,11 +48,7 @@ class BeforeTheEnd:
 
 
 def end_at_once() -> None:
-    """Have Ctrl-C end the process at once, without a traceback of what it is importing.
-
-    Other handlers stay: a background process of a script ignores the signal, and an embedding program may
-    have its own. Outside the main thread, which alone receives signals, nothing changes.
-    """
+    """Make Ctrl-C end the process immediately, without a traceback of imports."""
     if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _raise):
         try:
             _signal.signal(_signal.SIGINT, _end)
@@ -69,7 +57,7 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt where it would end the process at once; a second one does."""
+    """Make Ctrl-C raise KeyboardInterrupt instead of ending the process; a second one ends it."""
     if _signal.getsignal(_signal.SIGINT) is _end:
         _signal.signal(_signal.SIGINT, _raise)
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["lazy_property"]
-
 T = TypeVar("T")
 
 
 class lazy_property(Generic[T]):
-    """``functools.cached_property`` for values that may be made twice, of which one is kept.
-
-    On Python 3.11 that one holds a lock of all instances while it works a value out: a child forked in
-    the meantime waits for it for ever.
-    """
+    """``functools.cached_property`` for values that may be made twice, of which one is kept."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make = make

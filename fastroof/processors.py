@@ -7,8 +7,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["usable_memory_bytes", "usable_processors"]
-
 
 def usable_processors() -> int:
     """Processors that this process may run on, which a container or ``taskset`` makes fewer."""
@@ -16,10 +14,7 @@ def usable_processors() -> int:
 
 
 def usable_memory_bytes() -> float:
-    """Memory that this process may still take: what is free, or what a limit leaves; inf if nothing says.
-
-    Limits are those of the process's address space (``ulimit -v``) and of its control group.
-    """
+    """Memory that this process may still take: what is free, or what a limit leaves; inf if nothing says."""
     room = [math.inf]
     with suppress(OSError, ValueError, ImportError):
         import resource

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from fastroof.checks import is_number, is_whole_number, shown
 
-__all__ = ["MAX_NUMBERS", "RANGE_FORMS", "expand_reals", "expand_sizes"]
-
 MAX_NUMBERS: Final = 2**20
 """Most numbers that one key may have."""
 
@@ -25,7 +23,7 @@ _SHOWN: Final = 3
 
 
 class _Allowed(NamedTuple):
-    """What numbers may be, and how a message says so."""
+    """Valid ranges of numbers, and how messages describe them."""
 
     need: str
     each: str
@@ -36,36 +34,7 @@ class _Allowed(NamedTuple):
 
 
 def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBERS) -> tuple[int, ...]:
-    """Expand what is given for a size.
-
-    Parameters
-    ----------
-    value : int, sequence or array of int, or mapping
-        One size, a list of sizes, or a range: ``start`` and ``stop``, both included, and one of
-        ``step``, ``factor`` (each value times the one before, rounded) and ``num`` (so many values,
-        on the scale ``linear`` or ``log2``, rounded).
-    largest, least : int
-        Largest and smallest size allowed.
-    most : int
-        Most sizes.
-
-    Returns
-    -------
-    tuple of int
-        Sorted, each once.
-
-    Raises
-    ------
-    ValueError
-        If a value is no whole number from ``least`` to ``largest``, there are none, or there are too many.
-
-    Examples
-    --------
-    >>> expand_sizes({"start": 1, "stop": 20, "factor": 2}, 512)
-    (1, 2, 4, 8, 16)
-    >>> expand_sizes({"start": 128, "stop": 1024, "num": 4, "scale": "log2"}, 2048)
-    (128, 256, 512, 1024)
-    """
+    """Expand what is given for a size."""
     allowed = _Allowed(
         need="a whole number, a list of them,",
         each=f"whole numbers from {least} to {largest:,}",
@@ -82,32 +51,7 @@ def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBE
 
 
 def expand_reals(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
-    """Expand what is given for a real number, as :func:`expand_sizes` for a size.
-
-    Parameters
-    ----------
-    value : number, sequence or mapping
-        One, a list, or a range: ``start`` and ``stop``, and one of ``step``, ``factor`` and ``num``.
-    least, largest : float
-        What is allowed.
-    above : bool
-        Whether it has to be more than ``least``.
-
-    Returns
-    -------
-    tuple of float
-        Sorted, each once.
-
-    Raises
-    ------
-    ValueError
-        If a value is not allowed, there are none, or there are too many.
-
-    Examples
-    --------
-    >>> expand_reals({"start": 0, "stop": 1, "num": 5}, 0, 1)
-    (0.0, 0.25, 0.5, 0.75, 1.0)
-    """
+    """Expand what is given for a real number, as :func:`expand_sizes` for a size."""
     words = f"numbers {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {largest:,g}"
     allowed = _Allowed(
         need=f"{words}: one, a list of them,",

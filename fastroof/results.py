@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.run import StepBatch
 
-__all__ = ["STEP_COLUMNS", "step_table"]
-
 _SIZES: Final = (
     Column("num_requests", "int", "", "requests in the step", 0),
     Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
@@ -26,32 +24,7 @@ STEP_COLUMNS: Final = (StepTimes.arrow_columns[0], *_SIZES, *StepTimes.arrow_col
 
 
 def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
-    """Lay a batch's step times out as one Arrow table, a row a step.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        The plan that timed them.
-    batch : StepBatch
-        What was timed.
-    times : StepTimes
-        What ``plan.run(batch)`` returned.
-
-    Returns
-    -------
-    pyarrow.Table
-        The columns of :data:`STEP_COLUMNS`, and relative_error where it was asked for; the schema's
-        metadata hold fastroof's version, the tables' hash, and what the plan is.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from fastroof.results import step_table
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> batch = fastroof.StepBatch.from_requests([[(2048, 0)], [(1, 100), (1, 200)]])
-    >>> step_table(plan, batch, plan.run(batch))["num_tokens"].to_pylist()
-    [2048, 2]
-    """
+    """Lay a batch's step times out as one Arrow table, a row a step."""
     offsets = batch.offsets.astype(np.int64)
     running = np.concatenate([[0], np.cumsum(batch.new_tokens, dtype=np.int64)])
     table = times.to_arrow()

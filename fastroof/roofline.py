@@ -9,16 +9,9 @@ import numpy as np
 
 from fastroof.arrays import Floats
 
-__all__ = ["BatchBound"]
-
 
 class BatchBound(NamedTuple):
-    """B of one table: ``launch + batch (square x^2 + slope x + fixed)``, all in us.
-
-    x is kv_len for decode attention (square is 0) and q_len for prefill attention. launch_us is the
-    smallest latency of the table. Beyond a sliding window, where it has one, each token adds beyond_us
-    instead: nothing in decode, the same number of pairs in prefill.
-    """
+    """B of one table: ``launch + batch (square x^2 + slope x + fixed)``, all in us."""
 
     launch_us: float
     square_us: float
@@ -38,10 +31,6 @@ class BatchBound(NamedTuple):
         return np.asarray(self.launch_us + b * ((self.square_us * x + self.slope_us) * x + self.fixed_us))
 
     def cell_terms(self, x_axis: Floats) -> tuple[Floats, Floats]:
-        """Square and slope by which B grows within each cell of an axis, in us or a multiple of it.
-
-        A cell that begins beyond the window, or that the window ends in, is taken as linear: B has no
-        curvature in the one, and in the other a kink that a polynomial has not.
-        """
+        """Square and slope by which B grows within each cell of an axis, in us or a multiple of it."""
         within = x_axis[1:] <= self.window
         return np.where(within, self.square_us, 0.0), np.where(within, self.slope_us, 1.0)

@@ -1,4 +1,4 @@
-"""Ending work early: at a time limit, or because nobody waits for its answer any more.
+"""Ending work early: at a time limit, or because its caller no longer waits.
 
 Whoever starts work makes a :class:`Stop` and runs the work within ``with stop.watched():``. What takes long
 asks :func:`check_stopped` now and then; compiled loops read :func:`stop_flag`, which another thread sets.
@@ -19,39 +19,11 @@ import numpy as np
 from fastroof.arrays import Longs
 from fastroof.errors import StoppedError
 
-__all__ = ["Stop", "check_stopped", "stop_flag"]
-
 _CURRENT: ContextVar[Stop | None] = ContextVar("fastroof_stop", default=None)
 
 
 class Stop:
-    """What ends one piece of work; the first reason counts.
-
-    Parameters
-    ----------
-    limit_s : float, optional
-        Seconds that the work may take, from now on.
-    words : str
-        Message of the error at the time limit.
-
-    Attributes
-    ----------
-    flag : ndarray of int64, shape (1,)
-        Not 0 once the work is to end.
-    reason : str
-        Message of the :class:`~fastroof.errors.StoppedError`; empty while the work goes on.
-    is_late : bool
-        Whether the time limit ended it.
-
-    Examples
-    --------
-    >>> stop = Stop()
-    >>> stop.set("nobody waits for it")
-    >>> with stop.watched():
-    ...     check_stopped()
-    Traceback (most recent call last):
-    fastroof.errors.StoppedError: nobody waits for it
-    """
+    """What ends one piece of work; the first reason counts."""
 
     def __init__(self, limit_s: float | None = None, words: str = "it took too long") -> None:
         self.flag: Longs = np.zeros(1, np.int64)
@@ -102,13 +74,7 @@ class Stop:
 
 
 def check_stopped() -> None:
-    """End the work that this is part of, where it is to end.
-
-    Raises
-    ------
-    StoppedError
-        With the reason.
-    """
+    """End the work that this is part of, where it is to end."""
     stop = _CURRENT.get()
     if stop is not None:
         stop.check()

@@ -18,7 +18,7 @@ from fastroof import FastroofError, StepBatch, StepPlan, Tables
 from fastroof.arrow import ArrowResult
 from fastroof.columns import ORIGINS
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus
-from fastroof.serving.least_gpus import RATE_LIMITS
+from fastroof.serving.sizing import RATE_LIMITS
 
 BATCH = StepBatch.from_requests([[(512, 0), (1, 4000)], [], [(1, 9)] * 3])
 STEP = [(512, 100), (1, 4000)]

@@ -11,8 +11,7 @@ import pytest
 
 import fastroof
 from fastroof.bounded_cache import BoundedCache
-from fastroof.plan.curves import row_values
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.curves import TableCurves, row_values
 from fastroof.tables import table_set
 
 QUESTIONS = """
@@ -21,7 +20,7 @@ from fastroof.errors import FastroofError
 from fastroof.tables import table_set
 from fastroof.ui import plans
 from fastroof.ui.view import View
-from fastroof.ui.step_answer import step_answer
+from fastroof.ui.answers import step_answer
 
 table_set.LATELY_BYTES = plans.PLANS_BYTES = 2**23
 

@@ -15,8 +15,8 @@ import pytest
 
 import fastroof
 from fastroof import StepBatch, StepPlan, Tables
+from fastroof.arrow import MOST_ROWS, cell_text, facts_html, html_table, rows_html
 from fastroof.columns import ORIGINS, Column
-from fastroof.html_tables import MOST_ROWS, cell_text, facts_html, html_table, rows_html
 from fastroof.serving import estimate
 from fastroof.simulation import Link, simulate_disaggregated
 
@@ -188,7 +188,7 @@ def test_empty_columns_are_left_out() -> None:
 
 
 def test_it_needs_no_pandas_and_no_numba() -> None:
-    code = "import sys, fastroof.html_tables, fastroof.arrow; print({'pandas', 'numba'} & set(sys.modules))"
+    code = "import sys, fastroof.arrow, fastroof.arrow; print({'pandas', 'numba'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )

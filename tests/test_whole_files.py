@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from fastroof import whole_files
-from fastroof.errors import BackendError
-from fastroof.unfinished import remove_unfinished
-from fastroof.whole_files import (
+from fastroof import atomic_files as whole_files
+from fastroof.atomic_files import (
     check_file_place,
+    remove_unfinished,
     whole_file,
     whole_folder,
     write_files,
     write_output,
     write_whole,
 )
+from fastroof.errors import BackendError
 
 
 def fails(*_):
@@ -72,7 +72,7 @@ def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
 def test_a_place_where_no_file_can_be_is_refused(tmp_path):
     for path, words in (
         (tmp_path, "is a folder, need a file's name"),
-        (tmp_path / "nowhere" / "a.txt", "there is no folder .*nowhere; make it"),
+        (tmp_path / "nowhere" / "a.txt", "folder .*nowhere does not exist"),
         (tmp_path / ("x" * 250), "cannot be written"),
     ):
         with pytest.raises(BackendError, match=f"^page .*{words}"):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.atomic_files import write_output
 from fastroof.backends.plan_facts import check_decodes_alone
 from fastroof.backends.releases import warn_of_release
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
 from fastroof.units import US_PER_MS
-from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.atomic_files import write_output
 from fastroof.checks import shown
 from fastroof.errors import BackendError
-from fastroof.models.load import PRESETS
+from fastroof.models.named import PRESETS
 from fastroof.serving import estimate
 from fastroof.units import NS_PER_MS, NS_PER_US, US_PER_MS, US_PER_S
-from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -43,15 +43,15 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.atomic_files import whole_folder, write_errors
 from fastroof.backends.plan_facts import check_dense
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
 from fastroof.errors import BackendError
-from fastroof.models.load import PRESETS
+from fastroof.models.named import PRESETS
 from fastroof.operators.calls import AllReduce, Role, Rows
 from fastroof.run import StepBatch
 from fastroof.units import NS_PER_US
-from fastroof.whole_files import whole_folder, write_errors
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastroof.arrays import Floats
 from fastroof.compiled.callers import equal_decodes_us, requests_step_us
 from fastroof.errors import PlanError
-from fastroof.plan.given_plan import check_plan
+from fastroof.plan.compile import check_plan
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

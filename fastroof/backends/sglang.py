@@ -25,11 +25,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.atomic_files import write_output
 from fastroof.compiled.callers import sums_step_us
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.plan import StepPlan
 from fastroof.units import US_PER_S
-from fastroof.whole_files import write_output
 
 FEATURES: Final = (
     "batch_size",

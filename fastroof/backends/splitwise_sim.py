@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.atomic_files import write_output
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError
 from fastroof.run import StepBatch
 from fastroof.units import US_PER_MS
-from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

@@ -17,7 +17,7 @@ from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec, load_model, model_names
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.plan import StepPlan, compile_plan, compile_plans
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.curves import TableCurves
 from fastroof.sweep import best_batches, decode_times_us
 
 __all__ = ["many_plans", "numpy_best", "sweep_best", "sweep_plans", "sweep_written"]

@@ -17,7 +17,7 @@ from fastroof.bench.workload import Baseline, Setup, Workload
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.gemm import GEMM
 from fastroof.plan import compile_plan
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.curves import TableCurves
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.given_words import take_as_given
-from fastroof.cli.process import begin
+from fastroof.cli.completion import begin, take_as_given
 from fastroof.command_group import completion_variable, new_app
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ import typer
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_json, print_table
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 JSON: a list with one object an adapter: name, adapter, repository, licence, interface, checked (ISO date),
 distribution, ran, signatures, followed, note, installed (empty where it is not).
@@ -24,12 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backends(as_json: Json = False) -> None:
-    """List the programs that adapters serve, by release.
-
-    A release that was run is one that the adapter answered in a real simulation; others are held to
-    signatures recorded from their source, or were written after it alone. How each is reached is in
-    fastroof/backends/README.md.
-    """
+    """List the programs that adapters serve, by release."""
     from fastroof.backends.releases import programs
 
     known = programs()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables, table_sets
+from fastroof.cli.named_plans import DEFAULT_GPU, gpu_and_tables, table_sets
 from fastroof.cli.options import GPU_NAMES, Json, Model, TablesInstead
 from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError
@@ -18,8 +18,6 @@ from fastroof.units import GB, MS_PER_S
 if TYPE_CHECKING:
     from fastroof import Tables
     from fastroof.bench import BenchReport, Setup, Workload
-
-__all__ = ["register"]
 
 LOOKUP: Final = "lookup"
 NAMES: Final = (
@@ -82,10 +80,7 @@ def bench(
         Path | None, typer.Option("--plot", metavar="PATH", help="Draw them: .png or .svg.")
     ] = None,
 ) -> None:
-    """Time fastroof on this machine.
-
-    Steps, sweeps, plans and starts, as ratios to baselines of the same run.
-    """
+    """Time fastroof on this machine."""
     names = _chosen(workload or list(NAMES))
     from fastroof.bench import new_setup, report_document, run_workloads
     from fastroof.load.by_name import missing_tables

@@ -11,8 +11,6 @@ from fastroof.cli.output import UNLIMITED_WIDTH, console, percent, print_table
 if TYPE_CHECKING:
     from fastroof.sweep.best import Answer, Choice, Margin
 
-__all__ = ["print_answer", "say"]
-
 _EQUAL: Final = 1e-8
 _NAMES: Final = {
     "ttft_ms": ("TTFT", "ms"),
@@ -46,7 +44,7 @@ def print_answer(
     answer: Answer, objective: str, percentile: float | None, would_fit: dict[str, Any] | None
 ) -> None:
     """Print what to run for one model and load."""
-    from fastroof.cli.sweep_summary import layout_words
+    from fastroof.cli.sweep import layout_words
 
     out = console()
     group = dict(answer.group)
@@ -95,7 +93,7 @@ _SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "runtime": "ru
 
 
 def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) -> None:
-    from fastroof.cli.sweep_summary import layout_words
+    from fastroof.cli.sweep import layout_words
 
     lost = sorted(answer.infeasible.items(), key=lambda item: -item[1])
     say(f"{title}: no deployment is within the limits")
@@ -145,7 +143,7 @@ def _drafts_words(row: dict[str, Any]) -> str:
 
 
 def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
-    from fastroof.sweep.deployments.summary import INFEASIBLE
+    from fastroof.sweep.deployments.kind import INFEASIBLE
 
     of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
     return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may do"
@@ -187,7 +185,7 @@ def _margin_words(margin: Margin) -> str:
 
 
 def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
-    from fastroof.cli.sweep_summary import layout_words
+    from fastroof.cli.sweep import layout_words
 
     row = choice.row
     margins = {margin.name: margin for margin in choice.margins}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import DEFAULT_GPU, tables_of
+from fastroof.cli.named_plans import DEFAULT_GPU, tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit
@@ -19,8 +19,6 @@ from fastroof.errors import FastroofError
 if TYPE_CHECKING:
     from fastroof.serving.evidence.calibration import Calibration
     from fastroof.tables import Tables
-
-__all__ = ["register"]
 
 DEFAULT_ENGINE: Final = "vllm"
 EVERY_GPU: Final = "all"
@@ -94,12 +92,9 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit an engine's profile to measured serving.
-
-    Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
-    models that the fit did not see.
-    """
-    from fastroof.serving.evidence.calibration import RESAMPLES, calibrate, check_profile_path, write_profile
+    """Fit an engine's profile to measured serving."""
+    from fastroof.serving.evidence.calibration import RESAMPLES, calibrate
+    from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
     from fastroof.serving.evidence.rows import read_rows, shipped_rows
 
     if output is not None:
@@ -148,8 +143,9 @@ def _calibrate_own(
     as_json: bool,
 ) -> None:
     """Fit a profile to what load generators wrote."""
-    from fastroof.serving.evidence.calibration import RESAMPLES, write_profile
+    from fastroof.serving.evidence.calibration import RESAMPLES
     from fastroof.serving.evidence.own_runs import fit_own_runs
+    from fastroof.serving.evidence.profile_file import write_profile
 
     own = own_runs_of(runs, engine_args, settings, warn=not as_json)
     gpu = own.engines[0].gpu

@@ -11,36 +11,34 @@ import typer
 from fastroof._version import __version__
 from fastroof.checks import shown
 from fastroof.cli.capacity_tables import print_capacity, print_fewest
-from fastroof.cli.engine_options import (
+from fastroof.cli.named_plans import gpu_and_tables
+from fastroof.cli.options import (
     ENGINE,
+    AllowModelled,
     AsyncScheduling,
     BlockSize,
     ChunkedPrefill,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    NumGpuBlocks,
-    Order,
-    ReserveOutput,
-    Timeout,
-    number_or_engine,
-)
-from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import (
-    AllowModelled,
     Dp,
     Dtype,
     Ep,
     Gpu,
     Json,
     KvDtype,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
     MemoryFraction,
     Method,
+    NumGpuBlocks,
+    Order,
     Pp,
+    ReserveOutput,
     Routing,
     Runtime,
     Source,
     TablesPath,
+    Timeout,
     Tp,
+    number_or_engine,
 )
 from fastroof.cli.output import print_json
 from fastroof.cli.workload_options import (
@@ -64,8 +62,6 @@ from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
-
-__all__ = ["register"]
 
 EPILOG: Final = """\b
 Examples:
@@ -221,7 +217,7 @@ def capacity(
         "tables_hash": plan.tables_hash,
     }  # fmt: skip
     if fewest:
-        from fastroof.simulation.fewest_replicas import fewest_replicas
+        from fastroof.simulation.capacity_search import fewest_replicas
 
         few = fewest_replicas(plan, asked, routing=router, threads=workers, **settings, **limits)
         if as_json:
@@ -288,8 +284,8 @@ def _of_specification(
 ) -> None:
     """Find the capacities of all deployments of a specification."""
     from fastroof import SweepError, run_sweep
-    from fastroof.cli.progress import shown_progress
-    from fastroof.cli.sweep_summary import print_summary, resumable, say_where
+    from fastroof.cli.output import shown_progress
+    from fastroof.cli.sweep import print_summary, resumable, say_where
     from fastroof.sweep import CapacitySpec, load_spec
 
     spec = load_spec(path, {"slo": limits} if limits else None)

@@ -11,11 +11,8 @@ from fastroof.cli.output import console, duration, percent, print_table
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.simulation.capacity import Capacity
-    from fastroof.simulation.fewest_replicas import FewestReplicas
-    from fastroof.simulation.percentile_limits import Limits
+    from fastroof.simulation.capacity_search import FewestReplicas, Limits
     from fastroof.sweep import CapacitySummary
-
-__all__ = ["limit_words", "print_capacities", "print_capacity", "print_fewest", "range_words"]
 
 MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
@@ -40,7 +37,7 @@ def range_words(row: Mapping[str, Any]) -> str:
 
 def print_capacities(summary: CapacitySummary) -> None:
     """Print the best deployment of each group, and the counts."""
-    from fastroof.sweep.capacities.summary import LOST
+    from fastroof.sweep.capacities.kind import LOST
 
     out = console()
     best = summary.best[:MOST_GROUPS]

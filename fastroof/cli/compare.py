@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
     Dp,
@@ -21,14 +21,12 @@ from fastroof.cli.options import (
     Tp,
 )
 from fastroof.cli.output import console, counted, print_json, print_table
-from fastroof.cli.written_sizes import parse_steps
+from fastroof.cli.workload_options import parse_steps
 from fastroof.errors import MissingTableError
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof.compat.compare import ComparedStep, Comparison, Step
-
-__all__ = ["register"]
+    from fastroof.compat.compare_steps import ComparedStep, Comparison, Step
 
 TITLES: Final = {
     "fastroof": "fastroof",
@@ -97,13 +95,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare fastroof with other methods, and say why they differ.
-
-    They are roofline V2, InferSim and the datasheet model.
-
-    Every --decode and --prefill is a step of its own. Differences of more than 10 % of fastroof's time
-    of a component come with their causes; a method that cannot represent a model says why.
-    """
+    """Compare fastroof with other methods, and say why they differ."""
     from fastroof.compat.compare import compare as compare_methods
     from fastroof.load.by_name import missing_tables
 

@@ -7,13 +7,12 @@ otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fastroof.command_group import SHELLS
-
-__all__ = ["offer_values", "words_before"]
 
 
 class Offer(NamedTuple):
@@ -25,23 +24,7 @@ class Offer(NamedTuple):
 
 
 def words_before(variables: Mapping[str, str]) -> list[str]:
-    """Return the words between the program and the one that is to be completed.
-
-    Parameters
-    ----------
-    variables : mapping
-        The environment as typer's scripts set it: bash counts the words, other shells give the line as far as
-        it is written.
-
-    Examples
-    --------
-    >>> words_before({"COMP_WORDS": "fastroof step --mo", "COMP_CWORD": "2"})
-    ['step']
-    >>> words_before({"_TYPER_COMPLETE_ARGS": "fastroof step"})
-    []
-    >>> words_before({"_TYPER_COMPLETE_ARGS": "fastroof step "})
-    ['step']
-    """
+    """Return the words between the program and the one that is to be completed."""
     if "COMP_WORDS" in variables:
         count = variables.get("COMP_CWORD", "")
         until = int(count) if count.isascii() and count.isdigit() else 0
@@ -52,13 +35,7 @@ def words_before(variables: Mapping[str, str]) -> list[str]:
 
 
 def offer_values(command: Any) -> Any:
-    """Return a command, or a group and its commands, whose options offer the values that there are.
-
-    Parameters
-    ----------
-    command : Command
-        As typer makes it.
-    """
+    """Return a command, or a group and its commands, whose options offer the values that there are."""
     for other in getattr(command, "commands", {}).values():
         offer_values(other)
     for param in getattr(command, "params", ()):
@@ -123,3 +100,74 @@ _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
     "--show-completion": _shells,
 }
 """Values by option; none is looked up before an option's value is asked for."""
+
+
+_SPELLINGS: Final[dict[type, re.Pattern[str]]] = {
+    int: re.compile(r"0|[1-9][0-9]{0,8}"),
+    float: re.compile(r"(0|[1-9][0-9]{0,8})(\.[0-9]{1,9})?"),
+}
+_TEXTS: Final = list[str]
+
+
+class _AsGiven:
+    """Stands in the place of a parameter's validator until a word needs one."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return what typer's own would."""
+        kind = self.kind
+        if kind == _TEXTS:
+            if isinstance(value, list | tuple) and all(type(word) is str for word in value):
+                return list(value)
+            if value is None and param.multiple:
+                return ()
+        elif not param.multiple and param.nargs == 1:
+            if value is None or type(value) is kind:
+                return value
+            spelling = _SPELLINGS.get(kind)
+            if type(value) is str and spelling is not None and spelling.fullmatch(value):
+                return kind(value)
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def take_as_given(command: Any) -> Any:
+    """Return a command, or a group and its commands, that makes validators where a word needs one."""
+    for other in getattr(command, "commands", {}).values():
+        take_as_given(other)
+    for param in getattr(command, "params", ()):
+        _take(param)
+    make_help = getattr(command, "get_help_option", None)
+    if make_help is not None:
+        # --help is made when a command line is read
+        command.get_help_option = lambda ctx: _take(make_help(ctx))
+    return command
+
+
+def _take(param: Any) -> Any:
+    described = getattr(param, "type_descriptor", None)
+    if described is None or getattr(param, "_runtime_param", param) is not None:
+        return param
+    kind, limits = getattr(described, "annotation", None), getattr(described, "parameter_info", None)
+    is_special = any(getattr(limits, name, None) is not None for name in ("parser", "min", "max"))
+    if limits is not None and not is_special and (kind in (str, int, float, bool) or kind == _TEXTS):
+        param._runtime_param = _AsGiven(kind)
+    return param
+
+
+_begun: Final[list[bool]] = []
+
+
+def begin() -> None:
+    """Say that this process runs one command line and ends."""
+    _begun.append(True)
+
+
+def asks_little() -> None:
+    """Have loops run as Python, in a process that is a command's own: numba takes longer to be there."""
+    if _begun:
+        from fastroof.compiled.layout import run_plain
+
+        run_plain()

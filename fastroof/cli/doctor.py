@@ -15,8 +15,6 @@ from fastroof._version import __version__
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 JSON: one object: versions, processor (name, processors, usable), tables ({gpu: [source]}), caches (list of
 folder, bytes, loops, plans, trusted, why_not), extras ({extra: {package: version or null}}), environment,
@@ -33,10 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what is installed, found and kept here, and what is broken.
-
-    The exit code is 1 where something is broken; an extra that is not installed is none of that.
-    """
+    """Say what is installed, found and kept here, and what is broken."""
     tables, problems = _tables()
     caches = [_cache(root) for root in _cache_roots()]
     problems += [
@@ -108,14 +103,14 @@ def _tables() -> tuple[dict[str, list[str]], list[str]]:
 
 
 def _cache_roots() -> tuple[Path, ...]:
-    from fastroof.compiled.kept_files import cache_roots
+    from fastroof.compiled.trusted_files import cache_roots
 
     return cache_roots()
 
 
 def _cache(root: Path) -> dict[str, Any]:
     """What a folder of the cache holds, and whether it may be used; one that is not there may be."""
-    from fastroof.compiled.trusted_folders import UntrustedFolder, open_trusted
+    from fastroof.compiled.trusted_files import UntrustedFolder, open_trusted
 
     why_not = ""
     try:

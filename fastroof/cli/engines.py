@@ -13,8 +13,6 @@ from fastroof.cli.output import console, percent, print_json, print_table
 if TYPE_CHECKING:
     from fastroof.engines import EngineProfile, KvMemory, MixedAttention, OperatorKernel
 
-__all__ = ["register"]
-
 _COSTS: Final = {
     "step_us": "step",
     "sequence_us": "sequence",
@@ -49,10 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def engines(as_json: Json = False) -> None:
-    """List the engines known by name, and what they add to kernels.
-
-    --runtime also takes an engine and its version, as in vllm-0.12, or the path of a .toml file.
-    """
+    """List the engines known by name, and what they add to kernels."""
     from fastroof.engines import engine_names, load_engine
 
     profiles = [load_engine(name) for name in engine_names()]

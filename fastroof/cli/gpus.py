@@ -11,8 +11,6 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 JSON: a list with one object a GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
 hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, linked_gpus (that its link joins),
@@ -27,10 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs known by name, and their tables.
-
-    --gpu also takes the path of a gpu.toml or of the folder that holds one.
-    """
+    """List the GPUs known by name, and their tables."""
     from fastroof import gpu_names, load_gpu
     from fastroof.load.by_name import can_import, table_folders
 

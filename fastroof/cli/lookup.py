@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from fastroof.cli.given_words import take_as_given
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.completion import asks_little, take_as_given
+from fastroof.cli.named_plans import gpu_and_tables
 from fastroof.cli.options import GpuName, Json, OneSource, TablesInstead
 from fastroof.cli.output import percent, print_json, print_table
-from fastroof.cli.process import asks_little
-from fastroof.cli.written_sizes import parse_sizes
+from fastroof.cli.workload_options import parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.command_group import help_if_alone
 from fastroof.errors import MissingTableError
@@ -23,8 +22,6 @@ from fastroof.errors import MissingTableError
 if TYPE_CHECKING:
     from fastroof.columns import Column
     from fastroof.operators.operator import Operator
-
-__all__ = ["register"]
 
 EPILOG: Final = """\b
 Sizes are whole numbers or comma-separated lists, which are broadcast: --m 1,64,512 --n 6144 --k 4096.

@@ -7,8 +7,6 @@ from typing import Annotated, Final
 
 import typer
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 Examples:
   fastroof sweep my.toml -o my-1.parquet --shard 1/2
@@ -35,12 +33,8 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no summary.")] = False,
 ) -> None:
-    """Join the shards of a sweep, as if it had been one.
-
-    All shards must be there, each once, and be of the same sweep: specification, models, tables and
-    version of fastroof. The rows are those of the sweep without shards.
-    """
-    from fastroof.cli.sweep_summary import print_summary
+    """Join the shards of a sweep, as if it had been one."""
+    from fastroof.cli.sweep import print_summary
     from fastroof.sweep import merge_shards
 
     print_summary(merge_shards(shards, output), as_json=as_json, quiet=quiet)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.output import console, print_json, print_table
-from fastroof.cli.progress import shown_progress
+from fastroof.cli.output import console, print_json, print_table, shown_progress
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
     from fastroof.serving.evidence.roster import Cell, RosterRow, RosterSummary
     from fastroof.serving.evidence.support_matrix import Combination
-
-__all__ = ["print_roster"]
 
 NAMED_MODELS: Final = 4
 

@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import typer
 
 from fastroof.units import GB, MS_PER_S, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "ORIGIN_WORDS",
-    "UNLIMITED_WIDTH",
-    "console",
-    "counted",
-    "duration",
-    "percent",
-    "print_facts",
-    "print_json",
-    "print_table",
-    "scaled",
-    "time_words",
-]
 
 UNLIMITED_WIDTH: Final = 10_000
 """Of a pipe or a file, whose lines are whole."""
@@ -66,10 +60,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _width_of(stream: TextIO) -> int:
-    """Characters of a line: whole lines, but on a terminal what ``COLUMNS`` says, else its own width.
-
-    A pipe goes by nothing: readline puts ``COLUMNS`` into the environment of what a Python program starts.
-    """
+    """Characters of a line: whole lines, but on a terminal what ``COLUMNS`` says, else its own width."""
     if not stream.isatty():
         return UNLIMITED_WIDTH
     asked = os.environ.get("COLUMNS", "")
@@ -108,15 +99,11 @@ def print_table(
     width: int | None = None,
     least: Sequence[str] = (),
 ) -> None:
-    """Print a table; numbers to the right, the columns named in ``left`` to the left.
-
-    It fits ``width``, by default that of the output: :mod:`fastroof.cli.fitted_tables` says how, and that
-    the columns named in ``least`` may be left out, the first of them first.
-    """
+    """Print a table; numbers to the right, the columns named in ``left`` to the left."""
     from rich import box
     from rich.table import Table
 
-    from fastroof.cli.fitted_tables import fit
+    # SELF
 
     out = console()
     if width is not None:
@@ -185,3 +172,303 @@ def scaled(value: float, unit: str) -> str:
             digits = ".3g" if value < 1e3 * factor else ",.0f"
             return f"{value / factor:{digits}} {prefix}{unit}"
     return f"{value:.0f} {unit}" if value else ""
+
+
+# Between the parts of a name, but not within a date, a version (never between two digits) or 4.5e-20.
+_IN_NAMES: Final = re.compile(r"(?<=[A-Za-z)][-_/,])(?<!\d[eE]-)(?=\S)|(?<=\S[-_/,])(?=[A-Za-z(])")
+_WORDS: Final = re.compile(r"(?<=\S) +(?=\S)")
+_LISTED: Final = re.compile(r"(?<=[^\d\s]) +(?=[^\d\s])|(?<=,) +(?=\S)")
+
+
+def shown_width(text: str) -> int:
+    """Return how many characters of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def pieces(text: str, *, is_list: bool = False, in_names: bool = False) -> list[str]:
+    """Return the parts of a text that stay whole."""
+    return [part for part, _ in _parts(text, is_list=is_list, in_names=in_names)]
+
+
+def _parts(text: str, *, is_list: bool, in_names: bool) -> list[tuple[str, str]]:
+    """Parts that stay whole, each with what joins it to the one before."""
+    parted: list[tuple[str, str]] = []
+    joint = ""
+    for word in (_LISTED if is_list else _WORDS).split(text):
+        for part in _IN_NAMES.split(word) if in_names and not is_list else [word]:
+            parted.append((part, joint))
+            joint = ""
+        joint = " "
+    return parted
+
+
+def fold(text: str, width: int, *, is_list: bool = False, in_names: bool = False) -> list[str]:
+    """Return the lines of a text, each of at most ``width`` characters where its parts are."""
+    if shown_width(text) <= width:
+        return [text]
+    lines = [""]
+    for part, joint in _parts(text, is_list=is_list, in_names=in_names):
+        if lines[-1] and shown_width(lines[-1] + joint + part) > width:
+            lines.append(part)
+        else:
+            lines[-1] += (joint if lines[-1] else "") + part
+    return lines
+
+
+GAPS: Final = (3, 2)
+"""Characters between two columns; the second where the first does not do."""
+
+LINES: Final = ((1, 1), (3, 1), (3, 2), (3, 3))
+"""Lines of the heads and of a row, the first that does: rows of more lines are read worse than records."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A table as it is printed."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    widths: tuple[int, ...] = ()
+    left: tuple[bool, ...] = ()
+    gap: int = 3
+    alike: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+
+
+def fit(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: Sequence[str],
+    width: int,
+    least: Sequence[str] = (),
+) -> FittedTable:
+    r"""Return a table that takes at most ``width`` characters."""
+    sets_left = tuple(name in left for name in columns)
+    whole = FittedTable(tuple(columns), tuple(map(tuple, rows)), (), sets_left)
+    for tried, in_names in _smaller(whole, tuple(least)):
+        fitted = _laid_out(tried, width, in_names=in_names)
+        if fitted is not None:
+            return fitted
+    return FittedTable(records=tuple(_records(columns, rows, width)))
+
+
+def _smaller(whole: FittedTable, least: Sequence[str]) -> Iterator[tuple[FittedTable, bool]]:
+    """A table, each time with less in it, and whether names may be folded too."""
+    yield whole, False
+    once = _said_once(whole)
+    if once.alike:
+        yield once, False
+    yield once, True
+    for count in range(1, len(least) + 1):
+        gone = [name for name in least[:count] if name in once.columns[1:]]
+        if gone:
+            yield replace(_without(once, gone), left_out=tuple(gone)), True
+
+
+def _without(table: FittedTable, names: Sequence[str]) -> FittedTable:
+    kept = [place for place, name in enumerate(table.columns) if name not in names]
+    return replace(
+        table,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
+        left=tuple(table.left[place] for place in kept),
+    )
+
+
+def _said_once(table: FittedTable) -> FittedTable:
+    """Without the columns, beside the first, that say the same in each of several rows."""
+    if len(table.rows) < 2:
+        return table
+    alike = [
+        (name, table.rows[0][place])
+        for place, name in enumerate(table.columns)
+        if place and len({row[place] for row in table.rows}) == 1
+    ]
+    return replace(_without(table, [name for name, _ in alike]), alike=tuple(alike))
+
+
+def _laid_out(table: FittedTable, width: int, *, in_names: bool) -> FittedTable | None:
+    """The table in the fewest lines that fit; None where a row would take more than are read well."""
+    for head_lines, lines in LINES:
+        widths = [
+            _least_width(
+                name, {row[place] for row in table.rows}, head_lines, lines,
+                is_left=table.left[place], in_names=in_names and place > 0,
+            )
+            for place, name in enumerate(table.columns)
+        ]  # fmt: skip
+        for gap in GAPS:
+            if sum(widths) + gap * (len(widths) - 1) <= width:
+                return _folded(table, widths, gap, in_names=in_names)
+    return None
+
+
+def _least_width(
+    head: str, cells: set[str], head_lines: int, lines: int, *, is_left: bool, in_names: bool
+) -> int:
+    """Characters in which a head and all cells of a column take no more lines than they may."""
+    low = max((shown_width(piece) for piece in pieces(head)), default=0)
+    high = max((shown_width(text) for text in (head, *cells)), default=0)
+    for cell in cells:
+        parts = [cell] if lines == 1 else pieces(cell, is_list=not is_left, in_names=in_names)
+        low = max([low, *map(shown_width, parts)])
+    if head_lines == 1:
+        low = max(low, shown_width(head))
+
+    def does(width: int) -> bool:
+        return len(fold(head, width)) <= head_lines and all(
+            len(fold(cell, width, is_list=not is_left, in_names=in_names)) <= lines for cell in cells
+        )
+
+    while low < high:
+        middle = (low + high) // 2
+        if does(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _folded(table: FittedTable, widths: Sequence[int], gap: int, *, in_names: bool) -> FittedTable:
+    def cell(place: int, text: str) -> str:
+        named = in_names and place > 0
+        return "\n".join(fold(text, widths[place], is_list=not table.left[place], in_names=named))
+
+    return replace(
+        table,
+        columns=tuple("\n".join(fold(name, widths[place])) for place, name in enumerate(table.columns)),
+        rows=tuple(tuple(cell(place, text) for place, text in enumerate(row)) for row in table.rows),
+        widths=tuple(widths),
+        gap=gap,
+    )
+
+
+def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Each row as names and values; what there is none of is left out."""
+    indent = max((shown_width(name) for name in columns), default=0) + 2
+    needed = max((shown_width(part) for row in rows for cell in row for part in pieces(cell)), default=0)
+    is_below = indent + needed > width
+    for place, row in enumerate(rows):
+        if place:
+            yield ""
+        for name, cell in zip(columns, row, strict=True):
+            if not cell:
+                continue
+            if is_below:
+                yield name
+                yield from (f"  {line}" for line in fold(cell, max(width - 2, 1)))
+                continue
+            head = name
+            for line in fold(cell, width - indent):
+                yield f"{head}{' ' * (indent - shown_width(head))}{line}"
+                head = ""
+
+
+LOG_EVERY_S: Final = 5.0
+_MOST_REPORTS: Final = 256
+_SCALES: Final = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
+
+Progress = Callable[[int, int], None]
+
+
+@contextmanager
+def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
+    """Show how far something is: call what is yielded with how much is done and how much there is.
+
+    Parameters
+    ----------
+    what : str
+        What is running.
+    noun : str
+        What is counted, in the plural.
+    quiet : bool
+        Whether nothing is shown.
+    """
+    if quiet:
+        yield lambda done, total: None
+        return
+    if not sys.stderr.isatty():
+        yield _LineLog(what, noun)
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (
+        TextColumn(what, markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[counted]}", markup=False),
+    )  # fmt: skip
+    began = time.monotonic()
+    pace = Pace()
+    with Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None, counted="")
+
+        def show(done: int, total: int) -> None:
+            now = time.monotonic()
+            counted = f"{done:,} of {total:,} {noun}, {_rate_words(done, now - began)}"
+            counted += _left_words(pace.left_s(done, total, now))
+            bar.update(task, completed=done, total=total, counted=counted)
+
+        yield show
+
+
+class Pace:
+    """How long is left, by how fast the second half of the time went."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._done: list[int] = []
+
+    def left_s(self, done: int, total: int, now: float) -> float | None:
+        """Take note of how far it is, and say how long is left."""
+        if done and (not self._done or done > self._done[-1]):
+            if len(self._at) == _MOST_REPORTS:
+                del self._at[1::2], self._done[1::2]
+            self._at.append(now)
+            self._done.append(done)
+        if len(self._at) < 3 or done >= total:
+            return None
+        half = max(bisect_right(self._at, (self._at[0] + now) / 2.0) - 1, 0)
+        start = min(half, len(self._at) - 2)
+        seconds, more = now - self._at[start], done - self._done[start]
+        return seconds * (total - done) / more if more > 0 else None
+
+
+def _left_words(left_s: float | None) -> str:
+    return "" if left_s is None else f", {duration(left_s)} left"
+
+
+def _rate_words(done: int, seconds: float) -> str:
+    rate = done / max(seconds, 1e-9)
+    for scale, word in _SCALES:
+        if rate >= scale:
+            return f"{rate / scale:.3g} {word} a second"
+    return f"{rate:.3g} a second"
+
+
+class _LineLog:
+    """Progress as lines: one every few seconds, and the last."""
+
+    def __init__(self, what: str, noun: str) -> None:
+        self.what = what
+        self.noun = noun
+        self.began = time.monotonic()
+        self.said_at = self.began
+        self.said = -1
+        self.pace = Pace()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        left_s = self.pace.left_s(done, total, now)
+        if done == self.said or (done != total and now - self.said_at < LOG_EVERY_S):
+            return
+        self.said_at, self.said = now, done
+        took = now - self.began
+        line = f"{self.what}: {done:,} of {total:,} {self.noun}"
+        if done:
+            line += f", {_rate_words(done, took)}"
+        line += _left_words(left_s)
+        typer.echo(line, err=True)

@@ -15,8 +15,6 @@ from fastroof.cli.output import console, counted, print_facts, print_table
 if TYPE_CHECKING:
     from fastroof.serving.evidence.own_runs import OwnFit, OwnRuns
 
-__all__ = ["EngineArgs", "OwnModel", "Runs", "own_document", "own_runs_of", "print_own_fit", "print_warnings"]
-
 Runs = Annotated[
     list[Path] | None,
     typer.Option(

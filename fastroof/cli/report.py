@@ -10,8 +10,6 @@ import typer
 from fastroof.command_group import warn
 from fastroof.units import GB
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 Examples:
   fastroof sweep my.toml -o results.parquet
@@ -39,11 +37,7 @@ def report(
         int, typer.Option(help="Rows on the page; of a larger sweep those that matter, and a sample.")
     ] = 20_000,
 ) -> None:
-    """Show a sweep's results as one interactive page.
-
-    Pareto chart, curves over the load, what the best rows' steps are made of, their operators under the
-    roofline, and a sortable table, with filters, in one file that loads nothing else.
-    """
+    """Show a sweep's results as one interactive page."""
     from fastroof.report.html import write_report
 
     written = write_report(results, output, title=title, max_rows=max_rows)

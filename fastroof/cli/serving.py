@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.context_warning import warn_beyond_context
-from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, asked_speculation
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import (
+    Accepted,
+    Draft,
+    NumDraftTokens,
+    PrefixHit,
+    asked_speculation,
+    gpu_and_tables,
+)
 from fastroof.cli.options import (
     AllowModelled,
     Cp,
@@ -37,17 +42,16 @@ from fastroof.cli.options import (
     Tp,
     TwoBatchOverlap,
     WideExperts,
+    warn_beyond_context,
 )
 from fastroof.cli.output import console, percent, print_json, print_table
-from fastroof.cli.written_sizes import parse_images, parse_sizes
+from fastroof.cli.workload_options import parse_images, parse_sizes
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof import SpeculativeDecoding, StepPlan
-
-__all__ = ["register"]
 
 _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
 
@@ -159,11 +163,7 @@ def serving(
     source: Source = None,
     method: Method = "roofline",
 ) -> None:
-    """Estimate TTFT, TPOT and throughput of a serving engine.
-
-    Clients that each have one request in flight, in steady state; prompts share steps with decodes, or run
-    ahead of them.
-    """
+    """Estimate TTFT, TPOT and throughput of a serving engine."""
     import numpy as np
 
     from fastroof import compile_plan

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof._version import __version__
-from fastroof.cli.context_warning import warn_beyond_context
-from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, asked_speculation
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import (
+    Accepted,
+    Draft,
+    NumDraftTokens,
+    PrefixHit,
+    asked_speculation,
+    gpu_and_tables,
+)
 from fastroof.cli.options import (
     AllowModelled,
     Dp,
@@ -29,18 +34,17 @@ from fastroof.cli.options import (
     Runtime,
     Source,
     TablesPath,
+    warn_beyond_context,
 )
 from fastroof.cli.output import console, percent, print_json, print_table
-from fastroof.cli.written_sizes import parse_rates, parse_sizes
+from fastroof.cli.workload_options import parse_rates, parse_sizes
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import BatchError
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import GpuSpec, ModelSpec, StepPlan, Tables
-    from fastroof.plan.gpu_memory import PlanMemory
-
-__all__ = ["register"]
+    from fastroof.plan.memory import PlanMemory
 
 _QUESTIONS: Final = ("--rate", "--kv-len", "--batch-size")
 _TIMES: Final = {"ttft_ms": 0, "tpot_ms": 2, "request_latency_ms": 0}
@@ -126,11 +130,7 @@ def size(
     source: Source = None,
     method: Method = "roofline",
 ) -> None:
-    """Find the largest batch or context, or least GPUs.
-
-    The largest batch or context within memory and a time per output token, or the fewest GPUs that serve a
-    request rate within limits.
-    """
+    """Find the largest batch or context, or least GPUs."""
     from fastroof import load_model
     from fastroof.engines import load_engine
     from fastroof.plan.options import PlanOptions
@@ -290,7 +290,8 @@ def _deployments(
     options: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """Smallest deployments for each rate on each tp, and which of them is the smallest of all."""
-    from fastroof.serving.least_gpus import RATE_LIMITS, least_gpus
+    from fastroof.serving.least_gpus import least_gpus
+    from fastroof.serving.sizing import RATE_LIMITS
 
     best = least_gpus(*what, rates, tp=splits, **options)
     rows = []

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.context_warning import warn_beyond_context
-from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables
+from fastroof.cli.completion import asks_little
+from fastroof.cli.named_plans import DEFAULT_GPU, gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
     Cp,
@@ -34,6 +34,7 @@ from fastroof.cli.options import (
     Tp,
     TwoBatchOverlap,
     WideExperts,
+    warn_beyond_context,
 )
 from fastroof.cli.output import (
     ORIGIN_WORDS,
@@ -45,8 +46,7 @@ from fastroof.cli.output import (
     scaled,
     time_words,
 )
-from fastroof.cli.process import asks_little
-from fastroof.cli.written_sizes import Requests, parse_images, parse_requests, with_image_tokens
+from fastroof.cli.workload_options import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
 from fastroof.default_runtime import DEFAULT_RUNTIME
@@ -55,9 +55,7 @@ from fastroof.units import GIB, MIB, TB, US_PER_S
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.plan.explain import Explanation
-    from fastroof.plan.kept_plan import KeptPlan
-
-__all__ = ["register"]
+    from fastroof.plan.plan_cache import KeptPlan
 
 DEFAULT_MAX_TOKENS: Final = 8192
 DEFAULT_MAX_SEQS: Final = 1024
@@ -144,12 +142,7 @@ def step(
     runtime: Runtime = DEFAULT_RUNTIME,
     memory_fraction: MemoryFraction = None,
 ) -> None:
-    """Time one step of a batch.
-
-    All --decode and --prefill requests run together, as one mixed batch.
-
-    A GPU without measured tables is timed by the datasheet model, with a warning.
-    """
+    """Time one step of a batch."""
     requests = parse_requests(decode or (), prefill or ())
     images = parse_images("--image", image or ())
     num_seqs = sum(r.count for r in requests)
@@ -197,14 +190,13 @@ def step(
     operators = encoded = None
     if explain or images:
         made = compiled()
-        from fastroof.plan.kept_plan import kept_of
+        from fastroof.plan.plan_cache import kept_of
 
         plan = kept_of(made)
         operators = made.explain(every, images=pictures) if explain else None
         encoded = made.encode(pictures) if images else None
     else:
-        from fastroof.plan.kept_plans import kept_plan
-        from fastroof.plan.plan_identity import plan_identity
+        from fastroof.plan.plan_cache import kept_plan, plan_identity
 
         made = None
         # a GPU that was not named is that of the tables

@@ -8,8 +8,6 @@ import typer
 
 from fastroof.cli.options import GPU_NAMES
 
-__all__ = ["register"]
-
 EPILOG: Final = """\b
 Examples:
   fastroof ui --open
@@ -38,12 +36,8 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens.  [default: a free one]")] = 0,
     opens_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Explore models, GPUs and layouts in a browser.
-
-    One picks model, GPU, layout, precision, engine, lengths, batch and limits, and sees the step by operator,
-    its roofline, layouts by throughput and time per token, and the capacity change at once.
-    """
-    from fastroof.ui.named_start import named_start
+    """Explore models, GPUs and layouts in a browser."""
+    from fastroof.ui.plans import named_start
     from fastroof.ui.server import serve_page
 
     start = named_start(model, gpu)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_runs_of
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fastroof.serving.evidence.measured import Measured
     from fastroof.serving.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
     from fastroof.serving.evidence.rows import ServingRow
-
-__all__ = ["register"]
 
 PEERS: Final = ("aiconfigurator",)
 ALL: Final = "all"
@@ -112,10 +110,7 @@ def validate(
     tables: TablesPath = None,
     source: OneSource = None,
 ) -> None:
-    """Judge predictions by measured serving.
-
-    TTFT and TPOT of serving engines, and whole steps, that were measured end to end, beside predictions.
-    """
+    """Judge predictions by measured serving."""
     from fastroof.load.by_name import missing_tables
     from fastroof.serving.evidence.validation import run_validation
 
@@ -164,7 +159,7 @@ def validate(
         _write_csv(csv_path, report.rows)
     if plot is not None:
         from fastroof.report import save_figure
-        from fastroof.report.serving_plot import draw_validation
+        from fastroof.report.serving import draw_validation
 
         save_figure(draw_validation(report), plot)
     if as_json:
@@ -206,7 +201,7 @@ def _validate_all(
         _write_csv(csv_path, report.times)
     if plot is not None:
         from fastroof.report import save_figure
-        from fastroof.report.sample_plot import draw_sample
+        from fastroof.report.serving import draw_sample
 
         save_figure(draw_sample(report), plot)
     if as_json:
@@ -246,7 +241,7 @@ def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any
 
 
 def _write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
-    from fastroof.whole_files import write_errors, write_whole
+    from fastroof.atomic_files import write_errors, write_whole
 
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -259,7 +254,7 @@ def _write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    from fastroof.spreadsheet_cells import guarded
+    from fastroof.columns import guarded
 
     if isinstance(value, str):
         return guarded(value)

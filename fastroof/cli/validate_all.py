@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from fastroof.serving.evidence.run_groups import RunGroup, Totals
     from fastroof.serving.evidence.whole_sample import SampleValidation
 
-__all__ = ["markdown_groups", "print_report"]
-
 COLUMNS: Final = (
     "model", "gpu", "engine", "version", "format", "kind", "rows", "MAPE", "median", "p90", "bias", "aic",
 )  # fmt: skip

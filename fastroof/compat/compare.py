@@ -11,51 +11,38 @@ from typing import Any, Final
 
 from fastroof.checks import shown, whole_number
 from fastroof.compat import infersim, roofline_v2
-from fastroof.compat.compare_causes import CAUSES, Cause, differences
-from fastroof.compat.compare_fastroof import datasheet_facts, modelled_components, plan_time
+from fastroof.compat.compare_causes import differences
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
-from fastroof.compat.compare_models import (
+from fastroof.compat.compare_roofline_v2 import (
+    infersim_tree,
+    roofline_v2_facts,
+    roofline_v2_time,
+    roofline_v2_tree,
+)
+from fastroof.compat.compare_steps import (
     INFERSIM_DTYPES,
+    Case,
     ComparedModel,
+    ComparedStep,
+    Comparison,
+    MethodTime,
+    Step,
+    datasheet_facts,
     gemm_dtype,
     infersim_obstacle,
     is_fp8,
+    modelled_components,
+    plan_time,
     roofline_v2_obstacle,
 )
-from fastroof.compat.compare_roofline_v2 import roofline_v2_facts, roofline_v2_time
-from fastroof.compat.compare_steps import (
-    COMPONENTS,
-    METHODS,
-    Case,
-    ComparedStep,
-    Comparison,
-    Difference,
-    MethodTime,
-    Step,
-)
-from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, TableError
 from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
-from fastroof.plan.datasheet import CLASSES
+from fastroof.plan.curves import CLASSES
 from fastroof.tables import Tables, load_tables
 from fastroof.units import DTYPE_BYTES, TB, TFLOP
-
-__all__ = [
-    "CAUSES",
-    "COMPONENTS",
-    "METHODS",
-    "Cause",
-    "ComparedStep",
-    "Comparison",
-    "Difference",
-    "MethodTime",
-    "Step",
-    "compare",
-    "compare_case",
-]
 
 BANDWIDTH_FACTOR: Final = 0.82
 LAYER_OVERHEAD_US: Final = 100.0
@@ -81,57 +68,7 @@ def compare(
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
 ) -> Comparison:
-    """Time steps by four methods, by component, with the reasons for their differences.
-
-    Parameters
-    ----------
-    model, gpu
-        What :func:`fastroof.load_model` and :func:`fastroof.load_gpu` take or return.
-    decode : iterable of (batch_size, kv_len)
-        Decode steps; kv_len counts the new token and is at least 2.
-    prefill : iterable of int
-        Prefill steps of one prompt of so many tokens.
-    tp, dp, ep, moe_tp : int
-        Layout, as of :func:`fastroof.compile_plan`; steps are those of each of the dp ranks. InferSim's
-        world is tp x dp, and its ep is dp.
-    dtype : str
-        Format of the layers' GEMMs, as of :func:`fastroof.compile_plan`; attention and its cache are bf16.
-        InferSim's fp8 is a byte a weight and the fp8 peak, whatever the scales are of: it reads fp8 and
-        fp8_block rows alike. Its own tables are DeepGEMM's kernels with a scale a block.
-    routing : str, optional
-        How tokens spread over experts in fastroof's plan; InferSim is given evenly routed rows.
-    allow_modelled : bool
-        Whether fastroof's calls that no table serves come from the datasheet, as of
-        :func:`fastroof.compile_plan`.
-    tables : Tables, optional
-        Measured tables; those that ship with fastroof for the GPU where left out.
-    roofline_v2_root, infersim_root : str or Path, optional
-        Trees of those methods; where left out they read ``tables``, written as their own kind of tree.
-
-    Returns
-    -------
-    Comparison
-        Where a method cannot represent the model or its layout, its time of a step says why.
-
-    Raises
-    ------
-    BatchError
-        If there is no step, or a size is no integer that a step can have.
-    MissingTableError
-        If nothing was measured on the GPU, or a tree has no table of it.
-    ModelError
-        If layers attend within a window, which the other methods do not know.
-    FastroofError
-        As :func:`fastroof.compile_plan` and the trees' loaders raise.
-
-    Examples
-    --------
-    >>> compared = compare("llama-3.1-8b", "h100", decode=[(32, 4096)])
-    >>> [time.method for time in compared.steps[0].times]
-    ['fastroof', 'roofline_v2', 'infersim', 'datasheet']
-    >>> compared.constants["roofline_v2"]["perLayerOverhead"]
-    100.0
-    """
+    """Time steps by four methods, by component, with the reasons for their differences."""
     steps = _steps(decode, prefill)
     for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
         if not isinstance(root, str | Path | None):
@@ -201,7 +138,7 @@ def compare_case(
     plan = compile_plan(model, gpu, tables, **options)
     dtype = gemm_dtype(plan)
     with warnings.catch_warnings():
-        # it stands beside the measured one, so nobody takes it for that
+        # it stands next to the measured one, so it cannot be mistaken for it
         warnings.simplefilter("ignore", UserWarning)
         datasheet = compile_plan(model, gpu, None, **options)
     why_not = {

@@ -7,8 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.compat.compare_steps import COMPONENTS, Difference, MethodTime
 
-__all__ = ["CAUSES", "TOLD_FROM", "Cause", "differences"]
-
 TOLD_FROM: Final = 0.1
 """A component is explained from this difference on, as a share of fastroof's."""
 MENTIONED_FROM: Final = 0.02
@@ -16,17 +14,7 @@ MENTIONED_FROM: Final = 0.02
 
 
 class Cause(NamedTuple):
-    """One known cause of a difference.
-
-    Attributes
-    ----------
-    method, component, name : str
-        What it concerns, and what it is called.
-    holds, us : str
-        Names of the facts that say whether it is there, and how much it adds, us.
-    sentence : str
-        The cause in words, filled in with the facts.
-    """
+    """One known cause of a difference."""
 
     method: str
     component: str
@@ -57,7 +45,7 @@ ROOFLINE_V2: Final = (
     _v2("linear", "head_dim", "other_head_dim", "linear_head_dim_us",
         "it takes hidden / heads = {its_dim} for the head_dim, which is {own_dim}"),
     _v2("linear", "separate GEMMs", "always", "apart_us",
-        "q, k, v, gate and up are GEMMs of their own, where an engine fuses them into two"),
+        "q, k, v, gate and up are separate GEMMs; an engine fuses them into two"),
     _v2("linear", "TP scaling", "split", "linear_tp_us",
         "un-split GEMMs are timed and divided by tp = {tp}, whatever a GPU's own smaller GEMMs take"),
     _v2("attention", "causal factor", "causal", "causal_us",
@@ -199,25 +187,11 @@ DATASHEET: Final = (
 )  # fmt: skip
 
 CAUSES: Final = (*ROOFLINE_V2, *INFERSIM, *DATASHEET)
-"""Known causes, by method and in the order in which they are told."""
+"""Known causes, by method and in the order in which they are reported."""
 
 
 def differences(own: MethodTime, other: MethodTime, facts: Mapping[str, Any]) -> list[Difference]:
-    """Tell why a method's components differ from fastroof's by more than 10 %.
-
-    Parameters
-    ----------
-    own, other : MethodTime
-        fastroof's time and the method's.
-    facts : mapping of str to number
-        What the causes' conditions, sizes and sentences name.
-
-    Returns
-    -------
-    list of Difference
-        For each such component its causes of at least 2 % of fastroof's time of it, then what they leave
-        unexplained where that is more than 10 %.
-    """
+    """Tell why a method's components differ from fastroof's by more than 10 %."""
     told = []
     for component in COMPONENTS:
         own_us = own.components_us[component]

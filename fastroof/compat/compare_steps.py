@@ -4,25 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from fastroof.compat.compare_models import ComparedModel
 from fastroof.compat.infersim import InfersimTables
 from fastroof.compat.roofline_v2 import RooflineV2Tables
-from fastroof.models import Layout
+from fastroof.compat.roofline_v2.steps import NO_EXPERTS
+from fastroof.errors import ModelError
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.mlp import GatedMlp
+from fastroof.operators.calls import Experts, Gemm
 from fastroof.plan import StepPlan
+from fastroof.plan.components import component_of
+from fastroof.plan.curves import CLASSES, DATASHEET_SOURCE, row_cost
+from fastroof.plan.explain import Explanation
+from fastroof.run import StepBatch
 from fastroof.tables import Tables
+from fastroof.units import DTYPE_BYTES, US_PER_S
 
-__all__ = [
-    "COMPONENTS",
-    "METHODS",
-    "Case",
-    "ComparedStep",
-    "Comparison",
-    "Difference",
-    "MethodTime",
-    "Step",
-]
+LAYER_GEMMS: Final = ("qkv", "o", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
+INFERSIM_DTYPES: Final = ("bf16", "fp8", "fp8_block")
+"""Formats that InferSim has: two bytes a weight and the fp16 peak, or one and the fp8 peak."""
+
+
+class ComparedModel(NamedTuple):
+    """Sizes of a model whose layers are all alike."""
+
+    num_layers: int
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    experts: RoutedExperts | None
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> ComparedModel:
+        """Read a model's sizes."""
+        kind = model.only_kind
+        attention, mlp = kind.attention, kind.mlp
+        is_known = isinstance(attention, GroupedQueryAttention) and isinstance(mlp, GatedMlp | RoutedExperts)
+        if not is_known or attention.window is not None:
+            raise ModelError(
+                f"{model.name} cannot be compared: its layers are {kind.name}"
+                + (f" within {attention.window} tokens" if attention.window else "")
+                + ", and the methods have grouped-query attention over all tokens in common, with a gated "
+                "MLP or with experts; model.with_full_attention() takes windows away, and "
+                "fastroof.compat.infersim answers for MLA alone"
+            )
+        assert isinstance(attention, GroupedQueryAttention)
+        assert isinstance(mlp, GatedMlp | RoutedExperts)
+        return cls(
+            model.num_layers,
+            model.hidden,
+            attention.num_q_heads,
+            attention.num_kv_heads,
+            attention.head_dim,
+            mlp.intermediate,
+            mlp if isinstance(mlp, RoutedExperts) else None,
+        )
+
+
+def gemm_dtype(plan: StepPlan) -> str:
+    """Format that all GEMMs of a plan's layers compute in, the router aside; several are joined by commas."""
+    calls = (curve.operator for curve in plan.row_curves)
+    dtypes = {call.dtype for call in calls if isinstance(call, Gemm | Experts) and call.role in LAYER_GEMMS}
+    return ", ".join(sorted(dtypes))
+
+
+def infersim_world(model: ComparedModel, layout: Layout) -> int:
+    """GPUs passed to InferSim: ranks of a dense model share nothing, those of experts do."""
+    return layout.tp * layout.dp if model.experts else layout.tp
+
+
+def infersim_obstacle(model: ComparedModel, layout: Layout, dtype: str) -> str:
+    """Why InferSim cannot represent a case; empty where it can."""
+    if dtype not in INFERSIM_DTYPES:
+        return f"its GEMMs are all bf16 or all fp8, these are {dtype}"
+    experts = model.experts
+    if experts is None:
+        return ""
+    if not experts.is_gated:
+        return "its experts have three projections, these two"
+    if (layout.ep, layout.moe_tp) != (layout.dp, layout.tp):
+        return (
+            f"it splits experts as attention: each over tp GPUs, and groups of them over the dp ranks; here "
+            f"that is ep {layout.dp} with moe_tp {layout.tp}, not ep {layout.ep} with moe_tp {layout.moe_tp}"
+        )
+    return ""
+
+
+def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
+    """Why roofline V2 cannot represent a case; empty where it can."""
+    if model.experts:
+        return f"{NO_EXPERTS}; and V2's tables have no MFU of any"
+    if dtype != "bf16":
+        return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
+    return ""
+
+
+def is_fp8(dtype: str) -> bool:
+    """Whether a format of GEMMs is one of fp8."""
+    return DTYPE_BYTES[dtype] < DTYPE_BYTES["bf16"]
+
 
 COMPONENTS: Final = (
     "linear", "experts", "attention", "communication", "lm_head", "elementwise", "memory", "overhead",
@@ -36,15 +121,7 @@ METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
 
 @dataclass(frozen=True)
 class Step:
-    """One step: decodes of ``batch_size`` requests at ``tokens`` of kv_len, or a prompt of ``tokens``.
-
-    Attributes
-    ----------
-    phase : str
-        ``decode`` or ``prefill``.
-    batch_size, tokens : int
-        Requests; for decode the kv_len of each, the new token included, for prefill the new tokens.
-    """
+    """One step: decodes of ``batch_size`` requests at ``tokens`` of kv_len, or a prompt of ``tokens``."""
 
     phase: Literal["decode", "prefill"]
     batch_size: int
@@ -58,19 +135,7 @@ class Step:
 
 @dataclass(frozen=True)
 class MethodTime:
-    """One method's time of a step.
-
-    Attributes
-    ----------
-    method : str
-        One of ``METHODS``.
-    components_us : mapping of str to float
-        Time by component, all of ``COMPONENTS``, us; empty where the method has no answer.
-    total_us : float
-        The step, us; NaN where the method has no answer.
-    why_not : str
-        Why it has none; empty where it has.
-    """
+    """One method's time of a step."""
 
     method: str
     components_us: Mapping[str, float]
@@ -80,19 +145,7 @@ class MethodTime:
 
 @dataclass(frozen=True)
 class Difference:
-    """One cause of a difference of more than 10 % between a method and fastroof.
-
-    Attributes
-    ----------
-    method, component : str
-        Where the difference is.
-    cause : str
-        Name of the cause, or ``unexplained``.
-    us : float
-        What it adds to the component (or takes from it), us.
-    sentence : str
-        The cause in words, with the numbers of this case.
-    """
+    """One cause of a difference of more than 10 % between a method and fastroof."""
 
     method: str
     component: str
@@ -103,17 +156,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """A step, timed by every method.
-
-    Attributes
-    ----------
-    step : Step
-        The step.
-    times : tuple of MethodTime
-        One a method, in the order of ``METHODS``.
-    differences : tuple of Difference
-        Causes of every component's difference of more than 10 %, by method and component.
-    """
+    """A step, timed by every method."""
 
     step: Step
     times: tuple[MethodTime, ...]
@@ -126,25 +169,7 @@ class ComparedStep:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Steps of one model on one GPU configuration, timed by every method.
-
-    Attributes
-    ----------
-    model, gpu : str
-        Names.
-    layout : Layout
-        How it is split over GPUs; steps are those of one attention-data-parallel rank.
-    dtype : str
-        Format of the layers' GEMMs.
-    runtime : str
-        What fastroof's times hold beside kernels: ``kernels``, which is nothing.
-    constants : mapping of str to mapping
-        By method, the hardware constants it was given.
-    trees : mapping of str to str
-        By method, where its tables are from.
-    steps : tuple of ComparedStep
-        Decodes, then prefills, as they were asked for.
-    """
+    """Steps of one model on one GPU configuration, timed by every method."""
 
     model: str
     gpu: str
@@ -163,33 +188,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What the methods time a step with.
-
-    Attributes
-    ----------
-    plan, datasheet : StepPlan
-        fastroof's plans.
-    tables : Tables
-        The tables that ``plan`` is compiled from.
-    model : ComparedModel
-        Its sizes.
-    dtype : str
-        Format of the layers' GEMMs.
-    infersim : InfersimTables
-        Its tree.
-    roofline_v2 : RooflineV2Tables or None
-        Its tree; None where it has no answer.
-    model_config, hardware : mapping
-        What roofline V2 is given.
-    hf_config : mapping
-        What InferSim is given.
-    own_trees : mapping of str to bool
-        By method, whether its tree has the rows of ``tables``.
-    infersim_dtype : str
-        Format of the GEMMs whose MFUs InferSim's tree has, as their peak tells; empty where it does not.
-    why_not : mapping of str to str
-        By method, why it cannot represent the case.
-    """
+    """What the methods time a step with."""
 
     plan: StepPlan
     datasheet: StepPlan
@@ -209,3 +208,87 @@ class Case:
     def layout(self) -> Layout:
         """How the model is split."""
         return self.plan.layout
+
+
+DATASHEET_CLASS: Final = {
+    "linear": "gemm",
+    "experts": "moe",
+    "lm_head": "gemm",
+    "elementwise": "elementwise",
+    "communication": "allreduce",
+}
+
+
+def requests_of(step: Step) -> list[tuple[int, int]]:
+    """Requests of a step as (new_tokens, context_len)."""
+    if step.phase == "decode":
+        return [(1, step.tokens - 1)] * step.batch_size
+    return [(step.tokens, 0)] * step.batch_size
+
+
+def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
+    """Time of a step by component, as a plan has it."""
+    requests = requests_of(step)
+    components = dict.fromkeys(COMPONENTS, 0.0)
+    for name, us in _by_component(plan, plan.explain(requests)).items():
+        components[name] = us["us"]
+    total_us = float(plan.run(StepBatch.from_requests([requests])).latency_us[0])
+    return MethodTime(method, components, total_us)
+
+
+def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
+    """Time of each component and what its roofline, without launches, would be."""
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
+    by_component: dict[str, dict[str, float]] = {}
+    for part in explanation.operators:
+        component = "overhead" if part.role == "runtime" else of_role.get(part.role, "attention")
+        sums = by_component.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
+        link = component == "communication"
+        bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s
+        sums["us"] += part.total_us
+        compute_s = part.flops / plan.gpu.peak(dtypes.get(part.role, "bf16")) if part.flops else 0.0
+        sums["roofline_us"] += US_PER_S * max(compute_s, part.moved_bytes / bytes_per_s)
+        sums["calls"] += part.calls
+    return by_component
+
+
+def modelled_components(plan: StepPlan, step: Step) -> list[str]:
+    """Components of a step of which a part comes from the datasheet, in the order of the components."""
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    parts = plan.explain(requests_of(step)).operators
+    modelled = {of_role.get(part.role, "attention") for part in parts if part.source == DATASHEET_SOURCE}
+    return [component for component in COMPONENTS if component in modelled]
+
+
+def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
+    """Time of a step by what its calls do in it, us."""
+    by_role: dict[str, float] = {}
+    for part in plan.explain(requests_of(step)).operators:
+        by_role[part.role] = by_role.get(part.role, 0.0) + part.total_us
+    return by_role
+
+
+def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
+    """Facts that explain the datasheet model's differences."""
+    measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
+    assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
+    facts: dict[str, Any] = {}
+    for component, sums in measured.items():
+        kind = DATASHEET_CLASS.get(component, f"attention_{step.phase}")
+        facts |= {
+            f"has_{component}": True,
+            f"{component}_us": assumed[component]["us"] - sums["us"],
+            f"{component}_efficiency": CLASSES[kind].efficiency,
+            f"{component}_launch_us": CLASSES[kind].launch_us,
+            f"{component}_calls": int(sums["calls"]),
+            f"{component}_reached": sums["roofline_us"] / sums["us"],
+        }
+    return facts
+
+
+def linear_us(tables: Tables, m: int, gemms: list[tuple[int, int, int]]) -> float:
+    """Sum of GEMMs (count, k, n) as fastroof's tables time them, us."""
+    counts, k, n = zip(*gemms, strict=True)
+    each_us = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
+    return float(sum(count * us for count, us in zip(counts, each_us.tolist(), strict=True)))

@@ -6,10 +6,10 @@ open is settled here as follows, by roofline V2's own conventions wherever it ha
 * FLOPs are V2's: seven GEMMs a layer of 2 m k n; attention 4 num_heads new_tokens context head_dim, where
   a chunk's context is progress + new_tokens and a decode's is progress; no LM head.
 * Bytes are V2's: the weights once a phase, activations, KV written and KV read with its discounts.
-* GEMM time and attention time add up, since attention has a peak of its own.
+* GEMM time and attention time add up, since attention has a separate peak.
 * tp divides FLOPs and bytes alike: decode by tp, prefill by tp^0.68. The bandwidth factor of prefill is
   1, and the MFU multipliers are 1.
-* No overhead is added, there is no floor, and a step without requests takes 0.
+* No overhead is added, no floor applies, and a step without requests takes 0.
 * ``bwEfficiencyFactor`` and ``perLayerOverhead`` of a hardware dict belong to V2 and have no effect.
 """
 
@@ -23,42 +23,23 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
-from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp, refuse_infinite
-from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
+from fastroof.compat.roofline_v2.steps import (
+    Hardware,
+    ModelSizes,
+    StepRequests,
+    Steps,
+    checked_tp,
+    refuse_infinite,
+    refuse_requests,
+)
 from fastroof.compiled.compat_roofline_v2 import MAX_SEQUENCE
 from fastroof.errors import PlanError
 from fastroof.units import US_PER_S
 
-__all__ = ["Calibration", "step_us"]
-
 
 @dataclass(frozen=True)
 class Calibration:
-    """What roofline V1 was fitted with.
-
-    Parameters
-    ----------
-    mfu_prefill, mfu_decode : float
-        Share of the tensor peak that each phase's GEMMs reach.
-    mfu_prefill_multiplier, mfu_decode_multiplier : float
-        Factors on them.
-    bw_prefill_factor, bw_decode_factor : float
-        Share of the peak bandwidth that each phase reaches.
-    tp_exponent_prefill, tp_exponent_decode : float
-        tp GPUs count as ``tp ** exponent``.
-    vector_peak_fraction : float
-        Peak of attention, as a share of the tensor peak.
-
-    Raises
-    ------
-    PlanError
-        Naming every value that is no finite number above 0.
-
-    Examples
-    --------
-    >>> Calibration(mfu_prefill=0.6, mfu_decode=0.3).bw_decode_factor
-    0.6
-    """
+    """What roofline V1 was fitted with."""
 
     mfu_prefill: float
     mfu_decode: float
@@ -182,7 +163,7 @@ def step_us(
 def _phase(
     sizes: ModelSizes, phase: _Phase, progress: Longs, new_tokens: Longs, context: Longs, offsets: Longs
 ) -> tuple[Floats, Floats]:
-    """New tokens and seconds of one phase of every step; 0 where a step has no such requests."""
+    """New tokens and seconds of one phase of every step; 0 if a step has no such requests."""
     num_steps = len(offsets) - 1
     step = np.repeat(np.arange(num_steps), np.diff(offsets))
 

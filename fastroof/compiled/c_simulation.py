@@ -13,17 +13,17 @@ from typing import Any, Final
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
-from fastroof.compiled.c_steps import plan_arena
+from fastroof.compiled.c_api import plan_arena
 from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS, SERIES_FIELDS, Record
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
     DECODE_TOKENS,
     FIRST_SIZE,
+    GAP_BINS,
     LEAST_FREE,
     MIXED_STEPS,
     NOW,
@@ -35,25 +35,18 @@ from fastroof.compiled.simulation.state import (
     PREEMPTIONS,
     PREFILL_STEPS,
     PREFILL_TOKENS,
+    SERIES_BINS,
+    SERIES_FIELDS,
     STEPS,
     WAITING_PLACE,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
     shift_of,
 )
 from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS
-
-__all__ = [
-    "CODE_ENGINE",
-    "CODE_MEMORY",
-    "CODE_REQUEST",
-    "CODE_TOO_LONG",
-    "C_SIMULATION",
-    "ENGINE_WORDS",
-    "SERVED_WORDS",
-]
 
 # fastroof_step.h names the same codes.
 CODE_ENGINE, CODE_REQUEST, CODE_TOO_LONG, CODE_MEMORY = 20, 21, 22, 23
@@ -319,4 +312,4 @@ C_SIMULATION: Final[dict[str, tuple[Callable[..., Any], Any]]] = {
         _CODE(_A, _A, _N, _A, _A, _A, _A, _A, _N, _A, _A, _A, _A, _A),
     ),
 }
-"""As in :data:`fastroof.compiled.c_steps.C_FUNCTIONS`."""
+"""As in :data:`fastroof.compiled.c_api.C_FUNCTIONS`."""

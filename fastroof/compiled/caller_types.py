@@ -14,17 +14,11 @@ from numba.extending import overload
 
 from fastroof.arrays import Floats, Ints
 
-__all__ = ["only_a_plan", "only_integers", "only_requests"]
-
 _types: Any = types  # numba's types have few types
 
 
 def _is_array(kind: Any) -> bool:
-    """Whether it is an array whose elements lie one after another.
-
-    Alignment is no matter: processors load what is not aligned, and Numba takes all arrays of a kind for such
-    as the first one that it saw.
-    """
+    """Whether it is an array whose elements lie one after another."""
     return isinstance(kind, _types.Array) and kind.ndim == 1 and kind.layout == "C"
 
 

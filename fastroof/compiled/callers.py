@@ -10,7 +10,7 @@ import numpy as np
 from fastroof.arrays import Floats, Ints
 from fastroof.compiled.caller_types import only_a_plan, only_integers, only_requests
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, request_sums
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, equal_window_sums, request_sums
 from fastroof.compiled.steps import (
     chunks_step_us,
     decode_rows_us,
@@ -22,9 +22,6 @@ from fastroof.compiled.steps import (
     windowed_chunks_step_us,
     windowed_step_us,
 )
-from fastroof.compiled.windows import equal_window_sums
-
-__all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us", "sums_step_us"]
 
 
 @jit_inline
@@ -82,10 +79,7 @@ def sums_step_us(
     prefix_pairs: int,
     prefix_sum: int,
 ) -> float:
-    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time.
-
-    Layers within a window take the decodes for equal ones, and the chunks: the sums do not tell.
-    """
+    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time."""
     plan = open_plan(arena)
     if seqs < 1 or seqs > plan.max_seqs or decodes < 0 or decodes > seqs:
         return np.nan

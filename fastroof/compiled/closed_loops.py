@@ -11,26 +11,23 @@ from typing import NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.compiled import disaggregated, serving
+from fastroof.compiled import disaggregated
+from fastroof.compiled import serving_options as serving_options_module
 from fastroof.compiled.disaggregated import DISAGGREGATED_ROWS, LinkOptions, disaggregated_estimates
 from fastroof.compiled.expert_rows import RankRules
 from fastroof.compiled.jit import jit
-from fastroof.compiled.kv_room import held_tokens
-from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, most_admitted, serving_estimates
+from fastroof.compiled.serving import serving_estimates
+from fastroof.compiled.serving_options import (
+    DECODE_STEP_US,
+    EFFECTIVE_CONCURRENCY,
+    ESTIMATE_ROWS,
+    MIXED_STEP_US,
+    ServingOptions,
+    held_tokens,
+    most_admitted,
+)
 from fastroof.compiled.steps import open_plan
 from fastroof.compiled.verification import open_speculation
-
-__all__ = [
-    "ANSWERS",
-    "CODES",
-    "DeploymentOptions",
-    "Scratch",
-    "Sizes",
-    "closed_loop",
-    "new_scratch",
-    "solve_rate",
-]
-
 
 # What became of a candidate.
 FEASIBLE, MEMORY, CONTEXT, RATE, TTFT, TPOT, REQUEST, KV_SHARE_OVER, GPUS, PLAN_SIZE, WHOLE_PROMPT = range(11)
@@ -175,15 +172,15 @@ def _aggregated(
     estimate = scratch.aggregated
     mean = scratch.mean
     _read_times(estimate, mean)
-    mean[MEAN_DECODE_US] = estimate[serving.DECODE_STEP_US, 0]
-    mean[MEAN_MIXED_US] = estimate[serving.MIXED_STEP_US, 0]
-    mean[MEAN_SHARE] = estimate[serving.MIXED_SHARE, 0]
-    mean[MEAN_EFFECTIVE] = estimate[serving.EFFECTIVE_CONCURRENCY, 0]
-    mean[MEAN_KV_SHARE] = estimate[serving.EFFECTIVE_CONCURRENCY, 0] * held / sizes.max_kv_tokens
-    mean[MEAN_DECODES] = estimate[serving.DECODES, 0]
-    mean[MEAN_PREFILL] = estimate[serving.PREFILL_TOKENS, 0]
-    mean[MEAN_PROMPTS] = estimate[serving.PROMPTS, 0]
-    mean[MEAN_KV_LEN] = estimate[serving.KV_LEN, 0]
+    mean[MEAN_DECODE_US] = estimate[DECODE_STEP_US, 0]
+    mean[MEAN_MIXED_US] = estimate[MIXED_STEP_US, 0]
+    mean[MEAN_SHARE] = estimate[serving_options_module.MIXED_SHARE, 0]
+    mean[MEAN_EFFECTIVE] = estimate[EFFECTIVE_CONCURRENCY, 0]
+    mean[MEAN_KV_SHARE] = estimate[EFFECTIVE_CONCURRENCY, 0] * held / sizes.max_kv_tokens
+    mean[MEAN_DECODES] = estimate[serving_options_module.DECODES, 0]
+    mean[MEAN_PREFILL] = estimate[serving_options_module.PREFILL_TOKENS, 0]
+    mean[MEAN_PROMPTS] = estimate[serving_options_module.PROMPTS, 0]
+    mean[MEAN_KV_LEN] = estimate[serving_options_module.KV_LEN, 0]
     return code
 
 
@@ -236,10 +233,7 @@ def _disaggregated(
 def closed_loop(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
-    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it.
-
-    Of a replica of several batches ``clients`` are those of each, of which a part may have none.
-    """
+    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it."""
     if options.is_disaggregated:
         code = _disaggregated(arena, sizes, max(clients, 1.0), options, scratch)
     else:
@@ -262,11 +256,7 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> fl
 def solve_rate(
     arena: Floats, sizes: Sizes, rate: float, options: DeploymentOptions, scratch: Scratch
 ) -> tuple[int, float]:
-    """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many.
-
-    By Little's law clients are the rate times a request's latency. Too few clients make that more than they
-    are, which leads up to the answer; then it is between two numbers (regula falsi, Illinois, and bisection).
-    """
+    """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many."""
     mean = scratch.mean
     code = closed_loop(arena, sizes, 1.0, options, scratch)
     if code != FEASIBLE:

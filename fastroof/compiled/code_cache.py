@@ -29,10 +29,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
-from fastroof.compiled.kept_files import cache_roots, opened, read_kept, write_kept
-from fastroof.compiled.trusted_folders import UntrustedFolder
-
-__all__ = ["LoopCache", "cache_folders", "code_version"]
+from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_kept, write_kept
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
@@ -44,10 +41,7 @@ _pickled: Any = dumps
 
 
 def code_version() -> str | None:
-    """Digest of the loops' sources, the compiler and its settings; None where the sources are not there.
-
-    All sources and not a loop's own file: a loop holds the code of those that it calls.
-    """
+    """Digest of the loops' sources, the compiler and its settings; None where the sources are not there."""
     names = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")
     settings = [str(getattr(config, name, None)) for name in names]
     digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, sys.version, settings)).encode())
@@ -62,26 +56,12 @@ _VERSION: Final = code_version()
 
 
 def cache_folders() -> tuple[Path, ...]:
-    """Folders of this version's compiled code, the best first; none of them needs to exist.
-
-    ``FASTROOF_CACHE_DIR`` if it is set, then the user's cache. Code is read from all of them and written to
-    the first that takes it, so that a cache made beforehand may be read-only and lack some of the loops.
-    """
+    """Folders of this version's compiled code, the best first; none of them needs to exist."""
     return tuple(root / f"loops-{_VERSION}" for root in cache_roots()) if _VERSION else ()
 
 
 class LoopCache(NullCache):
-    """What Numba asks for compiled code, and gives it to: the files of one loop.
-
-    Numba calls it under its compiler lock. No failure to read or write gets out: the loop is compiled.
-
-    Parameters
-    ----------
-    function : callable
-        The loop, as Python.
-    folders : callable
-        Returns where code is kept, as :func:`cache_folders` does; called when code is first needed.
-    """
+    """What Numba asks for compiled code, and gives it to: the files of one loop."""
 
     def __init__(
         self, function: Callable[..., Any], folders: Callable[[], tuple[Path, ...]] = cache_folders
@@ -150,10 +130,7 @@ class LoopCache(NullCache):
 
 
 def _remove_unused(root: int) -> None:
-    """Remove folders of other versions from which nothing was loaded for long, and nothing else.
-
-    A process that is still at work there compiles again what it misses, and makes the folder again.
-    """
+    """Remove folders of other versions from which nothing was loaded for long, and nothing else."""
     oldest = time.time() - _UNUSED.total_seconds()
     with suppress(OSError), _listed(".", root) as folders:
         for folder in filter(_FOLDER_NAME.fullmatch, os.listdir(folders)):

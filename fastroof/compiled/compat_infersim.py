@@ -10,8 +10,6 @@ from __future__ import annotations
 from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit
 
-__all__ = ["EMPTY_BLOCK", "NO_KEY", "UNDER_FIRST_ROW", "ceiling_shape_row", "floor_row", "nearest_row"]
-
 NO_KEY = -1
 EMPTY_BLOCK = -2
 UNDER_FIRST_ROW = -3

@@ -12,27 +12,8 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats, Ints
+from fastroof.compiled.guides import bracket
 from fastroof.compiled.jit import jit
-from fastroof.compiled.search import bracket
-
-__all__ = [
-    "CODE_NEW_TOKENS",
-    "CODE_OFFSETS",
-    "CODE_PROGRESS",
-    "FIRST_BUCKET",
-    "LEAST_MFU",
-    "MAX_SEQUENCE",
-    "MODEL_SIZE",
-    "NUM_BUCKETS",
-    "DecodeRequests",
-    "GemmPairs",
-    "PrefillRequests",
-    "StepSeconds",
-    "curve_mfus",
-    "gemm_mfus",
-    "grid_mfus",
-    "steps_s",
-]
 
 LEAST_MFU = 1e-4
 """Below it an interpolated MFU counts as a hole, and the nearest row above it serves."""
@@ -277,12 +258,7 @@ def _mfu_row(model: Floats, arena: Floats, num_requests: float, mfu_row: Floats)
 def _decode_s(
     model: Floats, arena: Floats, mfu_row: Floats, gemms_s: float, progress: Ints, start: int, stop: int
 ) -> tuple[float, float, int]:
-    """Compute and memory seconds of a step's decodes, and a code.
-
-    Attention takes the mean MFU by FLOPs, looked up at each request's progress. No array is handed to a
-    function in the loop over requests: counting its references there took longer than the arithmetic (18
-    ns against 7).
-    """
+    """Compute and memory seconds of a step's decodes, and a code."""
     num_requests = float(stop - start)
     at = int(model[DECODE_AT])
     nkv = min(int(arena[at + 1]), len(mfu_row))
@@ -395,10 +371,7 @@ def steps_s(
     seconds: StepSeconds,
     out_s: Floats,
 ) -> int:
-    """Time steps, CSR in prefill and in decode requests: component seconds, and all. Returns a code.
-
-    ``mfu_row`` is room for a row of the decode table.
-    """
+    """Time steps, CSR in prefill and in decode requests: component seconds, and all. Returns a code."""
     code = 0
     prefill_compute_s, prefill_memory_s, decode_compute_s, decode_memory_s = seconds
     prefill_progress, prefill_new_tokens, prefill_offsets = prefill

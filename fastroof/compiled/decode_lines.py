@@ -16,20 +16,12 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.compiled.grids import AxisSlots, GridBlock
+from fastroof.compiled.guides import bracket
 from fastroof.compiled.jit import jit
-from fastroof.compiled.llvm import LANES, float_bits, line_lanes, output_store, prefetch, table_load
-from fastroof.compiled.search import bracket
-from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, decode_rows_us, open_plan
-
-__all__ = [
-    "LINES_HEADER",
-    "LineCell",
-    "cell_at",
-    "cell_line",
-    "decode_steps_us",
-    "fill_decode_lines",
-    "line_cell",
-]
+from fastroof.compiled.layout import LANES
+from fastroof.compiled.llvm import float_bits, line_lanes, output_store, prefetch, table_load
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.steps import CODE_SIZES, decode_rows_us, open_plan
 
 # Header slots of a table of lines; pairs (at_zero_us, slope_us) follow, a row a batch size from 0.
 MAX_BATCH, COLUMNS, SHIFT, FIRST_KEY = 0, 1, 2, 3
@@ -85,11 +77,7 @@ def cell_at(arena: Floats, axis: AxisSlots, x: float) -> int:
 
 @jit
 def fill_decode_lines(arena: Floats, starts: Floats, lines: Floats) -> None:
-    """Fill a table whose header is set; ``starts`` are the kv_len at which its columns start.
-
-    Cell by cell, so that a line costs no search and no gather: 20 us for 17 columns of 1024 batch sizes,
-    51 line by line. A row at a time out of coefficients laid side by side takes 17, and scratch.
-    """
+    """Fill a table whose header is set; ``starts`` are the kv_len at which its columns start."""
     plan = open_plan(arena)
     columns = len(starts)
     end = int(lines[MAX_BATCH]) + 1
@@ -110,11 +98,7 @@ def fill_decode_lines(arena: Floats, starts: Floats, lines: Floats) -> None:
 
 @jit
 def decode_steps_us(lines: Floats, batch_size: Ints, kv_len: Ints, line_at: Any, out: Floats) -> int:
-    """Time steps of equal decodes: ``batch_size`` requests at ``kv_len`` each. Returns a code.
-
-    ``line_at`` is scratch, CHUNK entries of uint32. Stops at the first chunk that holds a step which
-    the plan cannot time; ``out`` must not overlap the inputs.
-    """
+    """Time steps of equal decodes: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
     max_batch = np.uint64(lines[MAX_BATCH])
     columns = np.int64(lines[COLUMNS])
     shift = np.int64(lines[SHIFT])

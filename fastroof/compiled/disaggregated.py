@@ -11,22 +11,24 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.drafts import draft_decode_us, draft_prompt_us
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_tokens
-from fastroof.compiled.mean_steps import mean_decode_step_us, prompt_steps_us
-from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
-from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
+from fastroof.compiled.mean_steps import (
+    draft_decode_us,
+    draft_prompt_us,
+    mean_decode_step_us,
+    prompt_steps_us,
+)
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import (
+    CODE_KV,
+    CODE_SEQS,
+    CODE_SIZES,
+    CODE_TOKENS,
+    CODE_WHOLE_PROMPT,
+    held_tokens,
+)
+from fastroof.compiled.steps import PlanParts, open_plan
 from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
-
-__all__ = [
-    "CODE_DECODE_SEQS",
-    "CODE_PREFILL_KV",
-    "DISAGGREGATED_ROWS",
-    "LinkOptions",
-    "disaggregated_estimates",
-    "worker_rates",
-]
 
 CODE_PREFILL_KV = 6
 """One prompt alone is larger than the KV cache of a prefill worker."""
@@ -47,11 +49,7 @@ MAX_LOAD = 1.0 - 1e-9
 
 
 class LinkOptions(NamedTuple):
-    """What all scenarios of a call have in common.
-
-    Shares of a token's KV cache are kept of the last ``window`` tokens of a sequence alone; states take as
-    much of a sequence, however long, as so many tokens.
-    """
+    """What all scenarios of a call have in common."""
 
     prefill_kv_tokens: float
     decode_kv_tokens: float
@@ -136,12 +134,7 @@ def _decode_us(
 
 @jit
 def _prefill_time(worker: PrefillWorker, arrivals: float) -> PrefillTime:
-    """Time that a prompt takes where ``arrivals`` others come in a us, of one worker.
-
-    A prompt that finds the worker busy waits half a batch and shares the next with all that came meanwhile;
-    where they are more than a batch holds, some wait longer. Within 20 % of a simulation below a load of
-    0.95; exactly M/D/1 where a batch is one prompt.
-    """
+    """Time that a prompt takes where ``arrivals`` others come in a us, of one worker."""
     more_us = (worker.most_us - worker.one_us) / max(worker.most - 1.0, 1.0)
     batch = 1.0
     batch_us = worker.one_us
@@ -263,11 +256,7 @@ def _scenario(
 def disaggregated_estimates(
     prefill_arena: Floats, decode_arena: Floats, scenarios: Floats, options: LinkOptions, out: Floats
 ) -> tuple[int, int, float]:
-    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above.
-
-    ``scenarios`` has the rows isl, osl, concurrency, prefill_workers, decode_workers, max_batched_tokens.
-    Stops at the first that the plans cannot time: returns a code, its place and what it needed.
-    """
+    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above."""
     prefill = open_plan(prefill_arena)
     decode = open_plan(decode_arena)
     for i in range(scenarios.shape[1]):

@@ -17,21 +17,6 @@ from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.steps import DECODE_EXPERT_AT, EXPERT_AT, RANKS, PlanParts
 
-__all__ = [
-    "FEWEST_TOKENS",
-    "LEAST_LOADED",
-    "ONE_RANK",
-    "PADDED_BY_HALF",
-    "PADDED_IN_GRAPHS",
-    "PADDED_NEVER",
-    "PADDED_TO_FULLEST",
-    "TAKES_TURNS",
-    "RankRules",
-    "expert_rows_us",
-    "seen_tokens",
-    "wait_for_others_us",
-]
-
 PADDED_NEVER, PADDED_TO_FULLEST, PADDED_IN_GRAPHS, PADDED_BY_HALF = range(4)
 """What experts compute, in the order of fastroof.engines.data_parallel.PADDINGS."""
 
@@ -57,10 +42,7 @@ ONE_RANK: Final = RankRules()
 
 @jit_inline
 def expert_rows_us(arena: Floats, plan: PlanParts, total_tokens: float, is_decode: bool) -> float:
-    """Time of all calls that follow the tokens of all ranks, us; 0 in a plan without such a part.
-
-    ``total_tokens`` are of all ranks and need not be whole; ``is_decode`` in steps of decodes alone.
-    """
+    """Time of all calls that follow the tokens of all ranks, us; 0 in a plan without such a part."""
     header_at = plan.header_at
     at = int(arena[header_at + (DECODE_EXPERT_AT if is_decode else EXPERT_AT)])
     if at == 0:
@@ -75,10 +57,7 @@ def expert_rows_us(arena: Floats, plan: PlanParts, total_tokens: float, is_decod
 
 @jit_inline
 def seen_tokens(rules: RankRules, total_tokens: float, fullest: float, is_decode: bool) -> float:
-    """Tokens that experts compute in a step of ranks with so many in all, and so many on the fullest.
-
-    ``total_tokens`` include those of idle ranks (``rules.idle_tokens`` each).
-    """
+    """Tokens that experts compute in a step of ranks with so many in all, and so many on the fullest."""
     padding = rules.decode_padding if is_decode else rules.prompt_padding
     padded = float(rules.ranks) * fullest
     if (
@@ -94,10 +73,6 @@ def seen_tokens(rules: RankRules, total_tokens: float, fullest: float, is_decode
 def wait_for_others_us(
     arena: Floats, plan: PlanParts, own_tokens: float, is_own_decode: bool, seen: float, is_decode: bool
 ) -> float:
-    """What a rank's own step takes more (or less) in a step whose experts compute ``seen`` tokens, us.
-
-    ``own_tokens`` are the rank's, ``is_own_decode`` whether they are decodes alone; ``is_decode`` whether
-    those of all ranks are. 0 where all ranks have as many.
-    """
+    """What a rank's own step takes more (or less) in a step whose experts compute ``seen`` tokens, us."""
     own_us = expert_rows_us(arena, plan, arena[plan.header_at + RANKS] * own_tokens, is_own_decode)
     return expert_rows_us(arena, plan, seen, is_decode) - own_us

@@ -12,21 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
-from fastroof.compiled.guides import Guide, guide_of, guided_cell
+from fastroof.compiled.guides import Guide, bracket, curve_point, guide_of, guided_cell, nearest_node
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.layout import EXTRAPOLATED, INTERPOLATED, PackedGemm
 from fastroof.compiled.llvm import table_load
-from fastroof.compiled.origins import EXTRAPOLATED, INTERPOLATED
-from fastroof.compiled.packed import PackedGemm
-from fastroof.compiled.search import bracket, curve_point, nearest_node
-
-__all__ = [
-    "GemmSizes",
-    "gemm_floor_us",
-    "gemm_latency_us",
-    "gemm_linear_mfu_us",
-    "gemm_nearest_us",
-]
-
 
 GemmGuides = tuple[Guide, Guide, Guide]
 """Of k, n and m."""
@@ -97,12 +86,7 @@ def _along_m(grid: Floats, node: int, w: float) -> float:
 
 @jit
 def _grid_us(gemm: PackedGemm, guides: GemmGuides, m: float, n: float, k: float) -> tuple[float, int]:
-    """Latency at (m, n, k) in the full grid: the steps of ``_ragged_us`` in the same order.
-
-    Without a branch: at a node the weight is 0, and what lies above it counts for nothing. Predicted 8 ns
-    a point, measured 6.9, against 210. Kept scalar: with eight points at a time 17 gathers take 9.7.
-    Three products with stored 1 / (x1 - x0) in place of the divisions gain 0.2 and lose last bits.
-    """
+    """Latency at (m, n, k) in the full grid: the steps of ``_ragged_us`` in the same order."""
     axes, grid = gemm.axes, gemm.grid
     k_guide, n_guide, m_guide = guides
     i = guided_cell(axes, gemm.guides, k_guide, k)
@@ -253,12 +237,7 @@ def gemm_nearest_us(
     out: Floats,
     origin: Flags,
 ) -> None:
-    """Take the MFU of the measured point nearest in log2 of m, n and k; of a tie the smaller.
-
-    Measured (n, k) pairs may be scattered, so the walk goes outwards from (n, k), along k and in each
-    row along n, until what lies ahead is too far along k, or along k and n, alone. Predicted 10 times as
-    fast as trying every curve, measured 6 (760 to 122 ns a point): 2.5 curves are left, each searched.
-    """
+    """Take the MFU of the measured point nearest in log2 of m, n and k; of a tie the smaller."""
     m, n, k = sizes
     log2_m, log2_n, log2_k = log2_sizes
     log2_k_axis = log2_axes[2]

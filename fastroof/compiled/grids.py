@@ -12,37 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
+from fastroof.compiled.guides import bracket, curve_point, guide_of, guided_node
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_LATENCY, FORM_PREFILL_RATE
+from fastroof.compiled.layout import (
+    EXTRAPOLATED,
+    FORM_DECODE_RATE,
+    FORM_PREFILL_RATE,
+    INTERPOLATED,
+    GridNodes,
+    GuidedGrid,
+)
 from fastroof.compiled.llvm import float_bits, output_store, table_load
-from fastroof.compiled.origins import EXTRAPOLATED, INTERPOLATED
-from fastroof.compiled.packed import GridNodes
-from fastroof.compiled.search import bracket
-
-__all__ = [
-    "FORM",
-    "FORM_DECODE_RATE",
-    "FORM_LATENCY",
-    "FORM_PREFILL_RATE",
-    "GridBlock",
-    "GridLog2",
-    "GridPlace",
-    "axis_cell",
-    "cells_of",
-    "grid_flag",
-    "grid_floor_us",
-    "grid_latency_us",
-    "grid_line",
-    "grid_linear_mfu_us",
-    "grid_nearest_us",
-    "grid_place",
-    "grid_value",
-    "latency_at",
-    "line_at",
-    "open_block",
-    "x_axis_of",
-]
-
 
 # A grid block of an arena: four slots for the y axis, four for the x axis, the form, then the y axis, the
 # x axis, their guides, ny * nx cells of six coefficients, ny * nx flags.
@@ -131,11 +111,7 @@ def open_block(arena: Floats, at: int) -> GridBlock:
 
 @jit_inline
 def axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
-    """Index of the cell of an axis that x is in, clamped to the outer cells.
-
-    The guide holds the cell at the start of each key: the exponent of a float64 and the leading bits of
-    its mantissa. At most one node lies inside a key of a packed axis, so the loop rarely turns.
-    """
+    """Index of the cell of an axis that x is in, clamped to the outer cells."""
     key = (float_bits(x) >> axis.shift) - axis.first_key
     i = int(table_load(arena, axis.guide_at + min(max(key, 0), axis.last_key)))
     while i < axis.last_cell and table_load(arena, axis.nodes_at + i + 1) <= x:
@@ -167,11 +143,7 @@ def latency_at(arena: Floats, block: GridBlock, place: GridPlace) -> float:
 
 @jit_inline
 def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
-    """Value at (y, x) of a grid block.
-
-    A cell is a polynomial of its offsets u = x - x0 and v = y - y0 from its lower corner:
-    ``c0 + u (c1 + u c2) + v (c3 + u (c4 + u c5))``. At a node it is c0, the node itself.
-    """
+    """Value at (y, x) of a grid block."""
     value = latency_at(arena, block, grid_place(arena, block, y, x))
     if block.form == FORM_DECODE_RATE:
         return y * x / value
@@ -299,3 +271,54 @@ def grid_nearest_us(
                     least = distance
                     best_i, best_j = i, j
         out[p], origin[p] = _scaled_us(nodes, best_i, best_j, y[p], x[p], work[p])
+
+
+@jit
+def curve_rows(axis: Floats, value: Floats, flag: Flags, out: Floats, origin: Flags) -> None:
+    """Look one curve up at 0, 1, 2, ...: entry 0, no work, gets nothing."""
+    last = len(axis) - 1
+    i = 0
+    out[:1] = 0.0
+    origin[:1] = 0
+    for x in range(1, len(out)):
+        while i < last - 1 and axis[i + 1] <= x:
+            i += 1
+        out[x], origin[x] = curve_point(axis, value, flag, i, i + 2, float(x))
+
+
+@jit
+def sum_rows(values: Floats, times: Floats, sums: Floats) -> None:
+    """Sum operators, a plan a row: ``sums[plan] = sum of times[plan, operator] * values[operator]``."""
+    for plan in range(len(sums)):
+        row = sums[plan]
+        for operator in range(len(values)):
+            value = values[operator]
+            factor = times[plan, operator]
+            for x in range(len(row)):
+                row[x] += factor * value[x]
+
+
+@jit
+def grid_points_us(grid: GuidedGrid, y: Floats, x: Floats, out: Floats, origin: Flags) -> None:
+    """Look up every (y, x): the polynomials of ``grid_value``, their terms in the same order."""
+    axes, guides, cells, origins = grid
+    y_guide, x_guide = guide_of(guides, 0), guide_of(guides, 1)
+    x_first = x_guide[0]
+    nx = len(axes) - x_first
+    for p in range(len(out)):
+        yp = table_load(y, p)
+        xp = table_load(x, p)
+        # a grid has a cell above its last node too, which no size reaches
+        i = guided_node(axes, guides, y_guide, yp)
+        j = guided_node(axes, guides, x_guide, xp)
+        v = yp - table_load(axes, i)
+        u = xp - table_load(axes, j)
+        node = i * nx + (j - x_first)
+        c = node * 6
+        out[p] = (
+            table_load(cells, c)
+            + u * (table_load(cells, c + 1) + u * table_load(cells, c + 2))
+            + v * (table_load(cells, c + 3) + u * (table_load(cells, c + 4) + u * table_load(cells, c + 5)))
+        )
+        case = 2 * (u > 0.0) + 4 * (v > 0.0)
+        origin[p] = (table_load(origins, node) >> case) & 3

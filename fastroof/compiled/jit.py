@@ -7,9 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from fastroof.compiled.plain import is_plain
-
-__all__ = ["jit", "jit_inline", "jit_stateful", "jit_stateful_inline"]
+from fastroof.compiled.layout import is_plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,21 +25,12 @@ def jit(function: F) -> F:
 
 
 def jit_inline(function: F) -> F:
-    """Compile a part of loops, as :func:`jit` does, and copy it into each of them.
-
-    For what takes a tuple of many numbers: LLVM would leave a larger function a function, and pass them
-    through memory for each step (10 ns).
-    """
+    """Compile a part of loops, as :func:`jit` does, and copy it into each of them."""
     return _compiled(function, {**OPTIONS, "forceinline": True})
 
 
 def jit_stateful(function: F) -> F:
-    """Compile a loop that hands many arrays on to its parts, as :func:`jit` does; it counts no references.
-
-    Numba counts those of each array at each call, with atomic operations, and does not see that all of them
-    outlive the loop: with the 22 arrays of a simulated engine a step took 750 ns instead of 35. Such a loop
-    makes no arrays, not even of pointers.
-    """
+    """Compile a loop that hands many arrays on to its parts, as :func:`jit` does; it counts no references."""
     return _compiled(function, {**OPTIONS, "_nrt": False})
 
 

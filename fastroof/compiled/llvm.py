@@ -11,7 +11,7 @@ gathers them one by one (11 cycles a gather of eight on a Zen 5). Loading the pa
 takes a third of that.
 
 With NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK set, each is the plain expression it stands for, so that
-Python or Numba checks every index; so it is where loops run as Python (fastroof.compiled.plain). Both forms
+Python or Numba checks every index; so it is where loops run as Python (fastroof.compiled.layout). Both forms
 give the same bits. The instructions are in fastroof.compiled.intrinsics.
 """
 
@@ -21,19 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit
-from fastroof.compiled.layout import LANES
-from fastroof.compiled.plain import is_plain
-
-__all__ = [
-    "LANES",
-    "PLAIN",
-    "float_bits",
-    "line_lanes",
-    "output_store",
-    "prefetch",
-    "table_load",
-]
+from fastroof.compiled.layout import LANES, TILE, is_plain
 
 
 def _settings() -> tuple[bool, bool]:
@@ -102,3 +92,57 @@ line_lanes = _chosen("line_lanes", _plain_line_lanes, PLAIN)
 ``out[start + i] = lines[at[first + i]] + lines[at[first + i] + 1] * x[start + i]`` for i in 0 to 7,
 ``lines`` and ``out`` float64, ``at`` uint32, ``x`` integer.
 """
+
+
+@jit
+def _plain_request_lanes(
+    new_tokens: Ints, context_len: Ints, first: int, count: int, room: int
+) -> tuple[int, int, int, int]:
+    bits = contexts = rooms = high = 0
+    for request in range(count):
+        more, context = int(new_tokens[first + request]) - 1, int(context_len[first + request])
+        if more != 0 or context == 0:
+            bits |= 1 << request
+        contexts += context
+        rooms += max(room - context, 0)
+        high |= more | context | (more + context)
+    return bits, contexts, rooms, high
+
+
+@jit
+def _plain_lowest_bit(bits: int) -> int:
+    place = 0
+    while not (bits >> place) & 1:
+        place += 1
+    return place
+
+
+@jit
+def _plain_bit_count(bits: int) -> int:
+    count = 0
+    for place in range(TILE):
+        count += (bits >> place) & 1
+    return count
+
+
+def _request_lanes_chosen(name: str, plain: Any) -> Any:
+    if PLAIN:
+        return plain
+    from fastroof.compiled import intrinsics as request_vectors
+
+    return getattr(request_vectors, name)
+
+
+request_lanes = _request_lanes_chosen("request_lanes", _plain_request_lanes)
+"""``request_lanes(new_tokens, context_len, first, count, room)``: 1 to 64 requests from ``first`` on.
+
+Returns int64: a bit for each that is no decode, the sum of contexts, of max(room - context, 0), and the bits
+of all of new - 1, context and context + new - 1: none from the 28th on, or some size is impossible and
+the sums are any.
+"""
+
+lowest_bit = _request_lanes_chosen("lowest_bit", _plain_lowest_bit)
+"""``lowest_bit(bits)``: the place of the lowest bit that is set, of at least one."""
+
+bit_count = _request_lanes_chosen("bit_count", _plain_bit_count)
+"""``bit_count(bits)``: how many of 64 bits are set."""

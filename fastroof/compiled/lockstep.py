@@ -14,24 +14,9 @@ from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_other
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.steps import PlanParts
 
-__all__ = [
-    "NO_OTHERS",
-    "OtherRanks",
-    "others_idle",
-    "others_with_requests",
-    "together_us",
-    "waits_for_others",
-]
-
 
 class OtherRanks(NamedTuple):
-    """The ranks that step together with one.
-
-    ``active`` have requests, each of them has prompts in ``share`` of its steps: ``prompt_tokens`` in all, a
-    step of ``prompt_us`` by itself; else ``decode_tokens``. Ranks without requests have ``idle_tokens`` in
-    all. Where clients are no multiple of the ranks, some have one more: ``full_tokens`` in a step of decodes
-    of ``full_us`` by itself, else both are 0.
-    """
+    """The ranks that step together with one."""
 
     active: float
     share: float
@@ -48,10 +33,7 @@ NO_OTHERS: Final = OtherRanks(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 @jit_inline
 def waits_for_others(rules: RankRules) -> bool:
-    """Whether a rank waits for prompts of others.
-
-    Where prompts wait until every rank has one they start together: as if each rank were the only one.
-    """
+    """Whether a rank waits for prompts of others."""
     return rules.in_lockstep > 0 and rules.balance_steps == 0
 
 
@@ -82,10 +64,7 @@ def together_us(
     own_tokens: float,
     is_decode: bool,
 ) -> float:
-    """Mean of the steps that all ranks take while one has ``own_tokens`` in a step of ``own_us`` by itself.
-
-    Own steps are timed as if the experts had as many tokens of every rank; ``is_decode`` is of this rank.
-    """
+    """Mean step of all ranks while one has ``own_tokens`` in a step of ``own_us`` by itself."""
     # a part of a rank has requests in a part of the steps
     ranks = math.ceil(others.active - 1e-9)
     share = min(others.share * others.active / ranks, 1.0) if ranks > 0 else 0.0

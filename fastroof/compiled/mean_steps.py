@@ -15,28 +15,24 @@ from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.grids import grid_value
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
-from fastroof.compiled.request_sums import WindowSums
+from fastroof.compiled.request_sums import (
+    WindowSums,
+    mean_chunk_sums,
+    mean_seen,
+    prefix_in_window,
+    windowed_pairs,
+)
 from fastroof.compiled.steps import (
     MIXED_WINDOW_KV_US,
     PlanParts,
     equal_chunks,
     open_window,
     prefill_attention_us,
+    window_prices_us,
     windowed_prefill_us,
     with_prefill_us,
 )
-from fastroof.compiled.verification import Speculation, queries_factor
-from fastroof.compiled.windows import mean_chunk_sums, mean_seen, windowed_pairs
-
-__all__ = [
-    "Prompt",
-    "mean_decode_attention_us",
-    "mean_decode_rows_us",
-    "mean_decode_step_us",
-    "mean_mixed_step_us",
-    "mixed_decode_attention_us",
-    "prompt_steps_us",
-]
+from fastroof.compiled.verification import Speculation, one_token, open_draft, queries_factor
 
 NO_SUMS = WindowSums(0.0, 0.0, 0.0, 0.0)
 """Of plans without a window, which read none."""
@@ -46,10 +42,7 @@ GAUSS = 0.5773502691896257
 
 
 class Prompt(NamedTuple):
-    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest.
-
-    The last of them, of ``last_tokens``, comes after ``full_steps`` of equal size.
-    """
+    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest."""
 
     us: float
     tokens: float
@@ -124,11 +117,7 @@ def _spread_attention_us(
     spread: float,
     others: float,
 ) -> float:
-    """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``.
-
-    The requests of a step are spread by ``others`` around its mean, which layers within a window see.
-    Two points of Gauss and Legendre in each cell of the table: exact on straight lines.
-    """
+    """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``."""
     batch = max(decodes, 1.0)
     # fewer than one decode is one, in a share of the steps
     share = min(decodes, 1.0)
@@ -162,10 +151,7 @@ def _mean_kv_len(speculation: Speculation, isl: float, osl: float) -> float:
 def mean_decode_attention_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
 ) -> float:
-    """Decode attention of requests anywhere in their output, us.
-
-    A request's length is anywhere in osl - 1; the mean of several, in as much over their root.
-    """
+    """Decode attention of requests anywhere in their output, us."""
     if decodes <= 0.0 or osl <= 1.0:
         return 0.0
     requests = max(decodes, 1.0)
@@ -185,11 +171,7 @@ def mixed_decode_attention_us(
     isl: float,
     osl: float,
 ) -> float:
-    """Decode attention in a step that prefills too, us: ``attention_us`` is that of decodes alone.
-
-    At least what it takes for each of the decodes' KV tokens, of which there are as many whatever lengths
-    they are spread over. A cache is read once for all tokens that a request verifies.
-    """
+    """Decode attention in a step that prefills too, us: ``attention_us`` is that of decodes alone."""
     if decodes <= 0.0 or osl <= 1.0:
         return attention_us
     kv_len = _mean_kv_len(speculation, isl, osl)
@@ -290,10 +272,7 @@ def prompt_steps_us(
     decodes: float,
     decode_attention_us: float,
 ) -> Prompt:
-    """Time one prompt's steps: full ones, then its last, which it shares with ``others`` as long as it.
-
-    ``room`` tokens of each step are for prompts, ``decodes`` requests decode beside them.
-    """
+    """Time one prompt's steps: full ones, then its last, which it shares with ``others`` as long as it."""
     full = max(math.ceil(isl / room) - 1.0, 0.0)
     context = full * room
     rest = isl - context
@@ -324,3 +303,76 @@ def prompt_steps_us(
     tokens = max(rest + shared, room if full > 0.0 else 0.0)
     verified = decodes * speculation.tokens
     return Prompt(total + last_us, verified + tokens, seqs, full, last_us, verified + rest + shared)
+
+
+@jit_inline
+def _draft_isl(speculation: Speculation, isl: float) -> float:
+    """Prompt length at which decodes are as long as those of the draft, half-way through its steps."""
+    return isl + 0.5 * (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
+
+
+@jit
+def draft_decode_us(arena: Floats, speculation: Speculation, decodes: float, isl: float, osl: float) -> float:
+    """The draft's steps before a verification of ``decodes`` requests anywhere in their output, us."""
+    if decodes <= 0.0:
+        return 0.0
+    draft = open_draft(arena, speculation.draft_at)
+    at = _draft_isl(speculation, isl)
+    return speculation.draft_steps * mean_decode_step_us(arena, draft, one_token(draft), decodes, at, osl)
+
+
+@jit
+def draft_mixed_us(
+    arena: Floats,
+    speculation: Speculation,
+    decodes: float,
+    new_tokens: float,
+    isl: float,
+    osl: float,
+    room: float,
+) -> float:
+    """The draft's steps after one of ``decodes`` requests and ``new_tokens`` of prompts, us."""
+    draft = open_draft(arena, speculation.draft_at)
+    alone = one_token(draft)
+    at = _draft_isl(speculation, isl)
+    attention_us = mean_decode_attention_us(arena, draft, alone, decodes, at, osl)
+    attention_us = mixed_decode_attention_us(arena, draft, alone, attention_us, decodes, at, osl)
+    first_us = mean_mixed_step_us(arena, draft, alone, attention_us, decodes, new_tokens, isl, room)
+    seqs = decodes + new_tokens / isl
+    return first_us + (speculation.draft_steps - 1.0) * mean_decode_step_us(
+        arena, draft, alone, seqs, at, osl
+    )
+
+
+@jit
+def draft_prompt_us(
+    arena: Floats,
+    speculation: Speculation,
+    isl: float,
+    osl: float,
+    room: float,
+    others: float,
+    decodes: float,
+) -> float:
+    """The draft's part of the steps in which one prompt is prefilled, us; see ``prompt_steps_us``."""
+    draft = open_draft(arena, speculation.draft_at)
+    alone = one_token(draft)
+    at = _draft_isl(speculation, isl)
+    attention_us = mean_decode_attention_us(arena, draft, alone, decodes, at, osl)
+    attention_us = mixed_decode_attention_us(arena, draft, alone, attention_us, decodes, at, osl)
+    own = prompt_steps_us(arena, draft, alone, isl, room, others, decodes, attention_us)
+    more_us = mean_decode_step_us(arena, draft, alone, decodes + 1.0, at, osl)
+    return own.us + math.ceil(isl / room) * (speculation.draft_steps - 1.0) * more_us
+
+
+@jit
+def draft_prefix_us(
+    arena: Floats, speculation: Speculation, new: float, cached: float, chunks: float, prompts: float
+) -> tuple[float, float]:
+    """Return the draft's attention time over ``cached`` tokens, us: per prompt batch and per sequence."""
+    draft = open_draft(arena, speculation.draft_at)
+    crossed, read = prefix_in_window(float(draft.window), new, cached, chunks)
+    pair_us, token_us = window_prices_us(arena, draft)
+    pairs_us = draft.prefix_pair_us * new * cached + pair_us * crossed
+    reads_us = draft.prefix_token_us * cached + token_us * read / chunks
+    return prompts * pairs_us + max(prompts, 1.0) * reads_us, pairs_us + chunks * reads_us

@@ -12,10 +12,13 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, others_idle, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
+    draft_decode_us,
+    draft_mixed_us,
+    draft_prefix_us,
+    draft_prompt_us,
     mean_decode_attention_us,
     mean_decode_rows_us,
     mean_decode_step_us,
@@ -23,6 +26,7 @@ from fastroof.compiled.mean_steps import (
     mixed_decode_attention_us,
     prompt_steps_us,
 )
+from fastroof.compiled.request_sums import prefix_in_window
 from fastroof.compiled.serving_options import (
     CODE_SEQS,
     CODE_TOKENS,
@@ -45,9 +49,6 @@ from fastroof.compiled.serving_options import (
 )
 from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
-from fastroof.compiled.windows import prefix_in_window
-
-__all__ = ["add_prefix", "mixed_scenario"]
 
 MAX_QUEUE = 0.999
 """Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
@@ -57,13 +58,7 @@ HELD_ROUNDS = 3
 
 
 class SteadyState(NamedTuple):
-    """Mean composition of a scenario's steps, real numbers.
-
-    ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
-    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``; a
-    client sends a request every ``cycle_steps``. A prompt is held back for ``held_steps``, until
-    ``held_prompts`` others have come, and waits in a queue for ``queue_steps``.
-    """
+    """Mean composition of a scenario's steps, real numbers."""
 
     admitted: float
     running: float
@@ -82,11 +77,7 @@ class SteadyState(NamedTuple):
 
 @jit_inline
 def _queue_steps(others: float, cycle_steps: float, own_steps: float) -> float:
-    """Steps that a prompt waits for those of ``others`` clients, of ``own_steps`` (part of a step, too) each.
-
-    As in a queue that is served at an even pace (M/D/1), ``own rho / 2 (1 - rho)``, in which the others are
-    the seldomer, the longer they wait themselves: ``rho = others own / (cycle + wait)``.
-    """
+    """Return the steps that a prompt waits for the prompts of ``others`` clients (fractions allowed)."""
     work = others * own_steps
     spare = cycle_steps - work
     return 0.5 * (math.sqrt(spare * spare + 2.0 * own_steps * work) - spare)
@@ -412,11 +403,7 @@ def add_prefix(
     options: ServingOptions,
     out: Any,
 ) -> None:
-    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone.
-
-    Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
-    to more tokens, prompts to the prefix as to earlier chunks.
-    """
+    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone."""
     cached = isl - new
     decodes = out[DECODES]
     longer_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)

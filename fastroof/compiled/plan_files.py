@@ -11,7 +11,7 @@ Little-endian, in this order; a file's size is a multiple of 8, so that it can b
     40  8  where the facts are, in words of 8 bytes from the arena's start on; 0 in version 1
     48 16  0
     64     the arena (see fastroof.compiled.steps), the description (JSON, UTF-8), NULs up to a multiple of 8,
-           and of version 2 the facts and what they point at (see fastroof.compiled.plan_parts)
+           and of version 2 the facts and what they point at (see fastroof.compiled.plan_files)
 
 The CRC tells damage. What a plan's loops take on trust is checked besides, so that no file whatever makes
 them read beyond it.
@@ -25,19 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Floats
-from fastroof.compiled.grids import (
-    BLOCK_HEADER,
-    FIRST_KEY,
-    FORM,
-    FORM_PREFILL_RATE,
-    KEYS,
-    NODES,
-    SHIFT,
-    X,
-    Y,
-)
-from fastroof.compiled.jit import jit
-from fastroof.compiled.plan_parts import STAGES, STAGES_AT, facts_fit, is_whole, verification_fits
+from fastroof.compiled.grids import BLOCK_HEADER, FIRST_KEY, FORM, KEYS, NODES, SHIFT, X, Y
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.layout import FORM_PREFILL_RATE
+from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.steps import (
     ARENA_FORMAT,
     ARENA_MAGIC,
@@ -52,7 +43,6 @@ from fastroof.compiled.steps import (
     LOGITS_AT,
     LOGITS_ORIGIN_AT,
     MAGIC,
-    MAX_KV_LEN,
     MAX_SEQS,
     MAX_TOKENS,
     MIXED_KV_US,
@@ -65,21 +55,122 @@ from fastroof.compiled.steps import (
     WINDOW_DECODE_AT,
     WINDOW_PREFILL_AT,
 )
+from fastroof.compiled.verification import (
+    BOUND_SIZE,
+    BOUNDS,
+    BOUNDS_AT,
+    HEAD_AT,
+    HEAD_LAST,
+    SPECULATION_HEADER,
+)
 
-__all__ = [
-    "CODE_CORRUPT",
-    "CODE_FOREIGN",
-    "CODE_IO",
-    "CODE_TRUNCATED",
-    "CODE_VERSION",
-    "CRC_FROM",
-    "FILE_HEADER",
-    "FILE_MAGIC",
-    "FILE_VERSION",
-    "arena_fits",
-    "crc32",
-    "plan_bytes_code",
-]
+# Slots of the facts. Places and sizes of other parts:
+VERIFICATION_AT, VERIFICATION_SIZE = 1, 2
+STAGES_AT, STAGES = 3, 4
+# 5 to 8 are 0; memory of one GPU, bytes and tokens, as fastroof_memory of fastroof_step.h has it
+WEIGHT_BYTES, KV_BYTES, ACTIVATION_BYTES, RESERVE_BYTES, CONTEXT_BYTES = 9, 10, 11, 12, 13
+MAX_KV_TOKENS, KV_WINDOW, WINDOW_KV_BYTES, STATE_BYTES = 14, 15, 16, 17
+# what the layers of the whole model keep, on all GPUs together
+MODEL_KV_BYTES, MODEL_WINDOW_KV_BYTES, MODEL_STATE_BYTES = 18, 19, 20
+TP, PP, DP, EP, MOE_TP, CP = 21, 22, 23, 24, 25, 26
+NVLINK_BYTES_PER_S = 27
+"""float64: from one GPU to the others of its node."""
+FACTS_WORDS = 32
+
+US_PER_S = 1e6
+"""That of fastroof.units, which compiled loops do not import; a test holds them together."""
+
+MAX_STAGES = 256
+"""As many numbers as the C functions keep on their stack."""
+
+LARGEST_SIZE = 2**48
+"""No size or place is larger; bytes a token times the longest sequence fit an int64."""
+LARGEST_TOKEN = 2**32
+"""No token of KV cache is larger, bytes."""
+
+
+@jit
+def is_whole(value: float, least: float, largest: float) -> bool:
+    """Whether a float64 is a whole number within bounds."""
+    return least <= value <= largest and float(int(value)) == value
+
+
+@jit
+def all_finite(floats: Floats, at: int, stop: int) -> bool:
+    """Whether all float64s of a part are numbers."""
+    for i in range(at, stop):  # noqa: SIM110  Numba takes no generator here
+        if not np.isfinite(floats[i]):
+            return False
+    return True
+
+
+@jit
+def _part_fits(words: Words, facts_at: int, at: int, size: int) -> bool:
+    """Whether a part that the facts name lies within the file."""
+    start, count = words[facts_at + at], words[facts_at + size]
+    return bool(0 <= count <= len(words) and 0 <= start <= len(words) - count)
+
+
+@jit
+def facts_fit(words: Words, floats: Floats, facts_at: int) -> bool:
+    """Whether the facts at ``facts_at`` are whole, and name parts that lie within the file."""
+    if facts_at < 0 or facts_at > len(words) - FACTS_WORDS or words[facts_at] < FACTS_WORDS:
+        return False
+    for at, size in ((VERIFICATION_AT, VERIFICATION_SIZE), (STAGES_AT, STAGES)):
+        if not _part_fits(words, facts_at, at, size):
+            return False
+    if words[facts_at + STAGES] > MAX_STAGES:
+        return False
+    for slot in range(WEIGHT_BYTES, NVLINK_BYTES_PER_S):
+        if words[facts_at + slot] < 0 or words[facts_at + slot] > LARGEST_SIZE:
+            return False
+    for slot in (KV_BYTES, WINDOW_KV_BYTES, MODEL_KV_BYTES, MODEL_WINDOW_KV_BYTES):
+        if words[facts_at + slot] > LARGEST_TOKEN:
+            return False
+    link = floats[facts_at + NVLINK_BYTES_PER_S]
+    return bool(0.0 <= link < np.inf)
+
+
+@jit
+def verification_fits(words: Words, floats: Floats, facts_at: int) -> bool:
+    """Whether what verification reads, if it is there, lies within the file."""
+    at, size = words[facts_at + VERIFICATION_AT], words[facts_at + VERIFICATION_SIZE]
+    if size == 0:
+        return True
+    stop = at + size
+    if size < SPECULATION_HEADER or not all_finite(floats, at, stop):
+        return False
+    head_at, head_last = floats[at + HEAD_AT], floats[at + HEAD_LAST]
+    bounds_at, bounds = floats[at + BOUNDS_AT], floats[at + BOUNDS]
+    return (
+        is_whole(head_at, at, stop)
+        and is_whole(head_last, floats[MAX_TOKENS], stop)
+        and head_at + head_last < stop
+        and is_whole(bounds_at, at, stop)
+        and is_whole(bounds, 0.0, stop)
+        and bounds_at + BOUND_SIZE * bounds <= stop
+    )
+
+
+@jit_inline
+def held_bytes(kv_bytes: int, window_kv_bytes: int, window: int, state_bytes: int, kv_len: int) -> int:
+    """KV cache and state of one sequence, bytes, as :meth:`fastroof.plan.memory.PlanMemory.kv_bytes`."""
+    return kv_len * kv_bytes - max(kv_len - window, 0) * window_kv_bytes + state_bytes
+
+
+@jit_inline
+def transfer_us(sent_bytes: int, bytes_per_s: float, gpus: int, latency_us: float) -> float:
+    """What a transfer takes, us, as :func:`fastroof.simulation.disaggregated.takes_us`."""
+    return float(sent_bytes) / (bytes_per_s * float(gpus)) * US_PER_S + latency_us
+
+
+@jit_inline
+def makespan_us(end_us: Any, stage: int, before_us: float, stage_us: float) -> float:
+    """When a micro-batch leaves a stage, us, that left the one before at ``before_us``."""
+    ended: float = max(end_us[stage], before_us) + stage_us
+    end_us[stage] = ended
+    return ended
+
 
 FILE_MAGIC: Final = int.from_bytes(b"FASTROOF", "little")
 FILE_VERSION: Final = 2
@@ -279,11 +370,7 @@ def _stages_fit(octets: Octets, words: Words, floats: Floats) -> bool:
 
 @jit
 def plan_bytes_code(octets: Octets, words: Words, floats: Floats) -> int:
-    """Check a plan file. Returns 0, or the code of what is wrong.
-
-    ``words`` and ``floats`` are the same bytes, as many as fill them, in eights. A CRC within a file, of a
-    stage's, is not looked at: that of the whole file is over it too.
-    """
+    """Check a plan file. Returns 0, or the code of what is wrong."""
     size = len(octets)
     if size < 8 or words[0] != FILE_MAGIC:
         return CODE_FOREIGN

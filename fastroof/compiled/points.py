@@ -11,10 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.compiled.jit import jit
-from fastroof.compiled.origins import MODELLED
-
-__all__ = ["AttentionPrices", "copied_sizes", "curve_mfu", "decode_mfu", "gemm_mfu", "prefill_us_and_mfu"]
-
+from fastroof.compiled.layout import MODELLED
 
 AttentionPrices = tuple[float, float, float]
 """Of causal attention, us: a (query, prefix token) pair, a prefix token, and a pair at the peak."""

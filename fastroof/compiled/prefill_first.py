@@ -14,17 +14,20 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.lockstep import NO_OTHERS, OtherRanks, together_us, waits_for_others
 from fastroof.compiled.mean_steps import (
+    draft_decode_us,
+    draft_mixed_us,
+    draft_prefix_us,
+    draft_prompt_us,
     mean_decode_attention_us,
     mean_decode_rows_us,
     mean_mixed_step_us,
     prompt_steps_us,
 )
+from fastroof.compiled.request_sums import prefix_in_window
 from fastroof.compiled.serving_options import (
     CODE_SEQS,
     CODE_TOKENS,
@@ -42,12 +45,10 @@ from fastroof.compiled.serving_options import (
     TTFT_US,
     WAIT_US,
     ServingOptions,
+    held_tokens,
 )
 from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
-from fastroof.compiled.windows import prefix_in_window
-
-__all__ = ["PromptSizes", "prefill_first_scenario"]
 
 MOST_CYCLES = 32
 """Requests of a client for each of which it is worked out how far clients have come apart; of more, as many
@@ -65,10 +66,7 @@ class PromptSizes(NamedTuple):
 
 
 class Lockstep(NamedTuple):
-    """What the other ranks do while one computes prompts, and while it decodes.
-
-    Without a lockstep nothing of it is read.
-    """
+    """What the other ranks do while one computes prompts, and while it decodes."""
 
     is_on: bool
     rules: RankRules
@@ -88,10 +86,7 @@ class Prompts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What a request sees of prompts, its own and others', us: before its first token, and after it.
-
-    ``decodes`` of the requests run in a decode step; ``together`` prompts make up a row of steps.
-    """
+    """What a request sees of prompts, its own and others', us: before its first token, and after it."""
 
     ttft_us: float
     after_us: float
@@ -101,12 +96,7 @@ class Shared(NamedTuple):
 
 @jit
 def same_step_share(steps: float, spread: float, requests_per_client: float) -> float:
-    """Share of the other requests that end in the same decode step as one, in the mean.
-
-    After j requests two clients that began together are a normal number of steps apart, its deviation
-    sqrt(2) s, where s is that of j outputs: they are in one step with probability erf(1/(4 s)). Clients that
-    are anywhere are in one with 1 / (steps + 1).
-    """
+    """Share of the other requests that end in the same decode step as one, in the mean."""
     if spread <= 0.0:
         return 1.0
     anywhere = 1.0 / (steps + 1.0)
@@ -279,11 +269,7 @@ def _shared(
     steps_met: float,
     lockstep: Lockstep,
 ) -> Shared:
-    """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request.
-
-    The engine looks for new ones every ``looks`` steps of decodes, and after prompts. Requests arrive as a
-    decode step ends, ``steps_met`` steps before they are seen, or at random (``AT_RANDOM``).
-    """
+    """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request."""
     # as a request sees them, and as steps do: those in which requests end
     ending = min(same * looks, 1.0)
     seen = 1.0 + (clients - 1.0) * ending

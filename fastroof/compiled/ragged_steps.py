@@ -1,6 +1,6 @@
 """The loops over ragged steps: requests of any kind, step after step, and what their times are made of.
 
-A plan with a window takes a loop of its own, which adds up more of its requests (fastroof.compiled.windows).
+A plan with a window has its own loop, which sums more of its requests (fastroof.compiled.request_sums).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.grids import grid_flag
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.layout import MODELLED
 from fastroof.compiled.llvm import output_store, table_load
-from fastroof.compiled.origins import MODELLED
-from fastroof.compiled.request_sums import decode_sums, request_sums
+from fastroof.compiled.request_sums import decode_sums, request_sums, window_chunks, windowed_pairs
 from fastroof.compiled.steps import (
     CODE_SIZES,
     WINDOW,
@@ -28,9 +28,6 @@ from fastroof.compiled.steps import (
     windowed_step_us,
     with_prefill_us,
 )
-from fastroof.compiled.windows import window_chunks, windowed_pairs
-
-__all__ = ["CODE_OFFSETS", "StepParts", "ragged_step_parts", "ragged_steps_us"]
 
 CODE_OFFSETS = 2
 """Offsets that fall, or lie outside the requests."""
@@ -86,11 +83,7 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
 
 @jit
 def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> int:
-    """Time ragged steps, CSR: step i holds requests ``offsets[i]:offsets[i + 1]``. Returns a code.
-
-    Stops at the first step that the plan cannot time. A step that follows one of decodes alone is first
-    taken for such a step, whose sums are fewer. Plans with a window take a loop of their own.
-    """
+    """Time ragged steps, CSR: step i holds requests ``offsets[i]:offsets[i + 1]``. Returns a code."""
     if arena[WINDOW] > 0.0:
         return _windowed_steps_us(arena, new_tokens, context_len, offsets, out)
     plan = open_plan(arena)

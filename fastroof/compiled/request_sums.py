@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit_inline
-from fastroof.compiled.llvm import table_load
-from fastroof.compiled.request_lanes import TILE, bit_count, lowest_bit, request_lanes
-
-__all__ = ["MAX_KV_LEN", "StepSums", "WindowSums", "decode_sums", "request_sums"]
+from fastroof.compiled.layout import TILE
+from fastroof.compiled.llvm import bit_count, lowest_bit, request_lanes, table_load
 
 MAX_KV_LEN = 2**28
 """Longest sequence that an entry point accepts, tokens."""
@@ -22,11 +21,7 @@ MANY_CHUNKS = 16
 
 
 class StepSums(NamedTuple):
-    """Sums over the requests of a step: its decodes and their KV, the new tokens of its prefill chunks.
-
-    ``causal_pairs`` is the sum of q (q + 1) / 2 over the chunks, ``prefix_pairs`` of q times context,
-    ``prefix_sum`` of their contexts.
-    """
+    """Sums over the requests of a step: its decodes and their KV, the new tokens of its prefill chunks."""
 
     decodes: int
     kv_sum: int
@@ -37,13 +32,7 @@ class StepSums(NamedTuple):
 
 
 class WindowSums(NamedTuple):
-    """Sums over the requests of a step, of layers that attend within a window.
-
-    ``kv_sum`` is the sum of min(kv_len, window) over the decodes; of the chunks ``causal_pairs`` are those
-    of their new tokens among themselves, ``prefix_pairs`` those with tokens before them, and ``prefix_sum``
-    counts the tokens before them that any query sees. A query attends to ``window`` tokens, its own included.
-    Whole numbers, or real ones of mean steps.
-    """
+    """Sums over the requests of a step, of layers that attend within a window."""
 
     kv_sum: Any
     causal_pairs: Any
@@ -71,12 +60,7 @@ def _no_chunks() -> ChunkSums:
 
 @jit_inline
 def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
-    """Sums with a chunk more; a chunk without tokens adds to none of a step's.
-
-    Room is what a window has beyond some tokens and the query itself, or 0: r = max(window - 1 - tokens, 0).
-    The pairs of a sequence's first t queries, the sum of min(i, window), are
-    t window - window (window - 1) / 2 + r (r + 1) / 2 with the room beyond t.
-    """
+    """Sums with a chunk more; a chunk without tokens adds to none of a step's."""
     own, before, all_room = max(room - new, 0), max(room - context, 0), max(room - context - new, 0)
     return ChunkSums(
         sums.count + 1,
@@ -94,12 +78,7 @@ def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
 def request_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
 ) -> tuple[StepSums, WindowSums, bool]:
-    """Sums over one step's requests, all and within a window, and whether all are possible in any plan.
-
-    In whatever order, for they are integers. Without a window, where it is 0, the second are any. Requests
-    are taken for decodes, up to 64 at once; what more there is to the others is added up one by one, or
-    where they are many for all of the 64.
-    """
+    """Sums over one step's requests, all and within a window, and whether all are possible in any plan."""
     room = window - 1
     context_sum: Any = 0
     room_sum: Any = 0
@@ -155,10 +134,7 @@ def request_sums(
 def decode_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
 ) -> tuple[int, int, bool]:
-    """Sums of one step's contexts and of min(kv_len, window), and whether its requests are possible decodes.
-
-    Without a window, where it is 0, the second is any.
-    """
+    """Sums of one step's contexts and of min(kv_len, window), and whether all requests can decode."""
     context_sum: Any = 0
     room_sum: Any = 0
     other: Any = 0
@@ -170,3 +146,112 @@ def decode_sums(
         room_sum += rooms
         other |= bits | (high & HIGH_BITS)
     return context_sum, (stop - start) * window - room_sum, other == 0
+
+
+LEAST_SHORT = 2.0**-60
+"""Less than any mean of whole numbers of tokens is short of a window; a window of 1 has none to divide by."""
+
+
+@jit_inline
+def no_window_sums() -> WindowSums:
+    """Sums of a plan without windows, which nothing reads."""
+    return WindowSums(0, 0, 0, 0)
+
+
+@jit_inline
+def _whole_pairs(tokens: int, window: int) -> int:
+    within = min(tokens, window)
+    return ((within * (within + 1)) >> 1) + (tokens - within) * window
+
+
+@jit_inline
+def windowed_pairs(tokens: float, window: float) -> float:
+    """(query, key) pairs of a sequence's first ``tokens`` queries: the sum of min(i, window)."""
+    within = min(tokens, window)
+    return within * (within + 1.0) * 0.5 + (tokens - within) * window
+
+
+@jit_inline
+def window_prefix(new_tokens: int, context_len: int, window: int) -> tuple[int, int]:
+    """Pairs of a chunk with tokens before it, and how many of those any query sees."""
+    crossed = _whole_pairs(context_len + new_tokens, window) - _whole_pairs(context_len, window)
+    return crossed - _whole_pairs(new_tokens, window), min(context_len, window - 1)
+
+
+@jit_inline
+def with_request(sums: WindowSums, new: int, context: int, window: int) -> WindowSums:
+    """Sums with one request more."""
+    if new == 1 and context > 0:
+        kv_sum = sums.kv_sum + min(context + 1, window)
+        return WindowSums(kv_sum, sums.causal_pairs, sums.prefix_pairs, sums.prefix_sum)
+    crossed, read = window_prefix(new, context, window)
+    return WindowSums(
+        sums.kv_sum,
+        sums.causal_pairs + _whole_pairs(new, window),
+        sums.prefix_pairs + crossed,
+        sums.prefix_sum + read,
+    )
+
+
+@jit_inline
+def mean_seen(kv_len: float, spread: float, window: float) -> float:
+    """Mean of min(length, window) over lengths that are spread evenly around ``kv_len``."""
+    high = kv_len + 0.5 * spread
+    if high <= window:
+        return kv_len
+    if kv_len - 0.5 * spread >= window:
+        return window
+    return kv_len - 0.5 * (high - window) ** 2 / spread
+
+
+@jit_inline
+def seen_before(count: float, chunk: float, start: float, window: float) -> float:
+    """Tokens before ``count`` chunks that any of their queries sees, where the first begins at ``start``."""
+    most = window - 1.0
+    if start >= most:
+        return count * most
+    growing = min(count, math.floor((most - start) / chunk) + 1.0)
+    return growing * (start + 0.5 * chunk * (growing - 1.0)) + (count - growing) * most
+
+
+@jit_inline
+def prefix_in_window(window: float, new: float, cached: float, chunks: float) -> tuple[float, float]:
+    """Pairs of ``new`` tokens with ``cached`` ones within a window, and how many of these chunks read."""
+    crossed = windowed_pairs(cached + new, window) - windowed_pairs(cached, window)
+    crossed -= windowed_pairs(new, window)
+    size = new / chunks
+    return crossed, seen_before(chunks, size, cached, window) - seen_before(chunks, size, 0.0, window)
+
+
+@jit_inline
+def mean_chunk_sums(count: float, chunk: float, isl: float, window: float) -> WindowSums:
+    """Sums of ``count`` chunks anywhere in prompts of ``isl`` tokens, which are all cut into such chunks."""
+    own = windowed_pairs(chunk, window)
+    crossed = chunk * (windowed_pairs(isl, window) / isl) - own
+    pieces = isl / chunk
+    return WindowSums(
+        0.0, count * own, count * crossed, count * (seen_before(pieces, chunk, 0.0, window) / pieces)
+    )
+
+
+@jit_inline
+def equal_window_sums(
+    decodes: int, kv_sum: int, new_sum: int, chunks: int, prefix_sum: int, window: int
+) -> WindowSums:
+    """Sums of equal decodes and equal chunks, as near as whole numbers come, where only sums are known."""
+    some = max(chunks, 1)
+    new, context = new_sum // some, prefix_sum // some
+    crossed, read = window_prefix(new, context, window)
+    own = _whole_pairs(new, window)
+    return WindowSums(min(kv_sum, decodes * window), some * own, some * crossed, some * read)
+
+
+@jit_inline
+def window_chunks(new_sum: float, causal_pairs: float, window: float) -> tuple[float, float]:
+    """Batch and q_len of equal chunks with as many tokens, and as many pairs within a window."""
+    mean_seen = float(causal_pairs) / float(new_sum)
+    short = 2.0 * mean_seen - 1.0
+    # of q tokens window (window - 1) / 2 pairs are less than a window for each
+    long = 0.5 * window * (window - 1.0) / max(window - mean_seen, LEAST_SHORT)
+    q_len = long if short > window else short
+    return float(new_sum) / q_len, q_len

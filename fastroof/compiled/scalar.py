@@ -23,11 +23,8 @@ from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.intrinsics import pointer_at, stack_words
 from fastroof.compiled.jit import OPTIONS, jit_inline
 from fastroof.compiled.llvm import PLAIN
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.steps import open_plan, open_window, summed_step_us, windowed_step_us
-from fastroof.compiled.windows import no_window_sums, with_request
-
-__all__ = ["plan_function"]
 
 _METH_FASTCALL = 0x80
 
@@ -252,23 +249,7 @@ _CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
 
 
 def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Callable[..., float]:
-    """Make a builtin of a plan.
-
-    Parameters
-    ----------
-    name : str
-        ``scalar``: (batch_size, kv_len) of a step of equal decodes; ``step_scalar``: two lists or
-        one-dimensional buffers of integers, the new tokens and the context of each request of a step.
-    arena : ndarray of float64
-        The plan's arena.
-    otherwise : callable
-        Called with the same arguments where they are something else, or not what the plan can time.
-
-    Returns
-    -------
-    callable
-        Returns microseconds; ``otherwise`` itself where the loops are not compiled.
-    """
+    """Make a builtin of a plan."""
     if PLAIN:
         return otherwise
     words = [arena.ctypes.data, len(arena), *map(id, (otherwise, *_INTEGER_TYPES, *_LENDING_TYPES))]

@@ -11,57 +11,16 @@ from fastroof.compiled.jit import jit
 from fastroof.compiled.lockstep import others_with_requests
 from fastroof.compiled.mixed_steps import add_prefix, mixed_scenario
 from fastroof.compiled.prefill_first import PromptSizes, prefill_first_scenario
+from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import (
     CODE_KV,
-    CODE_SEQS,
     CODE_SIZES,
-    CODE_TOKENS,
     CODE_WHOLE_PROMPT,
-    DECODE_STEP_US,
-    DECODES,
-    EFFECTIVE_CONCURRENCY,
-    ESTIMATE_ROWS,
-    KV_LEN,
-    MIXED_SHARE,
-    MIXED_STEP_US,
-    PREFILL_TOKENS,
-    PROMPTS,
-    REQUEST_US,
-    TOKENS_PER_US,
-    TPOT_US,
-    TTFT_US,
-    WAIT_US,
     ServingOptions,
     held_room,
-    most_admitted,
 )
-from fastroof.compiled.steps import MAX_KV_LEN, open_plan
+from fastroof.compiled.steps import open_plan
 from fastroof.compiled.verification import open_speculation
-
-__all__ = [
-    "CODE_KV",
-    "CODE_SEQS",
-    "CODE_SIZES",
-    "CODE_TOKENS",
-    "CODE_WHOLE_PROMPT",
-    "DECODES",
-    "DECODE_STEP_US",
-    "EFFECTIVE_CONCURRENCY",
-    "ESTIMATE_ROWS",
-    "KV_LEN",
-    "MIXED_SHARE",
-    "MIXED_STEP_US",
-    "PREFILL_TOKENS",
-    "PROMPTS",
-    "REQUEST_US",
-    "TOKENS_PER_US",
-    "TPOT_US",
-    "TTFT_US",
-    "WAIT_US",
-    "ServingOptions",
-    "most_admitted",
-    "serving_estimates",
-]
 
 
 @jit
@@ -93,11 +52,7 @@ def serving_estimates(
     options: ServingOptions,
     out: Floats,
 ) -> tuple[int, int, float]:
-    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above.
-
-    ``new_tokens`` of a prompt's ``isl`` are computed, the others are found in a cache. Stops at the first
-    that the plan cannot time: returns a code, its place and what it needed.
-    """
+    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above."""
     plan = open_plan(arena)
     speculation = open_speculation(arena, plan)
     for i in range(len(isl)):

@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_tokens
+from fastroof.compiled.request_sums import MAX_KV_LEN
+
+KvRoom = Any
+"""(parts that there are, parts a token of every layer's, parts a token within the window, the window, parts a
+sequence).
+
+A tuple of five integers, or such a row of an array; (tokens, 1, 0, 0, 0) without a window and a state.
+"""
+
+
+@jit_inline
+def held_parts(room: KvRoom, kv_len: int) -> int:
+    """Parts that a sequence takes."""
+    return int(room[1]) * kv_len + int(room[2]) * min(kv_len, int(room[3])) + int(room[4])
+
+
+@jit_inline
+def longest_held(room: KvRoom, sequences: int) -> int:
+    """Length of the longest sequences of which so many fit, at most MAX_KV_LEN."""
+    parts, window = int(room[0]) // sequences - int(room[4]), int(room[3])
+    if parts < 0:
+        return 0
+    if parts < (room[1] + room[2]) * window:
+        return parts // int(room[1] + room[2])
+    if room[1] == 0:
+        return MAX_KV_LEN
+    return min((parts - int(room[2]) * window) // int(room[1]), MAX_KV_LEN)
+
+
+@jit_inline
+def held_tokens(tokens: float, window: float, window_share: float, state_tokens: float) -> float:
+    """Tokens' worth of KV cache of a sequence, a share of whose bytes is kept within a window, and state."""
+    return tokens - window_share * max(tokens - window, 0.0) + state_tokens
+
 
 CODE_SIZES = 1
 """A size that no scenario has."""
@@ -31,18 +64,7 @@ AT_RANDOM = -1.0
 
 
 class ServingOptions(NamedTuple):
-    """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
-
-    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone; a
-    state takes as much of a sequence, however long, as ``state_tokens`` tokens. With ``is_prefill_first``
-    prompts go ahead of decodes instead of beside them (fastroof.compiled.prefill_first), and outputs are
-    drawn evenly, the shortest ``length_spread`` of the longest below it. Prompts wait for others to come
-    with: up to ``wait_steps`` from the first that came on, or until the engine looks, which it does every so
-    many steps where prompts go first. ``steps_met`` is how many whole steps a request waits for that arrives
-    as a step ends: 0, or 1 with asynchronous scheduling; ``AT_RANDOM`` if requests arrive at random moments.
-    Ranks step together as ``rules`` say; ``batches`` are in flight, each with its part of the clients, fewer
-    than one where some are idle.
-    """
+    """What all scenarios of a call have in common; 0 requests a client is the steady state alone."""
 
     max_kv_tokens: float
     max_seqs: float

@@ -14,31 +14,10 @@ import numpy as np
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import KvRoom, held_parts, longest_held
-from fastroof.compiled.steps import (
-    CODE_SIZES,
-    MAX_KV_LEN,
-    PlanParts,
-    decode_rows_us,
-    decode_step_us,
-    open_plan,
-)
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import KvRoom, held_parts, longest_held
+from fastroof.compiled.steps import CODE_SIZES, PlanParts, decode_rows_us, decode_step_us, open_plan
 from fastroof.compiled.sweeps import Scratch, _fill_lines, _read_batches
-
-__all__ = [
-    "LIMITED_BY_NOTHING_MORE",
-    "LIMITED_BY_REQUEST",
-    "LIMITED_BY_ROOM",
-    "LIMITED_BY_TPOT",
-    "LIMITED_BY_TTFT",
-    "FewestReplicas",
-    "ReplicaCurve",
-    "largest_batches",
-    "largest_contexts",
-    "least_replicas",
-    "new_scratch",
-]
-
 
 CHUNK = 64
 """Batch sizes that are compared at once, without a branch, so that LLVM vectorises."""
@@ -61,10 +40,7 @@ class ReplicaCurve(NamedTuple):
 
 
 class FewestReplicas(NamedTuple):
-    """Answers, one a query: replicas, 0 where none will do, and what limits one of them.
-
-    They run at a place on the curve, and would at most run at another; -1 where there is none.
-    """
+    """Answers, one a query: replicas, 0 where none will do, and what limits one of them."""
 
     replicas: Longs
     runs_at: Longs
@@ -103,11 +79,7 @@ def largest_batches(
     scratch: Scratch,
     out: Longs,
 ) -> int:
-    """Find for each length the largest batch size whose step keeps its limit, 0 where none does.
-
-    ``batch_size`` is 1, 2, ... up to the largest to look at. It is fastest where lengths rise. Returns a
-    code, and stops at the first length that no step has.
-    """
+    """Find for each length the largest batch size whose step keeps its limit, 0 where none does."""
     plan = open_plan(arena)
     runs = _read_batches(arena, plan, batch_size, scratch)
     if runs < 0:
@@ -127,11 +99,7 @@ def largest_batches(
 
 @jit
 def _largest_context(arena: Floats, plan: PlanParts, batch: int, most: int, limit_us: float) -> int:
-    """Largest length up to ``most`` at which a step of ``batch`` decodes keeps a limit; 0 where none is.
-
-    From one node of the table to the next a step is monotone along the length: where its ends do not keep
-    the limit nothing between them does, and where only the first does, the last that does is bisected.
-    """
+    """Largest length up to ``most`` at which a step of ``batch`` decodes keeps a limit; 0 where none is."""
     rows_us = decode_rows_us(arena, plan, batch)
     axis = plan.decode.x
     high = int(most)
@@ -155,10 +123,7 @@ def _largest_context(arena: Floats, plan: PlanParts, batch: int, most: int, limi
 def largest_contexts(
     arena: Floats, kv_room: KvRoom, max_kv_len: int, batch_size: Longs, limit_us: Floats, out: Longs
 ) -> int:
-    """Find for each batch size the largest length whose step keeps its limit, 0 where none does.
-
-    Returns a code, and stops at the first batch size that the plan cannot time.
-    """
+    """Find for each batch size the largest length whose step keeps its limit, 0 where none does."""
     plan = open_plan(arena)
     largest = min(plan.max_tokens, plan.max_seqs)
     for i in range(len(out)):
@@ -191,11 +156,7 @@ def least_replicas(
     request_ms: Floats,
     fewest: FewestReplicas,
 ) -> None:
-    """Find the fewest replicas that serve each rate within its limits, and the fewest clients that do.
-
-    A replica does most where, of the places within the limits, there are most requests a second; of rates
-    that are equal but for rounding the fewer clients count.
-    """
+    """Find the fewest replicas that serve each rate within its limits, and the fewest clients that do."""
     count = len(curve.clients)
     for i in range(len(rate_per_s)):
         most = 0.0

@@ -4,7 +4,7 @@
     rows_us = tokens[m] + logits[s] + what the runtime adds to a step and for each of its sequences
 
 and a step with prefill takes what the runtime adds to it, and not less than the runtime's floor. Where
-layers attend within a window, requests of different lengths are told apart (fastroof.compiled.windows).
+layers attend within a window, requests of different lengths are told apart (fastroof.compiled.request_sums).
 
 One thread owns a step. Between two nodes a step of equal decodes is a straight line in kv_len, and
 every entry point adds its two terms in the same order, so that a step is the same to the last bit
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.grids import (
-    FORM_LATENCY,
     GridBlock,
     axis_cell,
     grid_flag,
@@ -32,39 +31,16 @@ from fastroof.compiled.grids import (
     open_block,
 )
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import output_store, table_load
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums
-from fastroof.compiled.windows import window_chunks, window_prefix, windowed_pairs
-
-__all__ = [
-    "ARENA_FORMAT",
-    "ARENA_MAGIC",
-    "CODE_SIZES",
-    "HEADER_SIZE",
-    "MAX_KV_LEN",
-    "WindowParts",
-    "beside_prefill_us",
-    "chunks_step_us",
-    "decode_origins",
-    "decode_rows_us",
-    "decode_step_us",
-    "equal_chunks",
-    "general_decode_steps_us",
-    "has_chunks",
-    "open_plan",
-    "open_window",
-    "prefill_attention_us",
-    "prefill_steps_us",
-    "rows_us_at",
-    "step_rows_us",
-    "summed_step_us",
-    "window_prices_us",
-    "windowed_chunks_step_us",
-    "windowed_decode_step_us",
-    "windowed_prefill_us",
-    "windowed_step_us",
-    "with_prefill_us",
-]
+from fastroof.compiled.request_sums import (
+    MAX_KV_LEN,
+    StepSums,
+    WindowSums,
+    window_chunks,
+    window_prefix,
+    windowed_pairs,
+)
 
 # Header slots of a plan's arena.
 MAGIC, FORMAT, MAX_TOKENS, MAX_SEQS, NUM_LAYERS, STEP_US = 0, 1, 2, 3, 4, 5
@@ -120,10 +96,7 @@ class PlanParts(NamedTuple):
 
 
 class WindowParts(NamedTuple):
-    """What a plan with a window has of its windowed layers.
-
-    Apart from :class:`PlanParts`, which every loop of every plan passes on.
-    """
+    """What a plan with a window has of its windowed layers."""
 
     tokens: int
     pair_us: float
@@ -232,10 +205,7 @@ def windowed_decode_step_us(
     mean_kv: float,
     kv_sum: int,
 ) -> float:
-    """:func:`decode_step_us` of a plan with a window, whose decodes see ``kv_sum`` tokens within it, us.
-
-    Blocks of the same axes: one row for all, and a column of the mean for both of its lookups.
-    """
+    """:func:`decode_step_us` of a plan with a window, whose decodes see ``kv_sum`` tokens within it, us."""
     batch = float(num_decodes)
     i = axis_cell(arena, plan.decode.y, batch)
     j = axis_cell(arena, plan.decode.x, mean_kv)
@@ -261,10 +231,7 @@ def windowed_prefill_us(
     prefixes: tuple[float, float],
     sums: WindowSums,
 ) -> float:
-    """:func:`prefill_attention_us` of a plan with a window, us.
-
-    ``chunks`` are (batch, q_len) of equal chunks, ``prefixes`` the pairs with prefixes and their tokens.
-    """
+    """:func:`prefill_attention_us` of a plan with a window, us."""
     batch, q_len = chunks
     pairs, window = float(sums.causal_pairs), float(within.tokens)
     alike, tokens = window_chunks(new_sum, pairs, window)
@@ -287,10 +254,7 @@ def windowed_prefill_us(
 
 @jit_inline
 def beside_prefill_us(rows_us: float, total_us: float, least_us: float) -> float:
-    """``total_us`` of rows and decodes, whose attention takes at least ``least_us`` beside prefill, us.
-
-    Without a branch: at least 0 leaves what it was, to the last bit.
-    """
+    """``total_us`` of rows and decodes, whose attention takes at least ``least_us`` beside prefill, us."""
     return max(total_us, rows_us + least_us)
 
 
@@ -309,10 +273,7 @@ def equal_chunks(new_sum: float, causal_pairs: float) -> tuple[float, float]:
 
 @jit
 def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: Floats) -> int:
-    """Time steps of equal decodes of any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code.
-
-    Stops at the first step that the plan cannot time.
-    """
+    """Time steps of equal decodes of any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
     plan = open_plan(arena)
     max_batch = min(plan.max_tokens, plan.max_seqs)
     for i in range(len(out)):
@@ -327,10 +288,7 @@ def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: 
 
 @jit
 def decode_origins(arena: Floats, batch_size: Ints, kv_len: Ints, origin: Flags) -> None:
-    """Find how steps of equal decodes are made: the largest origin of their parts.
-
-    Sizes are within the plan: another loop has seen them.
-    """
+    """Find how steps of equal decodes are made: the largest origin of their parts."""
     plan = open_plan(arena)
     for i in range(len(origin)):
         batch = int(batch_size[i])
@@ -355,10 +313,7 @@ def has_chunks(plan: PlanParts, new_tokens: int, context_len: int, batch_size: i
 def chunks_step_us(
     arena: Floats, plan: PlanParts, new_tokens: int, context_len: int, batch_size: int, windowed_us: float
 ) -> float:
-    """Time a step of equal chunks, us; one new token after a context is a decode.
-
-    ``windowed_us`` is what layers within a window take for the prefixes, see :func:`windowed_chunks_step_us`.
-    """
+    """Time a step of equal chunks, us; one new token after a context is a decode."""
     tokens = batch_size * new_tokens
     if new_tokens == 1 and context_len > 0:
         rows_us = decode_rows_us(arena, plan, batch_size)
@@ -402,10 +357,7 @@ def _windowed_prefill_steps_us(
 def prefill_steps_us(
     arena: Floats, new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats
 ) -> int:
-    """Time steps of equal chunks: ``batch_size`` requests of new tokens after a context. Returns a code.
-
-    Stops at the first step that the plan cannot time.
-    """
+    """Time steps of equal chunks: ``batch_size`` requests of new tokens after a context. Returns a code."""
     if arena[WINDOW] > 0.0:
         return _windowed_prefill_steps_us(arena, new_tokens, context_len, batch_size, out)
     plan = open_plan(arena)

@@ -20,32 +20,13 @@ from numba.core import config
 
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at, cell_line, line_cell
-from fastroof.compiled.grids import FORM_LATENCY
 from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit, jit_inline
-from fastroof.compiled.kv_room import held_parts
+from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import float_bits, output_store, table_load
-from fastroof.compiled.steps import (
-    CODE_SIZES,
-    MAX_KV_LEN,
-    PlanParts,
-    decode_rows_us,
-    decode_step_us,
-    open_plan,
-)
-
-__all__ = [
-    "LIMITED_BY_BATCH_GRID",
-    "LIMITED_BY_MEMORY",
-    "LIMITED_BY_THROUGHPUT",
-    "LIMITED_BY_TPOT",
-    "BestRows",
-    "PlanRows",
-    "Scratch",
-    "arena_address",
-    "best_decode_batches",
-    "decode_grid_us",
-]
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import held_parts
+from fastroof.compiled.steps import CODE_SIZES, PlanParts, decode_rows_us, decode_step_us, open_plan
 
 LIMITED_BY_BATCH_GRID = 0
 LIMITED_BY_MEMORY = 1
@@ -56,10 +37,7 @@ NO_RATE = -1
 
 
 class PlanRows(NamedTuple):
-    """Plans, and the lengths that each is evaluated at: plan p has the rows offsets[p] to offsets[p + 1].
-
-    ``kv_room`` has a row a plan, see :mod:`fastroof.compiled.kv_room`.
-    """
+    """Plans, and the lengths that each is evaluated at: plan p has the rows offsets[p] to offsets[p + 1]."""
 
     arena_at: Longs
     arena_size: Longs
@@ -69,10 +47,7 @@ class PlanRows(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a loop needs for each batch size, and overwrites: of one thread.
-
-    What takes it is inlined: a call would count a reference to each array, 100 ns a row.
-    """
+    """What a loop needs for each batch size, and overwrites: of one thread."""
 
     requests: Floats
     rows_us: Floats
@@ -84,12 +59,7 @@ class Scratch(NamedTuple):
 
 
 class BestRows(NamedTuple):
-    """Answers of the reducing loop, one a row.
-
-    The best batch size, 0 where none is within the limits; its time; what limits the next larger one, or
-    the smallest where there is none; how many batch sizes are beyond memory, and how many of the others
-    beyond the time limit.
-    """
+    """Answers of the reducing loop, one a row."""
 
     batch_size: Longs
     step_us: Floats
@@ -119,10 +89,7 @@ def _arena(plans: PlanRows, p: int) -> Floats:
 
 @jit_inline
 def _read_batches(arena: Floats, plan: PlanParts, batch_size: Longs, scratch: Scratch) -> int:
-    """Time the rows of each batch size, and find runs of batch sizes in one cell: how many, -1 if too large.
-
-    Scratch is written by plain stores, so that ``table_load`` may read it where the output is stored.
-    """
+    """Time the rows of each batch size; return the number of runs in one cell, -1 if too large."""
     most = min(plan.max_tokens, plan.max_seqs)
     for j in range(len(batch_size)):
         batch = batch_size[j]
@@ -174,10 +141,7 @@ def _fill_lines(
 
 @jit
 def decode_grid_us(plans: PlanRows, batch_size: Longs, scratch: Scratch, out: Floats) -> int:
-    """Time every batch size of each row, row after row. Returns a code.
-
-    Stops at the first length, or plan, with a step that cannot be timed.
-    """
+    """Time every batch size of each row, row after row. Returns a code."""
     count = len(batch_size)
     for p in range(len(plans.arena_at)):
         arena = _arena(plans, p)
@@ -201,12 +165,7 @@ def decode_grid_us(plans: PlanRows, batch_size: Longs, scratch: Scratch, out: Fl
 
 @jit_inline
 def _highest_rate(scratch: Scratch, kv: float, limit_us: float, count: int) -> tuple[int, int]:
-    """Highest rate of ``count`` batch sizes within a time, and how many are not.
-
-    A rate is at least 0, so its bits order as integers do: LLVM vectorises their maximum, but not that of
-    floats, which NaN makes depend on the order. Dividing takes 0.14 ns a step; multiplying by 1 / batch 0.12,
-    and 0.02 more to look at near ties again.
-    """
+    """Highest rate of ``count`` batch sizes within a time, and how many are not."""
     most: Any = np.int64(NO_RATE)
     over: Any = np.int64(0)
     for j in range(count):
@@ -232,10 +191,7 @@ def _first_with(scratch: Scratch, rate: int, count: int) -> int:
 def best_decode_batches(
     plans: PlanRows, batch_size: Longs, limit_us: float, scratch: Scratch, best: BestRows
 ) -> int:
-    """Keep for each row the batch size with the most tokens a second. Returns a code.
-
-    ``batch_size`` rises; of equal rates the smaller batch is kept. Stops as :func:`decode_grid_us` does.
-    """
+    """Keep for each row the batch size with the most tokens a second. Returns a code."""
     count = len(batch_size)
     for p in range(len(plans.arena_at)):
         arena = _arena(plans, p)

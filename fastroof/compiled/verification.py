@@ -22,10 +22,10 @@ from fastroof.arrays import Floats, Ints
 from fastroof.compiled.grids import grid_value, open_block
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
+from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.steps import (
     CODE_SIZES,
     DECODE_AT,
-    MAX_KV_LEN,
     PREFILL_AT,
     SPECULATION_AT,
     PlanParts,
@@ -33,20 +33,6 @@ from fastroof.compiled.steps import (
     decode_step_us,
     open_plan,
 )
-
-__all__ = [
-    "BOUND_SIZE",
-    "SPECULATION_HEADER",
-    "Speculation",
-    "decode_steps",
-    "one_token",
-    "open_draft",
-    "open_speculation",
-    "queries_factor",
-    "speculation_at",
-    "verified_us",
-    "verify_steps_us",
-]
 
 # Slots from SPECULATION_AT on, offsets from the start of the arena; a draft at 0 is none.
 TOKENS, ACCEPTED, DRAFT_STEPS, HEAD_AT, HEAD_LAST, BOUNDS_AT, BOUNDS, DRAFT_AT = range(8)
@@ -58,10 +44,7 @@ BOUND_SIZE = 5
 
 
 class Speculation(NamedTuple):
-    """How decodes verify: ``tokens`` queries each, of which ``accepted`` are kept in the mean.
-
-    ``draft_steps`` of the draft come before each verification; 0 where drafts cost nothing.
-    """
+    """How decodes verify: ``tokens`` queries each, of which ``accepted`` are kept in the mean."""
 
     tokens: float
     accepted: float
@@ -200,11 +183,7 @@ def verified_us(
 
 @jit
 def verify_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, tokens: Ints, out: Floats) -> int:
-    """Time steps of ``batch_size`` requests that verify ``tokens`` each, the last at ``kv_len``.
-
-    ``arena`` is a plan's with what follows it. Returns a code; stops at the first step that the plan cannot
-    time.
-    """
+    """Time steps of ``batch_size`` requests that verify ``tokens`` each, the last at ``kv_len``."""
     plan = open_plan(arena)
     any_tokens = open_speculation(arena, plan)
     for i in range(len(out)):

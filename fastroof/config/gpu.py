@@ -27,8 +27,6 @@ from fastroof.errors import GpuError
 from fastroof.file_access import is_file, is_folder, matches, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
-__all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_named", "gpu_names", "load_gpu"]
-
 GPU_FILE: Final = "gpu.toml"
 
 LONGEST_NAME: Final = 200
@@ -77,7 +75,7 @@ class GpuSpec:
     linked_gpus : int
         GPUs that the link joins: those of a node, or of a rack whose nodes are behind one switch.
     inter_node_bytes_per_s : float
-        Bandwidth of one GPU to GPUs beyond them, each way, B/s; 0 where no source says.
+        Bandwidth of one GPU to GPUs beyond them, each way, B/s; 0 if unknown.
     links_of : str
         A GPU with the same link and switches, whose exchanges stand in for what was not measured; empty
         without one.
@@ -269,7 +267,7 @@ def _unknown(name: str) -> str:
         if is_variant and re.search("pcie|nvl", rest):
             variants = [s for s in specs if re.match(rf"{spec.name}(?!\d)", s.name)]
             cards = ", ".join(f"{s.name} is the {s.title}" for s in variants)
-            return f"unknown GPU {name!r}: {cards}; for another card, give the path of its own {GPU_FILE}"
+            return f"unknown GPU {name!r}: {cards}; for another card, give the path of its {GPU_FILE}"
     spellings = {_key(alias): spec.name for spec in specs for alias in (spec.name, *spec.aliases)}
     close = difflib.get_close_matches(_key(name), spellings, n=1, cutoff=0.5)
     hint = f"; the closest is {spellings[close[0]]}" if close else ""

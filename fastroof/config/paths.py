@@ -9,22 +9,12 @@ from typing import Final
 
 from fastroof.errors import FastroofError, TableError
 
-__all__ = ["TABLES_FOLDER", "bench_data_root", "user_tables_root"]
-
 TABLES_FOLDER: Final = "FASTROOF_TABLES"
 """Environment variable that names another folder for the user's tables."""
 
 
 def bench_data_root() -> Path:
-    """Return the folder that holds one folder a GPU.
-
-    A wheel carries it inside the package; a clone or an editable install has it at the top level.
-
-    Raises
-    ------
-    FastroofError
-        If neither place has it.
-    """
+    """Return the folder that holds one folder a GPU."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "bench_data", package.parent / "bench_data"):
         if folder.is_dir():
@@ -36,16 +26,7 @@ def bench_data_root() -> Path:
 
 
 def user_tables_root() -> Path:
-    """Return the folder of the user's own and imported tables: one folder a GPU, as in bench_data.
-
-    The environment variable ``FASTROOF_TABLES`` if it is set, else ``tables`` in the user's data folder of
-    fastroof. It need not exist.
-
-    Raises
-    ------
-    TableError
-        If there is no such folder: the user has no home, or only platformdirs knows where it is.
-    """
+    """Return the folder of the user's own and imported tables: one folder a GPU, as in bench_data."""
     given = os.environ.get(TABLES_FOLDER)
     if given:
         return Path(given).absolute()

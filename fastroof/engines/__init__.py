@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
+from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
-from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.engines.memory import KV_RESERVATIONS, KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import (
-    KV_RESERVATIONS,
     STEP_ORDERS,
     CostForm,
     EngineProfile,
-    KernelChoices,
-    KvMemory,
     LayerCost,
     NotFitted,
-    OperatorKernel,
     Scheduling,
     StepCosts,
 )
-from fastroof.engines.serving_errors import ServingErrors
+from fastroof.engines.values import ServingErrors
 
 __all__ = [
     "KV_RESERVATIONS",

@@ -9,8 +9,6 @@ from fastroof.checks import whole_number
 from fastroof.engines.values import MOST, check_one_of, check_text
 from fastroof.errors import PlanError
 
-__all__ = ["ASSIGNMENTS", "LOCKSTEPS", "ONE_SUM", "PADDINGS", "DataParallel"]
-
 LOCKSTEPS: Final = ("experts", "all")
 """Which ranks step together: those that share routed experts, or those of dense models too."""
 

@@ -2,7 +2,7 @@
 
 One TOML an engine in ``recipes``: facts out of launch scripts, each with its file and commit. They say what
 runs that were measured with them had for a KV cache, a layout and a draft, where the rows say nothing or
-something else; plans of one's own name these themselves.
+something else; your own plans name these explicitly.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number
 from fastroof.documents import parse_toml
-from fastroof.engines.versions import check_range, holds_for, is_version
+from fastroof.engines.values import check_range, holds_for, is_version
 from fastroof.errors import PlanError
-
-__all__ = ["Recipe", "recipe_for", "recipes_of"]
 
 _FOLDER: Final = "recipes"
 _KV_DTYPES: Final = ("", "bf16", "fp8")
@@ -46,7 +44,7 @@ class Recipe:
     versions : str
         Range of its versions; empty for any.
     builds : tuple of str
-        Names of builds that are no versions (``nightly-dev``), beside the range; ``""`` is a run without any.
+        Names of builds that are not versions (``nightly-dev``); ``""`` is a run without a version.
     measured : tuple of str
         First and last day of the runs; empty for any. Runs without a date are of any day.
     gpus, formats : tuple of str
@@ -87,7 +85,7 @@ class Recipe:
         Whether it asks for all-reduces that norms are fused with, and for the next step to be scheduled
         during one, where that is not the version's default.
     stream_interval : int
-        Tokens that a client is sent at once.
+        Tokens sent to a client together.
     wait_steps : tuple of (int, int)
         From how many clients on prompts wait for others for how many steps (TensorRT-LLM's
         ``batch_wait_timeout_iters``, SGLang's ``scheduler_recv_interval``), fewest clients first.
@@ -231,7 +229,7 @@ class Recipe:
         return tp, dp, ep
 
     def steps_to_wait(self, isl: float, osl: float, tp: int, clients: float) -> int:
-        """Return the steps that prompts wait for others; 0 where none do.
+        """Return the steps that prompts wait for other prompts; 0 if none do.
 
         Examples
         --------
@@ -244,7 +242,7 @@ class Recipe:
         return max((steps for least, steps in self.wait_steps if clients >= least), default=0)
 
     def drafts(self, dp: int) -> tuple[int, float]:
-        """Return tokens drafted for a request a step, and said by it; 0 and 0.0 where that is not known."""
+        """Return tokens drafted and accepted per request and step; 0 and 0.0 if unknown."""
         if dp > 1 and self.num_draft_tokens_dp:
             return self.num_draft_tokens_dp, self.accepted_dp
         return self.num_draft_tokens, self.accepted
@@ -264,7 +262,7 @@ def _clients(name: str, value: Any) -> tuple[tuple[str, int], ...]:
 
 @cache
 def recipes_of(engine: str) -> tuple[Recipe, ...]:
-    """Return what is known of how an engine was launched, in the order of its file; empty of others.
+    """Return the known launch facts of an engine in file order; empty for other engines.
 
     Examples
     --------
@@ -315,7 +313,7 @@ def recipe_for(
     Returns
     -------
     Recipe or None
-        None where none is known.
+        None if unknown.
 
     Examples
     --------

@@ -4,15 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final
 
-from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.checks import is_number
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.values import check_one_of, check_size, check_text
-from fastroof.engines.versions import check_range, holds_for
+from fastroof.engines.values import check_number, check_one_of, check_range, check_size, check_text, holds_for
 from fastroof.errors import PlanError
 
-__all__ = ["ANY_KERNELS", "FP8_SCALES", "GEMM_SMOOTHINGS", "KernelChoices", "OperatorKernel"]
+
+@dataclass(frozen=True)
+class MixedAttention:
+    """How long decodes attend at least in a step that also prefills.
+
+    Its decodes take ``max(decode attention, ns x query heads of a GPU x KV tokens of all decodes x layers)``:
+    one call serves chunks and decodes, which reads the cache for each query head by itself and does not split
+    it. Steps of decodes alone, and of prompts alone, are not touched.
+
+    Attributes
+    ----------
+    ns : float
+        A query head of one GPU, KV token and layer, ns.
+    interval_ns : tuple of float
+        Lowest and highest that the evidence allows, ns; empty where unknown.
+    gpu : str
+        Of which GPU; empty for any.
+    head_dim : int
+        Of which size of heads; 0 for any.
+    kv_dtype : str
+        Of which format of the KV cache; empty for any.
+    reason, evidence : str
+        Why the engine's kernel does so, and which runs chose and judged the figure.
+    """
+
+    ns: float
+    interval_ns: tuple[float, ...] = ()
+    gpu: str = ""
+    head_dim: int = 0
+    kv_dtype: str = ""
+    reason: str = ""
+    evidence: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid times and empty names."""
+        if not is_number(self.ns) or not self.ns > 0:
+            raise PlanError(f"ns of mixed_attention must be a number above 0, got {self.ns!r}")
+        object.__setattr__(self, "ns", check_number("ns of mixed_attention", self.ns))
+        object.__setattr__(self, "interval_ns", _interval(self.interval_ns, self.ns))
+        for name in ("gpu", "kv_dtype", "reason", "evidence"):
+            if not isinstance(getattr(self, name), str):
+                raise PlanError(f"{name} of mixed_attention must be a text, got {getattr(self, name)!r}")
+        if not isinstance(self.head_dim, int) or isinstance(self.head_dim, bool) or self.head_dim < 0:
+            raise PlanError(
+                f"head_dim of mixed_attention must be a whole number of at least 0, got {self.head_dim!r}"
+            )
+
+    def is_for(self, gpu: str, head_dim: int, kv_dtype: str) -> bool:
+        """Whether it is known of such heads on a GPU."""
+        return self.gpu in ("", gpu) and self.head_dim in (0, head_dim) and self.kv_dtype in ("", kv_dtype)
+
+
+def _interval(given: Any, ns: float) -> tuple[float, ...]:
+    """Two numbers with the figure between them, or none."""
+    ends = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not ends:
+        return ()
+    if len(ends) != 2 or not all(is_number(end) for end in ends) or not 0 <= ends[0] <= ns <= ends[1]:
+        raise PlanError(
+            f"interval_ns of mixed_attention must be two numbers with ns = {ns:g} between them, got {given!r}"
+        )
+    return float(ends[0]), float(ends[1])
+
 
 GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
@@ -42,12 +103,12 @@ class OperatorKernel:
     source : str
         The source of the tables that measured it; empty where the tables' own choice does.
     required : bool
-        Whether tables that serve another source's rows are refused; else they stand for it.
+        Whether tables that serve another source's rows are refused; otherwise they replace it.
     shared_experts : str
-        Of the operator ``moe``: how shared experts run with these kernels, where not as
+        For the operator ``moe``: how shared experts run with these kernels, where not as
         :class:`KernelChoices` says; empty where so.
     engine : str
-        The engine whose measured kernels stand for it, whatever their source is called.
+        The engine whose measured kernels replace it, under any source name.
     reason : str
         Why they do, where they are another engine's.
     version, dtype, kernel : str
@@ -121,25 +182,25 @@ class KernelChoices:
     fp8_scales : str
         Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
     shared_experts : str
-        Whether shared experts have a time of their own (apart), or run beside the routed ones in steps of
-        decodes, which then take as long as the longer of both (beside).
+        Whether shared experts have their own time (apart), or run in parallel with the routed ones in
+        decode steps, which then take the longer of both (beside).
     latent_attention : str
         How blocks of latent attention are timed: as they were measured, projections and all, where the tables
         have sound ones (whole), or projections, absorbed products and attention each by itself (parts).
     engines : tuple of str
-        Whose measured kernels stand for its own where a GPU has none of its own, the nearest first; its own
+        Engines whose measured kernels replace its own on GPUs without them, the nearest first; its own
         always come first.
     operators : tuple of OperatorKernel
         Operators whose kernel is known; of several that apply the first counts. A plan reads them from the
         source or engine that is named, and refuses tables that serve a named source's from another.
     mixed_attention : tuple of MixedAttention
         How long decodes attend at least in steps that prefill too, by GPU; of several that apply the first
-        counts, and where none does decodes take as long as by themselves.
+        counts; if none applies, decodes take as long as in a decode step.
     cold_decode : tuple of str
         GPUs on which decode attention reads its KV cache from memory in every step, though tables have calls
         that found it in the L2; elsewhere decodes take as long as those calls.
     prefill_graphs : tuple of PrefillGraphs
-        To how many tokens steps with prompts are padded, by version; of several that apply the first counts.
+        Number of tokens that prefill steps are padded to, by version; of several that apply the first counts.
     """
 
     gemm_smoothing: str = "none"
@@ -192,4 +253,4 @@ class KernelChoices:
 
 
 ANY_KERNELS: Final = KernelChoices()
-"""Of no engine: every kernel as it was measured."""
+"""No engine: every kernel as measured."""

@@ -1,4 +1,4 @@
-"""Loading engine profiles: packaged ones by name or by engine and version, and files of one's own."""
+"""Loading engine profiles: packaged ones by name or by engine and version, and your own files."""
 
 from __future__ import annotations
 
@@ -12,25 +12,12 @@ from typing import Any, Final
 from fastroof.checks import shown
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel
-from fastroof.engines.layouts import LayoutRules
-from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
+from fastroof.engines.memory import KvMemory, LayoutRules
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.profile import (
-    CostForm,
-    EngineProfile,
-    KernelChoices,
-    KvMemory,
-    LayerCost,
-    NotFitted,
-    OperatorKernel,
-    Scheduling,
-    StepCosts,
-)
-from fastroof.engines.serving_errors import ServingErrors
-from fastroof.engines.versions import holds_for, is_version
+from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, Scheduling, StepCosts
+from fastroof.engines.values import ServingErrors, holds_for, is_version
 from fastroof.errors import PlanError
-
-__all__ = ["engine_names", "engine_of_version", "load_engine", "serving_engines"]
 
 _PARTS: Final[dict[str, type]] = {
     "costs": StepCosts,
@@ -87,12 +74,12 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     -------
     EngineProfile
         The one whose range holds the version, with that version's kernels; of a version before all ranges the
-        oldest; where none does, or it is unknown or no version, the newest.
+        oldest; if none does, or it is unknown or not a version, the newest.
 
     Raises
     ------
     PlanError
-        If there is no such engine.
+        If the engine is unknown.
     """
     if engine not in serving_engines():
         raise PlanError(f"engine must be one of {', '.join(serving_engines())}, got {engine!r}")
@@ -113,7 +100,7 @@ def _before_all(engine: str, version: str) -> str:
 
 
 def _of_version(engine: str, version: str) -> EngineProfile:
-    """The profile whose range holds a version, or has no end where none is given."""
+    """The profile whose range includes a version, or the open-ended one if no version is given."""
     profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
     for profile in profiles:
         is_open = "<" not in profile.versions and "==" not in profile.versions
@@ -140,7 +127,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     Raises
     ------
     PlanError
-        If there is no such profile, or it holds something else than a profile's keys.
+        If the profile does not exist, or has unknown keys.
 
     Examples
     --------

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from fastroof.checks import is_number, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.engines.values import check_number
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
-__all__ = ["DATASHEET_MEMORY", "KV_RESERVATIONS", "ROOMS", "KvMemory", "StaticReserve", "checked_fraction"]
-
 KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
-"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+"""Share of its output that a request holds KV cache for on average: as it grows, or from the beginning."""
 
 ROOMS: Final[dict[str, str]] = {
     "datasheet": "of the datasheet's memory, less weights and the working set of a step",
     "all": "of all memory, less weights and a profiling run",
-    "free": "of what is free beside weights and a profiling run",
-    "static": "of what is free before loading, less weights",
+    "free": "of the memory that weights and a profiling run leave free",
+    "static": "of the memory free before loading, minus weights",
 }
 """What the fraction is a fraction of, by the name of the rule."""
 
@@ -57,24 +55,7 @@ def checked_fraction(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class StaticReserve:
-    """What an engine leaves beside weights and KV cache where no fraction is given, by a formula of its own.
-
-    ``mib + mib_per_token x tokens of a step + mib_per_graph x largest graph + mib_per_gpu x GPUs of a
-    replica``, with data-parallel attention ``mib_per_rank_graph x largest graph x ranks`` more; on GPUs of
-    more than ``large_gib`` at least ``least_gib``.
-
-    Attributes
-    ----------
-    mib, mib_per_token, mib_per_graph, mib_per_gpu, mib_per_rank_graph : float
-        The formula's, MiB.
-    least_tokens : int
-        Tokens that a step counts as at least.
-    least_gib, large_gib : float
-        The floor, and the memory above which it holds, GiB.
-    graphs : tuple of (float, int, int)
-        Largest batch that has a CUDA graph: below so many GiB, with tp below 4, with tp of 4 or more. The
-        first that applies counts; 0 GiB is any.
-    """
+    """Bytes an engine leaves free if no memory fraction is given, by the engine's own formula."""
 
     mib: float = 0.0
     mib_per_token: float = 0.0
@@ -87,7 +68,7 @@ class StaticReserve:
     graphs: tuple[tuple[float, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no reserve."""
+        """Refuse an invalid reserve."""
         for key in fields(self):
             if key.name not in ("graphs", "least_tokens"):
                 object.__setattr__(self, key.name, check_number(key.name, getattr(self, key.name)))
@@ -125,7 +106,7 @@ class KvMemory:
     Attributes
     ----------
     kv_reservation : str
-        ``mean``: a request takes KV cache as it grows, half its output in the mean; ``full``: it reserves
+        ``mean``: a request takes KV cache as it grows, half its output on average; ``full``: it reserves
         its whole output before it starts.
     room : str
         What is left for KV cache: ``fraction``, one of :data:`ROOMS`.
@@ -145,7 +126,7 @@ class KvMemory:
     sample_bytes : float
         What its sampling takes for every request and entry of the vocabulary; the larger of both counts.
     small_gib, small_seqs : float, int
-        On GPUs below so many GiB the engine runs no more requests than that at once; 0 for no such GPUs.
+        On GPUs below so many GiB the engine runs at most that many concurrent requests; 0 for none.
     small_gpus : tuple of str
         Larger GPUs on which it does not either.
     block_tokens : int
@@ -199,7 +180,7 @@ class KvMemory:
 
     @property
     def osl_reserved(self) -> float:
-        """Share of its output that a request holds KV cache for, in the mean."""
+        """Share of its output that a request holds KV cache for on average."""
         return KV_RESERVATIONS[self.kv_reservation]
 
     def seqs(self, gpu: str, gpu_bytes: int, most: int) -> int:
@@ -217,3 +198,119 @@ class KvMemory:
 
 DATASHEET_MEMORY: Final = KvMemory()
 """What a profile has that says nothing of memory."""
+
+
+EP_SIZES: Final = ("any", "one_or_all")
+"""Groups of experts: any that the GPUs of a stage divide by, or one, or as many as GPUs."""
+
+ATTENTION_SPLITS: Final = ("both", "tp_or_dp")
+"""Whether attention can be split by tp and data parallel together."""
+
+ALLTOALL_RULES: Final = ("asked", "over_topk")
+"""When tokens are sent to their experts alone unless a plan says how: never, or on some GPUs where groups of
+experts outnumber the experts of a token."""
+
+_TOKEN_SHARES: Final = ("never", "with_ep", "always")
+_ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class LayoutRules:
+    """How an engine splits mixtures of experts."""
+
+    ep: str = "any"
+    attention: str = "both"
+    alltoall: str = "asked"
+    alltoall_gpus: tuple[str, ...] = ()
+    alltoall_needs_dp: bool = False
+    decode_library: str = "deepep_ll"
+    prefill_library: str = "deepep_ht"
+    rack_library: str = ""
+    comm_dtypes: tuple[str, ...] = ()
+    gathered_bytes: tuple[tuple[str, float], ...] = ()
+    gathered_gpus: tuple[str, ...] = ()
+    token_shares: str = "never"
+    attention_sum: str = "all_reduce"
+    copies_embedding: bool = False
+    two_batches_from: tuple[int, ...] = (2, 2)
+    wide_experts_over: int = 8
+    context_parallel: bool = True
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse an invalid rule."""
+        allowed = {
+            "ep": EP_SIZES,
+            "attention": ATTENTION_SPLITS,
+            "alltoall": ALLTOALL_RULES,
+            "token_shares": _TOKEN_SHARES,
+            "attention_sum": _ATTENTION_SUMS,
+        }
+        for key in fields(self):
+            value: Any = getattr(self, key.name)
+            if key.name in allowed:
+                if value not in allowed[key.name]:
+                    choices = ", ".join(allowed[key.name])
+                    raise PlanError(f"{key.name} must be one of {choices}, got {value!r}")
+            elif key.name == "wide_experts_over":
+                if not is_whole_number(value):
+                    raise PlanError(f"wide_experts_over must be a whole number of at least 1, got {value!r}")
+            elif key.name == "two_batches_from":
+                object.__setattr__(self, key.name, _two_tokens(value))
+            elif key.name == "gathered_bytes":
+                object.__setattr__(self, key.name, _element_bytes(value))
+            elif isinstance(key.default, bool):
+                if not isinstance(value, bool):
+                    raise PlanError(f"{key.name} must be true or false, got {value!r}")
+            elif isinstance(key.default, str):
+                if not isinstance(value, str):
+                    raise PlanError(f"{key.name} must be a text, got {value!r}")
+            else:
+                if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+                    raise PlanError(f"{key.name} must be a list of names, got {value!r}")
+                object.__setattr__(self, key.name, tuple(value))
+
+    def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
+        """List why an engine does not run a mixture of experts this way, each with a valid value."""
+        tp, dp, ep = (sizes[name] for name in ("tp", "dp", "ep"))
+        ranks, reasons = tp * dp, []
+        if self.ep == "one_or_all" and ep not in (1, ranks):
+            reasons.append(
+                f"{engine} splits experts over all GPUs of a stage or none: ep {ep} of tp {tp} x dp {dp} "
+                f"would have to be 1 or {ranks}"
+            )
+        if self.attention == "tp_or_dp" and tp > 1 and dp > 1:
+            reasons.append(
+                f"{engine} splits attention by tp or data parallel, not by both: "
+                f"tp {ranks} with dp 1, or tp 1 with dp {ranks}"
+            )
+        return reasons
+
+
+def _element_bytes(value: Any) -> tuple[tuple[str, float], ...]:
+    try:
+        sizes = tuple(dict(value).items())
+    except (TypeError, ValueError):
+        sizes = ()
+    if (value and not sizes) or not all(
+        isinstance(name, str) and is_number(size) and 0.01 <= size <= 2.0 for name, size in sizes
+    ):
+        raise PlanError(
+            f"gathered_bytes must be a table of formats and bytes an element, 0.01 to 2: "
+            f"{{nvfp4 = 0.5625}}, got {value!r}"
+        )
+    return tuple((name, float(size)) for name, size in sizes)
+
+
+def _two_tokens(value: Any) -> tuple[int, ...]:
+    is_list = isinstance(value, list | tuple)
+    if not is_list or len(value) not in (0, 2) or not all(is_whole_number(one) and one >= 2 for one in value):
+        raise PlanError(
+            f"two_batches_from must be tokens of decodes and of prefill, at least 2, or empty: [32, 512], "
+            f"got {value!r}"
+        )
+    return tuple(value)
+
+
+ANY_LAYOUT: Final = LayoutRules()
+"""Of no engine: every layout that fills its GPUs."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastroof.engines.values import check_size, check_text
-from fastroof.engines.versions import check_range, holds_for
+from fastroof.engines.values import check_range, check_size, check_text, holds_for
 from fastroof.errors import PlanError
-
-__all__ = ["PrefillGraphs"]
 
 
 @dataclass(frozen=True)
 class PrefillGraphs:
-    """To how many tokens an engine pads a step with prompts.
+    """Number of tokens that an engine pads a prefill step to.
 
     Attributes
     ----------

@@ -9,37 +9,24 @@ from typing import Any, Final
 from fastroof.engines.data_parallel import ONE_SUM, DataParallel
 from fastroof.engines.kernel_choices import (
     ANY_KERNELS,
-    FP8_SCALES,
-    GEMM_SMOOTHINGS,
     KernelChoices,
-    OperatorKernel,
 )
-from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
-from fastroof.engines.memory import DATASHEET_MEMORY, KV_RESERVATIONS, KvMemory
-from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
-from fastroof.engines.values import check_number, check_one_of, check_size, check_text
-from fastroof.engines.versions import check_range, holds_for, is_version
+from fastroof.engines.memory import ANY_LAYOUT, DATASHEET_MEMORY, KvMemory, LayoutRules
+from fastroof.engines.values import (
+    NO_ERRORS,
+    ServingErrors,
+    check_number,
+    check_one_of,
+    check_range,
+    check_size,
+    check_text,
+    holds_for,
+    is_version,
+)
 from fastroof.errors import PlanError
 
-__all__ = [
-    "FP8_SCALES",
-    "GEMM_SMOOTHINGS",
-    "KV_RESERVATIONS",
-    "STEP_ORDERS",
-    "CostForm",
-    "DataParallel",
-    "EngineProfile",
-    "KernelChoices",
-    "KvMemory",
-    "LayerCost",
-    "NotFitted",
-    "OperatorKernel",
-    "Scheduling",
-    "StepCosts",
-]
-
 STEP_ORDERS: Final = ("mixed", "prefill_first")
-"""Whether prompts share steps with decodes, or run ahead of them in steps of their own."""
+"""Whether prompts share steps with decodes, or run before them in separate steps."""
 
 CHOSEN: Final = ("form", "gemm_smoothing", "fp8_scales")
 """What rows may choose when costs are fitted."""
@@ -67,7 +54,7 @@ class LayerCost:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is no cost of an architecture."""
+        """Refuse an invalid cost of an architecture."""
         for key in ("architecture", "versions", "evidence"):
             check_text(key, getattr(self, key))
         if not self.architecture:
@@ -115,7 +102,7 @@ class StepCosts:
     layers: tuple[LayerCost, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse costs that are no costs, in profiles that were built or changed by hand too."""
+        """Refuse invalid costs, also in profiles built by hand."""
         for cost in fields(self):
             if cost.name != "layers":
                 object.__setattr__(self, cost.name, check_number(cost.name, getattr(self, cost.name)))
@@ -149,17 +136,17 @@ class Scheduling:
     Attributes
     ----------
     order : str
-        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in steps of their own, and
+        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in separate steps, and
         decodes only when none waits.
     chunked_prefill : bool
         Whether prompts are cut where a step has no room for the whole.
     max_num_batched_tokens : int
         Tokens that a step holds at most; of prompts, where they run first.
     max_num_seqs : int
-        Requests that run at once at most.
+        Maximum number of concurrent requests.
     async_scheduling : bool
         Whether a step is scheduled while the one before it runs, so that what has ended or come meanwhile is
-        seen a step late. Of simulations: the closed form has no such thing.
+        seen a step late. For simulations only: the closed form has no equivalent.
     """
 
     order: str = "mixed"
@@ -169,7 +156,7 @@ class Scheduling:
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no schedule."""
+        """Refuse an invalid schedule."""
         check_one_of("order", self.order, STEP_ORDERS)
         for name in ("chunked_prefill", "async_scheduling"):
             if not isinstance(getattr(self, name), bool):
@@ -221,7 +208,7 @@ class CostForm:
         What the rows choose, of ``form`` (both of these), ``gemm_smoothing`` and ``fp8_scales``; the others
         are as the profile has them.
     layers : tuple of (str, str)
-        Architectures whose layers have a cost of their own, and the range of versions; empty for any.
+        Architectures whose layers have their own cost, and the range of versions; empty for any.
     left_out : tuple of NotFitted
         Runs that are judged, and not fitted.
     """
@@ -240,7 +227,7 @@ class CostForm:
         object.__setattr__(self, "costs", tuple(self.costs))
         object.__setattr__(self, "outlier", check_number("outlier", self.outlier))
         if isinstance(self.chosen, str):
-            raise PlanError(f"chosen must be a list of what is, got {self.chosen!r}")
+            raise PlanError(f"chosen must be a list of names, got {self.chosen!r}")
         for name in self.chosen:
             check_one_of("what is chosen", name, CHOSEN)
         object.__setattr__(self, "chosen", tuple(self.chosen))
@@ -264,7 +251,7 @@ class EngineProfile:
     name : str
         What the profile is called: the ``runtime`` of a plan.
     engine : str
-        The engine that it describes; empty where it is none, as the sum of kernels alone.
+        The engine that it describes; empty for the plain sum of kernels.
     versions : str
         Of that engine, such as ``>=0.12,<0.14``; empty for any.
     costs : StepCosts
@@ -282,7 +269,7 @@ class EngineProfile:
     errors : ServingErrors
         How far off its serving estimates are on runs that no fit has seen.
     fit : CostForm, optional
-        How its costs are fitted to measured rows; None where none are.
+        How its costs are fitted to measured rows; None if they are not.
     evidence : mapping
         What the costs were fitted on, by which command, and their confidence intervals.
     """
@@ -301,7 +288,7 @@ class EngineProfile:
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no name or range; the parts have seen to themselves."""
+        """Refuse invalid names and ranges; the parts check themselves."""
         for key in ("name", "engine", "versions"):
             check_text(key, getattr(self, key))
         check_range(self.versions)
@@ -311,7 +298,7 @@ class EngineProfile:
     def at(self, version: str) -> EngineProfile:
         """Return the engine as it is in one of its versions: without other versions' layers and kernels.
 
-        A build that is no version has what all versions have alone.
+        A build that is not a version gets only what all versions have.
         """
         is_known = is_version(version)
         layers = tuple(

@@ -18,27 +18,22 @@ from fastroof.errors import TableError
 from fastroof.file_access import is_folder
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.package_places import Place, find_place
-from fastroof.load.package_provenance import DISTRIBUTION, operator_provenance, package_provenance, words_of
-from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, select
+from fastroof.load.package_rows import (
+    DISTRIBUTION,
+    PACKAGE_FILES,
+    Part,
+    Place,
+    find_place,
+    joined,
+    operator_provenance,
+    package_provenance,
+    select,
+    words_of,
+)
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
 from fastroof.operators.foreign_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
-
-__all__ = [
-    "INSTALL",
-    "SYSTEMS",
-    "WantedPlace",
-    "available",
-    "convert_aiconfigurator",
-    "data_folder",
-    "import_aiconfigurator",
-    "installed_root",
-    "read_places",
-    "system_of",
-]
-
 
 PACKAGE: Final = DISTRIBUTION
 INSTALL: Final = "pip install 'fastroof[tables]'"
@@ -61,13 +56,7 @@ SYSTEMS: Final = {
 
 
 def installed_root() -> Path:
-    """Return the folder of the installed package aiconfigurator_core, which is not imported.
-
-    Raises
-    ------
-    TableError
-        If it is not installed.
-    """
+    """Return the folder of the installed package aiconfigurator_core, which is not imported."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise TableError(
@@ -77,25 +66,7 @@ def installed_root() -> Path:
 
 
 def system_of(name: str) -> str:
-    """Return the package's name of a GPU's system.
-
-    Parameters
-    ----------
-    name : str
-        A system of the package, or a GPU's name or alias.
-
-    Raises
-    ------
-    TableError
-        If the package has no tables of the GPU; the error lists those that it has tables of.
-    GpuError
-        If there is no GPU of the name.
-
-    Examples
-    --------
-    >>> system_of("b300"), system_of("h200_sxm"), system_of("RTX PRO 6000")
-    ('b300_sxm', 'h200_sxm', 'rtx_pro_6000_server')
-    """
+    """Return the package's name of a GPU's system."""
     if name in SYSTEMS:
         return name
     gpu = load_gpu(name).name
@@ -108,23 +79,7 @@ def system_of(name: str) -> str:
 
 
 def available(root: Path | None = None) -> list[tuple[str, str, str]]:
-    """List what can be imported: every (system, backend, version) with a GEMM table.
-
-    Parameters
-    ----------
-    root : Path, optional
-        The package's folder; the installed one if not given.
-
-    Returns
-    -------
-    list of (str, str, str)
-        Sorted; systems without a gpu.toml are left out.
-
-    Raises
-    ------
-    TableError
-        If the package is not installed or the folder is not that package.
-    """
+    """List what can be imported: every (system, backend, version) with a GEMM table."""
     data = data_folder(root)
     files = data.glob("*/gemm/*/*/gemm_perf.parquet")
     places = (path.relative_to(data).parts for path in files)
@@ -138,38 +93,7 @@ def import_aiconfigurator(
     root: Path | None = None,
     files: Collection[str] | None = None,
 ) -> MeasuredTables:
-    """Read the tables of one system, serving framework and version.
-
-    Parameters
-    ----------
-    system : str
-        A system of the package, as in ``"h100_sxm"``, or the GPU's name.
-    backend : str
-        ``"vllm"``, ``"sglang"`` or ``"trtllm"``.
-    version : str
-        Version of the backend, as in ``"0.24.0"``.
-    root : Path, optional
-        The package's folder; the installed one if not given.
-    files : collection of str, optional
-        Read only these of the package's files, as in ``["custom_allreduce_perf"]``; all if not given.
-
-    Returns
-    -------
-    MeasuredTables
-        Rows in the order :func:`fastroof.load.write.write_source` writes them. Every table carries
-        the whole provenance; ``ignored`` says which families are absent and why.
-
-    Raises
-    ------
-    TableError
-        If the package, system, backend or version is absent (the error lists what there is), ``files``
-        names one that fastroof does not read or all are absent, or a file does not hold what its
-        columns promise.
-
-    Notes
-    -----
-    ``latency_us = latency * 1e3``, one multiplication of the file's float64 milliseconds.
-    """
+    """Read the tables of one system, serving framework and version."""
     data = data_folder(root)
     system = system_of(system)
     _check_available(data, system, backend, version)
@@ -208,35 +132,7 @@ def read_places(
     ignored: Mapping[str, str],
     progress: Callable[[str], None] | None = None,
 ) -> MeasuredTables:
-    """Read files of the package as the tables of one source.
-
-    Parameters
-    ----------
-    data : Path
-        The package's systems/data.
-    gpu : GpuSpec
-        The GPU they were measured on.
-    source : str
-        What the source is called.
-    provenance : mapping
-        What is said of all of them.
-    places : sequence of WantedPlace
-        The files, one system's.
-    ignored : mapping of str to str
-        What was wanted besides and is not there, and why.
-    progress : callable, optional
-        Called with a file's name before it is read.
-
-    Returns
-    -------
-    MeasuredTables
-        One table an operator that has rows: none where no file holds a row that fastroof knows.
-
-    Raises
-    ------
-    TableError
-        If a file does not hold what its columns promise.
-    """
+    """Read files of the package as the tables of one source."""
     parts: dict[str, list[Part]] = {}
     absent = dict(ignored)
     read: dict[tuple[Path, tuple[Column, ...]], Raw] = {}
@@ -281,29 +177,7 @@ def convert_aiconfigurator(
     files: Collection[str] | None = None,
     rank: int | None = None,
 ) -> Path:
-    """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``.
-
-    Parameters
-    ----------
-    system, backend, version, root, files
-        As in :func:`import_aiconfigurator`.
-    bench_data : Path
-        The folder that holds one folder a GPU.
-    format, overwrite
-        As in :func:`fastroof.load.write.write_source`.
-    rank : int, optional
-        Place among the sources of the GPU, the lowest serves an operator; 100 if not given.
-
-    Returns
-    -------
-    Path
-        The folder that was written.
-
-    Raises
-    ------
-    TableError
-        As the two functions it joins.
-    """
+    """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``."""
     imported = import_aiconfigurator(system, backend, version, root, files)
     table = next(iter(imported.tables.values()))
     columns = {name: t.columns for name, t in imported.tables.items()}
@@ -332,13 +206,7 @@ def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]
 
 
 def data_folder(root: Path | None = None) -> Path:
-    """Return systems/data of the package in a folder, by default of the installed one.
-
-    Raises
-    ------
-    TableError
-        If it is not installed, or the folder is not that package.
-    """
+    """Return systems/data of the package in a folder, by default of the installed one."""
     package = installed_root() if root is None else Path(root)
     data = package / "systems" / "data"
     if not is_folder(data):

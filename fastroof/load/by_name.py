@@ -20,27 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
+from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
 from fastroof.documents import read_json
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, matches, read_bytes
-from fastroof.unfinished import is_unfinished, unfinished_path
-from fastroof.whole_files import put_in_place, write_whole
 
 if TYPE_CHECKING:
     from fastroof.load.own import Source
     from fastroof.load.package_import import Progress
-
-__all__ = [
-    "IMPORT",
-    "can_import",
-    "ensure_imported",
-    "how_to_get",
-    "missing_tables",
-    "source_kind",
-    "table_folders",
-    "what_would_bring_more",
-]
 
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
 """Environment variable: "never" converts nothing unless it is asked for."""
@@ -62,18 +50,7 @@ class _Wanted(NamedTuple):
 
 
 def table_folders(gpu: str) -> tuple[Path, ...]:
-    """Folders that hold sources of a GPU: the one that ships, then the user's.
-
-    Parameters
-    ----------
-    gpu : str
-        A name out of :func:`fastroof.gpu_names`.
-
-    Returns
-    -------
-    tuple of Path
-        Those that exist and have a source; none where nothing was measured.
-    """
+    """Folders that hold sources of a GPU: the one that ships, then the user's."""
     folders = [bench_data_root() / gpu]
     # without a home there is no such folder, and what ships still serves
     with contextlib.suppress(TableError):
@@ -82,26 +59,14 @@ def table_folders(gpu: str) -> tuple[Path, ...]:
 
 
 def can_import(gpu: str) -> bool:
-    """Whether aiconfigurator-core has tables of a GPU, be it installed or not.
-
-    Parameters
-    ----------
-    gpu : str
-        A name out of :func:`fastroof.gpu_names`.
-    """
+    """Whether aiconfigurator-core has tables of a GPU, be it installed or not."""
     from fastroof.load.aiconfigurator import SYSTEMS
 
     return gpu in SYSTEMS.values()
 
 
 def how_to_get(gpu: str) -> str:
-    """Say how tables of a GPU are had where there are none yet; empty where nobody measured it.
-
-    Parameters
-    ----------
-    gpu : str
-        A name out of :func:`fastroof.gpu_names`.
-    """
+    """Say how tables of a GPU are had where there are none yet; empty where nobody measured it."""
     from fastroof.load.aiconfigurator import INSTALL
 
     if not can_import(gpu):
@@ -112,24 +77,12 @@ def how_to_get(gpu: str) -> str:
 
 
 def what_would_bring_more(gpu: str) -> str:
-    """Say how tables beyond those that ship are had; empty where they are there, or nobody has any.
-
-    Parameters
-    ----------
-    gpu : str
-        A name out of :func:`fastroof.gpu_names`.
-    """
+    """Say how tables beyond those that ship are had; empty where they are there, or nobody has any."""
     return how_to_get(gpu) if _installed() is None else ""
 
 
 def missing_tables(gpu: str) -> str:
-    """Say in one line that there are no tables of a GPU, and what to do.
-
-    Parameters
-    ----------
-    gpu : str
-        A name out of :func:`fastroof.gpu_names`.
-    """
+    """Say in one line that there are no tables of a GPU, and what to do."""
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
     return (
@@ -139,13 +92,7 @@ def missing_tables(gpu: str) -> str:
 
 
 def source_kind(source: Source) -> Literal["shipped", "imported", "own"]:
-    """Whether a source came with fastroof, was imported from another program's files, or is one's own.
-
-    Parameters
-    ----------
-    source : Source
-        As :func:`fastroof.load.own.list_sources` lists it.
-    """
+    """Whether a source came with fastroof, was imported from another program's files, or is one's own."""
     if source.folder.resolve().is_relative_to(bench_data_root()):
         return "shipped"
     return "imported" if {"package", "imported"} & source.provenance.keys() else "own"
@@ -159,39 +106,7 @@ def ensure_imported(
     root: Path | None = None,
     package: Path | None = None,
 ) -> Path | None:
-    """Convert what aiconfigurator-core measured on a GPU into the user's folder, unless that was done.
-
-    Parameters
-    ----------
-    gpu : str
-        A name out of :func:`fastroof.gpu_names`.
-    progress : callable, optional
-        Told of each file before it is read. Without one a line is written to stderr, if that is a terminal.
-    always : bool
-        Convert whatever ``FASTROOF_TABLES_IMPORT`` says, and again where it was done.
-    root : Path, optional
-        The folder that gets the GPU's, instead of the user's.
-    package : Path, optional
-        The package's folder; the installed one if not given.
-
-    Returns
-    -------
-    Path or None
-        The GPU's folder there; None where there is nothing to convert: the package is not installed or
-        has no tables of the GPU, or the setting is "never".
-
-    Raises
-    ------
-    TableError
-        If the package is damaged, the folder cannot be written, or the setting is no setting.
-
-    Notes
-    -----
-    One process converts, others that want the same GPU wait for it. All sources and the note that names them
-    appear at one moment, in the place of what was imported before. Where the user's own sources lie in the
-    same folder, which is then left in its place, each source appears whole and the note last: what a killed
-    process left behind is made again. Operators and files that ship are not converted again.
-    """
+    """Convert what aiconfigurator-core measured on a GPU into the user's folder, unless that was done."""
     setting = os.environ.get(IMPORT, "") or "auto"
     if setting not in ("auto", "never"):
         raise TableError(f"{IMPORT} is {setting!r}; it may be auto or never")
@@ -210,9 +125,8 @@ def ensure_imported(
 
 def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
     from fastroof.load.aiconfigurator import SYSTEMS, data_folder
-    from fastroof.load.package_provenance import package_version
-    from fastroof.load.package_rows import PACKAGE_FILES
-    from fastroof.load.package_sources import PCIE_LINKED
+    from fastroof.load.package_import import PCIE_LINKED
+    from fastroof.load.package_rows import PACKAGE_FILES, package_version
 
     system = {name: system for system, name in SYSTEMS.items()}.get(gpu)
     package = _installed() if package is None else package
@@ -275,11 +189,7 @@ def _writing(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[bool]:
-    """Keep other processes from converting the same GPU; say whether that could be done.
-
-    The lock is the operating system's, which a killed process does not keep. Where the disk has no locks each
-    process converts for itself: sources appear whole all the same.
-    """
+    """Keep other processes from converting the same GPU; say whether that could be done."""
     try:
         import fcntl
     except ImportError:

@@ -2,18 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Longs
+from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.columns import LATENCY
-from fastroof.load.common_points import codes_of
-from fastroof.load.measured import MeasuredTable
+from fastroof.errors import FastroofError
+from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.own import UnsoundFamily
+from fastroof.load.rows import word_codes
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["EAGER", "Columns", "families_of", "family_columns", "family_keys", "rows_of_family", "split_rows"]
+BAND_OCTAVES: Final = 3
+BAND: Final = 2**BAND_OCTAVES
+"""Sizes of one region lie within such a factor of each other: 1, 2 to 8, 9 to 64, 65 to 512."""
+
+
+def wanted_operators(
+    a: MeasuredTables,
+    b: MeasuredTables,
+    names: tuple[str, str],
+    operators: Sequence[str] | None,
+    error: type[FastroofError],
+) -> list[str]:
+    """Operators that either of two table sets has, of those that are asked for."""
+    if unknown := [name for name in operators or () if name not in OPERATORS]:
+        raise error(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
+    wanted = [
+        name
+        for name in OPERATORS
+        if (name in a.tables or name in b.tables) and (operators is None or name in operators)
+    ]
+    if not wanted:
+        asked = ", ".join(operators or ()) or "any operator"
+        raise error(f"neither {names[0]} nor {names[1]} has a table of {asked}")
+    return wanted
+
+
+@dataclass(frozen=True)
+class PairedPoints:
+    """Every point of either of two tables of one operator, as arrays of shape (points,)."""
+
+    operator: str
+    columns: Columns
+    a_us: Floats
+    b_us: Floats
+
+    @property
+    def in_both(self) -> Bools:
+        """Points that both tables have."""
+        return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
+
+    def common(self) -> PairedPoints:
+        """Return those points alone."""
+        return self.some(self.in_both)
+
+    def some(self, rows: Bools | Longs) -> PairedPoints:
+        """Return some of the points."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return PairedPoints(self.operator, columns, self.a_us[rows], self.b_us[rows])
+
+    @property
+    def log_ratio(self) -> Floats:
+        """Ln of B over A; NaN where a table lacks the point."""
+        return np.asarray(np.log(self.b_us / self.a_us))
+
+
+def paired_points(operator: str, a: Columns | None, b: Columns | None) -> PairedPoints:
+    """Pair two tables of one operator point by point."""
+    tables = (a, b)
+    present = [columns for columns in tables if columns is not None]
+    schema = OPERATORS[operator]
+    names = [c.name for c in (*schema.keys, *schema.axes)]
+    columns = {name: np.concatenate([part[name] for part in present]) for name in names}
+    codes = codes_of(columns.values())
+    first = np.unique(codes, return_index=True)[1]
+    latencies, start = [], 0
+    for table in tables:
+        latency_us = np.full(len(first), np.nan)
+        if table is not None:
+            mine = codes[start : start + len(table[LATENCY.name])]
+            start += len(mine)
+            if np.bincount(mine).max(initial=0) <= 1:
+                latency_us[mine] = table[LATENCY.name]
+            else:
+                points, dense = np.unique(mine, return_inverse=True)
+                latency_us[points] = group_medians(dense.reshape(-1), table[LATENCY.name])
+        latencies.append(latency_us)
+    return PairedPoints(operator, {name: values[first] for name, values in columns.items()}, *latencies)
+
+
+def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
+    """Return the sizes that say what region of an operator's shapes a point lies in."""
+    schema = OPERATORS[operator]
+    pair = schema.paired_axes
+    names = [name for name in schema.free_axes() if name not in pair and name != "io_bytes"]
+    sizes = {name: np.asarray(columns[name], np.float64) for name in names}
+    if pair:
+        sizes[" ".join(pair)] = np.prod([np.asarray(columns[name], np.float64) for name in pair], axis=0)
+    return sizes
+
+
+def bands(sizes: Floats) -> Longs:
+    """Number of each size's band of a factor of :data:`BAND`: 0 for 1, 1 for 2 to 8, 2 for 9 to 64."""
+    # by the exponent: a logarithm would round sizes beside a power of two to it
+    mantissa, exponent = np.frexp(sizes)
+    octave = exponent - (mantissa == 0.5)
+    return np.asarray(-(-octave // BAND_OCTAVES), np.int64)
+
+
+def band_words(band: int) -> str:
+    """Say which sizes a band holds."""
+    return f"{BAND ** (band - 1) + 1} to {BAND**band}" if band > 0 else "1"
+
+
+def codes_of(columns: Iterable[Array]) -> Longs:
+    """Return one code for each combination of values, dense from 0 and in the order of the values."""
+    sortable = [word_codes(column) if column.dtype == object else column for column in columns]
+    if not sortable:
+        raise ValueError("codes need at least one column")
+    # a family's words are all the same: columns that tell nothing apart need no sorting
+    sortable = [c for c in sortable if len(c) and (c != c[0]).any()] or sortable[:1]
+    order = np.lexsort(sortable[::-1])
+    is_new = np.zeros(len(order), bool)
+    for column in sortable:
+        is_new[1:] |= column[order[1:]] != column[order[:-1]]
+    codes = np.empty(len(order), np.int64)
+    codes[order] = np.cumsum(is_new)
+    return codes
+
+
+def group_medians(codes: Longs, values: Array) -> Floats:
+    """Return the median of the values of each code, in the order of the codes."""
+    order = np.lexsort((values, codes))
+    counts = np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    ordered = np.asarray(values, np.float64)[order]
+    low, high = ordered[starts + (counts - 1) // 2], ordered[starts + counts // 2]
+    # Of one value its own bits, whatever its size.
+    return np.asarray(np.where(low == high, low, (low + high) / 2.0), np.float64)
+
 
 Columns = Mapping[str, Array]
 Words = Mapping[str, str]
@@ -23,13 +154,7 @@ EAGER: Final = "eager"
 
 
 def family_columns(operator: str) -> tuple[str, ...]:
-    """Names of the columns whose words tell an operator's families apart.
-
-    Examples
-    --------
-    >>> family_columns("moe"), family_columns("attention_decode")
-    (('dtype', 'distribution'), ('kv_dtype',))
-    """
+    """Names of the columns whose words tell an operator's families apart."""
     return tuple(c.name for c in OPERATORS[operator].keys if c.kind == "text")
 
 
@@ -50,7 +175,7 @@ def split_rows(codes: Longs) -> list[Longs]:
 
 
 def family_keys(words: Words) -> dict[str, tuple[Any, ...]]:
-    """Name a family's rows as :class:`~fastroof.load.soundness.UnsoundFamily` does."""
+    """Name a family's rows as :class:`~fastroof.load.own.UnsoundFamily` does."""
     return {name: (word,) for name, word in words.items()}
 
 
@@ -62,3 +187,127 @@ def rows_of_family(table: MeasuredTable, words: Words) -> Columns | None:
     if not inside.any():
         return None
     return {name: values[inside] for name, values in table.columns.items()}
+
+
+FALL: Final = 0.2
+"""Root mean square of what a family's rows of one size take beyond a larger size, over themselves."""
+
+FALL_OF_ONE: Final = 0.3
+"""The same of a single line, whose rows have the noise of one measurement, at two sizes in a row at least."""
+
+FEWEST_ROWS: Final = 3
+"""Rows of one size that fall, for them to be a family's."""
+
+FEWEST_LINES: Final = 8
+"""A family of fewer lines along its size is taken apart by all of its keys."""
+
+
+def find_falls(operator: str, columns: Columns) -> Iterator[UnsoundFamily]:
+    """Sizes at which a family takes longer than at a larger one."""
+    axis = _first_axis(operator)
+    if axis is None:
+        return
+    beyond = _beyond_larger(operator, columns, axis)
+    line = _lines(operator, columns, axis)
+    for words, rows in families_of(operator, columns):
+        if EAGER in words.values():
+            continue
+        if len(np.unique(line[rows])) >= FEWEST_LINES:
+            keys = family_keys(words)
+            yield from _falls_of(operator, columns, rows, axis, beyond[rows], keys, is_one=False)
+            continue
+        for part in _groups_of(operator, columns, rows):
+            keys = _key_of(operator, columns, int(part[0]))
+            yield from _falls_of(operator, columns, part, axis, beyond[part], keys, is_one=True)
+
+
+def _first_axis(operator: str) -> str | None:
+    """The size that a fall is told along: tokens, batch, message."""
+    free = OPERATORS[operator].free_axes()
+    return free[0] if free else None
+
+
+def _lines(operator: str, columns: Columns, axis: str) -> Longs:
+    schema = OPERATORS[operator]
+    same = [name for name, other in schema.equal_axes.items() if other == axis]
+    names = [c.name for c in (*schema.keys, *schema.axes) if c.name not in (axis, *same)]
+    if not names:
+        return np.zeros(len(columns[LATENCY.name]), np.int64)
+    return codes_of(columns[name] for name in names)
+
+
+def _beyond_larger(operator: str, columns: Columns, axis: str) -> Floats:
+    """What each row takes beyond the least of the larger sizes of its line, over itself."""
+    line, latency_us = _lines(operator, columns, axis), columns[LATENCY.name]
+    order = np.lexsort((columns[axis], line))
+    line, size, log_us = line[order], columns[axis][order], np.log(latency_us[order])
+    starts = np.flatnonzero(np.r_[True, (np.diff(line) != 0) | (np.diff(size) != 0)])
+    least, line_of = np.minimum.reduceat(log_us, starts), line[starts]
+    # from the back, where a line before another lies below all of it: the least of a line is its own
+    apart = (float(log_us.max() - log_us.min()) + 1.0) * line_of
+    later = np.minimum.accumulate((least + apart)[::-1])[::-1][1:] - apart[:-1]
+    later = np.r_[np.where(line_of[1:] == line_of[:-1], later, np.inf), np.inf]
+    repeats = np.diff(np.r_[starts, len(order)])
+    beyond = np.empty(len(order))
+    beyond[order] = np.maximum(1.0 - np.exp(np.repeat(later, repeats) - log_us), 0.0)
+    return beyond
+
+
+def _groups_of(operator: str, columns: Columns, rows: Longs) -> list[Longs]:
+    codes = codes_of(columns[c.name][rows] for c in OPERATORS[operator].keys)
+    return [rows[part] for part in split_rows(codes)]
+
+
+def _key_of(operator: str, columns: Columns, row: int) -> dict[str, tuple[Any, ...]]:
+    cells = ((c, columns[c.name][row]) for c in OPERATORS[operator].keys)
+    return {c.name: (str(v),) if c.kind == "text" else (int(v), int(v)) for c, v in cells}
+
+
+def _falls_of(
+    operator: str,
+    columns: Columns,
+    rows: Longs,
+    axis: str,
+    beyond: Floats,
+    keys: Mapping[str, tuple[Any, ...]],
+    *,
+    is_one: bool,
+) -> Iterator[UnsoundFamily]:
+    sizes, at = np.unique(columns[axis][rows], return_inverse=True)
+    square = np.bincount(at, beyond**2) / np.bincount(at)
+    limit = FALL_OF_ONE if is_one else FALL
+    is_bad = square > limit**2
+    if not is_one:
+        is_bad &= np.bincount(at, beyond > limit) >= FEWEST_ROWS
+    for first, last in _runs(is_bad):
+        if is_one and first == last:
+            continue
+        part: Bools = (at >= first) & (at <= last)
+        off = float(np.sqrt(np.mean(beyond[part] ** 2)))
+        worst = int(np.argmax(np.where(part, beyond, 0.0)))
+        row = int(rows[worst])
+        row_us = float(columns[LATENCY.name][row])
+        example = ", ".join(f"{a} {columns[a][row]}" for a in OPERATORS[operator].axis_names)
+        reason = (
+            f"{int((beyond[part] > limit).sum())} of {int(part.sum())} rows take longer than one of a larger "
+            f"{axis}, {off:.0%} of themselves in the root mean square; {row_us:.4g} us at {example}, "
+            f"{row_us * (1.0 - beyond[worst]):.4g} beyond"
+        )
+        yield UnsoundFamily(
+            {**keys, axis: (int(sizes[first]), int(sizes[last]))},
+            "falls",
+            reason,
+            ratio=_digits(1.0 / (1.0 - off)),
+            serves=True,
+            rows=int(part.sum()),
+        )
+
+
+def _runs(bad: Bools) -> list[tuple[int, int]]:
+    """First and last of each run."""
+    edges = np.flatnonzero(np.diff(np.r_[False, bad, False].astype(np.int8)))
+    return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")

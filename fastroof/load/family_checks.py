@@ -12,20 +12,23 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.atomic_files import write_whole
 from fastroof.columns import LATENCY
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
-from fastroof.load.common_points import paired_points
-from fastroof.load.families import EAGER, Columns, families_of, family_keys, rows_of_family
-from fastroof.load.family_falls import find_falls
+from fastroof.load.families import (
+    EAGER,
+    Columns,
+    families_of,
+    family_keys,
+    find_falls,
+    paired_points,
+    rows_of_family,
+)
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.own import PROVENANCE_FILE
-from fastroof.load.soundness import UnsoundFamily, known_unsound, unsound_families
+from fastroof.load.own import PROVENANCE_FILE, UnsoundFamily, known_unsound, unsound_families
 from fastroof.load.write import toml_text
 from fastroof.operators.registry import OPERATORS
-from fastroof.whole_files import write_whole
-
-__all__ = ["find_unsound", "flag_source", "flag_unsound", "siblings_of"]
 
 Words = Mapping[str, str]
 
@@ -65,22 +68,7 @@ FEWEST_POINTS: Final = 50
 
 
 def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -> tuple[UnsoundFamily, ...]:
-    """Find families of a table that no kernel took.
-
-    Parameters
-    ----------
-    table : MeasuredTable
-        All rows of one operator from one source.
-    siblings : sequence of MeasuredTable
-        The same operator of other sources of the GPU.
-
-    Returns
-    -------
-    tuple of UnsoundFamily
-        By test: ``launched`` (never below a floor far above that of other families), ``narrower_slower``
-        (slower than bf16 of the same shape nearly everywhere), ``another_version``, ``alone`` (slower by
-        far than the other sources), ``falls`` (rows of some sizes take longer than those of a larger one).
-    """
+    """Find families of a table that no kernel took."""
     operator, columns = table.operator, table.columns
     if not table.num_rows or not OPERATORS[operator].axes:
         return ()
@@ -108,21 +96,7 @@ def flag_unsound(
     tables: Mapping[str, MeasuredTable],
     siblings: Mapping[str, Sequence[MeasuredTable]] | None = None,
 ) -> dict[str, Any]:
-    """Return a source's provenance with the families that tests find; what was flagged by hand is kept.
-
-    An importer calls it without siblings, so that a conversion is the same wherever it is done;
-    ``fastroof tables flag`` calls it with those that are there. What only lookups in several tables show is
-    listed in known_unsound.toml.
-
-    Parameters
-    ----------
-    provenance : mapping
-        As it is.
-    tables : mapping of str to MeasuredTable
-        The source's tables, by operator.
-    siblings : mapping of str to sequence of MeasuredTable, optional
-        Those of other sources of the GPU, by operator.
-    """
+    """Return a source's provenance with the families that tests find; what was flagged by hand is kept."""
     operators = {name: dict(about) for name, about in provenance.get("operators", {}).items()}
     for name, table in tables.items():
         found = find_unsound(table, (siblings or {}).get(name, ()))
@@ -136,15 +110,7 @@ def flag_unsound(
 
 
 def siblings_of(own: MeasuredTables, others: Iterable[MeasuredTables]) -> dict[str, list[MeasuredTable]]:
-    """By operator, the tables of other sources.
-
-    Parameters
-    ----------
-    own : MeasuredTables
-        Whose siblings.
-    others : iterable of MeasuredTables
-        Table sets of the same GPU; it may be one of them.
-    """
+    """By operator, the tables of other sources."""
     beside: dict[str, list[MeasuredTable]] = {}
     for measured in others:
         for name in measured.tables:
@@ -158,22 +124,7 @@ def siblings_of(own: MeasuredTables, others: Iterable[MeasuredTables]) -> dict[s
 def flag_source(
     measured: MeasuredTables, siblings: Mapping[str, Sequence[MeasuredTable]], *, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Write a source's flags into its provenance.toml, and return what it says then.
-
-    Parameters
-    ----------
-    measured : MeasuredTables
-        All tables of one source in fastroof's own schema.
-    siblings : mapping of str to sequence of MeasuredTable
-        As :func:`siblings_of` finds them.
-    dry_run : bool
-        Write nothing.
-
-    Raises
-    ------
-    TableError
-        If its folder is not to be found.
-    """
+    """Write a source's flags into its provenance.toml, and return what it says then."""
     sources = {table.source for table in measured.tables.values()}
     places = [measured.root / PROVENANCE_FILE, *(measured.root / name / PROVENANCE_FILE for name in sources)]
     found = [place for place in places if place.is_file()]

@@ -5,30 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from fastroof.errors import GpuError, TableError
+from fastroof.load import load_measured
+from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.by_name import source_kind
+from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import list_sources
 from fastroof.load.rows import count_rows
-
-__all__ = ["ListedSource", "ListedTable", "list_tables"]
 
 
 @dataclass(frozen=True)
 class ListedTable:
-    """One operator of a source.
-
-    Attributes
-    ----------
-    operator : str
-        Its name.
-    rows : int
-        Measured rows.
-    rank : int
-        Place of the source among those that have it.
-    serves : bool
-        Whether lookups ask it first, where no engine is named.
-    """
+    """One operator of a source."""
 
     operator: str
     rows: int
@@ -38,21 +28,7 @@ class ListedTable:
 
 @dataclass(frozen=True)
 class ListedSource:
-    """One source.
-
-    Attributes
-    ----------
-    gpu, source : str
-        The GPU it was measured on, and its name.
-    kind : str
-        ``"shipped"``, ``"imported"`` or ``"own"``.
-    folder : Path
-        Where it lies.
-    licence : str or None
-        As its provenance says.
-    operators : tuple of ListedTable
-        Its tables.
-    """
+    """One source."""
 
     gpu: str
     source: str
@@ -63,30 +39,7 @@ class ListedSource:
 
 
 def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
-    """List the sources of the folders of one GPU.
-
-    Parameters
-    ----------
-    folders : iterable of Path
-        GPU folders or source folders, in the order in which they are read: of sources of one name that both
-        have an operator the first one's counts.
-
-    Returns
-    -------
-    list of ListedSource
-        By folder, then by name.
-
-    Raises
-    ------
-    TableError
-        If a folder has no source, or a file is no table.
-
-    Examples
-    --------
-    >>> from fastroof.load.by_name import table_folders
-    >>> {source.kind for source in list_tables(table_folders("h100")[:1])}
-    {'shipped'}
-    """
+    """List the sources of the folders of one GPU."""
     sources = [source for folder in folders for source in list_sources(folder)]
     having: dict[str, dict[str, int]] = {}
     for number, source in enumerate(sources):
@@ -110,3 +63,28 @@ def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
         )
         for number, source in enumerate(sources)
     ]
+
+
+PACKAGE_PREFIX: Final = "package:"
+
+NAMED_WORDS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION"
+"""What :func:`load_named` takes, for helps and errors."""
+
+
+def load_named(word: str) -> MeasuredTables:
+    """Load measured tables that a word names."""
+    if word.startswith(PACKAGE_PREFIX):
+        parts = word.removeprefix(PACKAGE_PREFIX).split("/")
+        if len(parts) != 3 or not all(parts):
+            raise TableError(f"{word!r} names no tables of the package; write package:h200/vllm/0.24.0")
+        gpu, backend, version = parts
+        return import_aiconfigurator(gpu, backend, version)
+    if Path(word).is_dir():
+        return load_measured(Path(word))
+    gpu, slash, source = word.partition("/")
+    if slash and gpu and source and "/" not in source:
+        try:
+            return load_measured(gpu, source=source)
+        except GpuError:
+            raise TableError(f"{word!r} is neither a folder nor GPU/SOURCE; need {NAMED_WORDS}") from None
+    return load_measured(word)

@@ -53,8 +53,6 @@ from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_colu
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import NS_PER_US
 
-__all__ = ["convert_llmservingsim"]
-
 PROGRAM: Final = "llmservingsim"
 DENSE, PER_SEQUENCE, ATTENTION, LAYERS = "dense.csv", "per_sequence.csv", "attention.csv", "layers.csv"
 OTHERS: Final = {
@@ -98,37 +96,7 @@ def convert_llmservingsim(
     format: Format = "parquet",
     overwrite: bool = False,
 ) -> Path:
-    """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``.
-
-    Parameters
-    ----------
-    folder : str or Path
-        ``profiler/perf`` or ``perf_models``, or any folder below it down to a model's.
-    output : str or Path, optional
-        The folder that gets one folder a GPU; the user's folder of tables if not given, where
-        ``load_tables(<gpu>)`` finds it.
-    gpu : str, optional
-        Which hardware where the folder has several, or which GPU one is that fastroof has no name for.
-    model : str, optional
-        A preset or config.json whose sizes the profile has, where its folders name no preset's model.
-    dtype : {"bf16", "fp16"}
-        What rows in float16 are filed under, which are all of release 1.0.0. Plans ask for bf16.
-    format, overwrite
-        As in :func:`fastroof.load.write.write_source`.
-
-    Returns
-    -------
-    Path
-        The folder that was written.
-
-    Raises
-    ------
-    TableError
-        If there is nothing to import, there are several GPUs, or models for one ``model``, a file does not
-        hold what its columns promise, or the folder is there.
-    GpuError, ModelError
-        If ``gpu`` or ``model`` is unknown.
-    """
+    """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``."""
     root = Path(folder)
     if not root.is_dir():
         raise TableError(f"{root} is no folder; need one of LLMServingSim's profiles, as in profiler/perf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,16 +18,6 @@ from fastroof.lazy_property import lazy_property
 from fastroof.load.spikes import Spikes, find_spikes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
-
-__all__ = [
-    "FILES",
-    "MeasuredTable",
-    "MeasuredTables",
-    "PeakFinding",
-    "SourceChoice",
-    "WrittenTable",
-    "rows_sha256",
-]
 
 FILES: Final = "files"
 """Of provenance.toml: for each table's file its SHA-256 and that of its rows."""
@@ -62,15 +52,7 @@ class PeakFinding:
 
 
 class WrittenTable(NamedTuple):
-    """A table's file, and what provenance.toml says of it.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    sha256, rows_sha256 : str
-        SHA-256 of its bytes and of its rows when it was written.
-    """
+    """A table's file, and what provenance.toml says of it."""
 
     path: Path
     sha256: str
@@ -261,3 +243,26 @@ def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
         values = columns[column.name]
         digest.update("\0".join(values).encode() if column.kind == "text" else values.tobytes())
     return digest.hexdigest()
+
+
+class RowsWhenNeeded(Mapping[str, Array]):
+    """Columns of a table that are read at the first look; pickled, they are what was read."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Array]]) -> None:
+        self._read = read
+
+    @lazy_property
+    def _columns(self) -> Mapping[str, Array]:
+        return self._read()
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self._columns),)

@@ -2,32 +2,206 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array
+from fastroof.arrays import Array, Bools, Floats
+from fastroof.atomic_files import is_unfinished
 from fastroof.checks import shown
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
-from fastroof.documents import read_toml
+from fastroof.documents import parse_toml, read_toml
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, is_folder, names_in, resolved
-from fastroof.load.measured import FILES, MeasuredTable, MeasuredTables, SourceChoice, WrittenTable
-from fastroof.load.possible_sizes import impossible_sizes
-from fastroof.load.rows import ENDINGS, read_columns
-from fastroof.load.soundness import unsound_families
-from fastroof.load.when_needed import RowsWhenNeeded
+from fastroof.load.measured import (
+    FILES,
+    MeasuredTable,
+    MeasuredTables,
+    RowsWhenNeeded,
+    SourceChoice,
+    WrittenTable,
+)
+from fastroof.load.rows import ENDINGS, impossible_sizes, read_columns
 from fastroof.operators.operator import Operator, dtype_peaks
 from fastroof.operators.registry import OPERATORS
-from fastroof.unfinished import is_unfinished
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
-__all__ = ["Source", "list_sources", "load_own"]
+KNOWN_FILE: Final = "known_unsound.toml"
+
+FIELDS: Final = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows")
+
+
+@dataclass(frozen=True)
+class UnsoundFamily:
+    """A family of rows that a test found wrong."""
+
+    keys: Mapping[str, tuple[Any, ...]]
+    test: str
+    reason: str
+    ratio: float | None = None
+    excess_us: float | None = None
+    serves: bool = False
+    rows: int = 0
+
+    def holds_key(self, key: Mapping[str, Any]) -> bool:
+        """Whether some row of a kernel may be in it: columns that the kernel does not have do not count."""
+        return all(_has(cells, key[name]) for name, cells in self.keys.items() if name in key)
+
+    def holds(self, columns: Mapping[str, Array]) -> Bools:
+        """Which rows are in it."""
+        inside = np.full(len(columns["latency_us"]), True)
+        for name, cells in self.keys.items():
+            values = np.asarray(columns[name])
+            if isinstance(cells[0], str):
+                inside &= np.isin(values, np.array(cells, object))
+            else:
+                inside &= (values >= cells[0]) & (values <= cells[1])
+        return inside
+
+    def error(self, latency_us: Floats) -> Floats:
+        """How far off such latencies may be, relative to themselves."""
+        off = np.zeros(len(latency_us))
+        if self.ratio is not None:
+            off = np.full(len(latency_us), abs(1.0 / self.ratio - 1.0))
+        if self.excess_us is not None:
+            off = np.maximum(off, np.minimum(self.excess_us / latency_us, 1.0))
+        return off
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of provenance.toml."""
+        entry: dict[str, Any] = {
+            "keys": {name: list(cells) for name, cells in self.keys.items()},
+            "test": self.test,
+            "reason": self.reason,
+        }
+        for name in ("ratio", "excess_us"):
+            if (value := getattr(self, name)) is not None:
+                entry[name] = value
+        return entry | {"serves": self.serves, "rows": self.rows}
+
+
+def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]) -> str | None:
+    """Say why a source's rows of a kernel should not be served where another source has it sound."""
+    for family in unsound_families(provenance, operator):
+        if not family.serves and family.holds_key(key):
+            return family.reason
+    return None
+
+
+def unsound_error(
+    provenance: Mapping[str, Any],
+    operator: str,
+    key: Mapping[str, Any],
+    sizes: Mapping[str, Floats],
+    latency_us: Floats,
+) -> Floats:
+    """How far off answers may be for the families that they were looked up in."""
+    families = (f for f in unsound_families(provenance, operator) if f.holds_key(key))
+    return families_error(families, sizes, latency_us)
+
+
+def families_error(
+    families: Iterable[UnsoundFamily], sizes: Mapping[str, Floats], latency_us: Floats
+) -> Floats:
+    """How far off answers out of some families may be, see :func:`unsound_error`."""
+    worst = np.zeros(len(latency_us))
+    for family in families:
+        there = {name: cells for name, cells in family.keys.items() if name in sizes}
+        inside = UnsoundFamily(there, "", "").holds({**sizes, "latency_us": latency_us})
+        worst = np.maximum(worst, np.where(inside, family.error(latency_us), 0.0))
+    return worst
+
+
+def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[str, Array]) -> Bools:
+    """Which rows of a table are in one of its families."""
+    inside = np.zeros(len(columns["latency_us"]), np.bool_)
+    for family in unsound_families(provenance, operator):
+        inside |= family.holds(columns)
+    return inside
+
+
+def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[UnsoundFamily, ...]:
+    """Return the families that a source's provenance names for an operator."""
+    entries = provenance.get("operators", {}).get(operator, {}).get("unsound", ())
+    if not isinstance(entries, list | tuple):
+        raise TableError(f"operators.{operator}.unsound is {entries!r}; need a list of tables")
+    return tuple(_family(operator, number, entry) for number, entry in enumerate(entries, 1))
+
+
+def known_unsound(gpu: str, source: str, operator: str) -> tuple[UnsoundFamily, ...]:
+    """Families that ship as known: the tests that find them look up in several tables."""
+    return _known().get((gpu, source, operator), ())
+
+
+@functools.cache
+def _known() -> dict[tuple[str, str, str], tuple[UnsoundFamily, ...]]:
+    text = (resources.files("fastroof.load") / KNOWN_FILE).read_text("utf-8")
+    known: dict[tuple[str, str, str], tuple[UnsoundFamily, ...]] = {}
+    for number, entry in enumerate(parse_toml(text, KNOWN_FILE)["families"], 1):
+        place = (entry.pop("gpu"), entry.pop("source"), entry.pop("operator"))
+        known[place] = (*known.get(place, ()), _family(place[2], number, entry))
+    return known
+
+
+def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
+    where = f"operators.{operator}.unsound, entry {number}"
+    if not isinstance(entry, Mapping):
+        raise TableError(f"{where} is {entry!r}; need a table with {', '.join(FIELDS)}")
+    if unknown := sorted(set(entry) - set(FIELDS)):
+        raise TableError(f"{where} has {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+    keys = entry.get("keys", {})
+    if not isinstance(keys, Mapping):
+        raise TableError(f"{where}: keys is {keys!r}; need the columns that say where its rows lie")
+    for name in ("test", "reason"):
+        if not isinstance(entry.get(name), str) or not entry[name]:
+            raise TableError(f"{where}: {name} is {entry.get(name)!r}; need words")
+    amounts = {name: _amount(where, name, entry.get(name)) for name in ("ratio", "excess_us")}
+    if set(amounts.values()) == {None}:
+        raise TableError(f"{where} says not how far off its rows are; need ratio or excess_us")
+    serves, rows = entry.get("serves", False), entry.get("rows", 0)
+    if not isinstance(serves, bool):
+        raise TableError(f"{where}: serves is {serves!r}; need true or false")
+    if type(rows) is not int or rows < 0:
+        raise TableError(f"{where}: rows is {rows!r}; need how many rows it has")
+    cells = {name: _cells(operator, where, name, value) for name, value in keys.items()}
+    return UnsoundFamily(cells, entry["test"], entry["reason"], **amounts, serves=serves, rows=rows)
+
+
+def _amount(where: str, name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise TableError(f"{where}: {name} is {value!r}; need a number above 0")
+    return float(value)
+
+
+def _cells(operator: str, where: str, name: Any, value: Any) -> tuple[Any, ...]:
+    columns = {c.name: c for c in (*OPERATORS[operator].keys, *OPERATORS[operator].axes)}
+    if name not in columns:
+        raise TableError(f"{where}: {operator} has no column {name!r}; its columns are {', '.join(columns)}")
+    is_text = columns[name].kind == "text"
+    cells = tuple(value) if isinstance(value, list | tuple) else ()
+    if is_text and cells and all(isinstance(cell, str) for cell in cells):
+        return cells
+    if not is_text and len(cells) == 2 and all(type(cell) is int for cell in cells) and cells[0] <= cells[1]:
+        return cells
+    need = "a list of its words" if is_text else "[least, most]"
+    raise TableError(f"{where}: {name} is {value!r}; need {need}")
+
+
+def _has(cells: Iterable[Any], value: Any) -> bool:
+    first, *others = cells
+    if isinstance(first, str):
+        return value in (first, *others)
+    return bool(first <= value <= others[0])
 
 
 PROVENANCE_FILE: Final = "provenance.toml"
@@ -46,25 +220,7 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Source:
-    """One source folder: where it lies, what it holds and how it ranks.
-
-    Attributes
-    ----------
-    name : str
-        Name of the folder.
-    gpu : str
-        GPU that the provenance names.
-    folder : Path
-        The folder.
-    files : mapping of str to Path
-        The table of each operator.
-    provenance : mapping
-        The folder's provenance.toml, without the hashes of its files.
-    hashes : mapping of str to mapping
-        By file its ``sha256``, which it must have when it is read, and that of its rows, ``rows_sha256``.
-    ignored : mapping of str to str
-        Files of the folder that are no tables, and why.
-    """
+    """One source folder: where it lies, what it holds and how it ranks."""
 
     name: str
     gpu: str
@@ -83,64 +239,14 @@ class Source:
 
 
 def list_sources(folder: Path) -> list[Source]:
-    """List the sources of a GPU folder, or the one source that the folder is.
-
-    Parameters
-    ----------
-    folder : Path
-        A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml).
-
-    Returns
-    -------
-    list of Source
-        By name.
-
-    Raises
-    ------
-    TableError
-        If there is none, or a provenance.toml is missing its gpu or is no TOML.
-    """
+    """List the sources of a GPU folder, or the one source that the folder is."""
     return _sources(Path(folder))[0]
 
 
 def load_own(
     folder: Path | Sequence[Path], source: SourceChoice = None, when_needed: bool = False
 ) -> MeasuredTables:
-    """Load measured tables in fastroof's own schema.
-
-    Parameters
-    ----------
-    folder : Path or sequence of Path
-        A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml); or several
-        GPU folders of one GPU. Of an operator that sources of one name have twice the first folder's counts.
-    source : str or mapping of str to str, optional
-        Read this source and no other; or, by operator, the source that it comes from: its name, or the
-        path of its folder. All that is not named comes from the source of the lowest rank that has it:
-        ``rank`` of ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 50 where
-        kernels-bench measured it, else 100;
-        sources of one rank by name. Kernels that it has not measured come from the next.
-    when_needed : bool
-        Read each table when its rows are first asked for, not now.
-
-    Returns
-    -------
-    MeasuredTables
-        One table an operator; what was not read, and why, is in ``ignored``.
-
-    Raises
-    ------
-    TableError
-        If the folder holds no such source or table (the error lists what there is), a file is not what
-        :func:`fastroof.load.rows.read_columns` reads, a source mixes GPUs, or a latency is shorter
-        than the peak of its dtype allows (an MFU above 1).
-    GpuError
-        If no gpu.toml describes the GPU.
-
-    Notes
-    -----
-    The peak is that of the table's dtype for ``gemm`` and ``moe`` and that of bf16 for attention.
-    MoE FLOPs are those of uniform routing; a sliding window limits what each query attends to.
-    """
+    """Load measured tables in fastroof's own schema."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     where = folders[0]
     sources, ignored = _all_sources(folders)
@@ -305,10 +411,7 @@ def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
 
 
 def _written_again(source: Source, path: Path) -> str:
-    """SHA-256 of a table that was written again since its source was listed, with the same rows; else empty.
-
-    Another process may have imported it again: sources are replaced as a whole.
-    """
+    """SHA-256 of a table rewritten with the same rows since its source was listed; else empty."""
     before = source.hashes.get(path.name, {})
     now = _source(source.folder).hashes.get(path.name, {})
     is_same = before.get("rows_sha256") == now.get("rows_sha256") and before != now

@@ -2,30 +2,158 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastroof.config.gpu import load_gpu
-from fastroof.load.aiconfigurator import read_places
+from fastroof.load.aiconfigurator import WantedPlace, read_places
 from fastroof.load.family_checks import flag_unsound, siblings_of
 from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import PROVENANCE_FILE, Source, list_sources, load_own
-from fastroof.load.package_provenance import package_provenance
-from fastroof.load.package_sources import (
-    ENGINES,
-    LINK_OPERATORS,
-    PCIE_LINKED,
-    PackageSource,
-    package_sources,
+from fastroof.load.package_rows import (
+    PACKAGE_FILES,
+    Place,
+    find_place,
+    package_provenance,
+    paired_version,
+    versions_of,
 )
 from fastroof.load.write import write_source
+from fastroof.operators.foreign_rows import version_order
 from fastroof.processors import usable_processors
 
-__all__ = ["IMPORTED", "Progress", "import_system"]
+ENGINES: Final = {"vllm": 200, "trtllm": 210, "sglang": 220}
+"""Whose kernels were measured, with the rank of the version in use: the order without an engine.
+
+All come after what ships, so that an import changes no answer that there was.
+"""
+
+PCIE_LINKED: Final = ("b60", "l40s", "rtx_pro_6000")
+"""GPUs whose link is their host's: each version's all-reduces are of another host, and all are wanted."""
+
+LINK_OPERATORS: Final = ("allreduce",)
+
+LIBRARY_RANK: Final = 230
+
+OTHERS_RANK: Final = 240
+"""The first rank of versions that are not in use: they come after all that are, and after libraries."""
+
+LAST_RANK: Final = 299
+"""Of a version that was asked for by itself: before other programs' measurements alone."""
+
+VERSIONS_FILE: Final = "query_versions.yaml"
+
+
+class PackageSource(NamedTuple):
+    """Files of the package that become one source."""
+
+    name: str
+    owner: str
+    engine: str
+    version: str
+    rank: int
+    places: tuple[WantedPlace, ...]
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is the version of its engine or library that the package calls current."""
+        return self.rank < OTHERS_RANK
+
+
+def package_sources(
+    data: Path, system: str, shipped: Collection[tuple[str, str]] = ()
+) -> list[PackageSource]:
+    """List the sources that a system's files make."""
+    folder = data / system
+    engines = [engine for engine in ENGINES if any(folder.glob(f"*/{engine}/*/*.parquet"))]
+    libraries = sorted({wanted.backend for _, wanted in PACKAGE_FILES if wanted.backend is not None})
+    in_use: list[PackageSource] = []
+    others: list[PackageSource] = []
+    for engine in engines:
+        version = current_version(data.parent, system, engine)
+        wanted = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
+        found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in wanted]
+        places = [WantedPlace(operator, file, place) for operator, file, place in found if place is not None]
+        in_use.append(_source(engine, engine, version, ENGINES[engine], places))
+        taken = {(place.operator, place.place.path) for place in places}
+        others += _other_versions(folder, engine, engine, taken)
+    for library in libraries:
+        taken = set()
+        version = paired_version(data.parent / f"{system}.yaml", library)
+        places = []
+        for operator, file in PACKAGE_FILES:
+            place = find_place(folder, file, library, version) if file.backend == library else None
+            if place is not None and place.path.parents[1].name == library:
+                places.append(WantedPlace(operator, file, place))
+                taken.add((operator, place.path))
+        if places:
+            in_use.append(_source(library, "", places[0].place.version, LIBRARY_RANK, places))
+            others += _other_versions(folder, library, "", taken)
+    ranked = [one._replace(rank=OTHERS_RANK + i) for i, one in enumerate(others)]
+    return list(_without(data, [*in_use, *ranked], shipped))
+
+
+def current_version(systems: Path, system: str, engine: str) -> str:
+    """Return the version of an engine that the package calls current on a system; empty if it names none."""
+    file = systems / VERSIONS_FILE
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found: dict[str, str] = {}
+    section = place = ""
+    for line in re.sub(r"#.*", "", text).splitlines():
+        word = re.match(r"( *)([\w.-]+):", line)
+        if word is None:
+            continue
+        if not word[1]:
+            section, place = word[2], ""
+        named = re.search(r"current:\s*[\"']?([\w.+-]+)", line)
+        if named is None:
+            place = word[2]
+        elif word[2] == engine and (section == "defaults" or (section == "overrides" and place == system)):
+            found[section] = named[1]
+    return found.get("overrides", found.get("defaults", ""))
+
+
+def _source(
+    owner: str, engine: str, version: str, rank: int, places: Collection[WantedPlace]
+) -> PackageSource:
+    return PackageSource(f"aiconfigurator-{owner}-{version}", owner, engine, version, rank, tuple(places))
+
+
+def _other_versions(
+    folder: Path, owner: str, engine: str, taken: Collection[tuple[str, Path]]
+) -> list[PackageSource]:
+    """What an owner's other versions have, the newest version first."""
+    by_version: dict[str, list[WantedPlace]] = {}
+    for operator, file in PACKAGE_FILES:
+        if (file.backend or engine) != owner:
+            continue
+        below = folder / file.folder / owner
+        for version in versions_of(below, file.file):
+            place = Place(below / version / f"{file.file}.parquet", "")
+            if (operator, place.path) not in taken:
+                by_version.setdefault(version, []).append(WantedPlace(operator, file, place))
+    newest_first = sorted(by_version, key=version_order, reverse=True)
+    return [_source(owner, engine, version, 0, by_version[version]) for version in newest_first]
+
+
+def _without(
+    data: Path, sources: list[PackageSource], shipped: Collection[tuple[str, str]]
+) -> Iterator[PackageSource]:
+    """Yield what is left of the sources; those of which nothing is are not wanted."""
+    for source in sources:
+        left = tuple(
+            place
+            for place in source.places
+            if (place.operator, place.place.path.relative_to(data).as_posix()) not in shipped
+        )
+        if left:
+            yield source._replace(places=left)
+
 
 IMPORTED: Final = "imported"
 """Of provenance.toml: of what a source was imported by the name of its GPU. Nobody else's sources have it."""
@@ -49,38 +177,7 @@ def import_system(
     shipped: Path,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Convert what the package measured on a GPU into a new folder of sources.
-
-    Parameters
-    ----------
-    data : Path
-        The package's systems/data.
-    system, gpu : str
-        The package's name of the GPU, and fastroof's.
-    folder : Path
-        Gets a folder a source.
-    made_from : str
-        What their provenance says that they were imported of.
-    shipped : Path
-        A folder of sources: what they have of the package is not converted again.
-    progress : callable, optional
-        Told of each file before it is read.
-
-    Returns
-    -------
-    list of str
-        Names of the sources.
-
-    Raises
-    ------
-    TableError
-        If a file of the package does not hold what its columns promise.
-
-    Notes
-    -----
-    Of versions that are not in use an operator is taken where it has a kernel that the newer ones lack; of
-    GPUs whose link is their host's all-reduces are taken of every version, since campaigns had other hosts.
-    """
+    """Convert what the package measured on a GPU into a new folder of sources."""
     have = list_sources(shipped) if any(shipped.glob(f"*/{PROVENANCE_FILE}")) else []
     sources = package_sources(data, system, {pair for source in have for pair in _files(source)})
     spec = load_gpu(gpu)

@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.config.gpu import GpuSpec
-from fastroof.load.common_points import codes_of
-from fastroof.load.package_places import Place
-from fastroof.load.possible_sizes import impossible_sizes
-from fastroof.load.rows import word_codes
+from fastroof.file_access import matches
+from fastroof.load.families import codes_of
+from fastroof.load.rows import impossible_sizes, word_codes
 from fastroof.load.write import sort_rows
-from fastroof.operators.foreign_rows import ForeignRows, Raw
+from fastroof.operators.foreign_rows import ForeignRows, PackageFile, Raw, version_order
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 
-__all__ = ["PACKAGE_FILES", "Part", "joined", "point_codes", "select"]
+
+class Place(NamedTuple):
+    """A file of the package."""
+
+    path: Path
+    asked: str
+
+    @property
+    def version(self) -> str:
+        """The version whose folder it lies in."""
+        return self.path.parent.name
+
+
+def versions_of(folder: Path, file: str) -> list[str]:
+    """Versions below an engine's or a library's folder that have a file, oldest first."""
+    return sorted((p.parent.name for p in folder.glob(f"*/{file}.parquet")), key=version_order)
+
+
+def paired_version(system_file: Path, library: str) -> str:
+    """Return the version of NCCL or oneCCL that the package pairs a system with; empty if it names none."""
+    text = system_file.read_text(encoding="utf-8") if system_file.is_file() else ""
+    version = re.search(rf"^\s*{library}_version:\s*['\"]?([\w.]+)", text, re.MULTILINE)
+    return version[1] if version else ""
+
+
+def find_place(system: Path, wanted: PackageFile, engine: str, version: str) -> Place | None:
+    """Return where a file lies, of the wanted version or the nearest one that has it."""
+    places = [(engine, version)]
+    if wanted.backend is not None:
+        yaml = system.parents[1] / f"{system.name}.yaml"
+        places.insert(0, (wanted.backend, paired_version(yaml, wanted.backend)))
+    for owner, asked in places:
+        folder = system / wanted.folder / owner
+        have = versions_of(folder, wanted.file)
+        if have:
+            older = [v for v in have if version_order(v) <= version_order(asked)]
+            newest = older or (have[:1] if asked else have)
+            served = asked if asked in have else newest[-1]
+            return Place(folder / served / f"{wanted.file}.parquet", "" if served == asked else asked)
+    return None
 
 
 _FEW: Final = 1e-3
@@ -83,11 +124,7 @@ def _no_sizes(operator: str, columns: Mapping[str, Array]) -> dict[str, Bools]:
 
 
 def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Bools]:
-    """Mark, by reason, rows that the card cannot have run.
-
-    A few rows faster than the peak are broken measurements. Where more of a dtype are, its kernels compute
-    in another one than the file says, and no row of it is what it claims to be.
-    """
+    """Mark, by reason, rows that the card cannot have run."""
     work = OPERATORS[operator].work(columns, gpu)
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
     no_units = np.isnan(work.peak_flops_per_s) & ~np.isnan(work.flops)
@@ -134,3 +171,86 @@ def joined(operator: str, parts: list[Part]) -> dict[str, Array]:
     """Return the rows of all files that gave an operator some, sorted."""
     names = parts[0].columns
     return sort_rows(operator, {name: np.concatenate([p.columns[name] for p in parts]) for name in names})
+
+
+DISTRIBUTION: Final = "aiconfigurator_core"
+
+ENGINES: Final = ("vllm", "trtllm", "sglang")
+"""Folders of serving engines; rows of a library name the engine that they were measured in."""
+
+
+def package_version(package: Path) -> str:
+    """Version of the package that lies in a folder, by the metadata beside it; "unknown" without any."""
+    infos = matches(package.parent, f"{DISTRIBUTION}-*.dist-info")
+    return infos[-1].name.split("-")[1].removesuffix(".dist") if infos else "unknown"
+
+
+def package_provenance(
+    package: Path, system: str, gpu: str, source: str, engine: str, version: str
+) -> dict[str, Any]:
+    """Where a source comes from: an engine of that version, or a library where ``engine`` is empty."""
+    where = {
+        "gpu": gpu,
+        "name": source,
+        "package": "aiconfigurator-core",
+        "package_version": package_version(package),
+        "url": "https://github.com/ai-dynamo/aiconfigurator",
+        "licence": "Apache-2.0",
+        "copyright": "Copyright (c) NVIDIA CORPORATION & AFFILIATES. All rights reserved.",
+        "changes": "rows selected, columns renamed, latency multiplied by 1e3 from ms to us, element "
+        "counts turned into bytes, rows sorted",
+        "system": system,
+    }
+    return where | ({"framework": engine, "framework_version": version} if engine else {})
+
+
+def words_of(parts: list[Part], name: str) -> str:
+    """Return the distinct words of a column of the files."""
+    return ", ".join(sorted({word for p in parts for word in set(p.raw.get(name, ()))}))
+
+
+def operator_provenance(operator: str, columns: Mapping[str, Array], parts: list[Part]) -> dict[str, Any]:
+    """What the rows of one operator are, and of which files."""
+    codes = point_codes(operator, columns)
+    repeats = np.bincount(codes)
+    provenance: dict[str, Any] = {"rows": len(columns["latency_us"]), "points": len(repeats)}
+    provenance["kernels"] = sorted(set(columns["kernel"]))
+    if repeats.max() > 1:
+        provenance["repeats"] = _repeats(codes, columns)
+    provenance["files"] = {part.name: _file_provenance(part) for part in parts}
+    return provenance
+
+
+def _repeats(codes: Longs, columns: Mapping[str, Array]) -> str:
+    latency = columns["latency_us"]
+    count = np.bincount(codes)
+    low, high = np.full(len(count), np.inf), np.zeros(len(count))
+    np.minimum.at(low, codes, latency)
+    np.maximum.at(high, codes, latency)
+    apart = float((high / low).max() - 1.0)
+    return (
+        f"{int((count > 1).sum())} points were measured more than once, the times of one up to "
+        f"{apart:.0%} apart; all rows are kept and a lookup takes the median"
+    )
+
+
+def _file_provenance(part: Part) -> dict[str, Any]:
+    path = part.place.path
+    meta = path.parent / "collection_meta.yaml"
+    text = meta.read_text(encoding="utf-8") if meta.is_file() else ""
+    legacy = re.search(r"^provenance:\s*legacy\b", text, re.MULTILINE)
+    provenance: dict[str, Any] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    if part.place.asked:
+        provenance["version"] = part.place.version
+        provenance["stands_for"] = f"{part.place.asked}, which has no such file"
+    versions = words_of([part], "version")
+    if versions and versions != part.place.version:
+        provenance["version_in_rows"] = versions
+    engine, frameworks = path.parents[1].name, words_of([part], "framework")
+    if engine in ENGINES and frameworks and frameworks.casefold() != engine:
+        provenance["framework_in_rows"] = frameworks
+    if legacy:
+        provenance["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
+    if part.left_out:
+        provenance["left_out"] = part.left_out
+    return provenance

@@ -28,18 +28,6 @@ from fastroof.operators.foreign_rows import ForeignRows
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import ACTIVATION_BYTES, US_PER_MS, US_PER_S
 
-__all__ = [
-    "FOREIGN_RANK",
-    "HALF_DTYPES",
-    "Profile",
-    "gemm_rows",
-    "median_us",
-    "rope_rows",
-    "silu_rows",
-    "streaming_rows",
-    "words",
-]
-
 FOREIGN_RANK: Final = 300
 """Rank of what another simulator measured: behind what ships (100), and far behind one's own (50)."""
 
@@ -56,17 +44,7 @@ NO_TIME: Final = "took no time that the profiler resolves, or was not timed"
 
 @dataclass
 class Profile:
-    """Rows of one GPU, gathered file by file, and what was left out.
-
-    Attributes
-    ----------
-    program : str
-        Whose profile it is; also the name of the source.
-    gpu : GpuSpec
-        What was measured.
-    root : Path
-        The folder that names of files are relative to.
-    """
+    """Rows of one GPU, gathered file by file, and what was left out."""
 
     program: str
     gpu: GpuSpec
@@ -76,13 +54,7 @@ class Profile:
     models: set[str] = field(default_factory=set)
 
     def add(self, path: Path, operator: str, rows: ForeignRows) -> None:
-        """Take the rows that one file gave one operator.
-
-        Raises
-        ------
-        TableError
-            If more than one in a thousand is faster than the GPU can be.
-        """
+        """Take the rows that one file gave one operator."""
         about = self._about(path)
         if not len(rows.columns["latency_us"]):
             return
@@ -135,13 +107,7 @@ class Profile:
         format: Format = "parquet",
         overwrite: bool = False,
     ) -> Path:
-        """Write ``<output>/<gpu>/<program>/``, whole or not at all; without output into the user's folder.
-
-        Raises
-        ------
-        TableError
-            If no file had rows, or as :func:`fastroof.load.write.write_source`.
-        """
+        """Write ``<output>/<gpu>/<program>/``, whole or not at all; without output into the user's folder."""
         if not self.rows:
             why = "; ".join(f"{name}: {about.get('ignored', 'no row')}" for name, about in self.files.items())
             raise TableError(f"{self.root} holds no row to import: {why or 'no file of a profile'}")
@@ -188,27 +154,7 @@ def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> 
 
 
 def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[str, Floats]:
-    """Times of a CSV file, of those columns that it has.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    names : sequence of str
-        Columns; an empty cell is a time that was not taken.
-    us : float
-        One of its units in us.
-
-    Returns
-    -------
-    dict of str to ndarray of float64, shape (rows,)
-        us; NaN where nothing was timed.
-
-    Raises
-    ------
-    TableError
-        If a cell is no number, below 0 or more than a table may hold, or the file no table.
-    """
+    """Times of a CSV file, of those columns that it has."""
     try:
         table = pacsv.read_csv(
             path,
@@ -240,13 +186,7 @@ def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[s
 
 
 def words(path: Path, column: str, cells: Array, meanings: Mapping[str, bool]) -> Bools:
-    """Cells of two words as booleans.
-
-    Raises
-    ------
-    TableError
-        For any other word.
-    """
+    """Cells of two words as booleans."""
     unknown = sorted(set(cells) - set(meanings))
     if unknown:
         raise TableError(f"{path}, column {column}: found {unknown[0]!r}, need {' or '.join(meanings)}")

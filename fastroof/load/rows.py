@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fastroof.arrays import Array, Bools, Longs
+from fastroof.arrow import PARQUET_ERRORS, fault_of, open_parquet, whole_table
 from fastroof.columns import Column
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, read_bytes
-from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, whole_table
-
-__all__ = ["ENDINGS", "beyond_limits", "count_rows", "need", "read_columns", "word_codes"]
-
+from fastroof.operators.operator import Operator
 
 ENDINGS = (".parquet", ".csv")
 """Endings of the files that :func:`read_columns` reads."""
@@ -41,37 +39,7 @@ def read_columns(
     *,
     sha256: str = "",
 ) -> dict[str, Array]:
-    """Read and check the named columns of one table.
-
-    Parameters
-    ----------
-    path : Path
-        A ``.csv`` or ``.parquet`` file.
-    columns : sequence of Column
-        Columns the file must have. A float column must be above 0, or at least 0 where its
-        ``minimum`` is 0; an int column at least its ``minimum`` and below 2^40.
-    optional : sequence of Column
-        Columns that are read and checked where the file has them.
-    names : sequence of str, optional
-        Column names of a CSV without a header line.
-    label : str, optional
-        What errors call the file; its path if not given.
-    sha256 : str
-        SHA-256 that the file's bytes must have, where one was written down.
-
-    Returns
-    -------
-    dict of str to ndarray
-        One array of shape (rows,) a column: int64, float64 or str objects. Other columns of the
-        file are not read.
-
-    Raises
-    ------
-    TableError
-        If the file is missing, empty, cut short or no table, has other bytes than were written, lacks a
-        column or has it twice, or a value is null, no number, not finite or below what it can be. Names
-        file, row (from 1, the header not counted), column, what was found and what would do.
-    """
+    """Read and check the named columns of one table."""
     path = Path(path)
     label = label or str(path)
     content = _content(path, label, sha256)
@@ -289,22 +257,7 @@ class _Reader:
 
 
 def beyond_limits(column: Column, values: Array) -> Bools:
-    """Which values of a float column lie outside the limits that it has.
-
-    Parameters
-    ----------
-    column : Column
-        What the values are.
-    values : ndarray of float64, shape (rows,)
-        In the column's unit.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fastroof.columns import LATENCY
-    >>> beyond_limits(LATENCY, np.array([5e-324, 12.5, 1e308])).tolist()
-    [True, False, True]
-    """
+    """Which values of a float column lie outside the limits that it has."""
     least, most = column.within or (-np.inf, np.inf)
     outside: Bools = ~((least <= values) & (values <= most))
     return outside
@@ -335,23 +288,13 @@ _FLAT_TYPES: Final = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): 
 
 
 def _flat(cells: pa.Array) -> Array:
-    """Return numbers without nulls as NumPy's, by their buffer.
-
-    Arrow's own way imports pandas where it is installed, as it is beside what the extra "tables" brings: that
-    takes longer than reading.
-    """
+    """Return numbers without nulls as NumPy's, by their buffer."""
     dtype = np.dtype(_FLAT_TYPES[cells.type])
     return np.frombuffer(cells.buffers()[1], dtype, len(cells), cells.offset * dtype.itemsize)
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a table's file; of Parquet without reading them.
-
-    Raises
-    ------
-    TableError
-        If the file is neither Parquet nor CSV.
-    """
+    """Rows of a table's file; of Parquet without reading them."""
     try:
         if path.suffix == ".parquet":
             with open_parquet(path) as file:
@@ -362,27 +305,38 @@ def count_rows(path: Path) -> int:
 
 
 def word_codes(words: Array) -> Longs:
-    """Number the words of a column in alphabetical order: equal numbers for equal words.
-
-    Parameters
-    ----------
-    words : ndarray of str objects, shape (rows,)
-        As :func:`read_columns` returns text.
-
-    Returns
-    -------
-    ndarray of int64, shape (rows,)
-        From 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> word_codes(np.array(["fp8", "bf16", "fp8"], object)).tolist()
-    [1, 0, 1]
-    """
+    """Number the words of a column in alphabetical order: equal numbers for equal words."""
     # ten times as fast as sorting all of them, as np.unique does: a column has few different words
     listed = words.tolist()
     if not listed or listed.count(listed[0]) == len(listed):
         return np.zeros(len(listed), np.int64)
     code = {word: i for i, word in enumerate(sorted(set(listed)))}
     return np.fromiter(map(code.__getitem__, listed), np.int64, len(listed))
+
+
+_AT_MOST: Final = (
+    ("q_len", "kv_len", "kv_len counts the prefix and the new tokens"),
+    ("topk", "num_experts", "a token goes to different experts"),
+    ("num_experts", "num_slots", "every expert has a place"),
+    ("num_nodes", "num_gpus", "a node has one at least"),
+)
+"""Sizes, which others they are at most, and why."""
+
+
+class ImpossibleSizes(NamedTuple):
+    """Rows that one rule refuses."""
+
+    rows: Bools
+    size: str
+    largest: str
+    why: str
+
+
+def impossible_sizes(operator: Operator, columns: Mapping[str, Array]) -> Iterator[ImpossibleSizes]:
+    """Find rows of sizes that no call can have, but for those that one column alone tells."""
+    names = {column.name for column in (*operator.keys, *operator.axes)}
+    for size, largest, why in _AT_MOST:
+        if names.issuperset((size, largest)):
+            rows = columns[size] > columns[largest]
+            if rows.any():
+                yield ImpossibleSizes(rows, size, largest, why)

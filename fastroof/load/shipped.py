@@ -15,19 +15,9 @@ from fastroof.config.paths import bench_data_root
 from fastroof.load.aiconfigurator import convert_aiconfigurator
 from fastroof.load.package_rows import PACKAGE_FILES
 
-__all__ = ["LEFT_OUT", "SHIPPED", "ShippedSource", "convert_shipped"]
-
 
 class ShippedSource(NamedTuple):
-    """One source that ships.
-
-    Attributes
-    ----------
-    system, backend, version : str
-        As the package names them.
-    rank : int
-        Its place among the sources of its GPU.
-    """
+    """One source that ships."""
 
     system: str
     backend: str
@@ -58,27 +48,7 @@ LEFT_OUT: Final = (
 def convert_shipped(
     bench_data: Path, root: Path | None = None, systems: Collection[str] | None = None
 ) -> list[Path]:
-    """Convert the sources that ship, over what is there.
-
-    Parameters
-    ----------
-    bench_data : Path
-        The folder that holds one folder a GPU.
-    root : Path, optional
-        The package's folder; the installed one if not given.
-    systems : collection of str, optional
-        Only those of these systems.
-
-    Returns
-    -------
-    list of Path
-        The folders that were written.
-
-    Raises
-    ------
-    TableError
-        As :func:`fastroof.load.aiconfigurator.convert_aiconfigurator`.
-    """
+    """Convert the sources that ship, over what is there."""
     files = dict.fromkeys(file.file for operator, file in PACKAGE_FILES if operator not in LEFT_OUT)
     wanted = [source for source in SHIPPED if systems is None or source.system in systems]
     return [

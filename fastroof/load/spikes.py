@@ -25,8 +25,6 @@ from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 
-__all__ = ["LEAST_RATIO", "Spikes", "find_spikes"]
-
 LEAST_RATIO: Final = 3.0
 """A spike's latency over that of its slower neighbour, at least."""
 
@@ -40,22 +38,7 @@ MOST_CODES: Final = 2**62
 
 
 class Spikes(NamedTuple):
-    """The isolated spikes of one table, arrays of shape (points,) sorted by row.
-
-    Attributes
-    ----------
-    row, before, after : ndarray of int64
-        A row of the point and of its neighbours along the axis; ``before`` is -1 at the start of a line.
-    axis : ndarray of int64
-        Which of the operator's independent axes has the largest ratio.
-    ratio : ndarray of float64
-        Latency over that of the slower neighbour.
-    latency_us, before_us, after_us : ndarray of float64
-        Latencies of the point and of its neighbours, us, the median of a point that was measured more than
-        once; ``before_us`` is NaN at the start of a line.
-    of_row : ndarray of int64, shape (rows,)
-        For each row of the table which of the spikes it measured, -1 for none.
-    """
+    """The isolated spikes of one table, arrays of shape (points,) sorted by row."""
 
     row: Longs
     before: Longs
@@ -74,10 +57,7 @@ class Spikes(NamedTuple):
 
 
 class _Lines(NamedTuple):
-    """Points along one axis: their order, their neighbours (-1 for none), and their ratios to these.
-
-    ``ratio`` is NaN where a point has no neighbour with more work.
-    """
+    """Points along one axis: their order, their neighbours (-1 for none), and their ratios to these."""
 
     before: Longs
     after: Longs
@@ -87,17 +67,7 @@ class _Lines(NamedTuple):
 def find_spikes(
     operator: Operator, columns: Mapping[str, Array], groups: Mapping[tuple[Any, ...], Longs]
 ) -> Spikes:
-    """Find the isolated spikes of one table.
-
-    Parameters
-    ----------
-    operator : Operator
-        Whose table.
-    columns : mapping of str to ndarray, shape (rows,)
-        Its rows, in any order; of a point that was measured more than once the median counts.
-    groups : mapping of tuple to ndarray of int64
-        Row indices by the values of ``operator.keys``.
-    """
+    """Find the isolated spikes of one table."""
     count = len(columns["latency_us"])
     kernel = np.empty(count, np.int64)
     for number, rows in enumerate(groups.values()):

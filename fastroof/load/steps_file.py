@@ -20,8 +20,6 @@ from fastroof.checks import shown
 from fastroof.columns import MEASURED_STEP_COLUMNS, MEASURED_US, Column
 from fastroof.errors import TableError
 
-__all__ = ["PHASES", "STEPS_FILE", "format_runs", "parse_runs", "read_step_rows", "whole_lines"]
-
 STEPS_FILE: Final = "steps.csv"
 PHASES: Final = ("decode", "prefill", "mixed", "unequal")
 """Equal decodes; one prefill chunk; decodes beside a chunk; sequences whose lengths differ."""
@@ -34,28 +32,7 @@ _FROM_TEXT: Final = {"int": int, "float": float, "text": str}
 
 
 def format_runs(values: Iterable[int]) -> str:
-    """Write one number a request as runs.
-
-    Parameters
-    ----------
-    values : iterable of int
-        Each at least 0, in the order of the requests.
-
-    Returns
-    -------
-    str
-        The shortest text of its kind: neighbouring equal numbers are one run.
-
-    Raises
-    ------
-    TableError
-        If there is none, or one is negative.
-
-    Examples
-    --------
-    >>> format_runs([1, 1, 1, 2048])
-    '1x3;2048'
-    """
+    """Write one number a request as runs."""
     runs = [(int(value), len(list(same))) for value, same in groupby(values)]
     if not runs or min(value for value, _ in runs) < 0:
         raise TableError(f"a batch has at least one request and no negative sizes, got {runs}")
@@ -63,28 +40,7 @@ def format_runs(values: Iterable[int]) -> str:
 
 
 def parse_runs(text: str) -> list[int]:
-    """Read what :func:`format_runs` wrote.
-
-    Parameters
-    ----------
-    text : str
-        Runs joined by ``;``. Two neighbouring runs may have one value.
-
-    Returns
-    -------
-    list of int
-        One number a request.
-
-    Raises
-    ------
-    TableError
-        If it is no such text, or of more than 2**20 requests.
-
-    Examples
-    --------
-    >>> parse_runs("1x3;2048")
-    [1, 1, 1, 2048]
-    """
+    """Read what :func:`format_runs` wrote."""
     values: list[int] = []
     for run in text.split(";"):
         match = _RUN.fullmatch(run)
@@ -104,26 +60,7 @@ def whole_lines(content: bytes) -> bytes:
 
 
 def read_step_rows(path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS) -> list[dict[str, Any]]:
-    """Read some columns of a steps.csv.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    columns : sequence of Column
-        What is read; the file may have others.
-
-    Returns
-    -------
-    list of dict
-        A row a step, in the order of the file: ints, floats and text as the columns say. A last line
-        without its newline is no row.
-
-    Raises
-    ------
-    TableError
-        If it is no such file, or a cell is not what its column holds; names line and column.
-    """
+    """Read some columns of a steps.csv."""
     try:
         text = whole_lines(path.read_bytes()).decode("utf-8")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))

@@ -48,8 +48,6 @@ from fastroof.load.rows import read_columns
 from fastroof.load.write import Format
 from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
 
-__all__ = ["ATTENTION_COLUMNS", "attention_rows", "convert_vidur"]
-
 PROGRAM: Final = "vidur"
 COMPUTE, NETWORK = "compute", "network"
 MLP: Final = "mlp.csv"
@@ -85,37 +83,7 @@ def convert_vidur(
     format: Format = "parquet",
     overwrite: bool = False,
 ) -> Path:
-    """Import a folder of Vidur's profiles and write ``<output>/<gpu>/vidur/``.
-
-    Parameters
-    ----------
-    folder : str or Path
-        ``data/profiling``, or any folder below it.
-    output : str or Path, optional
-        The folder that gets one folder a GPU; the user's folder of tables if not given, where
-        ``load_tables(<gpu>)`` finds it.
-    gpu : str, optional
-        Which GPU where the folder has several, or whose it is where paths do not say.
-    topology : str, optional
-        Which folder of ``network``, where there are several of one GPU: their links differ.
-    dtype : {"bf16", "fp16"}
-        What the rows are filed under. All were measured in float16; plans ask for bf16.
-    format, overwrite
-        As in :func:`fastroof.load.write.write_source`.
-
-    Returns
-    -------
-    Path
-        The folder that was written.
-
-    Raises
-    ------
-    TableError
-        If there is nothing to import, the GPU or the topology is not one, a file does not hold what its
-        columns promise, or the folder is there.
-    GpuError
-        If the GPU is unknown.
-    """
+    """Import a folder of Vidur's profiles and write ``<output>/<gpu>/vidur/``."""
     root = Path(folder)
     if not root.is_dir():
         raise TableError(f"{root} is no folder; need one of Vidur's profiles, as in data/profiling")
@@ -252,21 +220,7 @@ def _add_attention(profile: Profile, path: Path, dtype: str) -> None:
 
 
 def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: Array, dtype: str) -> None:
-    """Add prompts and decodes of an attention.csv, whose columns LLMServingSim's release 1.0.0 has too.
-
-    Parameters
-    ----------
-    profile : Profile
-        What the rows are added to.
-    path : Path
-        The file.
-    raw : dict of str to ndarray
-        Its sizes and words.
-    kv_len : ndarray of int64, shape (rows,)
-        Tokens that each sequence attends to.
-    dtype : str
-        What the KV cache is filed under.
-    """
+    """Add prompts and decodes of an attention.csv, whose columns LLMServingSim's release 1.0.0 has too."""
     tp = raw["num_tensor_parallel_workers"]
     q_heads, kv_heads = (_share(raw[name], tp) for name in ("n_q_head", "n_kv_head"))
     is_prefill = words(path, "is_prefill", raw["is_prefill"], BOOLEANS)

@@ -17,6 +17,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof.arrays import Array
+from fastroof.arrow import write_parquet
+from fastroof.atomic_files import whole_folder, write_whole
 from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import TableError
 from fastroof.file_access import file_sha256
@@ -25,10 +27,6 @@ from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
-from fastroof.parquet import write_parquet
-from fastroof.whole_files import whole_folder, write_whole
-
-__all__ = ["check_replaceable", "sort_rows", "toml_text", "write_source"]
 
 Format = Literal["parquet", "csv"]
 
@@ -48,44 +46,7 @@ def write_source(
     *,
     compression_level: int = SMALLEST,
 ) -> Path:
-    """Write one source in fastroof's own schema.
-
-    Everything is written into a folder beside it first and then renamed, so that a reader sees
-    the old source or the new one and never half of one.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the source; its parents are made.
-    tables : mapping of str to mapping of str to ndarray
-        For each operator its columns, each of shape (rows,); columns that the schema does not
-        know are an error.
-    provenance : mapping
-        Content of provenance.toml; must name ``gpu``.
-    format : {"parquet", "csv"}
-        Format of the tables. Both keep every bit of a float64.
-    overwrite : bool
-        Whether an existing folder is replaced.
-    compression_level : int
-        Zstandard's, of Parquet: the highest takes a fifth of a conversion's time and the fewest bytes.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    TableError
-        If the folder exists and ``overwrite`` is False, or holds other files than a source's; if a table
-        does not fit its schema, or the provenance holds what TOML cannot.
-
-    Notes
-    -----
-    Rows are sorted by keys, then axes, then latency, and nothing in the files depends on when or
-    where they are written: the same rows give the same bytes. provenance.toml names the SHA-256 of each file
-    and of its rows, so that tables are told apart without reading them.
-    """
+    """Write one source in fastroof's own schema."""
     folder = Path(folder)
     if folder.exists() and not overwrite:
         raise TableError(f"{folder} exists; pass overwrite=True to replace it, or another folder")
@@ -110,13 +71,7 @@ def write_source(
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to replace a source in whose folder somebody keeps other files too.
-
-    Raises
-    ------
-    TableError
-        Which file it is; nothing is removed.
-    """
+    """Refuse to replace a source in whose folder somebody keeps other files too."""
     own = {
         PROVENANCE_FILE,
         *(f"{operator}.{suffix}" for operator in OPERATORS for suffix in get_args(Format)),
@@ -133,28 +88,7 @@ def _rows_sha256(operator: str, table: pa.Table) -> str:
 
 
 def sort_rows(operator: str, columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Sort rows the way a written table holds them: by keys, then axes, then latency.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    columns : mapping of str to ndarray
-        At least the schema's required columns, each of shape (rows,).
-
-    Returns
-    -------
-    dict of str to ndarray
-        The same columns in the new order; rows that are equal so far keep theirs.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rows = {"kind": np.array(["copy", "copy"], object), "m": np.array([2, 1]), "width": np.array([8, 8]),
-    ...         "io_bytes": np.array([64, 32]), "latency_us": np.array([2.5, 2.0])}
-    >>> sort_rows("elementwise", rows)["m"].tolist()
-    [1, 2]
-    """
+    """Sort rows the way a written table holds them: by keys, then axes, then latency."""
     order = np.lexsort([_sortable(columns[c.name]) for c in reversed(OPERATORS[operator].required)])
     return {name: np.asarray(values)[order] for name, values in columns.items()}
 
@@ -231,11 +165,7 @@ _DICTIONARY = "RLE_DICTIONARY"
 
 
 def _smallest_encoding(column: pa.ChunkedArray, compression_level: int) -> str:
-    """The encoding that makes a column of latencies smallest, by trying each.
-
-    Nearly all of a file is its latencies, 3 to 5 bytes each: means of few replays of a timer's ticks repeat,
-    those of many do not. Over 168 tables of four GPUs splitting bytes alone takes 8 % more than choosing.
-    """
+    """The encoding that makes a column of latencies smallest, by trying each."""
     sizes = {}
     for way in ("BYTE_STREAM_SPLIT", "PLAIN", _DICTIONARY):
         file = io.BytesIO()
@@ -252,31 +182,7 @@ def _smallest_encoding(column: pa.ChunkedArray, compression_level: int) -> str:
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
-    """Write a dict of str, int, float, bool, list and dict as TOML that tomllib reads back equal.
-
-    Parameters
-    ----------
-    values : mapping
-        Keys are strings; a list may hold scalars, lists and dicts.
-
-    Returns
-    -------
-    str
-        The TOML document.
-
-    Raises
-    ------
-    TableError
-        If a value is none of those types; TOML has no null.
-
-    Examples
-    --------
-    >>> print(toml_text({"gpu": "h100", "operators": {"gemm": {"rows": 2}}}), end="")
-    gpu = "h100"
-    <BLANKLINE>
-    [operators.gemm]
-    rows = 2
-    """
+    """Write a dict of str, int, float, bool, list and dict as TOML that tomllib reads back equal."""
     text = "\n".join(_toml_lines(values, ())).strip("\n") + "\n"
     return text if values else ""
 

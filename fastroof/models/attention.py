@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Gemm, RowOperator
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-
-__all__ = ["Attention", "AttentionShard", "GroupedQueryAttention"]
 
 VARIANCE_BYTES = 4
 
@@ -25,14 +21,14 @@ class Attention(Protocol):
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them; empty where there are none."""
+        """Heads as model lists show them; empty if the layer has none."""
 
     @property
     def window(self) -> int | None:
         """Tokens that a query attends within; None for all."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so; empty where nothing does."""
+        """Why it cannot be split this way; empty if it can."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order."""
@@ -54,15 +50,7 @@ class Attention(Protocol):
 
 
 class AttentionShard(NamedTuple):
-    """What one GPU runs of grouped-query attention.
-
-    Attributes
-    ----------
-    num_q_heads, num_kv_heads : int
-        Heads on one GPU; KV heads are replicated where there are fewer than GPUs.
-    qkv_out, o_in : int
-        Outputs of the fused QKV projection, inputs of the output projection.
-    """
+    """What one GPU runs of grouped-query attention."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -73,41 +61,7 @@ class AttentionShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class GroupedQueryAttention:
-    """Softmax attention whose query heads share KV heads; as many of both is multi-head attention.
-
-    Attributes
-    ----------
-    num_q_heads, num_kv_heads, head_dim : int
-        Heads of the whole layer, and the width of one.
-    qkv_bias, o_bias : bool
-        Whether those projections add a bias.
-    qk_norm : bool
-        Whether queries and keys are normalised, each head by itself.
-    window : int or None
-        Tokens that a query attends within; None for full attention.
-    sinks : bool
-        Whether every query head has a learned logit that no key stands behind.
-    is_chunked : bool
-        Whether the window is a chunk: a query attends to its own chunk of that many tokens. It is timed as
-        a window, which has as many keys as a chunk at its end and more before it.
-    v_head_dim : int or None
-        Width of a head's values; None where it is that of queries and keys.
-    has_values : bool
-        Whether values have a projection of their own; else they are the keys before their norm. They are
-        cached either way.
-    qk_norm_weights, v_norm : bool
-        Whether that norm has weights, and whether values are normalised too, without weights.
-    qk_norm_spans_heads : bool
-        Whether the norm is over all heads together: GPUs that share them add up the squares.
-    rope : bool
-        Whether queries and keys are rotated by their position.
-    head_gate : bool
-        Whether a linear layer of the input weighs each head's output.
-    output_gate : bool
-        Whether the query projection makes a gate too, which weighs every output before it is projected.
-    post_norm : bool
-        Whether the output is normalised too before it is added.
-    """
+    """Softmax attention whose query heads share KV heads; as many of both is multi-head attention."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -169,15 +123,7 @@ class GroupedQueryAttention:
         return AttentionShard(q_heads, kv_heads, qkv_out, q_heads * self.value_dim)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        Compulsory bytes a token: the fused residual-add RMSNorm reads and writes two rows, rotary
-        embedding reads and writes queries and keys, the KV write reads bf16 and writes the cache's
-        dtype. Biases are part of the GEMM's epilogue. Attention is looked up by the width of queries and
-        keys: no table has another one for values.
-        """
+        """Calls of one layer on one GPU, in their order."""
         shard, kv_dtype = self.shard(layout), execution.kv_dtype
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         head_bytes = float(self.head_dim * ACTIVATION_BYTES)
@@ -204,11 +150,7 @@ class GroupedQueryAttention:
         return tuple(calls)
 
     def _norms(self, shard: AttentionShard, qk_bytes: float, layout: Layout) -> list[RowOperator]:
-        """Norms of queries, keys and values.
-
-        A norm over heads that several GPUs share takes the sums of squares first, of queries and of keys,
-        and adds up both in one all-reduce of two float32 a token.
-        """
+        """Norms of queries, keys and values."""
         calls: list[RowOperator] = []
         if self.qk_norm and self.qk_norm_spans_heads and layout.tp > 1:
             calls.append(Elementwise("qk_norm", "qk squares", 2, 0.5 * qk_bytes + VARIANCE_BYTES))

@@ -1,6 +1,6 @@
 """Attention over a compressed cache: CSA and HCA of DeepSeek-V4, and its layers with a window alone.
 
-Every 4 tokens (CSA) or 128 (HCA) make one entry of the cache, key and value of all heads at once. Beside the
+Every 4 tokens (CSA) or 128 (HCA) make one cache entry, key and value of all heads together. Next to the
 entries a query attends to the tokens of a short window, of which the cache has one each. CSA's indexer scores
 all entries and picks some; HCA attends to all of them; a ratio of 0 leaves the window alone.
 """
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fastroof.errors import ModelError, UnsupportedModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
-from fastroof.operators.compressed_widths import (
+from fastroof.operators.widths import (
     COMPRESSED_SHAPES,
     CSA,
     ENTRY,
@@ -34,8 +33,6 @@ from fastroof.operators.compressed_widths import (
 )
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["CSA", "HCA", "CompressedAttention", "CompressedWidths", "measured_as"]
-
 _NO_ENTRIES: Final = 0
 _NAMES: Final[Mapping[int, str]] = {CSA: "CSA", HCA: "HCA", _NO_ENTRIES: "window"}
 _OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", _NO_ENTRIES: "hca"}
@@ -50,25 +47,7 @@ FP8_ALIGNMENT: Final = 8
 
 
 class CompressedWidths(NamedTuple):
-    """Widths of a model's compressed attention.
-
-    Attributes
-    ----------
-    num_heads : int
-        Query heads of the whole layer.
-    head_dim : int
-        Width of a query head and of an entry of the cache, of which ``rope_dim`` are rotated.
-    rope_dim : int
-        Elements that are rotated, and stay in bf16 in an fp8 cache.
-    q_lora_rank : int
-        Width of the compressed queries.
-    o_groups, o_lora_rank : int
-        Groups of heads whose outputs are projected to so many elements each, and from there all together.
-    window : int
-        Last tokens that every query attends to.
-    index_heads, index_dim, topk : int
-        The indexer's heads, the width of its keys, and how many entries it picks.
-    """
+    """Widths of a model's compressed attention."""
 
     num_heads: int
     head_dim: int
@@ -83,13 +62,7 @@ class CompressedWidths(NamedTuple):
 
 
 def measured_as(hidden: int, widths: CompressedWidths) -> str:
-    """Name of the model whose blocks have these widths.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If no such block was measured.
-    """
+    """Name of the model whose blocks have these widths."""
     for name, shape in COMPRESSED_SHAPES.items():
         if shape.has_entries and widths == _widths_of(shape) and hidden == shape.hidden:
             return name
@@ -110,25 +83,7 @@ def _widths_of(shape: CompressedShape) -> CompressedWidths:
 @dataclass(frozen=True)
 @checked_fields
 class CompressedAttention:
-    """Attention of one layer of DeepSeek-V4: a block that was measured whole, projections and all.
-
-    Attributes
-    ----------
-    widths : CompressedWidths
-        Of the whole layer.
-    ratio : int
-        Tokens an entry of the cache: 4 with an indexer, 128 without; 0 for the window alone.
-    window : int or None
-        Tokens that a query attends within where there is nothing beside the window; None elsewhere.
-
-    Notes
-    -----
-    Queries share one key and value, which every GPU of a tensor-parallel group keeps whole. The output's
-    first projection is of a group of heads, so groups are what tensor parallelism shares out. Compressors
-    and what weighs the indexer's heads stay in bf16 or float32; the rest is quantised as checkpoints are.
-
-    No table has a block of ratio 0: HCA's lends it its latency / B.
-    """
+    """Attention of one layer of DeepSeek-V4: a block that was measured whole, projections and all."""
 
     widths: CompressedWidths
     ratio: int
@@ -140,12 +95,12 @@ class CompressedAttention:
         if self.ratio not in _OPERATORS:
             raise UnsupportedModelError(
                 f"a compress_ratio of {self.ratio} has no operator: "
-                f"{', '.join(map(str, sorted(_OPERATORS)))} would do"
+                f"{', '.join(map(str, sorted(_OPERATORS)))} are valid"
             )
         check_sizes(self.widths, *self.widths._fields)
         if (self.ratio == _NO_ENTRIES) != (self.window is not None):
             raise ModelError(
-                "a layer of compress_ratio 0 has a window and nothing beside it, others attend to all"
+                "a layer of compress_ratio 0 has only a window; other layers attend to all tokens"
             )
 
     @property
@@ -166,13 +121,7 @@ class CompressedAttention:
         return []
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        The norm before it adds no residual: hyper-connections do that. The block has its projections, the
-        norms of queries and entries, rotation, the write to the cache and what picks entries.
-        """
+        """Calls of one layer on one GPU, in their order."""
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         heads = self.widths.num_heads // layout.tp
         # attention computes in bf16 whatever the cache is: the one dtype that was measured
@@ -200,22 +149,14 @@ class CompressedAttention:
         return width * ACTIVATION_BYTES if kv_dtype == "bf16" else width + STATE_BYTES
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: its share of an entry, whatever tp is.
-
-        The last tokens that every layer keeps, and the compressors' open entries, are bytes of a sequence;
-        of a layer with the window alone a token is an entry within it.
-        """
+        """Bytes that one GPU keeps of a token, of one layer: its share of an entry, whatever tp is."""
         if self.ratio == _NO_ENTRIES:
             return float(self.entry_bytes(kv_dtype))
         index = self.index_bytes(kv_dtype) if self.ratio == CSA else 0
         return (self.entry_bytes(kv_dtype) + index) / self.ratio
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length, of one layer.
-
-        The window's entries, in fp8 as engines have them, and the tokens of an entry that is not complete:
-        keys and scores in float32, of CSA those of two entries at once, for its cache and for its indexer.
-        """
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer."""
         if self.ratio == _NO_ENTRIES:
             return 0.0
         w = self.widths
@@ -239,11 +180,7 @@ class CompressedAttention:
         return weights
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, sinks, compressors.
-
-        A compressor projects a token to a key and to a score of it, and learns where in an entry it stands;
-        entries of CSA overlap, which doubles both.
-        """
+        """Weights that stay in bf16 on one GPU, of one layer: norms, sinks, compressors."""
         w = self.widths
         norms = hidden + w.q_lora_rank + w.head_dim + w.num_heads // layout.tp
         if self.ratio == _NO_ENTRIES:

@@ -8,12 +8,9 @@ from typing import NamedTuple, Protocol
 from fastroof.errors import ModelError
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.layout import Layout
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.models.mlp import GatedMlp
-from fastroof.models.sizes import check_sizes
 from fastroof.models.spec import ModelSpec, padded_rows
-
-__all__ = ["DenseModel", "DenseShard", "DenseSizes", "split"]
 
 
 class DenseSizes(Protocol):
@@ -41,19 +38,7 @@ class DenseSizes(Protocol):
 
 
 class DenseShard(NamedTuple):
-    """Sizes of one GPU's share of a dense model.
-
-    Attributes
-    ----------
-    num_q_heads, num_kv_heads : int
-        Heads on one GPU; KV heads are replicated where there are fewer than GPUs.
-    qkv_out, o_in : int
-        Outputs of the fused QKV projection, inputs of the attention output projection.
-    intermediate : int
-        Width of the MLP.
-    vocab_rows : int
-        Rows of the LM head, padding included.
-    """
+    """Sizes of one GPU's share of a dense model."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -64,26 +49,7 @@ class DenseShard(NamedTuple):
 
 
 def split(sizes: DenseSizes, tp: int) -> DenseShard:
-    """Divide sizes over ``tp`` GPUs, for any number of them that divides the heads and the MLP.
-
-    Parameters
-    ----------
-    sizes : DenseSizes
-        Of the whole model.
-    tp : int
-        GPUs, at least 1.
-
-    Returns
-    -------
-    DenseShard
-        What one of them holds.
-
-    Examples
-    --------
-    >>> from fastroof.models import load_model
-    >>> split(DenseModel.of(load_model("llama-3.1-70b")), 4).qkv_out
-    2560
-    """
+    """Divide sizes over ``tp`` GPUs, for any number of them that divides the heads and the MLP."""
     layout = Layout(tp)
     attention = GroupedQueryAttention(sizes.num_q_heads, sizes.num_kv_heads, sizes.head_dim)
     width = GatedMlp(sizes.intermediate).shard(layout)
@@ -149,7 +115,7 @@ class DenseModel:
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
         if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, GatedMlp):
-            raise ModelError(f"{model.name} is no dense transformer: its layers are {kind.name}")
+            raise ModelError(f"{model.name} is not a dense transformer: its layers are {kind.name}")
         sizes = cls(
             name=model.name,
             architecture=model.architecture,
@@ -173,7 +139,9 @@ class DenseModel:
         for part, known in ((attention, plain.attention), (mlp, plain.mlp)):
             more = [f.name for f in fields(part) if getattr(part, f.name) != getattr(known, f.name)]
             if more:
-                raise ModelError(f"{model.name} is no plain transformer: its layers have {', '.join(more)}")
+                raise ModelError(
+                    f"{model.name} is not a plain transformer: its layers have {', '.join(more)}"
+                )
         return sizes
 
     @property

@@ -14,26 +14,13 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from fastroof.models.exchange_rules import SENDING_EXPERTS, ExchangeRules
-from fastroof.models.execution import Execution
+from fastroof.models.execution import SENDING_EXPERTS, ExchangeRules, Execution
 from fastroof.models.layout import Layout
 from fastroof.operators.calls import AllReduce, Collective, Dispatch, Role, RowOperator, Steps
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = [
-    "Routed",
-    "add_up_experts",
-    "after_attention",
-    "after_shared",
-    "back_from_experts",
-    "before_experts",
-    "experts_send",
-    "sends_to_experts",
-    "shares_tokens",
-]
-
 UNASKED: Final = "default"
-"""What a library sends unless it is told a format."""
+"""Format that a library sends by default."""
 
 SENT_AS: Final = {
     ("trtllm_deepep_ht", "dispatch"): (("fp8", "bf16"),),
@@ -44,11 +31,11 @@ SENT_AS: Final = {
 rows (communication_dtype_for of its operations/moe_comm.py)."""
 
 PREPARING: Final = ("nvlink_two_sided",)
-"""Libraries whose GPUs first tell each other what will come, in a kernel of its own."""
+"""Libraries whose GPUs first exchange counts in a separate kernel."""
 
 
 class Routed(Protocol):
-    """What is asked of experts."""
+    """The options of expert parallelism."""
 
     @property
     def num_experts(self) -> int:
@@ -138,7 +125,7 @@ def add_up_experts(hidden: int, layout: Layout, execution: Execution, experts: R
 
 
 def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
-    """What adds up the outputs of shared experts that are no part of the routed experts' sum."""
+    """The call that adds the outputs of shared experts outside the routed experts' sum."""
     if layout.tp == 1:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)

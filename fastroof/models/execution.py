@@ -1,13 +1,42 @@
-"""How an engine runs a model: formats of weights and cache, how tokens are routed, what runs beside what."""
+"""How an engine runs a model: formats of weights and cache, how tokens are routed, what runs in parallel."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from fastroof.models.exchange_rules import ExchangeRules
+from fastroof.checks import shown
+from fastroof.errors import ModelError
+from fastroof.models.hf import checked_fields
 from fastroof.units import DTYPE_BYTES
 
-__all__ = ["AUTO", "DTYPES", "KV_DTYPES", "ROUTING", "ROUTINGS", "Execution", "Formats", "weight_bytes"]
+ALLTOALL: Final = ("never", "over_topk", "always")
+"""Whether tokens are sent to their experts alone: also where expert groups outnumber a token's experts."""
+
+TOKEN_SHARES: Final = ("never", "with_ep", "always")
+"""Whether the GPUs of a rank, where attention is split by tp and dp at once, each take a share of its tokens
+to the experts: also only with groups of experts."""
+
+SENDING_EXPERTS: Final = "megamoe"
+"""What stands in the place of a library where the experts' own kernel sends tokens."""
+
+ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
+"""How the sums of attention are formed where tokens are then shared."""
+
+
+class ExchangeRules(NamedTuple):
+    """What GPUs send each other for the experts of a layer."""
+
+    alltoall: str = "never"
+    alltoall_needs_dp: bool = False
+    libraries: tuple[str, str] = ("", "")
+    comm_dtypes: tuple[str, ...] = ()
+    gathered_bytes: tuple[tuple[str, float], ...] = ()
+    token_shares: str = "never"
+    attention_sum: str = "all_reduce"
+    copies_embedding: bool = False
+
 
 AUTO: Final = "auto"
 """The format that the checkpoint has."""
@@ -44,46 +73,7 @@ Formats = tuple[tuple[str, str], ...]
 
 
 class Execution(NamedTuple):
-    """How an engine runs the calls of a layer.
-
-    Attributes
-    ----------
-    dtype : str
-        Of the linear layers' weights and inputs.
-    kv_dtype : str
-        Of the KV cache.
-    quantise_inputs : bool
-        Whether each fp8 GEMM is preceded by a kernel that quantises its input; False where the measured
-        GEMM includes it.
-    formats : Formats or None
-        Formats of a layer's modules as the checkpoint has them, all others bf16; None where ``dtype`` is
-        that of all.
-    kernels : tuple of (str, str)
-        The format that the kernels of a stored format compute in, where it has another name.
-    scale_bytes : tuple of (str, float)
-        Bytes of scales a weight in a format, where the checkpoint has them beside the format's own.
-    routing : str
-        One of :data:`ROUTINGS`.
-    shared_beside : bool
-        Whether shared experts run beside the routed ones in steps of decodes alone, not before them.
-    exchange : ExchangeRules
-        What GPUs send each other for experts.
-    scatters_attention : bool
-        Whether the sums of a layer's attention are scattered over tp, for its experts to gather.
-    whole_blocks : tuple of str
-        Formats of projections whose blocks of latent attention are timed as measured whole; those of other
-        formats are timed by parts.
-    wide_experts : bool
-        Whether gated experts run the kernels of wide expert parallelism, which compute alone.
-    num_slots : int
-        Places for experts on all GPUs where a load balancer copies some; 0: one an expert.
-    two_batches_from : tuple of int
-        Tokens of a rank from which steps of decodes alone, and steps with prefill, run as two halves whose
-        sending and computing overlap; empty where they never do.
-    dp_imbalance : float
-        Tokens of the most loaded attention-data-parallel rank over the mean of all; steps are those of the
-        most loaded one.
-    """
+    """How an engine runs the calls of a layer."""
 
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -128,3 +118,44 @@ def weight_bytes(weights: dict[str, int], execution: Execution) -> float:
         return DTYPE_BYTES[dtype] + scale_bytes.get(dtype, 0.0)
 
     return sum(count * bytes_of(execution.stored(module)) for module, count in weights.items())
+
+
+_MOST_SCALE_BYTES: Final = 8
+"""Of a weight: a separate scale takes less."""
+
+
+def check_formats(given: Iterable[str]) -> None:
+    """Raise ModelError if a format is not in :data:`fastroof.units.DTYPE_BYTES`."""
+    for name in given:
+        if name not in DTYPE_BYTES:
+            raise ModelError(f"a format must be one of {', '.join(DTYPE_BYTES)}, got {shown(name)}")
+
+
+@dataclass(frozen=True)
+@checked_fields
+class Checkpoint:
+    """Formats of a published checkpoint; which modules have them, its kinds of layers say."""
+
+    dtype: str = "bf16"
+    kv_dtype: str | None = None
+    method: str = ""
+    head_dtype: str = "bf16"
+    scale_bytes: tuple[tuple[str, float], ...] = ()
+    static_scales: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse formats that nothing is known of."""
+        check_formats((self.dtype, self.head_dtype, self.kv_dtype or "bf16", *dict(self.scale_bytes)))
+        for name, scale_bytes in self.scale_bytes:
+            if not 0 <= scale_bytes <= _MOST_SCALE_BYTES:
+                raise ModelError(f"scale_bytes of {name} must be from 0 to {_MOST_SCALE_BYTES}")
+        object.__setattr__(self, "scale_bytes", tuple((name, float(each)) for name, each in self.scale_bytes))
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """What ``auto`` means of the linear layers, and of the cache."""
+        return self.dtype, self.kv_dtype or "bf16"
+
+
+UNQUANTISED = Checkpoint()
+"""Weights in bf16."""

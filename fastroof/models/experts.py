@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import (
     add_up_experts,
     after_shared,
@@ -16,13 +15,10 @@ from fastroof.models.exchange import (
     experts_send,
 )
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel, RowOperator, Steps
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["RoutedExperts"]
 
 PHASES_OF_WIDE_EXPERTS: Final[tuple[tuple[str, Steps], ...]] = (
     ("generation", "decode_only"),
@@ -39,35 +35,7 @@ NORMS_APART = 6
 @dataclass(frozen=True)
 @checked_fields
 class RoutedExperts:
-    """Experts of which a router picks some for each token, and shared ones that every token takes.
-
-    Attributes
-    ----------
-    num_experts, topk : int
-        Experts of the layer, and how many a token is routed to.
-    intermediate : int
-        Width of one expert.
-    shared_intermediate : int
-        Width of all shared experts together; 0 without any.
-    is_gated : bool
-        Whether experts have a gate: three GEMMs, else two.
-    shared_gate : bool
-        Whether a further output of the router's kind weighs the shared expert.
-    router_bias : bool
-        Whether the router has a bias or a correction an expert.
-    expert_bias : bool
-        Whether the experts' projections add biases.
-    apart : bool
-        Whether routed and shared experts are two MLPs of the same input, each with norms before and after it,
-        summed up over GPUs by itself, and their sum normalised again.
-    latent : int
-        Width that tokens are projected to for the routed experts, and back from after them; 0 where these
-        take the model's own. Router and shared experts take the model's either way.
-    latent_norm : bool
-        Whether the sum of a token's routed experts is normalised at that width before it is projected back.
-    adds_residual : bool
-        Whether the norm adds the residual in the same kernel; hyper-connections do so in their own.
-    """
+    """Experts of which a router picks some for each token, and shared ones that every token takes."""
 
     num_experts: int
     topk: int
@@ -113,16 +81,7 @@ class RoutedExperts:
         return reasons
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        The router stays in bf16. Shared experts come before the routed ones or, in steps of decodes, beside
-        them, as the engine has it; what GPUs exchange is in :mod:`fastroof.models.exchange`. Latent
-        projections are on every GPU whole: the one back follows the experts' sums over ranks and comes before
-        that over tp, which it commutes with; with a norm before it that sum comes first, at the latent width,
-        and shared experts have one of their own.
-        """
+        """Calls of one layer on one GPU, in their order."""
         row_bytes = float(hidden * ACTIVATION_BYTES)
         norm_rows = 4.0 if self.adds_residual else 2.0
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, norm_rows * row_bytes)]
@@ -219,10 +178,7 @@ class RoutedExperts:
         return (self.num_experts - self.topk) * (self.gemms * width * self.intermediate + biases)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU.
-
-        Tokens of all ranks arrive, and of their experts' rows those of a group of experts on GPUs of its own.
-        """
+        """Elements a token that its widest kernel reads and writes on one GPU."""
         width = self.width(hidden)
         routed = self.topk * (width + self.gemms * self.intermediate // layout.moe_tp)
         rows = -(-layout.dp // layout.ep) * routed
@@ -230,10 +186,7 @@ class RoutedExperts:
 
 
 def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
-    """Both paths beside each other in steps of decodes alone, which engines run on two streams of a graph.
-
-    Steps with prefill fill the GPU: one follows the other.
-    """
+    """Both paths in parallel, in decode steps only: engines run them on two streams of a graph."""
 
     def in_steps(path: Sequence[RowOperator], kind: Steps) -> tuple[RowOperator, ...]:
         return tuple(replace(call, steps=kind) for call in path if call.steps in ("all", kind))

@@ -5,15 +5,19 @@ What a missing field means is what the model class in transformers takes it to m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fastroof.checks import is_whole_number, whole_number
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.documents import MOST_JSON_BYTES, parse_json, read_text
 from fastroof.errors import ModelError
-
-__all__ = ["CONFIG_FILE", "TEXT_CONFIG", "Fields", "read_config"]
 
 CONFIG_FILE: Final = "config.json"
 TEXT_CONFIG: Final = "text_config"
@@ -26,13 +30,7 @@ _MOST_LAYERS = 4096
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Return the contents of a config.json.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, is empty or is not a JSON object.
-    """
+    """Return the contents of a config.json."""
     text = read_text(path, ModelError, MOST_JSON_BYTES)
     if not text.strip():
         raise ModelError(f"{path} is empty; it should hold a Hugging Face config.json")
@@ -72,10 +70,7 @@ class Fields:
         return Fields({**defaults, **self.config}, self.where)
 
     def size(self, key: str, *others: str) -> int:
-        """Value of a required field that counts something: a whole number of at least 1.
-
-        ``others`` are names that the same field has in other files.
-        """
+        """Value of a required field that counts something: a whole number of at least 1."""
         named = next((name for name in (key, *others) if name in self.config), None)
         if named is None:
             raise self.error(f"field {key} is missing")
@@ -158,3 +153,177 @@ class Fields:
         if values is not None and len(values) != num_layers:
             raise self.error(f"{key} has {len(values)} layers, num_hidden_layers is {num_layers}")
         return values
+
+
+MOST: Final = 2**31 - 1
+"""No size of a model is larger, nor are its sizes in configurations."""
+
+Part = TypeVar("Part", bound=type)
+_Check = Callable[[Any], bool]
+
+
+def checked_fields(part: Part) -> Part:
+    """Have a dataclass refuse fields that are not of their declared types: stands below ``@dataclass``."""
+    own: Any = getattr(part, "__post_init__", None)
+
+    def __post_init__(self: Any) -> None:
+        """Refuse what its fields cannot be."""
+        # once, all fields together, where a class that extends another calls that one's too
+        if type(self).__post_init__ is __post_init__:
+            _check_fields(self)
+        if own is not None:
+            own(self)
+
+    part.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    return part
+
+
+def _check_fields(part: Any) -> None:
+    for name, check, needed, is_int in _checks(part.__class__):
+        value = getattr(part, name)
+        if not check(value):
+            raise ModelError(f"{type(part).__name__}: {name} must be {needed}, got {shown(value)}")
+        if is_int and type(value) is not int and is_whole_number(value, 0):
+            object.__setattr__(part, name, int(value))
+
+
+@functools.cache
+def _checks(of: Any) -> tuple[tuple[str, _Check, str, bool], ...]:
+    hints = get_type_hints(of)
+    made = []
+    for field in fields(of):
+        check, needed = _check_of(hints[field.name])
+        hint = hints[field.name]
+        made.append((field.name, check, needed, hint is int or int in get_args(hint)))
+    return tuple(made)
+
+
+def _check_of(hint: Any) -> tuple[_Check, str]:
+    """What tells a value of a type, and how a message calls it."""
+    if hint is Any or isinstance(hint, TypeVar):
+        return lambda value: True, "anything"
+    if hint is None or hint is type(None):
+        return lambda value: value is None, "None"
+    if hint is bool:
+        return lambda value: value is True or value is False, "True or False"
+    if hint is int:
+        return lambda value: is_whole_number(value, 0, MOST), f"a whole number from 0 to {MOST:,}"
+    if hint is float:
+        return is_number, "a finite number"
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        several = [_check_of(one) for one in arguments]
+        return lambda value: any(check(value) for check, _ in several), " or ".join(
+            said for _, said in several
+        )
+    if origin is typing.Literal:
+        listed = ", ".join(map(repr, arguments))
+        return lambda value: isinstance(value, str | int) and value in arguments, f"one of {listed}"
+    if origin is tuple:
+        return _check_of_tuple(arguments)
+    kind = origin if origin is not None else hint
+    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
+        names = _methods(kind)
+        return lambda value: all(
+            hasattr(value, name) for name in names
+        ), f"what answers as {kind.__name__} does"
+    return lambda value: isinstance(value, kind), "a text" if kind is str else f"a {kind.__name__}"
+
+
+def _methods(protocol: type) -> list[str]:
+    # above protocols there are protocols alone, and what Python has there has no public functions
+    return [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if not name.startswith("_")]
+
+
+def _check_of_tuple(arguments: tuple[Any, ...]) -> tuple[_Check, str]:
+    if len(arguments) == 2 and arguments[1] is ...:
+        check, needed = _check_of(arguments[0])
+        return lambda value: isinstance(value, tuple) and all(map(check, value)), f"a tuple, each {needed}"
+    several = [_check_of(one)[0] for one in arguments]
+    words = ", ".join(_check_of(one)[1] for one in arguments)
+
+    def check_all(value: Any) -> bool:
+        is_one = isinstance(value, tuple) and len(value) == len(several)
+        return is_one and all(check(one) for check, one in zip(several, value, strict=True))
+
+    return check_all, f"a tuple of {words}"
+
+
+_POSITIONS: Final = "max_position_embeddings"
+_ORIGINAL: Final = "original_max_position_embeddings"
+_SCALED: Final = ("linear", "dynamic", "ntk", "yarn")
+"""Types of scaling whose factor counts; with others (llama3, longrope) the positions have it already."""
+
+
+def longest_context(fields: Fields, family: str) -> int:
+    """Tokens that a sequence may have."""
+    positions = fields.size(_POSITIONS)
+    # transformers 5 writes rope_parameters where 4 wrote rope_scaling
+    scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
+    if scaling is None or family.startswith("gemma3"):
+        return positions
+    kind = scaling.text("rope_type") or scaling.text("type")
+    factor = scaling.config.get("factor")
+    if kind not in _SCALED or factor is None:
+        return positions
+    if not is_number(factor) or not math.isfinite(factor) or factor <= 0.0:
+        raise scaling.error(f"field factor must be a number above 0, got {shown(factor)}")
+    own = scaling.size(_ORIGINAL) if kind == "yarn" and scaling.has(_ORIGINAL) else positions
+    # bounded before it becomes an integer: a product beyond floats is inf
+    return max(positions, int(min(own * factor, MOST)))
+
+
+_WRAPPED: Final = ("vision_config", "audio_config")
+_LINEAR: Final = "linear_attention"
+_SAYS_LINEAR: Final = ("full_attention_interval", "linear_attn_config")
+_KNOWN_LAYERS: Final = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention", _LINEAR}
+)
+
+_OF_SOME_FAMILIES: Final = {
+    "num_experts": "experts",
+    "num_local_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_routed_experts": "experts",
+    "moe_num_experts": "experts",
+    "attention_chunk_size": "chunked attention",
+    "kv_lora_rank": "latent attention",
+    "index_topk": "sparse attention",
+    "sparse_attention_config": "sparse attention",
+    "compress_ratios": "a compressed cache",
+    **dict.fromkeys(_SAYS_LINEAR, "linear attention"),
+}
+
+
+def missing_operators(fields: Fields) -> list[str]:
+    """Return the operators that this model needs and a plan lacks, each with its field."""
+    config = fields.config
+    text = config.get(TEXT_CONFIG)
+    inner = text if isinstance(text, Mapping) else config
+    missing = []
+    kinds = inner.get("layer_types")
+    other = sorted({str(k) for k in kinds} - _KNOWN_LAYERS) if isinstance(kinds, list) else []
+    if other:
+        missing.append(f"it needs a hybrid attention operator (layer_types {', '.join(other)})")
+    if text is None and (wrapped := [key for key in _WRAPPED if config.get(key) is not None]):
+        missing.append(f"it is multimodal ({', '.join(wrapped)}) without a {TEXT_CONFIG}")
+    return missing
+
+
+def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[str]:
+    """Return parts that a text model's file has and its family does not, each with its field."""
+    config = fields.config
+    found = {key: what for key, what in _OF_SOME_FAMILIES.items() if config.get(key) and key not in reads}
+    parts = [f"{_said(config, (key,))} means {what}" for key, what in found.items()]
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and _LINEAR in kinds and not set(_SAYS_LINEAR).intersection(reads):
+        parts.append(f"layer_types {_LINEAR} means linear attention")
+    return [f"{part}, which {family} models do not have" for part in parts]
+
+
+def _said(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    def shown(value: Any) -> str:
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+
+    return ", ".join(f"{key} {shown(config[key])}" for key in keys if config.get(key) is not None)

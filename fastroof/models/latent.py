@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import (
     Call,
     Elementwise,
@@ -19,10 +17,8 @@ from fastroof.operators.calls import (
     MixerKernel,
     Role,
 )
-from fastroof.operators.latent_widths import LatentShape, shape_name
+from fastroof.operators.widths import LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-
-__all__ = ["LatentAttention"]
 
 ATTENTION_DTYPE = "bf16"
 """What attention kernels of measured models compute in, whatever their cache is stored in."""
@@ -33,32 +29,7 @@ PROJECTIONS: tuple[Role, ...] = ("q_down", "q_up", "kv_up", "o")
 @dataclass(frozen=True)
 @checked_fields
 class LatentAttention:
-    """Softmax attention whose keys and values are kept as one latent vector a token, for all heads.
-
-    Prompts expand it to keys and values of every head; decodes absorb that expansion into their queries and
-    outputs, by two batched products, and attend to the latent vectors themselves (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1).
-
-    Attributes
-    ----------
-    num_heads : int
-        Query heads of the whole layer.
-    kv_lora_rank : int
-        Width of the latent vector of keys and values.
-    nope_dim, rope_dim : int
-        Widths of a head's query and key without rotary part, and of the rotary part, whose key all heads
-        share.
-    v_dim : int
-        Width of a head's values.
-    q_lora_rank : int or None
-        Width of the latent queries; None where one full projection makes them.
-    bias : bool
-        Whether the projections from the residual stream and the output projection add a bias.
-    rope : bool
-        Whether the rotary parts are rotated by their position.
-    output_gate : bool
-        Whether a linear layer of the input, in bf16, weighs every output before it is projected.
-    """
+    """Softmax attention whose keys and values are kept as one latent vector a token, for all heads."""
 
     num_heads: int
     kv_lora_rank: int
@@ -98,14 +69,7 @@ class LatentAttention:
         return self.num_heads // layout.tp
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        A block that was measured whole has everything from the projections of the residual stream to the
-        output projection, its norms, rotary embedding and KV write among them; which formats have one,
-        ``execution.whole_blocks`` says. Where a gate stands before the output projection, it is added.
-        """
+        """Calls of one layer on one GPU, in their order."""
         norm = Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
         block = self._block(hidden, layout, execution)
         gate = self._gate(hidden, layout)
@@ -133,12 +97,7 @@ class LatentAttention:
         ]
 
     def _parts(self, hidden: int, layout: Layout, execution: Execution, gate: list[Call]) -> list[Call]:
-        """Projections, absorbed products and attention, each by itself.
-
-        Compulsory bytes a token: the norms of both latent vectors, one kernel, read and write them; rotary
-        embedding the rotary parts; the KV write reads bf16 and writes the cache's dtype. Steps of decodes
-        run the absorbed products; steps with prefill expand keys and values, of all their tokens.
-        """
+        """Projections, absorbed products and attention, each by itself."""
         heads, kv_dtype = self.heads(layout), execution.kv_dtype
         q_lora = self.q_lora_rank or 0
         norm_bytes = 2.0 * (q_lora + self.kv_lora_rank) * ACTIVATION_BYTES
@@ -185,10 +144,7 @@ class LatentAttention:
         return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call.
-
-        The projections to latent vectors are on every GPU whole.
-        """
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
         heads, q_lora = self.heads(layout), self.q_lora_rank or 0
         return {
             "q_down": hidden * (q_lora + self.latent_dim),

@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
-from fastroof.models.attention_residuals import AttentionResiduals
-from fastroof.models.checked_fields import checked_fields
-from fastroof.models.checkpoint import check_formats
 from fastroof.models.exchange import shares_tokens
-from fastroof.models.execution import Execution, Formats, weight_bytes
+from fastroof.models.execution import Execution, Formats, check_formats, weight_bytes
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.hyper_connections import HyperConnections
-from fastroof.models.layout import Layout
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.models.mlp import Mlp
-from fastroof.models.sizes import check_sizes
+from fastroof.models.residuals import AttentionResiduals, HyperConnections
 from fastroof.operators.calls import Call
-
-__all__ = ["LayerGroup", "LayerKind"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class LayerKind:
         return 1 if self.connections is None else self.connections.embedded_rows
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps a layer from being split so; empty where nothing does."""
+        """Why a layer cannot be split this way; empty if it can."""
         return [*self.attention.obstacles(layout), *self.mlp.obstacles(layout)]
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
@@ -102,7 +97,7 @@ class LayerKind:
         return weight_bytes(weights, self.run_as(execution))
 
     def run_as(self, execution: Execution) -> Execution:
-        """Return the execution with this kind's formats, where the checkpoint's are asked for."""
+        """Return the execution with this kind's formats, if the checkpoint's are requested."""
         return execution if execution.formats is None else execution._replace(formats=self.formats)
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
@@ -137,3 +132,54 @@ class LayerGroup:
     def __post_init__(self) -> None:
         """Refuse counts no model has."""
         check_sizes(self, "count")
+
+
+@dataclass(frozen=True)
+@checked_fields
+class _Skipped:
+    """Nothing runs, weighs or is kept."""
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so: nothing."""
+        return []
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU: none."""
+        return ()
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU: none."""
+        return {}
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU: none, the norm is skipped too."""
+        return 0
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        return 0
+
+
+@dataclass(frozen=True)
+@checked_fields
+class NoAttention(_Skipped):
+    """A layer without attention, which keeps nothing of a token."""
+
+    window = None
+    heads_text = ""
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a token, of one layer: none."""
+        return 0.0
+
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer: none."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+@checked_fields
+class NoMlp(_Skipped):
+    """A layer without an MLP."""
+
+    has_experts = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from fastroof.checks import is_whole_number, shown
-from fastroof.errors import PlanError
-
-__all__ = ["ALL_TP_SIZES", "SIZES_OF_TP", "TP_SIZES", "Layout", "split_words"]
+from fastroof.checks import is_whole_number, shown, whole_number
+from fastroof.errors import ModelError, PlanError
+from fastroof.models.execution import Execution
+from fastroof.operators.calls import Elementwise, Gemm, Role, RowOperator
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 TP_SIZES: Final = (1, 2, 4, 8)
 """Tensor-parallel sizes on one node: what sweeps and searches take by default."""
@@ -37,7 +38,7 @@ class Layout:
     dp : int
         Ranks of attention data parallelism; batches are those of one rank.
     ep : int
-        Groups of experts on GPUs of their own.
+        Groups of experts, each on its own GPUs.
     moe_tp : int
         GPUs that share each expert; None when made: what tp x dp x cp / ep leaves.
     cp : int
@@ -46,7 +47,7 @@ class Layout:
     Raises
     ------
     PlanError
-        If a size is none, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
+        If a size is below 1, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
         experts.
 
     Examples
@@ -94,17 +95,17 @@ class Layout:
 
     @property
     def sharers(self) -> int:
-        """GPUs that have the same tokens of a step of decodes."""
+        """GPUs that have the same tokens of a decode step."""
         return self.tp * self.cp
 
     @property
     def of_prompts(self) -> Layout:
-        """How steps with prefill are split: GPUs that share a prompt have tokens of their own, like ranks."""
+        """How steps with prefill are split: GPUs that share a prompt have their own tokens, like ranks."""
         return self if self.cp == 1 else Layout(self.tp, self.pp, self.dp * self.cp, self.ep, self.moe_tp)
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that its GPUs work on at once: one a rank and pipeline stage."""
+        """Batches that its GPUs work on concurrently: one per rank and pipeline stage."""
         return self.pp * self.dp
 
     def __str__(self) -> str:
@@ -115,12 +116,22 @@ class Layout:
 
 
 def split_words(row: Mapping[str, int]) -> str:
-    """Say how a row of results, or a layout, is split: its tp, and the other sizes that are more than one.
-
-    Examples
-    --------
-    >>> split_words({"tp": 1, "dp": 8, "ep": 8, "pp": 1})
-    'tp 1, dp 8, ep 8'
-    """
+    """Say how a row of results, or a layout, is split: its tp, and the other sizes that are more than one."""
     others = {name: row.get(name, 1) for name in ("pp", "cp", "dp", "ep", "moe_tp")}
     return ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in others.items() if size > 1)])
+
+
+def check_sizes(part: Any, *names: str) -> None:
+    """Raise ModelError unless those attributes are whole numbers of at least 1."""
+    for name in names:
+        whole_number(name, getattr(part, name), error=ModelError)
+
+
+def linear_calls(role: Role, quantise: Role, n: int, k: int, execution: Execution) -> list[RowOperator]:
+    """One linear layer of n outputs and k inputs, after what quantises its input if a kernel does."""
+    dtype = execution.kernel(role)
+    gemm = Gemm(role, role, 1, n, k, dtype)
+    if dtype != "fp8" or not execution.quantise_inputs:
+        return [gemm]
+    row_bytes = k * (ACTIVATION_BYTES + DTYPE_BYTES["fp8"])
+    return [Elementwise(quantise, f"{role} quantise", 1, row_bytes), gemm]

@@ -4,34 +4,131 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.mamba import STATE_DTYPES
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import Call, Elementwise, Gemm, MixerCall, MixerKernel
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["DeltaRule", "DeltaShard", "GatedDeltaNet", "KimiDeltaAttention"]
+STATE_DTYPES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of an element of the state, by the name that a config.json has for it."""
+
+_OPERATOR: Final = "mamba2"
+
+
+class MambaShard(NamedTuple):
+    """What one GPU runs of a layer."""
+
+    num_heads: int
+    num_groups: int
+    inner: int
+    channels: int
+    in_out: int
+
+
+@dataclass(frozen=True)
+@checked_fields
+class Mamba2:
+    """State space duality (arXiv:2405.21060) between two projections, with a gated norm after it."""
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    num_groups: int = 1
+    conv_width: int = 4
+    chunk_size: int = 128
+    state_dtype: str = "float32"
+    bias: bool = False
+    conv_bias: bool = True
+    window = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        check_sizes(self, "num_heads", "head_dim", "state_dim", "num_groups", "conv_width", "chunk_size")
+        if self.num_heads % self.num_groups:
+            raise ModelError(f"{self.num_heads} heads do not divide into {self.num_groups} groups")
+        if self.state_dtype not in STATE_DTYPES:
+            known = ", ".join(STATE_DTYPES)
+            raise ModelError(f"unknown state dtype {self.state_dtype!r}; valid: {known}")
+
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_heads} SSM {self.head_dim}x{self.state_dim}"
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so: GPUs share whole groups, or all have the only one."""
+        reasons = []
+        if self.num_heads % layout.tp:
+            reasons.append(f"{self.num_heads} heads of Mamba do not divide by {layout.tp}")
+        if self.num_groups > 1 and self.num_groups % layout.tp:
+            reasons.append(f"{self.num_groups} groups of heads of Mamba do not divide by {layout.tp}")
+        return reasons
+
+    def shard(self, layout: Layout) -> MambaShard:
+        """What one GPU runs."""
+        heads = self.num_heads // layout.tp
+        groups = max(1, self.num_groups // layout.tp)
+        inner = heads * self.head_dim
+        channels = inner + 2 * groups * self.state_dim
+        return MambaShard(heads, groups, inner, channels, inner + channels + heads)
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order."""
+        shard = self.shard(layout)
+        calls: list[Call] = [
+            Elementwise("attention_norm", "mamba rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
+        ]
+        calls += linear_calls("state_in", "state_in_quantise", shard.in_out, hidden, execution)
+        recurrence = "recurrence" if STATE_DTYPES[self.state_dtype] == 4 else "recurrence_16bit"
+        for name, part in (("mamba convolution", "convolution"), ("mamba recurrence", recurrence)):
+            decode, prefill = (self._kernel(phase, part, shard) for phase in ("generation", "context"))
+            calls.append(MixerCall(1, decode, prefill, execution.kv_dtype, name=name))
+        row_bytes = 3.0 * shard.inner * ACTIVATION_BYTES
+        calls.append(Elementwise("state_gate", "mamba gated rmsnorm", 1, row_bytes))
+        calls += linear_calls("state_out", "state_out_quantise", hidden, shard.inner, execution)
+        return (*calls, *after_attention(hidden, layout, execution))
+
+    def _kernel(self, phase: str, part: str, shard: MambaShard) -> MixerKernel:
+        sizes = (shard.num_heads, self.head_dim, self.state_dim, shard.num_groups, self.chunk_size)
+        return MixerKernel(_OPERATOR, (phase, part, self.conv_width, *sizes))
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a token, of one layer: none."""
+        return 0.0
+
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence, of one layer: the last taps and the state of every head."""
+        shard = self.shard(layout)
+        taps = (self.conv_width - 1) * shard.channels * ACTIVATION_BYTES
+        return float(taps + shard.inner * self.state_dim * STATE_DTYPES[self.state_dtype])
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        shard = self.shard(layout)
+        return {"state_in": shard.in_out * hidden, "state_out": hidden * shard.inner}
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms, the convolution, A, D and biases."""
+        shard = self.shard(layout)
+        convolution = shard.channels * (self.conv_width + self.conv_bias)
+        # a head's A and D, and the bias of its time step
+        heads = 3 * shard.num_heads
+        biases = (shard.in_out + hidden) * self.bias
+        return hidden + shard.inner + convolution + heads + biases
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        shard = self.shard(layout)
+        return shard.in_out + shard.inner
 
 
 class DeltaShard(NamedTuple):
-    """What one GPU runs of a layer.
-
-    Attributes
-    ----------
-    num_k_heads, num_v_heads : int
-        Heads of queries and keys, and of values.
-    values : int
-        Width of the values of all its heads, and of the output.
-    channels : int
-        Channels of the convolution: queries, keys and values.
-    """
+    """What one GPU runs of a layer."""
 
     num_k_heads: int
     num_v_heads: int
@@ -42,24 +139,7 @@ class DeltaShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class DeltaRule(ABC):
-    """A short causal convolution and a recurrence that corrects its state, between two projections.
-
-    What tables have of it are the convolution and the recurrence, or one kernel of both. What engines run
-    between them and the projections (splits, copies, gates and norms of queries and keys by themselves) is in
-    no table and in no step.
-
-    Attributes
-    ----------
-    num_k_heads, head_k_dim : int
-        Heads of queries and of keys of the whole layer, and the width of one.
-    num_v_heads, head_v_dim : int
-        The same of values: each has a state of ``head_k_dim`` x ``head_v_dim``.
-    conv_width : int
-        Taps of the convolution.
-    state_dtype : str
-        Of the state that is kept of a sequence, by the name that a config.json has for it; the convolution's
-        taps are kept in bf16. Memory follows it; kernels are timed as they were measured.
-    """
+    """A short causal convolution and a recurrence that corrects its state, between two projections."""
 
     num_k_heads: int
     head_k_dim: int
@@ -80,7 +160,7 @@ class DeltaRule(ABC):
             )
         if self.state_dtype not in STATE_DTYPES:
             known = ", ".join(STATE_DTYPES)
-            raise ModelError(f"a state in {self.state_dtype!r} is unknown: {known} would do")
+            raise ModelError(f"unknown state dtype {self.state_dtype!r}; valid: {known}")
 
     @property
     def heads_text(self) -> str:
@@ -115,14 +195,7 @@ class DeltaRule(ABC):
         """Weights of decays by themselves: their scales and biases."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        Convolution and recurrence are one call, whose parts its operator adds up. A decode costs the same
-        whatever came before it. Compulsory bytes a token: the fused residual-add RMSNorm reads and writes
-        two rows; the gated norm reads the output and its gate and writes one row.
-        """
+        """Calls of one layer on one GPU, in their order."""
         shard = self.shard(layout)
         calls: list[Call] = [
             Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
@@ -174,10 +247,7 @@ class DeltaRule(ABC):
 @dataclass(frozen=True)
 @checked_fields
 class GatedDeltaNet(DeltaRule):
-    """A gated delta rule with one decay and one step a head of values (arXiv:2412.06464).
-
-    As Qwen3-Next and Qwen3.5 have it: heads of queries and keys are shared by several heads of values.
-    """
+    """A gated delta rule with one decay and one step a head of values (arXiv:2412.06464)."""
 
     operator = "gdn"
     title = "gated delta net"
@@ -198,13 +268,7 @@ class GatedDeltaNet(DeltaRule):
 @dataclass(frozen=True)
 @checked_fields
 class KimiDeltaAttention(DeltaRule):
-    """Kimi delta attention (arXiv:2510.26692): a delta rule with a decay a channel of the keys.
-
-    Attributes
-    ----------
-    gate_rank : int or None
-        Width that the output's gate is projected through; None where one full projection makes it.
-    """
+    """Kimi delta attention (arXiv:2510.26692): a delta rule with a decay a channel of the keys."""
 
     gate_rank: int | None = None
     operator = "kda"

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.file_access import is_file, is_folder, resolved
-from fastroof.models.context_length import longest_context
 from fastroof.models.families.family import Family
 from fastroof.models.families.registry import family_of
-from fastroof.models.hf import CONFIG_FILE, Fields, read_config
+from fastroof.models.hf import (
+    CONFIG_FILE,
+    Fields,
+    longest_context,
+    missing_operators,
+    read_config,
+    unread_parts,
+)
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.named import PRESETS, model_names, preset_config, preset_named, unknown_name
 from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
-from fastroof.models.refused import missing_operators, unread_parts
 from fastroof.models.spec import ModelSpec
 from fastroof.models.vision import vision_encoder
-
-__all__ = ["PRESETS", "load_model", "model_names"]
 
 
 def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None = None) -> ModelSpec:
@@ -127,3 +131,45 @@ def _torch_dtype(fields: Fields) -> str | None:
     # transformers 5 writes dtype where 4 wrote torch_dtype.
     dtype = fields.text("torch_dtype") or fields.text("dtype")
     return None if dtype is None else dtype.removeprefix("torch.")
+
+
+_FORMATS: Final = ("fp8", "nvfp4", "static", "mxfp4", "int4", "awq", "gptq")
+"""What the names of presets end in where they are another format of a model."""
+
+
+class Published(NamedTuple):
+    """A checkpoint that an engine can be given."""
+
+    name: str
+    dtype: str
+    kv_dtype: str
+    is_given: bool
+
+
+def published_checkpoint(given: str | Path, dtype: str) -> Published:
+    """Return the checkpoint of a model to serve in a format."""
+    model = load_model(given)
+    own = Published(_name(given), *model.checkpoint.formats, True)
+    preset = preset_named(str(given))
+    if own.dtype == dtype or preset is None:
+        return own
+    for other in sorted(PRESETS):
+        if _weights(other) == _weights(preset) and load_model(other).checkpoint.dtype == dtype:
+            return Published(PRESETS[other][0], *load_model(other).checkpoint.formats, False)
+    return own
+
+
+def _weights(preset: str) -> str:
+    """What presets of the same weights are called but for their formats; sizes alone may be another's."""
+    return re.sub(rf"(-({'|'.join(_FORMATS)}))+$", "", preset)
+
+
+def _name(given: str | Path) -> str:
+    """What to pass to an engine for a model with this name."""
+    preset = preset_named(str(given))
+    if preset is None:
+        path = Path(given)
+        return str(path.parent if path.name == CONFIG_FILE or path.suffix == ".json" else path)
+    folded = str(given).casefold()
+    ids = PRESETS[preset]
+    return next((one for one in ids if folded in (one.casefold(), one.rpartition("/")[2].casefold())), ids[0])

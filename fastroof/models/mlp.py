@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.linear import linear_calls
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import AllReduce, Call, Elementwise
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["GatedMlp", "Mlp", "UngatedMlp"]
 
 
 class Mlp(Protocol):
@@ -24,7 +20,7 @@ class Mlp(Protocol):
         """Whether the layout's ep and moe_tp split it."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so; empty where nothing does."""
+        """Why it cannot be split this way; empty if it can."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order."""
@@ -66,13 +62,7 @@ class _SplitMlp:
         return self.intermediate // layout.tp
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        Compulsory bytes a token: the fused residual-add RMSNorm reads and writes two rows, the activation
-        reads what every projection up made and writes one row. Biases are part of the GEMM's epilogue.
-        """
+        """Calls of one layer on one GPU, in their order."""
         width, hidden_bytes = self.shard(layout), float(hidden * ACTIVATION_BYTES)
         row_bytes = (self.ups + 1.0) * width * ACTIVATION_BYTES
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes)]
@@ -102,17 +92,7 @@ class _SplitMlp:
 @dataclass(frozen=True)
 @checked_fields
 class GatedMlp(_SplitMlp):
-    """Gate and up projections, an activation of their product, and a down projection.
-
-    Attributes
-    ----------
-    intermediate : int
-        Width of the whole MLP.
-    bias : bool
-        Whether its projections add a bias.
-    post_norm : bool
-        Whether the output is normalised too before it is added.
-    """
+    """Gate and up projections, an activation of their product, and a down projection."""
 
     ups = 2
     activation = "silu_and_mul"
@@ -121,10 +101,7 @@ class GatedMlp(_SplitMlp):
 @dataclass(frozen=True)
 @checked_fields
 class UngatedMlp(_SplitMlp):
-    """One projection up, squared ReLU, and one down; attributes as those of :class:`GatedMlp`.
-
-    Its projection up has the role of a gated one's, ``gate_up``.
-    """
+    """One projection up, squared ReLU, and one down; attributes as those of :class:`GatedMlp`."""
 
     ups = 1
     activation = "relu2"

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
-from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.hf import checked_fields
+from fastroof.models.layers import LayerGroup, LayerKind, NoMlp
 from fastroof.models.layout import Layout
-from fastroof.models.skipped import NoMlp
 from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm
 from fastroof.units import ACTIVATION_BYTES
-
-__all__ = ["MtpLayer", "mtp_model"]
 
 
 @dataclass(frozen=True)
 @checked_fields
 class MtpLayer(LayerKind):
-    """A layer that first joins a token's embedding with the hidden state that came before it.
-
-    Notes
-    -----
-    Both are normalised and projected together, ``2 hidden -> hidden``, in bf16 and on every GPU whole
-    (DeepSeek-V3, arXiv:2412.19437, section 2.2).
-    """
+    """A layer that first joins a token's embedding with the hidden state that came before it."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of the layer on one GPU, in their order."""
@@ -39,16 +30,7 @@ class MtpLayer(LayerKind):
 
 
 def mtp_model(model: ModelSpec) -> ModelSpec:
-    """Return what a model drafts with: one layer like its last ones, with its own embedding and LM head.
-
-    Where layers are one thing alone, the draft layer is an attention with what the last MLPs or experts are.
-
-    Examples
-    --------
-    >>> from fastroof.models import load_model
-    >>> mtp_model(load_model("llama-3.1-8b")).num_layers
-    1
-    """
+    """Return what a model drafts with: one layer like its last ones, with its own embedding and LM head."""
     kind = _whole(model)
     layer = MtpLayer(**{field.name: getattr(kind, field.name) for field in fields(kind)})
     return replace(model, name=f"{model.name} mtp", layers=(LayerGroup(layer, 1),))

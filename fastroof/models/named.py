@@ -1,4 +1,4 @@
-"""Models known by name: presets, the Hugging Face ids they answer to, and what is said of other names."""
+"""Models known by name: presets, their Hugging Face ids, and the error for other names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from fastroof.models.families.registry import FAMILIES
 from fastroof.models.hf import read_config
-
-__all__ = ["PRESETS", "model_names", "preset_config", "preset_named", "unknown_name"]
 
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
     **{name: ids for family in FAMILIES for name, ids in family.presets.items()},
@@ -282,15 +280,12 @@ def _spellings() -> dict[str, str]:
 
 
 def preset_named(name: str) -> str | None:
-    """The preset of this name or Hugging Face id, in any case; None where there is none."""
+    """The preset with this name or Hugging Face id, case-insensitive; None if there is none."""
     return _spellings().get(name.casefold())
 
 
 def preset_config(preset: str) -> dict[str, Any]:
-    """Return the contents of a preset: a config.json with the fields that are read.
-
-    A quantised one has its ``quantization_config`` alone, and names the ``preset`` of its sizes.
-    """
+    """Return the contents of a preset: a config.json with the fields that are read."""
     # The folder is package data; as_file also serves a package imported from a zip.
     with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
         config = dict(read_config(path))

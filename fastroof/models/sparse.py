@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastroof.errors import ModelError
-from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
-from fastroof.models.layout import Layout
-from fastroof.models.sizes import check_sizes
+from fastroof.models.hf import checked_fields
+from fastroof.models.layout import Layout, check_sizes
 from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
-from fastroof.operators.latent_widths import LATENT_SHAPES, LatentShape, shape_name
+from fastroof.operators.widths import LATENT_SHAPES, LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-
-__all__ = ["MSA_HEAD_DIM", "BlockSparseAttention", "SparseLatentAttention"]
 
 ATTENTION_DTYPE: Final = "bf16"
 """What attention computes in, in every table of such blocks."""
@@ -55,11 +52,7 @@ def _block_calls(
 
 
 def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
-    """Format that most of a block's weights are computed in; of equal ones that of the output projection.
-
-    Tables have one format a block. Of checkpoints that mix them, as DeepSeek-V3.2's in nvfp4 does with its
-    output projections alone, most weights are read in this one.
-    """
+    """Format that most of a block's weights are computed in; of equal ones that of the output projection."""
     totals: dict[str, int] = {}
     for role, count in weights.items():
         dtype = execution.kernel(role)
@@ -72,23 +65,7 @@ def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
 @dataclass(frozen=True)
 @checked_fields
 class SparseLatentAttention:
-    """Latent attention to the tokens that an indexer picks (DSA), of DeepSeek-V3.2 and GLM-5.
-
-    Attributes
-    ----------
-    num_heads : int
-        Query heads of the whole layer; all share one latent vector a token.
-    q_lora_rank, kv_lora_rank : int
-        Widths of the compressed queries, keys and values.
-    nope_dim, rope_dim, v_dim : int
-        Of one head: keys without and with rotary part, values.
-    index_heads, index_dim : int
-        The indexer's heads and their width.
-    topk : int
-        Tokens that a query attends to at most.
-    shares_index : bool
-        Whether the layer attends to what an earlier layer's indexer picked, and has none of its own.
-    """
+    """Latent attention to the tokens that an indexer picks (DSA), of DeepSeek-V3.2 and GLM-5."""
 
     num_heads: int
     q_lora_rank: int
@@ -109,13 +86,7 @@ class SparseLatentAttention:
         check_sizes(self, *names, "index_heads", "index_dim", "topk")
 
     def module(self, hidden: int) -> str:
-        """Name under which blocks of its widths were measured.
-
-        Raises
-        ------
-        ModelError
-            If none were.
-        """
+        """Name under which blocks of its widths were measured."""
         index = (0, 0) if self.shares_index else (self.index_heads, self.index_dim)
         shape = LatentShape(
             hidden,
@@ -148,27 +119,14 @@ class SparseLatentAttention:
         return []
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order.
-
-        Notes
-        -----
-        Projections, their norms, rotation, the indexer, the write to the caches and attention are one
-        measured block.
-        """
+        """Calls of one layer on one GPU, in their order."""
         dtype = _block_dtype(self.linear_weights(hidden, layout), execution)
         heads = self.num_heads // layout.tp
         key = (dtype, execution.kv_dtype, ATTENTION_DTYPE, self.module(hidden), heads)
         return _block_calls("dsa", key, self.topk, hidden, layout, execution)
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that every GPU keeps of a token, of one layer: its latent vector, and the indexer's key.
-
-        Notes
-        -----
-        Nothing of it is divided by tp: all heads read the same vector. TensorRT-LLM's fp8 cache is counted;
-        FlashMLA's, which vLLM and SGLang have on Hopper, leaves the rotary part in bf16 and adds 4 scales:
-        656 bytes instead of 576.
-        """
+        """Bytes that every GPU keeps of a token, of one layer: its latent vector, and the indexer's key."""
         latent = (self.kv_lora_rank + self.rope_dim) * DTYPE_BYTES[kv_dtype]
         if self.shares_index:
             return latent
@@ -206,17 +164,7 @@ class SparseLatentAttention:
 @dataclass(frozen=True)
 @checked_fields
 class BlockSparseAttention:
-    """Grouped-query attention to the blocks of tokens that an indexer picks (MSA), of MiniMax-M3.
-
-    Attributes
-    ----------
-    num_q_heads, num_kv_heads, head_dim : int
-        Heads of the whole layer, and the width of one.
-    index_heads, index_dim : int
-        The indexer's query heads, as many as KV heads, and their width; it has one key a token.
-    topk_blocks, block_size : int
-        Blocks that a query attends to at most, and tokens of one.
-    """
+    """Grouped-query attention to the blocks of tokens that an indexer picks (MSA), of MiniMax-M3."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -263,10 +211,7 @@ class BlockSparseAttention:
         return max(1, self.num_kv_heads // layout.tp)
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: keys and values, and the indexer's key.
-
-        That one is in bf16 whatever the cache is, and on every GPU.
-        """
+        """Bytes that one GPU keeps of a token, of one layer: keys and values, and the indexer's key."""
         keys_and_values = 2 * self._kv_heads(layout) * self.head_dim * DTYPE_BYTES[kv_dtype]
         return keys_and_values + self.index_dim * ACTIVATION_BYTES
 

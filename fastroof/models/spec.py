@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastroof.checks import shown, whole_number
 from fastroof.errors import ModelError, PlanError
 from fastroof.models.attention import Attention
-from fastroof.models.checked_fields import checked_fields
-from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
-from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout
+from fastroof.models.execution import UNQUANTISED, Checkpoint
+from fastroof.models.hf import checked_fields
+from fastroof.models.layers import LayerGroup, LayerKind, NoAttention, NoMlp
+from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout, check_sizes
 from fastroof.models.mlp import Mlp
-from fastroof.models.sizes import check_sizes
-from fastroof.models.skipped import NoAttention, NoMlp
 from fastroof.models.vision import VisionEncoder
-
-__all__ = ["ModelSpec", "padded_rows"]
 
 VOCAB_PADDING: Final = 64
 
@@ -129,7 +125,7 @@ class ModelSpec:
         Raises
         ------
         ModelError
-            If it has none.
+            If the model has none.
         """
         if self.vision is None:
             raise ModelError(f"{self.name} has no vision encoder: its config.json has no vision_config")
@@ -153,7 +149,7 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that a token passes: those of the experts it is routed to, and all that are no experts'.
+        """Weights that a token passes: those of its routed experts, and all weights outside experts.
 
         Embedding and LM head count whole, as in :attr:`num_parameters`; some model cards leave one of them
         out.
@@ -231,7 +227,7 @@ class ModelSpec:
         Raises
         ------
         PlanError
-            Naming every obstacle, and the tensor-parallel sizes that would do.
+            Naming every obstacle, and the valid tensor-parallel sizes.
         """
         if layout.tp not in ALL_TP_SIZES:
             raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {shown(layout.tp)}")
@@ -247,7 +243,7 @@ class ModelSpec:
             works = [tp for tp in TP_SIZES if not self._obstacles(Layout(tp, dp=layout.dp))]
             raise PlanError(
                 f"{self.name} cannot run with tp={layout.tp}: {'; '.join(obstacles)}; "
-                f"tp={', '.join(map(str, works))} would do"
+                f"valid: tp={', '.join(map(str, works))}"
             )
 
     def _obstacles(self, layout: Layout) -> list[str]:
@@ -293,3 +289,43 @@ def padded_rows(vocab: int, tp: int) -> int:
     """Rows of an LM head over ``tp`` GPUs: the vocabulary, rounded up so that every share is aligned."""
     block = VOCAB_PADDING * tp
     return -(-vocab // block) * block
+
+
+class Stage(NamedTuple):
+    """One pipeline stage."""
+
+    number: int
+    stages: int
+    counts: tuple[int, ...]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the LM head, and sends nothing on."""
+        return self.number == self.stages - 1
+
+    def model(self, model: ModelSpec) -> ModelSpec:
+        """Return the model with this stage's layers alone."""
+        groups = zip(model.layers, self.counts, strict=True)
+        return replace(model, layers=tuple(LayerGroup(g.kind, count) for g, count in groups if count))
+
+
+def stages_of(model: ModelSpec, stages: int) -> tuple[Stage, ...]:
+    """Cut a model into stages."""
+    places = [
+        ((layer + 0.5) / group.count, kind)
+        for kind, group in enumerate(model.layers)
+        for layer in range(group.count)
+    ]
+    order = [kind for _, kind in sorted(places)]
+    least, more = divmod(len(order), stages)
+    made, start = [], 0
+    for number in range(stages):
+        held = order[start : start + least + (number < more)]
+        start += len(held)
+        made.append(Stage(number, stages, tuple(held.count(kind) for kind in range(len(model.layers)))))
+    return tuple(made)

@@ -10,19 +10,9 @@ from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm, SendReceive
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["StepCalls", "step_calls"]
-
 
 class StepCalls(NamedTuple):
-    """What a step runs on one GPU, in the order in which its time is summed.
-
-    Attributes
-    ----------
-    before, after : tuple of Call
-        Once a step.
-    layers : tuple of tuple of Call
-        Of one layer, a tuple for each of the model's kinds.
-    """
+    """What a step runs on one GPU, in the order in which its time is summed."""
 
     before: tuple[Call, ...]
     layers: tuple[tuple[Call, ...], ...]
@@ -30,23 +20,7 @@ class StepCalls(NamedTuple):
 
 
 def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCalls:
-    """Every call of a step on one GPU.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        The whole model; it can be split so.
-    layout : Layout
-        How it is split.
-    execution : Execution
-        What its weights and its cache are stored in, and how an engine runs it; where it has ``formats``,
-        each kind of layers has its own, and only the head's are read of these.
-
-    Returns
-    -------
-    StepCalls
-        A layer's calls once: how often they run is the model's to say.
-    """
+    """Every call of a step on one GPU."""
     row_bytes = float(model.hidden * ACTIVATION_BYTES)
     residual_bytes = model.residual_rows * row_bytes
     embedded_rows = max(kind.embedded_rows for kind in model.kinds)

@@ -8,11 +8,147 @@ from typing import Final, NamedTuple
 
 from fastroof.errors import ModelError
 from fastroof.models.hf import Fields
-from fastroof.models.image_sizes import ImagePieces, Resizing, check_sides, resizing_of
 from fastroof.operators.calls import AllReduce, Elementwise, Gemm, RowOperator
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["EncoderCalls", "VisionEncoder", "vision_encoder"]
+LONGEST_RATIO = 200
+"""Sides of an image at most, the longer over the shorter."""
+
+
+class ImagePieces(NamedTuple):
+    """What an encoder gets of one image, and what the text model gets of it."""
+
+    pieces: int
+    patches: int
+    tokens: int
+
+
+def _grid(width: int, height: int, patch: int, merge: int) -> ImagePieces:
+    """Patches and tokens of an image whose sides are whole numbers of merged patches."""
+    tokens = (width // (patch * merge)) * (height // (patch * merge))
+    return ImagePieces(1, tokens * merge**2, tokens)
+
+
+@dataclass(frozen=True)
+class AreaLimits:
+    """Sides to the nearest multiple of a merged patch, then to within an area (Qwen-VL, MiniMax-M3)."""
+
+    least_pixels: int
+    most_pixels: int
+
+    def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
+        """Patches and tokens of an image of these sides, pixels."""
+        side = patch * merge
+        wide, high = (max(side, round(length / side) * side) for length in (width, height))
+        if wide * high > self.most_pixels:
+            shrunk = math.sqrt(width * height / self.most_pixels)
+            wide, high = (max(side, int(length / shrunk / side) * side) for length in (width, height))
+        elif wide * high < self.least_pixels:
+            grown = math.sqrt(self.least_pixels / (width * height))
+            wide, high = (math.ceil(length * grown / side) * side for length in (width, height))
+        return _grid(wide, high, patch, merge)
+
+
+@dataclass(frozen=True)
+class PatchLimits:
+    """As it is, shrunk to so many patches at most, padded to whole merged patches (Kimi)."""
+
+    most_patches: int
+    most_on_a_side: int = 512
+
+    def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
+        """Patches and tokens of an image of these sides, pixels."""
+        longest = self.most_on_a_side * patch
+        area = max(1, width // patch) * max(1, height // patch)
+        scale = min(1.0, math.sqrt(self.most_patches / area), longest / width, longest / height)
+        wide, high = (min(max(1, int(length * scale)), longest) for length in (width, height))
+        side = patch * merge
+        return _grid(-(-wide // side) * side, -(-high // side) * side, patch, merge)
+
+
+@dataclass(frozen=True)
+class FilledTokens:
+    """Resized to as many tokens as there may be, its sides whole merged patches (Gemma 4)."""
+
+    most_tokens: int
+
+    def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
+        """Patches and tokens of an image of these sides, pixels."""
+        side = patch * merge
+        scale = math.sqrt(self.most_tokens * side**2 / (width * height))
+        wide, high = (int(scale * length / side) for length in (width, height))
+        if not wide:
+            wide, high = 1, min(height // width, self.most_tokens)
+        elif not high:
+            wide, high = min(width // height, self.most_tokens), 1
+        return _grid(wide * side, high * side, patch, merge)
+
+
+@dataclass(frozen=True)
+class OneSize:
+    """Resized to one square, whatever it was (Gemma 3)."""
+
+    side: int
+
+    def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
+        """Patches and tokens of any image."""
+        return _grid(self.side, self.side, patch, merge)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Cut into square tiles, plus one tile of the whole image if there are several (Llama 4)."""
+
+    side: int
+    most_tiles: int = 16
+
+    def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
+        """Patches and tokens of an image of these sides, pixels."""
+        grids = [
+            (across, down)
+            for across in range(1, self.most_tiles + 1)
+            for down in range(1, self.most_tiles // across + 1)
+        ]
+
+        def scale(grid: tuple[int, int]) -> float:
+            return min(grid[0] * self.side / width, grid[1] * self.side / height)
+
+        enlarging = [grid for grid in grids if scale(grid) >= 1.0]
+        wanted = min(map(scale, enlarging)) if enlarging else max(map(scale, grids))
+        tiles = min(across * down for across, down in grids if scale((across, down)) == wanted)
+        pieces = tiles if tiles == 1 else tiles + 1
+        of_tile = _grid(self.side, self.side, patch, merge)
+        return ImagePieces(pieces, of_tile.patches, pieces * of_tile.tokens)
+
+
+Resizing = AreaLimits | PatchLimits | FilledTokens | OneSize | Tiles
+
+
+def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
+    """Return what becomes of images before a wrapper's encoder; None where that is not known."""
+    name = wrapper.text("model_type") or ""
+    if name.startswith(("qwen3_vl", "qwen3_5")):
+        return AreaLimits(256**2, 4096**2)
+    if name == "minimax_m3_vl":
+        return AreaLimits(4 * 28**2, 576 * 28**2)
+    if name in ("kimi_k25", "kimi_k3"):
+        return PatchLimits(16384 if name == "kimi_k25" else 65536)
+    if name == "gemma4":
+        return FilledTokens(wrapper.size_or("vision_soft_tokens_per_image", 280))
+    if image_size is None:
+        return None
+    if name == "gemma3":
+        return OneSize(image_size)
+    return Tiles(image_size) if name == "llama4" else None
+
+
+def check_sides(width: int, height: int) -> None:
+    """Raise ModelError if an image is not an image, or longer than processors accept."""
+    if not all(type(side) is int and side > 0 for side in (width, height)):
+        raise ModelError(f"an image is (width, height) in pixels, of at least 1, got ({width!r}, {height!r})")
+    if max(width, height) > LONGEST_RATIO * min(width, height):
+        raise ModelError(f"an image of {width} x {height}: sides may differ {LONGEST_RATIO} times at most")
+
 
 _COLOURS: Final = 3
 _GATED: Final = ("gemma4_vision", "pixtral")
@@ -23,19 +159,7 @@ _POOLED_TOKENS: Final = {"gemma3": 256}
 
 
 class EncoderCalls(NamedTuple):
-    """What an encoder runs on one GPU, attention aside.
-
-    Attributes
-    ----------
-    before : tuple of RowOperator
-        Once, a row a patch.
-    layer : tuple of RowOperator
-        Of one layer, a row a patch.
-    projection : tuple of RowOperator
-        Once after the layers, a row a patch.
-    after : tuple of RowOperator
-        Once, a row a token that the text model gets.
-    """
+    """What an encoder runs on one GPU, attention aside."""
 
     before: tuple[RowOperator, ...]
     layer: tuple[RowOperator, ...]
@@ -45,33 +169,7 @@ class EncoderCalls(NamedTuple):
 
 @dataclass(frozen=True)
 class VisionEncoder:
-    """Sizes of a vision encoder: a transformer over the patches of an image.
-
-    It runs once an image, in the step that has the first of its tokens: it is no part of the weights that a
-    model counts or of the memory that a plan has. :mod:`fastroof.plan.images` times it. What the
-    configuration does not say is None.
-
-    Attributes
-    ----------
-    num_layers, hidden, intermediate : int or None
-        Its layers, their width and that of their MLP.
-    num_heads, head_dim : int or None
-        Its attention; as many KV heads.
-    patch_size, frames : int or None
-        Pixels on a side of a patch, and frames of a video that one patch spans.
-    merge : int
-        Patches on a side that become one token of the text model; 1 where the configuration names none.
-    out_hidden : int or None
-        Width of the text model, where MLPs over merged patches bring them to it.
-    mergers : int
-        How many such MLPs there are: one more for each layer whose output the text model gets too.
-    is_gated : bool
-        Whether its MLPs have a gate.
-    projection : int or None
-        Width to which an MLP brings each patch before they are merged (MiniMax-M3).
-    resizing : Resizing or None
-        What becomes of an image before it is cut into patches; None where that is not known.
-    """
+    """Sizes of a vision encoder: a transformer over the patches of an image."""
 
     num_layers: int | None
     hidden: int | None
@@ -88,24 +186,7 @@ class VisionEncoder:
     resizing: Resizing | None = None
 
     def pieces(self, width: int, height: int) -> ImagePieces:
-        """Patches and tokens of an image.
-
-        Parameters
-        ----------
-        width, height : int
-            Its sides, pixels.
-
-        Raises
-        ------
-        ModelError
-            If it is no image, or how this model resizes images is not known.
-
-        Examples
-        --------
-        >>> from fastroof import load_model
-        >>> load_model("qwen3-vl-8b").vision.pieces(1920, 1080)
-        ImagePieces(pieces=1, patches=8160, tokens=2040)
-        """
+        """Patches and tokens of an image."""
         check_sides(width, height)
         if self.resizing is None or self.patch_size is None:
             raise ModelError(
@@ -114,13 +195,7 @@ class VisionEncoder:
         return self.resizing.pieces(width, height, self.patch_size, self.merge)
 
     def calls(self, tp: int) -> EncoderCalls:
-        """Calls of one GPU of ``tp``.
-
-        Raises
-        ------
-        ModelError
-            If a size is not known, or the encoder cannot be split so.
-        """
+        """Calls of one GPU of ``tp``."""
         named = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")
         unknown = [name for name in named if getattr(self, name) is None]
         if unknown:
@@ -166,7 +241,7 @@ class VisionEncoder:
 
 
 def vision_encoder(fields: Fields) -> VisionEncoder | None:
-    """Read the encoder of a wrapper's ``vision_config``; None where it has none."""
+    """Read the encoder of a wrapper's ``vision_config``; None if it has none."""
     vision = fields.part("vision_config")
     if vision is None:
         return None
@@ -177,7 +252,7 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
         # Kimi-K3's heads are wider than its rows; of more heads than elements nothing is known
         head_dim = vision.size_or("qkv_hidden_size", hidden) // num_heads or None
     patch_size = _side(vision, "patch_size")
-    # MiniMax-M3 has both in a part of its own
+    # MiniMax-M3 has both in a separate section
     merging = vision.part("img_token_compression_config") or vision
     projection = vision.optional_size("projection_dim") if merging is not vision else None
     return VisionEncoder(
@@ -205,7 +280,7 @@ def _of_tower(vision: Fields, key: str) -> int | None:
 
 
 def _side(vision: Fields, key: str) -> int | None:
-    """Pixels on a side; None where there are none, or height and width differ."""
+    """Pixels per side; None if missing, or if height and width differ."""
     if not isinstance(vision.config.get(key), list):
         return vision.optional_size(key)
     # InternVL: [height, width]

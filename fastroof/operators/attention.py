@@ -18,14 +18,14 @@ from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
 from fastroof.operators.attention_blocks import PlannedAttention
-from fastroof.operators.attention_errors import attention_variance
-from fastroof.operators.attention_grids import AttentionRows
+from fastroof.operators.attention_grids import AttentionOperator, AttentionRows, attention_variance
 from fastroof.operators.attention_work import (
     BATCH,
     SEQ_LEN,
     HeadShape,
     attention_bytes,
     decode_attention_bytes,
+    decode_attention_flops,
     decode_bound,
     pairs_within,
     prefill_bound,
@@ -48,22 +48,14 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
+from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key, as_floats
 from fastroof.roofline import BatchBound
-from fastroof.uncertainty.variance import PREFIX
-from fastroof.units import DTYPE_BYTES
+from fastroof.uncertainty.leave_one_out import PREFIX
+from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = [
-    "ATTENTION",
-    "ATTENTION_DECODE",
-    "ATTENTION_PREFILL",
-    "OPERATORS",
-    "AttentionDecode",
-    "AttentionPrefill",
-]
 
 _FULL_HEAD_DIM_128: Final = {"head_dim": 128, "window": 0}
 
@@ -139,10 +131,7 @@ def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
 
 
 class AttentionPrefill(PlannedAttention):
-    """Causal attention of prompts, or of chunks after a prefix.
-
-    Without a prefix it is a grid of (batch, q_len); a prefix is priced by its roofline.
-    """
+    """Causal attention of prompts, or of chunks after a prefix."""
 
     name = "attention_prefill"
     rank = 20
@@ -224,10 +213,7 @@ class AttentionPrefill(PlannedAttention):
         return np.where(length > window, batch * length / np.maximum(alike, 1.0), batch), alike
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
-        """The roofline of the prefix alone, times latency / B of the longest measured sequence.
-
-        Never under the roofline, nothing at an empty prefix, and growing with it.
-        """
+        """The roofline of the prefix alone, times latency / B of the longest measured sequence."""
         ratio = self.grid(tables, shape).longest_ratio
         pair_us, token_us = prefix_bound_us(shape, tables.gpu)
         return ratio * pair_us, ratio * token_us
@@ -366,4 +352,99 @@ ATTENTION_DECODE: Final = AttentionDecode()
 ATTENTION_DECODE_UNEQUAL: Final = AttentionDecodeUnequal()
 ATTENTION: Final[Mapping[str, PlannedAttention]] = {o.name: o for o in (ATTENTION_PREFILL, ATTENTION_DECODE)}
 """What plans look up on a grid, by operator."""
-OPERATORS: Final = (ATTENTION_PREFILL, ATTENTION_DECODE, ATTENTION_DECODE_UNEQUAL)
+
+
+def _encoder_attention_package_rows(raw: Raw) -> ForeignRows:
+    dtype = dtype_names(raw["attn_dtype"])
+    columns = {
+        "kv_dtype": dtype,
+        "num_q_heads": raw["num_heads"],
+        "num_kv_heads": raw["num_heads"],
+        "head_dim": raw["head_dim"],
+        "window": np.zeros_like(raw["num_heads"]),
+        "batch_size": raw["batch_size"],
+        "kv_len": raw["isl"],
+        **measured_us(raw),
+    }
+    return ForeignRows(columns, {f"computes in {d}": dtype == d for d in sorted(set(dtype)) if d != "bf16"})
+
+
+class EncoderAttention(AttentionOperator):
+    """Attention without a mask: B grows with the square of a sequence's tokens."""
+
+    name = "encoder_attention"
+    rank = 36
+    summary = "Attention of an encoder: no mask, no cache."
+    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, new ones all of them"))
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
+    constants: ClassVar[Mapping[str, Any]] = {"window": 0}
+    is_additive = False
+    length_axis = "kv_len"
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"encoder_attention": DatasheetClass(7.7, 0.47)}
+    holdouts = (HoldoutGrid("encoder_attention", "every second", {}, {"window": 0}),)
+    coverages = (HoldoutGrid("encoder_attention", "all", {}, {"window": 0}),)
+    package_files = (
+        PackageFile(
+            "encoder_attention",
+            "encoder_attention_perf",
+            (
+                *size_columns("batch_size", "isl", "num_heads", "head_dim"),
+                *text_columns("attn_dtype"),
+                *MEASURED,
+            ),
+            _encoder_attention_package_rows,
+            RUN,
+        ),
+    )
+
+    @property
+    def datasheet(self) -> DatasheetClass:
+        """What the datasheet model assumes of it."""
+        return self.datasheets[self.name]
+
+    def flops(self, columns: Columns) -> Floats:
+        """``4 nh dh S^2`` a sequence: no triangle is left out."""
+        tokens, batch = as_floats(columns["kv_len"]), columns["batch_size"]
+        return decode_attention_flops(columns["num_q_heads"], columns["head_dim"], tokens, tokens * batch)
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Queries, keys, values and outputs of every token once."""
+        heads = (columns["num_q_heads"], columns["num_kv_heads"], columns["head_dim"])
+        tokens = columns["kv_len"]
+        return attention_bytes(*heads, tokens, tokens, columns["batch_size"])
+
+    def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
+        """B against (batch, tokens)."""
+        square = float(decode_attention_flops(shape.num_q_heads, shape.head_dim, 1, 1)) / gpu.peak("bf16")
+        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
+        a_token = float(attention_bytes(*heads, 1, 1, 1, DTYPE_BYTES[shape.kv_dtype]))
+        return BatchBound(launch_us, square * US_PER_S, a_token / gpu.hbm_bytes_per_s * US_PER_S, 0.0)
+
+    def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
+        """A whole square."""
+        return batch * (length * length)
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look (batch, tokens) up."""
+        from fastroof.compiled.points import gemm_mfu
+
+        batch, tokens = sizes
+        out, mfu, origin = answers
+        table = self.ready(tables, key)
+        self.own_us(table, method, (batch, tokens), out, origin)
+        gemm_mfu(batch, tokens, tokens, table.unit_us, out, mfu)
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency."""
+        batch, tokens = sizes
+        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, tokens))
+
+
+ENCODER_ATTENTION: Final = EncoderAttention()
+
+OPERATORS: Final = (
+    ATTENTION_PREFILL,
+    ATTENTION_DECODE,
+    ATTENTION_DECODE_UNEQUAL,
+    ENCODER_ATTENTION,
+)

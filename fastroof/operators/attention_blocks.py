@@ -12,8 +12,7 @@ from fastroof.arrays import Floats
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_grids import AttentionOperator
-from fastroof.operators.attention_work import HeadShape
-from fastroof.operators.cold_decode import grid_from_memory
+from fastroof.operators.attention_work import HeadShape, grid_from_memory
 from fastroof.operators.operator import DatasheetClass
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.keys import key_start_above
@@ -22,17 +21,9 @@ from fastroof.units import US_PER_S
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = ["PlannedAttention"]
-
 
 class PlannedAttention(AttentionOperator):
-    """Attention that steps are made of.
-
-    Attributes
-    ----------
-    rate_form : int
-        Form of a block whose cells hold work / latency, see :mod:`fastroof.compiled.layout`.
-    """
+    """Attention that steps are made of."""
 
     rate_form: ClassVar[int]
 
@@ -46,13 +37,7 @@ class PlannedAttention(AttentionOperator):
         """Compulsory bytes of a sequence of no length, and of length 1."""
 
     def block(self, tables: Tables, method: str, shape: HeadShape) -> Floats:
-        """Grid block of a head shape for a plan's arena; borrowed nodes say so.
-
-        Raises
-        ------
-        MissingTableError
-            As :meth:`grid`.
-        """
+        """Grid block of a head shape for a plan's arena; borrowed nodes say so."""
         from fastroof.compiled.grids import cells_of
 
         served = self.grid(tables, shape)
@@ -75,12 +60,7 @@ class PlannedAttention(AttentionOperator):
         return block
 
     def _rate_block(self, grid: PackedGrid, method: str) -> Floats:
-        """Grid block whose cells hold work / latency, for the methods that keep MFU instead of latency.
-
-        linear_mfu is bilinear between the measured nodes; floor is constant above a node; nearest is
-        constant around a node, between the geometric means of its neighbours. A hole takes the MFU of the
-        node that the method picks at the hole itself.
-        """
+        """Grid block whose cells hold work / latency, for the methods that keep MFU instead of latency."""
         y_axis, x_axis = grid.y_axis[1:-1], grid.x_axis[1:-1]
         yy, xx = np.meshgrid(y_axis, x_axis, indexing="ij")
         latency_us = np.empty(yy.size)
@@ -102,11 +82,7 @@ class PlannedAttention(AttentionOperator):
         return PackedGrid(y_padded, x_padded, cells, flags, grid.roofline, self.rate_form).arena
 
     def datasheet_block(self, shape: HeadShape, gpu: GpuSpec) -> Floats:
-        """Grid block of the datasheet model: one row of cells, exact in batch and length.
-
-        A sequence costs the larger of two polynomials of its length, the FLOPs' and the bytes', so the
-        axis has a node where they cross; and where a window ends, beyond which both are straight.
-        """
+        """Grid block of the datasheet model: one row of cells, exact in batch and length."""
         whole = self.bound(shape, gpu, 0.0)
         bytes_us = US_PER_S / gpu.hbm_bytes_per_s
         fixed, one = (moved * bytes_us for moved in self.sequence_bytes(shape))

@@ -26,8 +26,6 @@ from fastroof.pack import PackedGrid, grid_cells
 from fastroof.pack.keys import key_start_above
 from fastroof.roofline import BatchBound
 
-__all__ = ["AttentionGrid", "attention_grid", "donors"]
-
 GridOf = Callable[[HeadShape], PackedGrid]
 RooflineOf = Callable[[HeadShape, float], BatchBound]
 EqualWork = Callable[[Floats, Floats, float], tuple[Floats, Floats]]
@@ -35,19 +33,7 @@ EqualWork = Callable[[Floats, Floats, float], tuple[Floats, Floats]]
 
 @dataclass(frozen=True, eq=False)
 class AttentionGrid:
-    """A packed attention table of one head shape, and whose rows it was made from.
-
-    Attributes
-    ----------
-    grid : PackedGrid
-        Ready to look up, in this shape's own batch sizes.
-    longest_ratio : float
-        Latency / B of the longest measured sequence, at least 1: what a prefix is priced with.
-    lenders : tuple of HeadShape
-        The measured shapes behind it; the shape itself where it was measured.
-    borrowed : bool
-        Whether the rows are another shape's.
-    """
+    """A packed attention table of one head shape, and whose rows it was made from."""
 
     grid: PackedGrid
     longest_ratio: float
@@ -56,13 +42,7 @@ class AttentionGrid:
 
 
 def donors(wanted: HeadShape, measured: Iterable[HeadShape]) -> tuple[HeadShape, ...]:
-    """Pick the measured shapes that stand in for one: itself, one of its group size, or two around it.
-
-    Raises
-    ------
-    MissingTableError
-        If nothing with this head_dim, kv_dtype and window was measured.
-    """
+    """Pick the measured shapes that stand in for one: itself, one of its group size, or two around it."""
     shapes = list(measured)
     if wanted in shapes:
         return (wanted,)
@@ -118,33 +98,7 @@ def attention_grid(
     roofline_of: RooflineOf,
     equal_work: EqualWork,
 ) -> AttentionGrid:
-    """Return the grid of a head shape, borrowed where it was not measured.
-
-    Parameters
-    ----------
-    wanted : HeadShape
-        The shape on one GPU.
-    measured : iterable of HeadShape
-        The shapes that have rows.
-    grid_of : callable
-        Packed grid of a measured shape.
-    roofline_of : callable
-        Roofline of a shape for a given launch floor in us.
-    equal_work : callable
-        (batch, length) at which full attention does the work of (batch, length, window) within a window.
-
-    Returns
-    -------
-    AttentionGrid
-        Same group size: the lender at equal batch x KV heads. Between two group sizes: linear in the
-        group size. Outside the measured group sizes: the nearest one's latency / B is held. A window that
-        no shape was measured with: full attention at equal work.
-
-    Raises
-    ------
-    MissingTableError
-        If nothing with this head_dim and kv_dtype was measured.
-    """
+    """Return the grid of a head shape, borrowed where it was not measured."""
     shapes = list(measured)
     whole = wanted._replace(window=0)
     kinds = {shape.kind for shape in shapes}
@@ -186,11 +140,7 @@ def attention_grid(
 
 
 def _within_window(full: AttentionGrid, roofline: BatchBound, equal_work: EqualWork) -> AttentionGrid:
-    """Make full attention's grid one within a window.
-
-    A decode's length stops at the next simple number above the window where it is none itself (1/16 at most):
-    plans tabulate the lines between such lengths.
-    """
+    """Make full attention's grid one within a window."""
     grid = full.grid
     window = key_start_above(roofline.window)
     y_axis = grid.y_axis

@@ -11,31 +11,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import Column
+from fastroof.columns import ORIGIN_EXTRAPOLATED, Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.operators.operator import Columns, dtype_peaks
-from fastroof.operators.work import Real, as_floats
+from fastroof.operators.elementwise import L2_MULTIPLE
+from fastroof.operators.operator import Columns, Real, as_floats, dtype_peaks
+from fastroof.pack import PackedGrid, grid_cells
+from fastroof.pack.ragged import RaggedTable
 from fastroof.roofline import BatchBound
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
-
-__all__ = [
-    "BATCH",
-    "SEQ_LEN",
-    "HeadShape",
-    "attention_bytes",
-    "attention_bytes_within",
-    "attention_flops",
-    "attention_flops_within",
-    "decode_attention_bytes",
-    "decode_attention_flops",
-    "decode_bound",
-    "pairs_within",
-    "prefill_bound",
-    "prefill_flops_conventions",
-    "prefix_bound_us",
-    "prefix_within",
-    "reads_kv_peaks",
-]
 
 BATCH: Final = Column("batch_size", "int", "sequences", "sequences in the call")
 SEQ_LEN: Final = Column("seq_len", "int", "tokens", "tokens of the one sequence")
@@ -68,10 +51,7 @@ class HeadShape(NamedTuple):
 def attention_flops(
     num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real = 1
 ) -> Floats:
-    """FLOPs of causal attention of ``q_len`` new tokens, each seeing the prefix and its past.
-
-    ``4 nh dh (q ctx + q (q + 1) / 2)`` a sequence, with ``ctx = kv_len - q_len``.
-    """
+    """FLOPs of causal attention of ``q_len`` new tokens, each seeing the prefix and its past."""
     q = as_floats(q_len)
     pairs = q * (as_floats(kv_len) - q) + q * (q + 1.0) / 2.0
     return 4.0 * as_floats(num_q_heads) * as_floats(head_dim) * pairs * as_floats(batch_size)
@@ -112,10 +92,7 @@ def decode_attention_bytes(
 def attention_flops_within(
     num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real, window: Real
 ) -> Floats:
-    """Causal FLOPs within a window, of all tokens where it is 0.
-
-    The first queries see a growing past, those beyond the window exactly it.
-    """
+    """Causal FLOPs within a window, of all tokens where it is 0."""
     q, kv = as_floats(q_len), as_floats(kv_len)
     reach = np.where(as_floats(window) > 0.0, window, kv)
     growing = np.clip(reach - (kv - q), 0.0, q)
@@ -198,11 +175,7 @@ def reads_kv_peaks(columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
 
 
 def prefill_flops_conventions(columns: Columns, head_dim: Array, exact: Floats) -> dict[str, Floats]:
-    """FLOPs of causal attention of whole prompts by each convention that published files use.
-
-    Published prefill tables halve S^2, an estimator divides it by 1.8; both differ from the exact
-    S (S + 1) / 2.
-    """
+    """FLOPs of causal attention of whole prompts by each convention that published files use."""
     s = columns["q_len"]
     square = decode_attention_flops(columns["num_q_heads"], head_dim, s, s)
     return {
@@ -211,3 +184,68 @@ def prefill_flops_conventions(columns: Columns, head_dim: Array, exact: Floats) 
         "FLOPs of S^2 / 1.8": square / 1.8,
         "FLOPs of S^2, not halved": square,
     }
+
+
+class PrefixUs(NamedTuple):
+    """Price of a prefix, us."""
+
+    pair: float = 0.0
+    token: float = 0.0
+    window_pair: float = 0.0
+    window_token: float = 0.0
+
+    def times(self, factor: float, within: float | None = None) -> PrefixUs:
+        """So many times the price, and so many times what is of the window."""
+        near = factor if within is None else within
+        return PrefixUs(
+            factor * self.pair, factor * self.token, near * self.window_pair, near * self.window_token
+        )
+
+
+NO_PREFIX: Final = PrefixUs()
+
+CHUNK: Final = 128.0
+"""New tokens from which on prompts tell the price of a prefix: shorter ones hide it behind launches."""
+
+
+def measured_price(table: RaggedTable, prices: PrefixUs, window: int) -> tuple[float, float]:
+    """Multiples of the roofline time that measured prefixes take: beyond a window, and within it."""
+    batch, q_len, prefix = table.points()
+    fresh_us, origin = np.empty(len(batch)), np.zeros(len(batch), np.uint8)
+    table.latency((batch, q_len, np.zeros_like(prefix)), fresh_us, origin)
+    far = batch * prefix * (prices.pair * q_len + prices.token)
+    near = np.zeros_like(far)
+    if window:
+        pairs, tokens = prefix_within(q_len, q_len + prefix, window)
+        near = batch * (prices.window_pair * pairs + prices.window_token * tokens)
+    told = (prefix > 0.0) & (q_len >= CHUNK)
+    if not told.any():
+        return 1.0, 1.0
+    shares: Floats = (np.stack([far, near], axis=1) / table.latency_us[:, None])[told]
+    paid = (1.0 - fresh_us / table.latency_us)[told]
+    beyond = max(1.0, float(np.linalg.lstsq(shares, paid, rcond=None)[0][0]))
+    within = np.linalg.lstsq(shares[:, 1:], paid - beyond * shares[:, 0], rcond=None)[0]
+    return beyond, max(1.0, float(within[0]))
+
+
+def grid_from_memory(grid: PackedGrid, shape: HeadShape, l2_bytes: int) -> PackedGrid:
+    """Return a decode grid in which no call finds its KV cache in the L2."""
+    heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
+    batch, kv_len = grid.y_axis[1:-1], grid.x_axis[1:-1]
+    seen = np.minimum(kv_len, shape.window) if shape.window else kv_len
+    moved = decode_attention_bytes(*heads, seen, batch[:, None], DTYPE_BYTES[shape.kv_dtype])
+    table, flags = grid.cells[..., 0].copy(), grid.flags.copy()
+    for row, (call_us, call_bytes) in enumerate(zip(grid.cells[1:-1, 1:-1, 0], moved, strict=True), start=1):
+        streams = np.flatnonzero(call_bytes >= L2_MULTIPLE * l2_bytes)
+        if l2_bytes <= 0 or len(streams) < 2:
+            continue
+        near, far = streams[:2]
+        if call_bytes[far] <= call_bytes[near]:
+            continue
+        byte_us = (call_us[far] - call_us[near]) / (call_bytes[far] - call_bytes[near])
+        line_us = call_us[near] - byte_us * (call_bytes[near] - call_bytes)
+        below = np.flatnonzero((np.arange(len(call_us)) < near) & (line_us > call_us))
+        table[row, 1 + below] = line_us[below]
+        flags[row, 1 + below] = np.maximum(flags[row, 1 + below], ORIGIN_EXTRAPOLATED)
+    cells = grid_cells(grid.y_axis, grid.x_axis, table, grid.roofline)
+    return PackedGrid(grid.y_axis, grid.x_axis, cells, flags, grid.roofline, grid.form)

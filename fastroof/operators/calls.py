@@ -9,27 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-__all__ = [
-    "AllReduce",
-    "AttentionCall",
-    "Call",
-    "Collective",
-    "Dispatch",
-    "Elementwise",
-    "Experts",
-    "Gemm",
-    "HyperConnection",
-    "LatentProduct",
-    "MixerCall",
-    "MixerKernel",
-    "Parallel",
-    "Role",
-    "RowOperator",
-    "Rows",
-    "SendReceive",
-    "Steps",
-]
-
 Rows = Literal["tokens", "sequences", "expert_tokens"]
 """The step's tokens, its sequences, or the tokens of all attention-data-parallel ranks together."""
 
@@ -150,28 +129,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed experts of a layer on one GPU: one fused kernel, ``times`` a step.
-
-    Attributes
-    ----------
-    hidden, intermediate, topk, num_experts : int
-        Of the whole layer: model width, width of one expert, experts a token is routed to, experts.
-    moe_tp, moe_ep : int
-        GPUs that share each expert, and groups of experts on GPUs of their own.
-    dtype : str
-        That its kernels compute in.
-    distribution : str
-        How tokens spread over experts, as measured tables call it.
-    is_gated : bool
-        Three GEMMs an expert; two without a gate.
-    phase : str
-        ``context`` or ``generation`` of kernels of wide expert parallelism, which compute alone, and of
-        those that send; empty of others.
-    num_slots : int
-        Of the former: places for experts on all GPUs, more than experts where a load balancer copies some.
-    sends : bool
-        Whether the kernel sends tokens to their experts and back itself.
-    """
+    """Routed experts of a layer on one GPU: one fused kernel, ``times`` a step."""
 
     role: Role
     name: str
@@ -203,10 +161,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` a row from each GPU, ``times`` a step.
-
-    The GPUs of its group are ``stride`` apart.
-    """
+    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` a row from each GPU, ``times`` a step."""
 
     operator: ClassVar[str] = "collective"
     role: Role
@@ -222,23 +177,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One phase of sending tokens to the GPUs of their experts, ``times`` a step.
-
-    Attributes
-    ----------
-    library : str
-        Whose kernels send, as measured tables call it: ``deepep_ll``.
-    phase : str
-        ``dispatch`` or ``combine``.
-    comm_dtype : str
-        What is sent; ``default`` for what the library sends unasked.
-    hidden, topk, num_experts : int
-        Of the whole layer.
-    num_gpus : int
-        GPUs that share the experts.
-    shared_by : int
-        GPUs that share the rows: each sends its part of them.
-    """
+    """One phase of sending tokens to the GPUs of their experts, ``times`` a step."""
 
     operator: ClassVar[str] = "expert_dispatch"
     role: Role
@@ -258,13 +197,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class SendReceive:
-    """What a pipeline stage sends the next one: ``row_bytes`` a row, ``times`` a step.
-
-    Attributes
-    ----------
-    stages, stage_gpus : int
-        Stages one after another, and the GPUs of each: they say which boundaries lie between nodes.
-    """
+    """What a pipeline stage sends the next one: ``row_bytes`` a row, ``times`` a step."""
 
     operator: ClassVar[str] = "send_receive"
     role: Role
@@ -279,19 +212,7 @@ class SendReceive:
 
 @dataclass(frozen=True)
 class LatentProduct:
-    """One of the two batched products that decodes of latent attention absorb, ``times`` a step.
-
-    Attributes
-    ----------
-    part : str
-        ``pre``: queries to latent ones, before attention; ``post``: latent outputs to values, after it.
-    num_heads : int
-        Heads on one GPU: a product each.
-    head_dim, kv_lora_rank : int
-        Widths of a head on its own side, and of the latent vector.
-    dtype : str
-        Of the weights that are absorbed; what kernels compute in, tables say.
-    """
+    """One of the two batched products that decodes of latent attention absorb, ``times`` a step."""
 
     operator: ClassVar[str] = "mla_bmm"
     role: Role
@@ -308,19 +229,7 @@ class LatentProduct:
 
 @dataclass(frozen=True)
 class HyperConnection:
-    """Mixing residual streams before a layer's sublayers, or after them, ``times`` a step.
-
-    Attributes
-    ----------
-    stage : str
-        ``pre`` or ``post``.
-    hidden, streams : int
-        Model width, and rows of the residual a token.
-    sinkhorn_iterations : int
-        Iterations that make the mixing weights doubly stochastic.
-    sites : int
-        Sublayers that one call is of.
-    """
+    """Mixing residual streams before a layer's sublayers, or after them, ``times`` a step."""
 
     operator: ClassVar[str] = "hyper_connections"
     role: Role
@@ -351,23 +260,14 @@ RowOperator = (
 
 @dataclass(frozen=True)
 class Parallel:
-    """Calls on several paths beside each other, as shared experts beside routed ones: the longest counts.
-
-    Attributes
-    ----------
-    paths : tuple of tuple of RowOperator
-        Each in its order; all over tokens, their own or those of every rank.
-    """
+    """Calls on several paths beside each other, as shared experts beside routed ones: the longest counts."""
 
     paths: tuple[tuple[RowOperator, ...], ...]
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention of a layer on one GPU, over the keys of the step's requests; ``times`` a step.
-
-    A query attends to the last ``window`` tokens, itself included; to all of them where that is 0.
-    """
+    """Attention of a layer on one GPU, over the keys of the step's requests; ``times`` a step."""
 
     times: int
     num_q_heads: int
@@ -379,16 +279,7 @@ class AttentionCall:
 
 
 class MixerKernel(NamedTuple):
-    """A measured kernel, or a block of several measured as one, by the table that has it.
-
-    Attributes
-    ----------
-    operator : str
-        Name of the operator: ``mla_decode``, ``dsa_prefill``, ``gdn``.
-    key : tuple
-        What names a kernel in its tables, in the order of the operator's ``keys``; heads are those of one
-        GPU.
-    """
+    """A measured kernel, or a block of several measured as one, by the table that has it."""
 
     operator: str
     key: tuple[Any, ...]
@@ -396,18 +287,7 @@ class MixerKernel(NamedTuple):
 
 @dataclass(frozen=True)
 class MixerCall:
-    """What mixes tokens otherwise than by grouped heads: latent and sparse attention, linear attention.
-
-    Of a layer on one GPU, over the keys or states of the step's requests, ``times`` a step.
-
-    Attributes
-    ----------
-    decode, prefill : MixerKernel or None
-        What runs over one new token a sequence, and over prompts; None where nothing does.
-    window : int
-        Tokens beyond which a query's attention costs no more, as where an indexer picks so many; 0 where it
-        always grows.
-    """
+    """What mixes tokens otherwise than by grouped heads: latent and sparse attention, linear attention."""
 
     times: int
     decode: MixerKernel | None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, Column
+from fastroof.columns import DTYPE, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
-from fastroof.operators.calls import AllReduce, Collective
+from fastroof.operators.calls import AllReduce, Collective, SendReceive
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -24,20 +24,15 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.link_groups import Far, GroupOperator, Placement
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key
-from fastroof.operators.work import Real, as_floats
+from fastroof.operators.link_groups import OVER_NODES, Far, GroupOperator, Placement, inter_node_us
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, Real, as_floats
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.pack import SIZE_LIMIT
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
-__all__ = [
-    "ALLREDUCE",
-    "COLLECTIVE",
-    "OPERATORS",
-    "AllReduceOperator",
-    "CollectiveOperator",
-    "allreduce_wire_bytes",
-    "collective_wire_bytes",
-]
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
 
 _NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group", 2)
 _MESSAGE: Final = Column("message_bytes", "int", "B", "bytes each GPU contributes")
@@ -269,4 +264,76 @@ class CollectiveOperator(GroupOperator):
 
 ALLREDUCE: Final = AllReduceOperator()
 COLLECTIVE: Final = CollectiveOperator()
-OPERATORS: Final = (ALLREDUCE, COLLECTIVE)
+
+
+def boundaries_between_nodes(stages: int, stage_gpus: int, linked_gpus: int) -> int:
+    """Boundaries at which some GPU of a stage sends to another node; stages lie one after another."""
+
+    def crosses(stage: int) -> bool:
+        first = stage * stage_gpus
+        senders = range(first, first + stage_gpus)
+        return any(gpu // linked_gpus != (gpu + stage_gpus) // linked_gpus for gpu in senders)
+
+    return sum(crosses(stage) for stage in range(stages - 1))
+
+
+class SendReceiveOperator(PerRowOperator):
+    """What a stage sends the next; the mean over all boundaries."""
+
+    name = "send_receive"
+    rank = 64
+    keys = (Column("num_nodes", "int", "", "nodes that both GPUs are in"),)
+    axes = (Column("message_bytes", "int", "B", "bytes that are sent"),)
+    over_link = True
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
+        "send_receive": DatasheetClass(ALLREDUCE.datasheets["allreduce"].launch_us, 1.0)
+    }
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """What is sent."""
+        return np.asarray(columns["message_bytes"], np.float64)
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: SendReceive) -> RowCost:
+        """Bytes a row."""
+        return RowCost(0.0, call.row_bytes, 0.0, "bf16")
+
+    def row_key(self, call: SendReceive) -> Key:
+        """Bytes a row, and where the boundaries lie."""
+        return (call.row_bytes, call.stages, call.stage_gpus)
+
+    def serving(self, call: SendReceive, tables: Tables) -> None:
+        """Nothing was measured."""
+
+    def row_nodes(self, call: SendReceive, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """The datasheet's: nothing was measured."""
+        return self.datasheet_nodes(call, tables.gpu)
+
+    def row_variance(self, call: SendReceive, tables: Tables, rows: Floats) -> Floats:
+        """As of all that is modelled between nodes."""
+        return np.full(len(rows), OVER_NODES**2)
+
+    def row_datasheet(self, call: SendReceive) -> DatasheetClass:
+        """The one class."""
+        return self.datasheets[self.name]
+
+    def datasheet_nodes(self, call: SendReceive, gpu: GpuSpec) -> RowNodes:
+        """A straight line: the mean of the boundaries within nodes and between them."""
+        axis = np.array([0.0, SIZE_LIMIT])
+        sent = axis * call.row_bytes
+        near_us = self.row_datasheet(call).launch_us + sent / gpu.nvlink_bytes_per_s * US_PER_S
+        boundaries = call.stages - 1
+        far = boundaries_between_nodes(call.stages, call.stage_gpus, gpu.linked_gpus)
+        far_us = inter_node_us(sent, 1, gpu) if far else 0.0
+        value = (near_us * (boundaries - far) + far_us * far) / boundaries
+        return RowNodes(axis, value, np.full(2, ORIGIN_MODELLED, np.uint8), float(value[0]))
+
+
+SEND_RECEIVE: Final = SendReceiveOperator()
+
+OPERATORS: Final = (
+    ALLREDUCE,
+    COLLECTIVE,
+    SEND_RECEIVE,
+)

@@ -24,28 +24,11 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Dispatch
 from fastroof.operators.link_groups import Placement, inter_node_us, placed
 from fastroof.operators.operator import Key
-from fastroof.operators.rows import RowNodes
+from fastroof.operators.row_operator import RowNodes
 from fastroof.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
-
-__all__ = [
-    "INDEX_BYTES",
-    "LOW_LATENCY_OVER_NODES",
-    "OTHER_NODES",
-    "UNASKED",
-    "UNASKED_BYTES",
-    "DispatchKey",
-    "Loan",
-    "crossing_bytes",
-    "element_bytes_of",
-    "is_low_latency",
-    "lent_nodes",
-    "loan",
-    "row_bytes_of",
-    "sent_to",
-]
 
 UNASKED: Final = "default"
 UNASKED_BYTES: Final = {"dispatch": 1.0, "combine": 2.0}
@@ -92,21 +75,7 @@ class DispatchKey(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """What serves a call.
-
-    Attributes
-    ----------
-    key : DispatchKey
-        The measured kernel that is read.
-    tokens : float
-        Its tokens that stand for one of a GPU's.
-    is_own : bool
-        Whether it is the very kernel, in as many nodes.
-    crossing_bytes : float
-        Bytes of one of a GPU's tokens that cross nodes beside it.
-    is_other_nodes : bool
-        Whether it lies in several nodes, but not in as many.
-    """
+    """What serves a call."""
 
     key: DispatchKey
     tokens: float

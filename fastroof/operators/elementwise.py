@@ -23,7 +23,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, Key
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 from fastroof.units import GB, US_PER_MS, US_PER_S
@@ -31,8 +31,6 @@ from fastroof.units import GB, US_PER_MS, US_PER_S
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = ["ELEMENTWISE", "OPERATORS", "ElementwiseOperator", "Streaming"]
 
 NOT_STREAMING: Final = ("launch", "fp8_scale")
 """Measured kinds that do more, or less, than stream."""
@@ -45,15 +43,7 @@ L2_MULTIPLE: Final = 8
 
 
 class Streaming(NamedTuple):
-    """What the measured streaming kernels say of this GPU.
-
-    Attributes
-    ----------
-    launch_us : float
-        The smallest latency among them, us.
-    bytes_per_s : float
-        Median rate of those that move more than eight times the L2, B/s.
-    """
+    """What the measured streaming kernels say of this GPU."""
 
     launch_us: float
     bytes_per_s: float
@@ -155,11 +145,7 @@ class ElementwiseOperator(PerRowOperator):
         }
 
     def streaming(self, tables: Tables) -> Streaming | None:
-        """Launch floor and copy bandwidth from measured streaming kernels; None without them.
-
-        Of the first source whose kernels are bound by memory: plain copies give the bandwidth where there
-        are any, and an empty launch counts for neither.
-        """
+        """Launch floor and copy bandwidth from measured streaming kernels; None without them."""
         return self._streaming(tables)[1]
 
     def _streaming(self, tables: Tables) -> tuple[MeasuredTable | None, Streaming | None]:
@@ -173,11 +159,7 @@ class ElementwiseOperator(PerRowOperator):
         return tables.kept(("streaming",), found)
 
     def shared_error(self, tables: Tables) -> float | None:
-        """Relative standard error of a streaming kernel's line; None where none was measured.
-
-        From the measured streaming kernels themselves, which all lie on one line of launch and copy
-        bandwidth.
-        """
+        """Relative standard error of a streaming kernel's line; None where none was measured."""
         table, measured = self._streaming(tables)
         if table is None or measured is None:
             return None
@@ -189,16 +171,7 @@ class ElementwiseOperator(PerRowOperator):
         return float(np.quantile(off, LEVEL)) / NORMAL_80
 
     def fp8_scale_us(self, tables: Tables, m: Any, k: int, source: str = "") -> Floats:
-        """What finding its input's scale takes a dynamically quantised fp8 GEMM of m x k inputs, us.
-
-        Bilinear between the measured m and k, and held outside; as the source of the GEMMs measured it,
-        where it did.
-
-        Raises
-        ------
-        MissingTableError
-            If nothing of the kind was measured.
-        """
+        """What finding its input's scale takes a dynamically quantised fp8 GEMM of m x k inputs, us."""
         every = tables.candidates(self.name) if self.name in tables.measured.tables else ()
         having = [table for table in every if (table.columns["kind"] == "fp8_scale").any()]
         if not having:
@@ -232,10 +205,7 @@ class ElementwiseOperator(PerRowOperator):
         return self._streaming(tables)[0]
 
     def row_nodes(self, call: Elementwise, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Launch floor plus bytes at copy bandwidth: the line through this GPU's two measured constants.
-
-        Where no streaming kernel was measured the datasheet's constants serve, and the origin says so.
-        """
+        """Launch floor plus bytes at copy bandwidth: the line through this GPU's two measured constants."""
         measured = self.streaming(tables)
         if measured is None:
             return self.datasheet_nodes(call, tables.gpu)

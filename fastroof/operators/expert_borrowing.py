@@ -20,26 +20,9 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.operators.operator import HoldoutGrid
-from fastroof.operators.sized import PackedSizes
+from fastroof.operators.row_operator import PackedSizes
 from fastroof.pack import pack_curve
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
-
-__all__ = [
-    "ANOTHER_ROUTING",
-    "LENDERS",
-    "BorrowedPoints",
-    "BorrowingErrors",
-    "ExpertShape",
-    "Lender",
-    "borrowed_points",
-    "borrowing_errors",
-    "borrowing_grids",
-    "features",
-    "is_routing",
-    "layers",
-    "nearest",
-    "nearest_routing",
-]
 
 LENDERS: Final = 2
 """Kernels that lend: with one the H100's vLLM tables come out at 9.1 and 11.9 % instead of 6.5 and 7.7 (up to
@@ -127,24 +110,12 @@ def layers(shapes: Sequence[ExpertShape]) -> Longs:
 
 
 def is_routing(distribution: str) -> bool:
-    """Whether a name says how tokens spread, as tables of experts call it.
-
-    Examples
-    --------
-    >>> [is_routing(name) for name in ("balanced", "power_law_1.5", "int3")]
-    [True, True, False]
-    """
+    """Whether a name says how tokens spread, as tables of experts call it."""
     return distribution.startswith(("balanced", "uniform", "power_law"))
 
 
 def nearest_routing(wanted: str, measured: Iterable[str]) -> str:
-    """The distribution itself, or the measured one whose skew is nearest; empty without any.
-
-    Examples
-    --------
-    >>> nearest_routing("power_law_1.2", {"balanced", "power_law_1.01"})
-    'power_law_1.01'
-    """
+    """The distribution itself, or the measured one whose skew is nearest; empty without any."""
 
     def skew(distribution: str) -> float:
         last = distribution.rsplit("_", 1)[-1]
@@ -157,20 +128,7 @@ def nearest_routing(wanted: str, measured: Iterable[str]) -> str:
 
 
 def nearest(wanted: ExpertShape, measured: Sequence[ExpertShape]) -> tuple[Lender, ...]:
-    """Choose who lends to a shape, the nearest first.
-
-    Parameters
-    ----------
-    wanted : ExpertShape
-        A shape that is none of them.
-    measured : sequence of ExpertShape
-        Shapes of one table and dtype, at least one.
-
-    Returns
-    -------
-    tuple of Lender
-        Other splits of its layer where there are any; at most :data:`LENDERS`.
-    """
+    """Choose who lends to a shape, the nearest first."""
     # equal distances are equal, whatever the last bits of their sums: ties go by the shapes themselves
     apart = np.abs(features(measured) - features([wanted])).sum(axis=1).round(9)
     own = np.array([shape.layer == wanted.layer for shape in measured])
@@ -182,15 +140,7 @@ def nearest(wanted: ExpertShape, measured: Sequence[ExpertShape]) -> tuple[Lende
 
 
 class BorrowedPoints(NamedTuple):
-    """What lenders make of a shape.
-
-    Attributes
-    ----------
-    tokens, latency_us : ndarray of float64, shape (nodes,)
-        A node wherever a lender has one, at equal tokens an expert.
-    bound_us : callable
-        B of the shape at numbers of tokens, us.
-    """
+    """What lenders make of a shape."""
 
     tokens: Floats
     latency_us: Floats
@@ -216,27 +166,8 @@ def borrowed_points(
     roofline_of: Roofline,
     lender_roofline_of: Roofline | None = None,
 ) -> BorrowedPoints:
-    """Make the latencies of a shape from those of its lenders.
-
-    Parameters
-    ----------
-    wanted : ExpertShape
-        The shape.
-    lenders : sequence of Lender
-        Who lends.
-    packed_of : callable
-        Packed curve of a lender.
-    roofline_of : callable
-        B at numbers of tokens, us, of a shape and for a least latency in us.
-    lender_roofline_of : callable, optional
-        The same of the lenders, where their experts have other GEMMs.
-
-    Returns
-    -------
-    BorrowedPoints
-        Weighted geometric means of ``B (latency / B)`` over the lenders.
-    """
-    from fastroof.compiled.search import curve_latency_us
+    """Make the latencies of a shape from those of its lenders."""
+    from fastroof.compiled.guides import curve_latency_us
 
     curves = [packed_of(lender.shape) for lender in lenders]
     # an expert has as many tokens at so many times the lender's
@@ -259,15 +190,7 @@ def borrowed_points(
 
 
 class BorrowingErrors(NamedTuple):
-    """Relative standard errors of borrowing from a table, as the table says of itself.
-
-    Attributes
-    ----------
-    of_split : float
-        From other splits of the same layer.
-    of_layer : tuple of float
-        From other layers, by class of distance.
-    """
+    """Relative standard errors of borrowing from a table, as the table says of itself."""
 
     of_split: float
     of_layer: tuple[float, ...]
@@ -285,21 +208,7 @@ class BorrowingErrors(NamedTuple):
 def borrowing_errors(
     measured: Sequence[ExpertShape], log_errors: Callable[[ExpertShape, Sequence[Lender]], Floats]
 ) -> BorrowingErrors:
-    """Leave every kernel of a table out, and every layer, and see how far off borrowing is.
-
-    Parameters
-    ----------
-    measured : sequence of ExpertShape
-        Shapes of one table, dtype and distribution.
-    log_errors : callable
-        ln of borrowed over measured latency at a shape's measured tokens, given its lenders.
-
-    Returns
-    -------
-    BorrowingErrors
-        80 % of the errors lie within them times :data:`NORMAL_80`; of a class of distance half is its own,
-        half that of all.
-    """
+    """Leave every kernel of a table out, and every layer, and see how far off borrowing is."""
     apart = features(measured)
     number = layers(measured)
     split: list[Floats] = []

@@ -17,23 +17,6 @@ from fastroof.arrays import Array, Bools
 from fastroof.columns import MEASURED_US, Column
 from fastroof.units import DTYPE_BYTES, US_PER_MS
 
-__all__ = [
-    "LATENCY_MS",
-    "MEASURED",
-    "MFU",
-    "RUN",
-    "ForeignRows",
-    "Heads",
-    "PackageFile",
-    "TreeFile",
-    "dtype_names",
-    "measured_us",
-    "size_columns",
-    "text_columns",
-    "unknown_dtypes",
-    "version_order",
-]
-
 Raw = Mapping[str, Array]
 Heads = tuple[int, int, int]
 """The three numbers in the name of a tree's attention file, on one GPU."""
@@ -43,15 +26,7 @@ _RENAMED_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16",
 
 @dataclass(frozen=True)
 class ForeignRows:
-    """Rows of one operator as another program measured them.
-
-    Attributes
-    ----------
-    columns : dict of str to ndarray
-        The operator's keys and axes, ``latency_us`` and ``kernel``.
-    left_out : dict of str to ndarray of bool
-        By reason the rows that are not the operator's, or that nothing is known of.
-    """
+    """Rows of one operator as another program measured them."""
 
     columns: dict[str, Array]
     left_out: dict[str, Bools]
@@ -59,19 +34,7 @@ class ForeignRows:
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file of aiconfigurator-core that holds rows of an operator.
-
-    Attributes
-    ----------
-    folder, file : str
-        Where it lies, below a system's folder, and its name without ``.parquet``.
-    columns, optional : tuple of Column
-        Columns it must have, and those it may have.
-    convert : callable
-        From its columns to the operator's rows.
-    backend : str or None
-        The folder of a file that all serving engines share.
-    """
+    """One file of aiconfigurator-core that holds rows of an operator."""
 
     folder: str
     file: str
@@ -83,26 +46,7 @@ class PackageFile:
 
 @dataclass(frozen=True)
 class TreeFile:
-    """A CSV file of InferSim's and roofline V2's trees that holds rows of an operator.
-
-    Attributes
-    ----------
-    kind, phase : str
-        Folders: ``mha/decode``; a kind without phases has an empty one.
-    required, optional : tuple of Column
-        Columns it must have, and those it may have.
-    order : tuple of str
-        The columns of a file without a header.
-    convert : callable
-        From its columns and the numbers in its name to the operator's keys and axes.
-    computes_in_any_dtype : bool
-        Whether ``dtype`` may be any; attention computes in bf16.
-    named_by_heads : bool
-        Whether there is a file a head shape, named after it; else one, ``data.csv``.
-    draws_tokens : bool
-        Whether tokens are what was asked for and a row ran a random number of about so many: one that
-        ran far fewer, which its peak shows, is left out.
-    """
+    """A CSV file of InferSim's and roofline V2's trees that holds rows of an operator."""
 
     kind: str
     phase: str
@@ -156,11 +100,5 @@ def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, by which versions are compared.
-
-    Examples
-    --------
-    >>> version_order("1.3.0rc20") < version_order("1.3.0rc23")
-    True
-    """
+    """Return the numbers of a version, by which versions are compared."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

@@ -33,26 +33,29 @@ from fastroof.operators.operator import (
     DatasheetClass,
     HoldoutGrid,
     Key,
+    Real,
+    as_floats,
     dtype_peaks,
     element_bytes,
     input_bytes,
     unit_us,
 )
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.work import Real, as_floats
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import PackedGemm, pack_gemm
 from fastroof.pack.bands import ALIGNED, bands_of, residue_start
-from fastroof.pack.points import sorted_points
+from fastroof.pack.curves import sorted_points
 from fastroof.uncertainty.band_errors import band_errors, residue_errors, with_unmeasured_bands
-from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid
-from fastroof.uncertainty.variance import calibrated_errors, relative_variance
+from fastroof.uncertainty.leave_one_out import (
+    LocalErrors,
+    calibrated_errors,
+    measured_grid,
+    relative_variance,
+)
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = ["GEMM", "OPERATORS", "GemmOperator", "gemm_bytes", "gemm_flops"]
 
 T = TypeVar("T")
 
@@ -72,10 +75,7 @@ FLOPS_OF_ONE: Final = float(gemm_flops(1, 1, 1))
 
 
 def gemm_bytes(m: Real, n: Real, k: Real, element_bytes: float, input_bytes: float | None = None) -> Floats:
-    """Bytes of a GEMM: weights and inputs at ``element_bytes``, the output in bf16.
-
-    Where a format is of weights alone its inputs have ``input_bytes``.
-    """
+    """Bytes of a GEMM: weights and inputs at ``element_bytes``, the output in bf16."""
     outputs = as_floats(m) * as_floats(n)
     inputs = as_floats(m) * as_floats(k) + as_floats(n) * as_floats(k)
     moved = element_bytes * inputs + ACTIVATION_BYTES * outputs
@@ -93,29 +93,7 @@ def median_of_three(
     bytes_per_us: float,
     element_bytes: float,
 ) -> Floats:
-    """Smooth memory-bound GEMMs of one (n, k) along m, up to m = 256.
-
-    In the memory-bound range the H100's bf16 GEMMs were measured in one of two states, some 17 % apart, at
-    random by point: 8192 x 8192 takes 51.6, 45.8, 53.9, 46.2 us at m = 1, 2, 4, 8. A running median of three
-    of latency / bytes takes most of it out. On held-out points (m <= 256, n and k at least 1024) the error
-    falls from 4.60 to 4.00 % where m was hidden and from 4.83 to 4.63 % where n was, and stays (4.00, 4.02)
-    where k was. fp8 GEMMs step where their tiles end, which this would smear.
-
-    Parameters
-    ----------
-    m, n, k, latency_us : ndarray of float64, shape (rows,)
-        Measured points in any order.
-    peak_flops_per_us, bytes_per_us : float
-        The dtype's peak and the memory bandwidth.
-    element_bytes : float
-        Bytes of an input element.
-
-    Returns
-    -------
-    ndarray of float64, shape (rows,)
-        Latencies: where r = latency / bytes, the median of r at an m and at the next smaller and larger
-        one, times the bytes; at both ends the mean of two.
-    """
+    """Smooth memory-bound GEMMs of one (n, k) along m, up to m = 256."""
     moved = gemm_bytes(m, n, k, element_bytes)
     is_small = (m <= LARGEST_SMOOTHED_M) & (moved / bytes_per_us > gemm_flops(m, n, k) / peak_flops_per_us)
     smoothed = latency_us.copy()
@@ -253,11 +231,7 @@ class GemmOperator(PerRowOperator):
         return bound_us
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGemm:
-        """All GEMMs of one dtype.
-
-        The variant ``median3`` smooths the small ones along m, ``measured`` has no nodes of bands, and
-        ``aligned`` and ``padded`` are the two curves of :func:`~fastroof.pack.bands.residue_start`.
-        """
+        """All GEMMs of one dtype."""
         (dtype,) = key
         m, n, k = (rows[c].astype(np.float64) for c in ("m", "n", "k"))
         latency_us = rows["latency_us"]
@@ -276,13 +250,7 @@ class GemmOperator(PerRowOperator):
         return pack_gemm(m, n, k, latency_us, bound_us, origin, has_bands=has_bands)
 
     def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
-        """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``.
-
-        Raises
-        ------
-        MissingTableError
-            If none of that dtype was measured.
-        """
+        """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``."""
         is_smoothed = smoothing != "none" and dtype == "bf16"
         return tables.packed(self, (dtype,), "median3" if is_smoothed else "")
 
@@ -386,7 +354,7 @@ class GemmOperator(PerRowOperator):
     def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency at every m that one of the measured neighbours of (n, k) has."""
         from fastroof.compiled.gemms import gemm_latency_us
-        from fastroof.compiled.search import bracket
+        from fastroof.compiled.guides import bracket
 
         packed = self.packed(tables, call.dtype, options.gemm_smoothing)
         launch_us = float(packed.value[packed.flag == 0].min())

@@ -25,24 +25,22 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, dtype_peaks
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import SizedOperator
-from fastroof.operators.work import Real, as_floats
-from fastroof.uncertainty.variance import relative_variance
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    Real,
+    as_floats,
+    dtype_peaks,
+)
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes, SizedOperator
+from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = [
-    "HYPER_CONNECTIONS",
-    "OPERATORS",
-    "HyperConnections",
-    "hyper_connection_bytes",
-    "hyper_connection_flops",
-]
 
 WEIGHT_BYTES: Final = 4
 """The weights that mix the streams are float32."""

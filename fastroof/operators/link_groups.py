@@ -34,26 +34,14 @@ from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import PlanError
 from fastroof.operators.operator import Key
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import SizedOperator
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes, SizedOperator
 from fastroof.pack import SIZE_LIMIT
-from fastroof.uncertainty.variance import relative_variance
+from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
-
-__all__ = [
-    "BORROWED_GROUP",
-    "INTER_NODE_US",
-    "OVER_NODES",
-    "Far",
-    "GroupOperator",
-    "Placement",
-    "inter_node_us",
-    "placed",
-]
 
 INTER_NODE_US: Final = 10.0
 """Of one message to another node, us: p2p_latency in systems/*.yaml of aiconfigurator-core 0.12.0."""
@@ -86,13 +74,7 @@ def placed(num_gpus: int, stride: int, gpu: GpuSpec) -> Placement:
 
 
 def inter_node_us(sent_bytes: Any, phases: float, gpu: GpuSpec) -> Any:
-    """Latency of phases between nodes in which a GPU sends so many bytes, us.
-
-    Raises
-    ------
-    PlanError
-        If the card's file does not say what it has between nodes.
-    """
+    """Latency of phases between nodes in which a GPU sends so many bytes, us."""
     if not gpu.inter_node_bytes_per_s:
         raise PlanError(
             f"{gpu.name} has no bandwidth between nodes: a layout of more than {gpu.linked_gpus} GPUs needs "
@@ -102,10 +84,7 @@ def inter_node_us(sent_bytes: Any, phases: float, gpu: GpuSpec) -> Any:
 
 
 class GroupOperator(SizedOperator, PerRowOperator):
-    """An operator that a group of GPUs runs together, by the bytes that each contributes.
-
-    Its calls have ``num_gpus``, ``stride`` and ``row_bytes``.
-    """
+    """An operator that a group of GPUs runs together, by the bytes that each contributes."""
 
     @abstractmethod
     def group_key(self, call: Any, num_gpus: int) -> Key:

@@ -6,14 +6,14 @@ one latent vector a token is key and value of all heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
-from fastroof.operators.attention_modules import MODULE_COLUMNS
+from fastroof.errors import LookupInputError
 from fastroof.operators.attention_work import (
     BATCH,
     SEQ_LEN,
@@ -34,13 +34,185 @@ from fastroof.operators.foreign_rows import (
     TreeFile,
     dtype_names,
     measured_us,
+    size_columns,
+    text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.latent_work import generation_kv_len
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, element_bytes
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    Real,
+    as_floats,
+    element_bytes,
+)
 from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
+from fastroof.operators.widths import LATENT_SHAPES, LatentShape
+from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["MLA_DECODE", "MLA_PREFILL", "OPERATORS", "MlaDecode", "MlaPrefill"]
+_NAMES: Final = {
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
+    "zai-org/GLM-5": "glm-5",
+    "zai-org/GLM-5-FP8": "glm-5",
+    "zai-org/GLM-5.2": "glm-5",
+    "zai-org/GLM-5.2-FP8": "glm-5",
+    "nvidia/GLM-5.2-NVFP4": "glm-5",
+}
+"""Models of aiconfigurator-core's rows; a checkpoint's format is in their gemm_type, not in the name."""
+
+
+def model_names(words: Array) -> Array:
+    """The package's models by fastroof's names; others stay as they are."""
+    distinct, index = np.unique(words.astype(str), return_inverse=True)
+    renamed: Array = np.array([_NAMES.get(word, word) for word in distinct], object)[index]
+    return renamed
+
+
+def unknown_models(models: Array) -> dict[str, Bools]:
+    """Rows of models whose widths fastroof does not know, by reason."""
+    return {f"model {m}": models == m for m in sorted(set(models)) if m not in LATENT_SHAPES}
+
+
+def check_model(model: str) -> None:
+    """Raise LookupInputError for a model whose widths are not known."""
+    if model not in LATENT_SHAPES:
+        raise LookupInputError(f"unknown model {model!r}: use one of {', '.join(LATENT_SHAPES)}")
+
+
+def shapes_of(models: Array) -> LatentShape:
+    """Widths of each row's model, arrays of shape (rows,); NaN where the model is not known."""
+    # one pass over the words: a pass a width took longer than reading the file
+    listed = models.tolist()
+    place = {model: i for i, model in enumerate(dict.fromkeys(listed))}
+    unknown = (np.nan,) * len(LatentShape._fields)
+    rows = np.array([LATENT_SHAPES.get(model, unknown) for model in place], np.float64)
+    return LatentShape(*rows[[place[model] for model in listed]].T)
+
+
+NUM_HEADS: Final = Column("num_heads", "int", "", "query heads on one GPU")
+
+
+def causal_pairs(q_len: Real, kv_len: Real, most: Real = np.inf) -> Floats:
+    """(query, token) pairs of one sequence whose last ``q_len`` tokens are new; at most ``most`` a query."""
+    q, context = as_floats(q_len), as_floats(kv_len) - as_floats(q_len)
+    growing = np.clip(most - context, 0.0, q)
+    beyond = np.where(q > growing, q - growing, 0.0)
+    some = np.where(beyond > 0.0, most, 0.0)
+    return np.asarray(growing * context + growing * (growing + 1.0) / 2.0 + beyond * some)
+
+
+def attended(kv_len: Real, most: Real) -> Floats:
+    """Tokens that one query attends to."""
+    return np.minimum(as_floats(kv_len), most)
+
+
+def generation_kv_len(raw: Raw) -> Array:
+    """Tokens attended to in the package's files of decodes."""
+    steps = np.unique(raw["step"])
+    counts_new = steps[0] > 1 and not (steps & (steps - 1)).any() and bool((raw["isl"] == 1).all())
+    return raw["step"] if counts_new else raw["isl"] + raw["step"]
+
+
+def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:
+    """The projections of a module over some tokens."""
+    heads = columns["num_heads"]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
+    down = hidden * (q_lora + kv_lora + rope)
+    own = down + q_lora * heads * (nope + rope) + heads * v_dim * hidden
+    expansion = kv_lora * heads * (nope + v_dim)
+    return [
+        WorkPart(np.asarray(2.0 * tokens * own + 2.0 * expanded * expansion), columns["dtype"]),
+        WorkPart(np.asarray(np.where(expanded > 0.0, 0.0, 2.0 * tokens * expansion)), "bf16"),
+    ]
+
+
+def module_bytes(columns: Columns, tokens: Floats, cached: Floats) -> Floats:
+    """Weights once, tokens in and out, and the latent vectors of ``cached`` tokens."""
+    heads = columns["num_heads"]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
+    weights = (
+        hidden * (q_lora + kv_lora + rope)
+        + heads * (q_lora * (nope + rope) + v_dim * hidden + kv_lora * (nope + v_dim))
+    ) * element_bytes(columns["dtype"])
+    kv = cached * (kv_lora + rope) * element_bytes(columns["kv_dtype"])
+    return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * hidden)
+
+
+MODULE_KEYS: Final = (
+    DTYPE,
+    KV_DTYPE,
+    Column("attn_dtype", "text", "", "dtype that attention computes in"),
+    Column("model", "text", "", "model whose widths the module has: deepseek-v3"),
+    NUM_HEADS,
+)
+"""What names a module of a model's attention block."""
+
+MODULE_COLUMNS: Final = (
+    *size_columns("num_heads", "batch_size", "isl"),
+    *size_columns("step", minimum=0),
+    *text_columns("mla_dtype", "kv_cache_dtype"),
+)
+"""What the package's files of such modules have."""
+
+Convert = Callable[[Raw], ForeignRows]
+
+
+def module_rows(
+    raw: Raw, model: Array, dtype: Array | None = None, attn_dtype: Array | None = None
+) -> ForeignRows:
+    """Keys, batch and latency of the package's rows of modules, without their lengths."""
+    columns = {
+        "dtype": dtype_names(raw["gemm_type"]) if dtype is None else dtype,
+        "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
+        "attn_dtype": dtype_names(raw["mla_dtype"]) if attn_dtype is None else attn_dtype,
+        "model": model,
+        "num_heads": raw["num_heads"],
+        "batch_size": raw["batch_size"],
+        **measured_us(raw),
+    }
+    return ForeignRows(columns, unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"]))
+
+
+def prompts(convert: Convert) -> Convert:
+    """Rows of prompts: with new tokens and, counting a prefix, all tokens of a sequence."""
+
+    def converted(raw: Raw) -> ForeignRows:
+        rows = convert(raw)
+        sizes = {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
+        return ForeignRows(rows.columns | sizes, rows.left_out)
+
+    return converted
+
+
+def decodes(convert: Convert) -> Convert:
+    """Rows of decodes: with the tokens attended to."""
+
+    def converted(raw: Raw) -> ForeignRows:
+        rows = convert(raw)
+        return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+
+    return converted
+
+
+class AttentionModule(RaggedOperator):
+    """An attention block of a model, measured as one."""
+
+    keys = MODULE_KEYS
+
+    def fastest_dtype(self, columns: Columns) -> Array:
+        """Some kernels compute attention in the KV cache's dtype."""
+        return columns["kv_dtype"]
+
+
+class LatentModule(AttentionModule):
+    """A block of latent attention, by the widths of a model that is known."""
+
+    def check_key(self, key: Key) -> None:
+        """Refuse models whose widths are not known."""
+        check_model(key[3])
+
 
 _Q_HEADS: Final = Column("num_q_heads", "int", "", "query heads on one GPU")
 _ROPE_DIM: Final = Column("rope_dim", "int", "", "rotary head width")
@@ -132,10 +304,7 @@ class MlaPrefill(RaggedPrefill):
 
     @staticmethod
     def _head_dim(c: Columns) -> Array:
-        """Head width that gives MLA the cost of plain attention: the mean of its key and value widths.
-
-        Keys are nope + rope wide, values nope (as in all published MLA models but GLM-5).
-        """
+        """Head width that gives MLA the cost of plain attention: the mean of its key and value widths."""
         return np.asarray(c["nope_dim"] + c["rope_dim"] / 2.0)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:

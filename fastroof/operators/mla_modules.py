@@ -7,15 +7,17 @@ time and, being small, not in the FLOPs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.columns import Column
-from fastroof.operators.attention_modules import MODULE_COLUMNS, LatentModule, decodes, module_rows, prompts
+from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, Column
+from fastroof.errors import MissingTableError
 from fastroof.operators.attention_work import BATCH
+from fastroof.operators.calls import LatentProduct
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -23,18 +25,37 @@ from fastroof.operators.foreign_rows import (
     PackageFile,
     Raw,
     dtype_names,
+    measured_us,
+    size_columns,
     text_columns,
+    unknown_dtypes,
 )
-from fastroof.operators.latent_shapes import model_names, shapes_of, unknown_models
-from fastroof.operators.latent_work import (
+from fastroof.operators.mla import (
+    MODULE_COLUMNS,
+    NUM_HEADS,
+    LatentModule,
     causal_pairs,
+    decodes,
+    model_names,
     module_bytes,
+    module_rows,
     projections,
+    prompts,
+    shapes_of,
+    unknown_models,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid
-from fastroof.operators.ragged import RaggedPrefill, WorkPart
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
+from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.pack import SIZE_LIMIT
+from fastroof.pack.ragged import RaggedTable
+from fastroof.uncertainty.leave_one_out import relative_variance
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
-__all__ = ["OPERATORS", "MlaModuleDecode", "MlaModulePrefill"]
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
+
 
 _OPTIONAL: Final = (*text_columns("model", "gemm_type"), *RUN)
 _GEMM_FORMATS: Final = ("fp8_block",)
@@ -122,4 +143,148 @@ class MlaModuleDecode(LatentModule):
         return module_bytes(columns, batch, batch * kv_len)
 
 
-OPERATORS: Final = (MlaModulePrefill(), MlaModuleDecode())
+_PARTS: Final = {"mla_gen_pre": "pre", "mla_gen_post": "post"}
+_KV_LORA_RANK: Final = 512
+_HEAD_DIM: Final = 128
+"""Of one head without its rotary part, and of its values: both 128 in DeepSeek-V3, as measured."""
+
+_FP8_WEIGHTS: Final = ("fp8", "fp8_block")
+"""Formats of weights that some engines absorb as fp8, a scale a tensor."""
+
+BORROWED: Final = 0.16
+"""Relative standard error of another number of heads: with each number left out of the bf16 and fp8 tables of
+three engines on H100, H200 and B200, 80 % of |errors| are within 9 to 20 % (mean 6 to 12)."""
+
+
+def _mla_bmm_package_rows(raw: Raw) -> ForeignRows:
+    dtype, op_name = dtype_names(raw["bmm_dtype"]), raw["op_name"]
+    columns = {
+        "dtype": dtype,
+        # parts, not alternatives: a decode runs one of each
+        "part": np.array([_PARTS.get(word, word) for word in op_name], object),
+        "num_heads": raw["num_heads"],
+        "num_tokens": raw["num_tokens"],
+        **measured_us(raw),
+    }
+    other = {f"op_name {o}": op_name == o for o in sorted(set(op_name)) if o not in _PARTS}
+    return ForeignRows(columns, unknown_dtypes(dtype) | other)
+
+
+class MlaBmm(RaggedOperator, PerRowOperator):
+    """One GEMM a head: tokens x 128 x 512 before attention, tokens x 512 x 128 after it."""
+
+    name = "mla_bmm"
+    rank = 96
+    summary = "A batched GEMM before or after absorbed MLA."
+    about = (
+        "Part pre turns queries into latent ones, part post latent outputs into values; a decode runs both."
+    )
+    keys = (DTYPE, Column("part", "text", "", "before or after attention: pre, post"), NUM_HEADS)
+    axes = (Column("num_tokens", "int", "tokens", "tokens of the call"),)
+    defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16"}
+    # over vLLM 0.24.0's H100 products of more than 50 us
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_bmm": DatasheetClass(3.8, 0.78)}
+    holdouts = (HoldoutGrid("mla_bmm", "every second", {}, {}),)
+    coverages = (HoldoutGrid("mla_bmm", "all", {}, {}),)
+    package_files = (
+        PackageFile(
+            "mla_bmm",
+            "mla_bmm_perf",
+            (*size_columns("num_tokens", "num_heads"), *text_columns("bmm_dtype", "op_name"), *MEASURED),
+            _mla_bmm_package_rows,
+            RUN,
+        ),
+    )
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """``2 tokens heads 128 512``."""
+        tokens = np.asarray(columns["num_tokens"], np.float64)
+        return [WorkPart(2.0 * tokens * columns["num_heads"] * _HEAD_DIM * _KV_LORA_RANK, columns["dtype"])]
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights once, rows in and out."""
+        tokens, heads = np.asarray(columns["num_tokens"], np.float64), columns["num_heads"]
+        weights = heads * (_HEAD_DIM * _KV_LORA_RANK) * element_bytes(columns["dtype"])
+        return np.asarray(weights + ACTIVATION_BYTES * tokens * heads * (_HEAD_DIM + _KV_LORA_RANK))
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: LatentProduct) -> RowCost:
+        """Of a product a head."""
+        weights = call.num_heads * call.head_dim * call.kv_lora_rank
+        a_row = ACTIVATION_BYTES * call.num_heads * (call.head_dim + call.kv_lora_rank)
+        dtype = "fp8" if call.dtype in _FP8_WEIGHTS else "bf16"
+        return RowCost(2.0 * weights, float(a_row), weights * DTYPE_BYTES[dtype], dtype)
+
+    def row_key(self, call: LatentProduct) -> Key:
+        """Format of the absorbed weights, and sizes."""
+        return (call.dtype, call.part, call.num_heads, call.head_dim, call.kv_lora_rank)
+
+    def measured_key(self, call: LatentProduct, tables: Tables) -> Key:
+        """The measured kernel that a call is looked up as, or that lends to it."""
+        if (call.head_dim, call.kv_lora_rank) != (_HEAD_DIM, _KV_LORA_RANK):
+            raise MissingTableError(
+                f"{self.name} was measured for heads of {_HEAD_DIM} and latent vectors of {_KV_LORA_RANK}, "
+                f"and this one has {call.head_dim} and {call.kv_lora_rank}"
+            )
+        keys = tables.keys_of(tables.table(self.name))
+        computes_in_fp8 = call.dtype in _FP8_WEIGHTS and any(key[0] == "fp8" for key in keys)
+        wanted = ("fp8" if computes_in_fp8 else "bf16", call.part, call.num_heads)
+        if tables.serves(self.name, wanted):
+            return wanted
+        octaves = {
+            key: abs(math.log2(key[2] / call.num_heads))
+            for key in tables.every_key(self.name)
+            if key[:2] == wanted[:2]
+        }
+        return min(octaves, key=lambda key: (octaves[key], key[2])) if octaves else wanted
+
+    def serving(self, call: LatentProduct, tables: Tables) -> MeasuredTable:
+        """The table that has its kernel, or the one that lends."""
+        return tables.serving(self.name, self.measured_key(call, tables))
+
+    def row_nodes(
+        self, call: LatentProduct, tables: Tables, options: CurveOptions, max_rows: int
+    ) -> RowNodes:
+        """Latency at the measured numbers of tokens: B is linear in them."""
+        key = self.measured_key(call, tables)
+        packed: RaggedTable = tables.packed(self, key)
+        wanted = (*key[:2], call.num_heads)
+        if options.method != "roofline" and wanted == key:
+            sizes = dict(zip((c.name for c in self.keys), key, strict=True))
+            tokens = {"num_tokens": np.arange(1, max_rows + 1)}
+            return self.looked_up_nodes(tables, options.method, max_rows, sizes | tokens, packed.launch_us)
+        measured = packed.points()[0]
+        rows = np.r_[0.0, measured, SIZE_LIMIT]
+        value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
+        packed.latency((rows,), value, flag)
+        flag[[0, -1]] = ORIGIN_EXTRAPOLATED
+        if wanted != key:
+            own, theirs = (packed.launch_us + self.work_us(k, tables.gpu)(rows) for k in (wanted, key))
+            value, flag = value * (own / theirs), np.full_like(flag, ORIGIN_BORROWED)
+        return RowNodes(rows, value, flag, packed.launch_us)
+
+    def table_points(
+        self, call: LatentProduct, tables: Tables, rows: Floats
+    ) -> tuple[Key, list[Floats]] | None:
+        """So many tokens of its kernel; None where another one lends."""
+        key = self.measured_key(call, tables)
+        return (key, [rows]) if key[2] == call.num_heads else None
+
+    def row_variance(self, call: LatentProduct, tables: Tables, rows: Floats) -> Floats:
+        """Of its kernel's curve, and of borrowing."""
+        key = self.measured_key(call, tables)
+        # as the hold-outs of rows within rows, whose sizes may be 0
+        own = relative_variance(self.local_errors(tables, key), [rows + 1.0])
+        return own + (BORROWED**2 if key[2] != call.num_heads else 0.0)
+
+    def row_datasheet(self, call: LatentProduct) -> DatasheetClass:
+        """Of vLLM's bf16 products on the H100."""
+        return self.datasheets["mla_bmm"]
+
+
+OPERATORS: Final = (
+    MlaModulePrefill(),
+    MlaModuleDecode(),
+    MlaBmm(),
+)

@@ -7,6 +7,7 @@ since an engine runs other kernels for them and a shape alone does not tell whic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -15,7 +16,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import MissingTableError
+from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_borrowing import (
     BorrowedPoints,
@@ -29,43 +30,96 @@ from fastroof.operators.expert_borrowing import (
     nearest,
     nearest_routing,
 )
-from fastroof.operators.expert_rows import PACKAGE_COLUMNS, gated_rows
-from fastroof.operators.expert_work import (
-    EVENLY_ROUTED,
-    GATED_GEMMS,
-    check_routed,
-    moe_bytes,
-    moe_flops,
-    tokens_to_reach_all,
-)
+from fastroof.operators.expert_rows import GROUPED_GEMM_FILES, PACKAGE_COLUMNS, gated_rows, nongated_rows
 from fastroof.operators.foreign_rows import RUN, PackageFile, TreeFile
-from fastroof.operators.grouped_gemms import GROUPED_GEMM_FILES
 from fastroof.operators.operator import (
     Answers,
     Columns,
     DatasheetClass,
     HoldoutGrid,
     Key,
+    Real,
+    as_floats,
     dtype_peaks,
     element_bytes,
 )
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import PackedSizes, SizedOperator
+from fastroof.operators.row_operator import (
+    CurveOptions,
+    PackedSizes,
+    PerRowOperator,
+    RowCost,
+    RowNodes,
+    SizedOperator,
+)
 from fastroof.pack import SIZE_LIMIT
-from fastroof.uncertainty.variance import relative_variance
+from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
-__all__ = [
-    "EXPERT_KEYS",
-    "MOE",
-    "OPERATORS",
-    "MoeOperator",
-    "nodes_of_experts",
-]
+
+GATED_GEMMS: Final = 3
+NONGATED_GEMMS: Final = 2
+
+EVENLY_ROUTED: Final = ("balanced", "uniform")
+"""Distributions of tokens over experts for which the expectation of uniform routing holds."""
+
+
+def check_routed(topk: int, num_experts: int) -> None:
+    """Refuse a token that is routed to more experts than there are, which no kernel can be asked for."""
+    if topk > num_experts:
+        raise LookupInputError(f"topk {topk} is more than num_experts {num_experts}: it can be {num_experts}")
+
+
+def moe_touched_experts(num_tokens: Real, topk: Real, num_experts: Real, moe_ep: Real = 1) -> Floats:
+    """Experts of one GPU that at least one token reaches, for uniform routing."""
+    experts = as_floats(num_experts)
+    return experts / as_floats(moe_ep) * (1.0 - (1.0 - as_floats(topk) / experts) ** as_floats(num_tokens))
+
+
+UNREACHED: Final = 2.0**-60
+"""Share of experts below which a float64 of their bytes does not change any more."""
+
+
+def tokens_to_reach_all(topk: int, num_experts: int) -> int:
+    """Tokens from which the expectation of :func:`moe_touched_experts` is all experts, to the last bit."""
+    if topk >= num_experts:
+        return 1
+    return math.ceil(math.log(UNREACHED) / math.log1p(-topk / num_experts))
+
+
+def moe_flops(
+    num_tokens: Real,
+    hidden: Real,
+    intermediate: Real,
+    topk: Real,
+    moe_tp: Real = 1,
+    moe_ep: Real = 1,
+    gemms: int = GATED_GEMMS,
+) -> Floats:
+    """FLOPs of the expert GEMMs on one GPU: ``2 gemms tokens topk hidden intermediate / (tp ep)``."""
+    per_token = 2.0 * gemms * as_floats(topk) * as_floats(hidden) * as_floats(intermediate)
+    return as_floats(num_tokens) * per_token / (as_floats(moe_tp) * as_floats(moe_ep))
+
+
+def moe_bytes(
+    num_tokens: Real,
+    hidden: Real,
+    intermediate: Real,
+    topk: Real,
+    num_experts: Real,
+    moe_tp: Real = 1,
+    moe_ep: Real = 1,
+    element_bytes: float = 2,
+    gemms: int = GATED_GEMMS,
+) -> Floats:
+    """Bytes of the routed experts on one GPU: weights of the touched experts, tokens in and out."""
+    expert = float(gemms) * as_floats(hidden) * as_floats(intermediate) / as_floats(moe_tp) * element_bytes
+    tokens = 2.0 * ACTIVATION_BYTES * as_floats(num_tokens) * as_floats(hidden)
+    return moe_touched_experts(num_tokens, topk, num_experts, moe_ep) * expert + tokens
+
 
 OTHER_ACTIVATION: Final = "_situ_as_silu"
 """Ending of kernels that were measured with SiLU in place of the model's own activation."""
@@ -90,12 +144,8 @@ NODES_AN_OCTAVE: Final = 256
 
 
 def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
-    """A curve's latency against tokens: at every number until they reach all experts.
-
-    From there on B is linear in the tokens, and the curve's own nodes are enough. Where that takes more than
-    ``DENSE_ROWS`` tokens, further nodes are close, and not all of them.
-    """
-    from fastroof.compiled.search import curve_latency_us
+    """A curve's latency against tokens: at every number until they reach all experts."""
+    from fastroof.compiled.guides import curve_latency_us
 
     launch_us = float(packed.curve.value[1:-1].min())
     dense = min(all_reached, DENSE_ROWS)
@@ -122,13 +172,7 @@ def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
 
 
 class MoeOperator(SizedOperator, PerRowOperator):
-    """Routed experts; B grows with the experts that tokens are expected to reach.
-
-    Attributes
-    ----------
-    gemms : int
-        GEMMs an expert.
-    """
+    """Routed experts; B grows with the experts that tokens are expected to reach."""
 
     gemms: ClassVar[int] = GATED_GEMMS
     name = "moe"
@@ -210,15 +254,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         check_routed(topk, num_experts)
 
     def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
-        """Measured shapes that stand in for one, the nearest first; none where it was measured itself.
-
-        The kernels of the engine that is asked for, if near, lend before another engine's serve.
-
-        Raises
-        ------
-        MissingTableError
-            If no table has experts of this dtype.
-        """
+        """Measured shapes that stand in for one, the nearest first; none where it was measured itself."""
         return tables.kept(("expert lenders", self.name, key), lambda: self._lenders(tables, key))
 
     def _lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
@@ -277,13 +313,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return tables.kept(("expert shapes", self.name, table.source, dtype, sound), shapes)
 
     def packed(self, tables: Tables, key: Key) -> PackedSizes:
-        """One kernel's curve, borrowed where it was not measured.
-
-        Raises
-        ------
-        MissingTableError
-            If no table has experts of this dtype.
-        """
+        """One kernel's curve, borrowed where it was not measured."""
         lenders = self.lenders(tables, key)
         if not lenders:
             return super().packed(tables, key)
@@ -372,10 +402,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return tables.serving(self.name, self.source_key(tables, self.row_key(call)))
 
     def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the layer's shape: at every number of tokens until they reach all experts.
-
-        From there on B is linear in the tokens, and the curve's own nodes are enough.
-        """
+        """The curve of the layer's shape: at every number of tokens until they reach all experts."""
         key = self.row_key(call)
         packed = self.packed(tables, key)
         launch_us = float(packed.curve.value[1:-1].min())
@@ -424,4 +451,72 @@ class MoeOperator(SizedOperator, PerRowOperator):
 
 
 MOE: Final = MoeOperator()
-OPERATORS: Final = (MOE,)
+
+
+GATED: Final = 0.28
+"""Relative standard error of standing for experts without a gate: 80 % of |ln| lie within 0.36 where
+TensorRT-LLM's bf16 kernels of the H200 with a gate stand for those without, see ``README.md`` beside this."""
+
+
+class NongatedMoeOperator(MoeOperator):
+    """Routed experts of two GEMMs: up and down, as with a squared ReLU between."""
+
+    gemms: ClassVar[int] = NONGATED_GEMMS
+    name = "moe_nongated"
+    rank = 51
+    summary = "Routed experts without a gate."
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
+    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}), *borrowing_grids("moe_nongated"))
+    coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe_nongated"))
+    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
+    tree_files = ()
+
+    # -- lent by experts with a gate -----------------------------------------------------------------
+
+    def _has_own(self, tables: Tables) -> bool:
+        """Whether any kernel without a gate was measured on the GPU."""
+        return self.name in tables.measured.tables
+
+    def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
+        """As of experts with a gate; where no others were measured these lend, the very shape first."""
+        if self._has_own(tables) or MOE.name not in tables.measured.tables:
+            return super().lenders(tables, key)
+        return MOE.lenders(tables, key) or (Lender(ExpertShape(*key), 1.0, 0.0),)
+
+    def _borrowed(self, tables: Tables, wanted: ExpertShape, lenders: Sequence[Lender]) -> BorrowedPoints:
+        if self._has_own(tables):
+            return super()._borrowed(tables, wanted, lenders)
+        return borrowed_points(
+            wanted,
+            lenders,
+            lambda shape: MOE.packed(tables, shape),
+            lambda shape, launch_us: self.roofline(shape, tables.gpu, launch_us),
+            lambda shape, launch_us: MOE.roofline(shape, tables.gpu, launch_us),
+        )
+
+    def _variance(self, tables: Tables, key: Key, tokens: Floats) -> Floats:
+        """As of experts with a gate; where these lend their own, and of lending."""
+        if self._has_own(tables):
+            return super()._variance(tables, key, tokens)
+        near = self.lenders(tables, key)[0].shape
+        own = relative_variance(MOE.local_errors(tables, near), [tokens])
+        apart = MOE.borrowing_errors(tables, near).of(ExpertShape(*key), self.lenders(tables, key))
+        return np.asarray(own + (apart * (tuple(near) != tuple(key))) ** 2 + GATED**2)
+
+    def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
+        """The table that has the layer's shape, or its nearest lender."""
+        if self._has_own(tables):
+            return super().serving(call, tables)
+        return tables.serving(MOE.name, self.source_key(tables, self.row_key(call)))
+
+    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """So many tokens of the layer's shape; nothing where it has no table."""
+        return super().table_points(call, tables, rows) if self._has_own(tables) else None
+
+
+MOE_NONGATED: Final = NongatedMoeOperator()
+
+OPERATORS: Final = (
+    MOE,
+    MOE_NONGATED,
+)

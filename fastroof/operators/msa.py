@@ -15,14 +15,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.errors import LookupInputError
-from fastroof.operators.attention_modules import (
-    MODULE_COLUMNS,
-    AttentionModule,
-    decodes,
-    module_rows,
-    prompts,
-)
-from fastroof.operators.attention_work import BATCH
+from fastroof.operators.attention_work import BATCH, PrefixUs
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -31,20 +24,22 @@ from fastroof.operators.foreign_rows import (
     Raw,
     text_columns,
 )
-from fastroof.operators.latent_work import (
+from fastroof.operators.mla import (
+    MODULE_COLUMNS,
+    AttentionModule,
     attended,
     causal_pairs,
+    decodes,
+    module_rows,
+    prompts,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
-from fastroof.operators.prefix_price import PrefixUs
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
-from fastroof.operators.sparse_prefixes import sparse_prefix_us
+from fastroof.operators.sparse import sparse_prefix_us
 from fastroof.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
-
-__all__ = ["OPERATORS", "MsaDecode", "MsaPrefill"]
 
 _MODEL: Final = "minimax-m3"
 _NAMES: Final = {"MiniMaxAI/MiniMax-M3": _MODEL}

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from fastroof.operators.foreign_rows import PackageFile, TreeFile
     from fastroof.tables import Tables
 
-__all__ = [
-    "METHODS",
-    "DatasheetClass",
-    "HoldoutGrid",
-    "Operator",
-    "RowWork",
-    "by_word",
-    "dtype_peaks",
-    "element_bytes",
-    "unit_us",
-]
 
 Columns = Mapping[str, Array]
 Key = tuple[Any, ...]
@@ -50,27 +39,7 @@ MEMORY_BANDWIDTH_SLACK: Final = 1.3
 
 @dataclass(frozen=True)
 class RowWork:
-    """Work and limits of every row of a table, arrays of shape (rows,).
-
-    Attributes
-    ----------
-    flops : ndarray
-        FLOPs of the call; NaN for operators that only move bytes.
-    moved_bytes : ndarray
-        Compulsory bytes; for collectives, what each GPU sends over its link; for MoE with the experts
-        that even routing is expected to reach.
-    least_bytes : ndarray
-        The same, but for MoE with as few experts as any routing reaches: no call moves less.
-    peak_flops_per_s : ndarray
-        Peak of the row's own dtype, FLOP/s; NaN where the GPU has no such units.
-    limit_flops_per_s : ndarray
-        Peak that no kernel of the row can pass: that of fp8 for attention over an fp8 KV cache,
-        which some kernels compute in fp8.
-    bandwidth_bytes_per_s : float
-        What the bytes move at: memory, or the link to other GPUs.
-    over_link : bool
-        Whether the bytes go to other GPUs.
-    """
+    """Work and limits of every row of a table, arrays of shape (rows,)."""
 
     flops: Floats
     moved_bytes: Floats
@@ -83,22 +52,7 @@ class RowWork:
 
 @dataclass(frozen=True)
 class HoldoutGrid:
-    """Which rows of one operator are kept when its lookups are judged on the others.
-
-    Attributes
-    ----------
-    operator : str
-        The operator.
-    name : str
-        What the grid is called in the report.
-    kept : mapping of str to tuple of int
-        Kept values by axis; an axis that is not named keeps every second value, from the first.
-    only : mapping of str to value
-        Rows that take part at all; the others are neither kept nor looked up.
-    kernels : tuple of str
-        Keys by which whole kernels are left out, those together that agree in all of them, a quarter at a
-        time; no axis is thinned then. What is left lends to them.
-    """
+    """Which rows of one operator are kept when its lookups are judged on the others."""
 
     operator: str
     name: str
@@ -109,62 +63,14 @@ class HoldoutGrid:
 
 @dataclass(frozen=True)
 class DatasheetClass:
-    """What the datasheet model assumes of one class of kernels.
-
-    Attributes
-    ----------
-    launch_us : float
-        Launch floor, us.
-    efficiency : float
-        Median of roofline / latency of large calls.
-    """
+    """What the datasheet model assumes of one class of kernels."""
 
     launch_us: float
     efficiency: float
 
 
 class Operator(ABC):
-    """One family of kernels, and everything that is known of it.
-
-    Attributes
-    ----------
-    name : str
-        Name of the operator and of its file, ``<name>.parquet`` or ``.csv``.
-    rank : int
-        Its place in listings.
-    summary : str
-        One line for ``fastroof lookup --help``; empty where it cannot be looked up.
-    about : str
-        More lines for that help.
-    keys : tuple of Column
-        What names the kernel: dtype, head shape, number of GPUs. A table of one key is packed together.
-    axes : tuple of Column
-        The sizes a kernel was measured at, integers of at least 1, that lookups interpolate along.
-    defaults : mapping of str to value
-        Lookup arguments that need not be given.
-    constants : mapping of str to value
-        Keys that a lookup does not take, with the value that it looks up.
-    equal_axes : mapping of str to str
-        Axes that equal another one where a call has nothing special: kv_len is q_len without a prefix.
-    over_link : bool
-        Whether its bytes go to other GPUs.
-    bandwidth_slack : float
-        Above the datasheet's bandwidth by this much, a row is wrong.
-    faster_than_ring : bool
-        Whether switches that add may make it faster than the bytes of a ring.
-    paired_axes : tuple of str
-        Axes that are measured as pairs, not as a product.
-    packed_words : tuple of str
-        Optional columns that packing reads, beside keys, axes and latency.
-    holdouts, coverages : tuple of HoldoutGrid
-        What its lookups, and the errors that they claim, are judged on.
-    datasheets : mapping of str to DatasheetClass
-        What the datasheet model assumes of it, by class of its kernels.
-    package_files : tuple of PackageFile
-        The files of aiconfigurator-core that become its rows.
-    tree_files : tuple of TreeFile
-        The files of InferSim's trees that become its rows.
-    """
+    """One family of kernels, and everything that is known of it."""
 
     name: ClassVar[str]
     rank: ClassVar[int]
@@ -232,20 +138,7 @@ class Operator(ABC):
         return none, none
 
     def work(self, columns: Columns, gpu: GpuSpec) -> RowWork:
-        """Work of every row of a table.
-
-        Parameters
-        ----------
-        columns : mapping of str to ndarray
-            The operator's keys, axes and latency, each of shape (rows,).
-        gpu : GpuSpec
-            The card the rows were measured on.
-
-        Returns
-        -------
-        RowWork
-            Unknown dtypes give NaN, not an error: a report names them.
-        """
+        """Work of every row of a table."""
         peak, limit = self.peaks(columns, gpu)
         moved_bytes = self.moved_bytes(columns)
         return RowWork(
@@ -284,15 +177,7 @@ class Operator(ABC):
         return tuple(name for name in self.axis_names if name not in self.equal_axes)
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """What provenance says of rows of aiconfigurator-core, beside where they came from.
-
-        Parameters
-        ----------
-        columns : mapping of str to mapping
-            Columns of every operator that was imported with this one.
-        gpu : GpuSpec
-            The card.
-        """
+        """What provenance says of rows of aiconfigurator-core, beside where they came from."""
         return {}
 
     # -- lookups -----------------------------------------------------------------------------------
@@ -305,55 +190,15 @@ class Operator(ABC):
         raise self._no_lookups()
 
     def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look points of one kernel up.
-
-        Parameters
-        ----------
-        tables : Tables
-            Where to look.
-        method : str
-            One of :data:`METHODS`.
-        key : tuple
-            The kernel, in the order of ``keys``.
-        sizes : list of ndarray of float64, shape (points,)
-            One an axis, checked.
-        answers : tuple of ndarray, shape (points,)
-            latency_us, mfu and origin, to be filled.
-
-        Raises
-        ------
-        LookupInputError
-            For sizes or a key that no kernel can have.
-        MissingTableError
-            If no measured table serves the key.
-        """
+        """Look points of one kernel up."""
         raise self._no_lookups()
 
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency, of roofline lookups of one kernel.
-
-        Parameters
-        ----------
-        tables, key, sizes
-            As in :meth:`look_up`.
-        latency_us : ndarray of float64, shape (points,)
-            The answers, us.
-
-        Returns
-        -------
-        ndarray of float64, shape (points,)
-            See :mod:`fastroof.uncertainty`.
-        """
+        """One standard error over the latency, of roofline lookups of one kernel."""
         raise self._no_lookups()
 
     def source_key(self, tables: Tables, key: Key) -> Key:
-        """The measured kernel whose source answers for a kernel: itself, or the nearest that lends to it.
-
-        Raises
-        ------
-        MissingTableError
-            If nothing lends to it.
-        """
+        """The measured kernel whose source answers for a kernel: itself, or the nearest that lends to it."""
         return key
 
     def _no_lookups(self) -> LookupInputError:
@@ -393,3 +238,21 @@ def dtype_peaks(words: Array, gpu: GpuSpec) -> Floats:
             return np.nan
 
     return by_word(words, peak)
+
+
+Real = Any
+"""A number or an array of numbers."""
+
+
+def as_floats(x: Real) -> Floats:
+    """A size or sizes in float64."""
+    # packing takes the roofline of a thousand curves, at an n and a k each: a fifth of the time of an array
+    return np.float64(x) if isinstance(x, float) else np.asarray(x, np.float64)  # type: ignore[return-value]
+
+
+def sizes_as_floats(columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Columns of rows with their sizes in float64, words as they are."""
+    return {
+        name: values if np.asarray(values).dtype.kind == "O" else as_floats(values)
+        for name, values in columns.items()
+    }

@@ -6,28 +6,116 @@ FLOPs of several dtypes, and bytes; the roofline, MFU, errors and lookups all fr
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
-from fastroof.columns import ORIGIN, ORIGIN_BORROWED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError
-from fastroof.operators.mixer_borrowing import Lent, lent
+from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.operators.attention_work import NO_PREFIX, PrefixUs
 from fastroof.operators.operator import Answers, Columns, DatasheetClass, Key, Operator, dtype_peaks
-from fastroof.operators.prefix_price import NO_PREFIX, PrefixUs
+from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.ragged import RaggedTable, Segment, pack_ragged
-from fastroof.uncertainty.leave_one_out import LocalErrors, MeasuredGrid, measured_grid
-from fastroof.uncertainty.variance import calibrated_errors, calibration_factor, relative_variance
+from fastroof.roofline import BatchBound
+from fastroof.uncertainty.leave_one_out import (
+    MAPE_TO_ERROR,
+    LocalErrors,
+    MeasuredGrid,
+    calibrated_errors,
+    calibration_factor,
+    measured_grid,
+    relative_variance,
+)
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = ["SEGMENT", "RaggedOperator", "RaggedPrefill", "WorkPart"]
+
+OCTAVE: Final = MAPE_TO_ERROR * 0.10
+"""Relative standard error of lending over an octave of heads: 0.07 of decodes and 0.10 of prompts, mean of
+|ln| over the H100 tables of each operator and engine, twice that over two octaves. On H200 and B200, by which
+nothing was chosen, 77 to 95 % of them lie within 80 % intervals (fastroof/operators/README.md)."""
+
+FORMATS: Final = {"dtype": 3.0, "kv_dtype": 2.0, "attn_dtype": 2.0}
+"""How many octaves of heads another word of a key is worth, on H100: 0.29 of prompts, 0.10 of decodes for the
+projections' format, 0.20 for the cache's; what attention computes in by B200 alone, which has both.
+Kernels that differ in other words lend nothing."""
+
+FOREIGN: Final = 6.0
+"""Another engine's kernel of the same key, in octaves: 0.44 of decodes and 0.69 of prompts on H100."""
+
+UNSOUND: Final = 4.0
+"""A kernel whose rows failed a check, in octaves: they are a third too slow, or more."""
+
+
+class Lent(NamedTuple):
+    """A measured kernel that stands for another, or for itself."""
+
+    key: Key
+    is_borrowed: bool
+    error: float = 0.0
+    bounded_by: str = ""
+
+
+def lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
+    """Find the kernel that stands for one."""
+    return tables.kept(("mixer lender", operator.name, key), lambda: _lent(tables, operator, key))
+
+
+def _lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
+    operator.check_key(key)
+    best: tuple[float, float, Key] | None = None
+    for one in tables.every_key(operator.name):
+        apart = _apart(operator, key, one)
+        if apart is None:
+            continue
+        table = tables.serving(operator.name, one)
+        far = apart + FOREIGN * tables.order.is_foreign(table) + UNSOUND * (not tables.is_sound(table, one))
+        if best is None or far < best[0]:
+            best = far, apart, one
+    if best is None:
+        # says what there is
+        tables.serving(operator.name, key)
+        raise MissingTableError(f"no {operator.name} kernel is like {key}")
+    _, apart, lender = best
+    is_borrowed = lender != key or tables.is_foreign(operator.name, lender)
+    bound = "" if lender == key and not is_borrowed else _too_slow(tables, operator, key)
+    return Lent(lender, is_borrowed, OCTAVE * apart, bound)
+
+
+def _too_slow(tables: Tables, operator: RaggedOperator, key: Key) -> str:
+    """Source of an engine's own rows of a kernel that serve nothing; every check finds what is too slow."""
+    for table in tables.candidates(operator.name):
+        if not tables.order.is_foreign(table) and tables.has(table, key) and not tables.is_sound(table, key):
+            return table.source
+    return ""
+
+
+def _apart(operator: RaggedOperator, wanted: Key, have: Key) -> float | None:
+    """Octaves between two kernels; None where one stands for nothing of the other."""
+    total = 0.0
+    for column, a, b in zip(operator.keys, wanted, have, strict=True):
+        if a == b:
+            continue
+        if column.kind == "text":
+            if column.name not in FORMATS:
+                return None
+            total += FORMATS[column.name]
+        elif column.name in operator.lent_sizes:
+            total += abs(math.log2(_size(a) / _size(b)))
+        else:
+            return None
+    return total
+
+
+def _size(value: Any) -> float:
+    return max(float(value), 1.0)
 
 
 SEGMENT: Final = "segment"
@@ -35,15 +123,7 @@ SEGMENT: Final = "segment"
 
 
 class WorkPart(NamedTuple):
-    """Some of a call's FLOPs.
-
-    Attributes
-    ----------
-    flops : ndarray of float64
-        How many.
-    dtype : ndarray of str, or str
-        What they compute in: that peak bounds them.
-    """
+    """Some of a call's FLOPs."""
 
     flops: Floats
     dtype: Array | str
@@ -143,12 +223,7 @@ class RaggedOperator(Operator):
 
     @property
     def datasheet_class(self) -> DatasheetClass:
-        """What the datasheet model assumes of a call.
-
-        The smallest latency of the H100 rows of the engine that has the least, and the median of B less its
-        floor over latency less its own, of calls of over 200 us: TensorRT-LLM's of latent attention, SGLang's
-        of sparse attention with an indexer, vLLM's of the others.
-        """
+        """What the datasheet model assumes of a call."""
         return self.datasheets[self.name]
 
     def datasheet_of(self, key: Key) -> DatasheetClass:
@@ -156,10 +231,7 @@ class RaggedOperator(Operator):
         return self.datasheet_class
 
     def is_modelled_unasked(self, key: Key) -> bool:
-        """Whether the datasheet model stands for a kernel without ``allow_modelled`` where nothing else does.
-
-        As for elementwise kernels: no table that there is has its kind, so there is nothing to ask for.
-        """
+        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
         return False
 
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
@@ -171,13 +243,7 @@ class RaggedOperator(Operator):
         return np.asarray(rows["kv_len"])
 
     def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
-        """Measured kernels whose times add up to those of a key, or stand for them.
-
-        Raises
-        ------
-        MissingTableError
-            If none does.
-        """
+        """Measured kernels whose times add up to those of a key, or stand for them."""
         return [lent(tables, self, key)]
 
     def step_latency(self, tables: Tables, key: Key, sizes: Mapping[str, Floats]) -> tuple[Floats, Flags]:
@@ -274,11 +340,7 @@ class RaggedOperator(Operator):
 
 
 class RaggedPrefill(RaggedOperator):
-    """One that takes new tokens after a prefix: looked up along batch, new tokens and prefix.
-
-    Its axes are batch_size, q_len and kv_len. Of rows of different q_len those of one prefix are neighbours,
-    not those of one kv_len, at which the longer one may have no call at all.
-    """
+    """One that takes new tokens after a prefix: looked up along batch, new tokens and prefix."""
 
     def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Batch, new tokens, prefix."""
@@ -350,3 +412,114 @@ def _seconds(parts: Sequence[WorkPart], gpu: GpuSpec) -> Floats:
     return np.asarray(
         sum(p.flops / dtype_peaks(np.atleast_1d(np.asarray(p.dtype, object)), gpu) for p in parts)
     )
+
+
+LENGTHS: Final = tuple(2.0**i for i in range(21))
+"""Lengths of a grid's nodes where tables name none."""
+
+Latency = Callable[[Floats, Floats], tuple[Floats, Flags]]
+"""(batch, length) to latency, us, and its origin."""
+
+WorkUs = Callable[[Floats, Floats], Floats]
+"""(batch, length) to B less its launch floor, us."""
+
+_NO_BOUND: Final = BatchBound(math.nan, math.nan, math.nan, math.nan)
+
+
+def constant_block(latency_us: float) -> Floats:
+    """Grid block of a kernel that takes the same whatever runs, such as none at all."""
+    axis = np.array([0.0, SIZE_LIMIT])
+    cells = np.zeros((2, 2, 6))
+    cells[..., 0] = latency_us
+    return PackedGrid(axis, axis, cells, np.zeros((2, 2), np.uint8), _NO_BOUND).arena
+
+
+def sampled_block(latency: Latency, work_us: WorkUs, batch: Floats, length: Floats) -> Floats:
+    """Grid block of a law, from its values at nodes."""
+    y_axis, x_axis = np.r_[0.0, batch, SIZE_LIMIT], np.r_[0.0, length, SIZE_LIMIT]
+    yy, xx = (a.ravel() for a in np.meshgrid(y_axis, x_axis, indexing="ij"))
+    shape = len(y_axis), len(x_axis)
+    latency_us, origin = latency(yy, xx)
+    table, flags = latency_us.reshape(shape), origin.reshape(shape).copy()
+    # the outer nodes are no sizes that anything was measured at
+    for edge in (flags[0], flags[-1], flags[:, 0], flags[:, -1]):
+        np.maximum(edge, ORIGIN_EXTRAPOLATED, out=edge)
+    cells = np.zeros((*shape, 6))
+    cells[..., 0] = table
+    linear, square = _rises(work_us, y_axis, x_axis)
+    rise = np.diff(table, axis=1)
+    cells[:, :-1, 1], cells[:, :-1, 2] = rise * linear, rise * square
+    cells[:-1, :, 3:] = np.diff(cells[..., :3], axis=0) / np.diff(y_axis)[:, None, None]
+    return PackedGrid(y_axis, x_axis, cells, flags, _NO_BOUND).arena
+
+
+def _rises(work_us: WorkUs, y_axis: Floats, x_axis: Floats) -> tuple[Any, Any]:
+    """Terms of the weight along each cell, by which it rises from 0 to 1 with B; plainly where B does not."""
+    x0, dx = x_axis[:-1], np.diff(x_axis)
+
+    def at(x: Floats) -> Floats:
+        yy, xx = np.meshgrid(y_axis, x, indexing="ij")
+        return work_us(yy.ravel(), xx.ravel()).reshape(yy.shape)
+
+    first, middle, last = at(x0), at(x0 + dx / 2.0), at(x0 + dx)
+    whole = last - first
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # share of the rise that lies in the first half: 1/2 of a line, 1/4 of a square
+        half = (middle - first) / whole
+    # a parabola that never falls, else there is a kink
+    bends = np.isfinite(half) & (whole > 0.0) & (half >= 0.25) & (half <= 0.75)
+    curve = np.where(bends, 2.0 - 4.0 * np.where(bends, half, 0.5), 0.0)
+    return (1.0 - curve) / dx, curve / (dx * dx)
+
+
+FLAT: Final = "flat"
+PEAKED: Final = "top_last"
+"""Scores of which only the last ones are worth picking, so that few bits tell them apart, as a model's."""
+
+_PARTS: Final = "sparse_part"
+
+
+def peaked_table(
+    tables: Tables, block: RaggedOperator, key: Key, part: str, model: str, ratio: int, topk: float
+) -> RaggedTable:
+    """Rows of a block over a model's scores; as they are where its source has no top-k by itself."""
+
+    def made() -> RaggedTable:
+        packed: RaggedTable = tables.packed(block, key)
+        over = [_kernel(tables, block, key, (part, model, scores, ratio)) for scores in (FLAT, PEAKED)]
+        flat, peaked = over
+        if flat is None or peaked is None:
+            return packed
+        rows = tables.rows(block, key)
+        batch, kv_len = (np.asarray(rows[name], np.float64) for name in ("batch_size", "kv_len"))
+        q_len = np.asarray(rows.get("q_len", np.ones_like(batch)), np.float64)
+        at = (batch, q_len, kv_len - q_len)
+        picks = kv_len // ratio > topk
+        less_us = np.where(picks, _latency_us(flat, at) - _latency_us(peaked, at), 0.0)
+        points = tuple(np.asarray(c, np.float64) for c in block.coordinates(rows))
+        latency_us = rows["latency_us"] - less_us
+        return pack_ragged(points, latency_us, packed.work_us, packed.segment, rows[ORIGIN])
+
+    return tables.kept(("peaked scores", block.name, key), made)
+
+
+def _kernel(
+    tables: Tables, block: RaggedOperator, key: Key, wanted: tuple[str, str, str, int]
+) -> RaggedTable | None:
+    """A top-k that the source of a block measured by itself; None without."""
+    from fastroof.operators.registry import OPERATORS
+
+    if _PARTS not in tables.sources:
+        return None
+    parts = cast("RaggedOperator", OPERATORS[_PARTS])
+    source = tables.source_of(block.name, key)
+    for one in tables.every_key(_PARTS):
+        if one[:4] == wanted and tables.source_of(_PARTS, one) == source:
+            return tables.packed(parts, one)
+    return None
+
+
+def _latency_us(kernel: RaggedTable, at: tuple[Floats, ...]) -> Floats:
+    latency_us, origin = np.empty(len(at[0])), np.zeros(len(at[0]), np.uint8)
+    kernel.latency(at, latency_us, origin)
+    return latency_us

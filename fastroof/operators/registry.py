@@ -14,8 +14,6 @@ from typing import Final
 import fastroof.operators
 from fastroof.operators.operator import Operator
 
-__all__ = ["OPERATORS"]
-
 
 def _every_operator() -> Mapping[str, Operator]:
     package = fastroof.operators

@@ -1,16 +1,16 @@
 """Experts over many GPUs, and what runs beside them: the kernels of wide expert parallelism.
 
 ``moe_wide`` is the computing alone, after tokens have arrived (:mod:`fastroof.operators.expert_dispatch`);
-one kernel that sends, computes and brings back is :mod:`fastroof.operators.sending_experts`. Tokens are those
+one kernel that sends, computes and brings back is :mod:`fastroof.operators.expert_dispatch`. Tokens are those
 of all GPUs that share the experts, as in ``moe``. ``mlp`` is a gated MLP of one GPU: a shared expert, a
 dense layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -19,14 +19,7 @@ from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError, PlanError
 from fastroof.operators.calls import Experts
-from fastroof.operators.expert_borrowing import borrowed_points
-from fastroof.operators.expert_work import (
-    EVENLY_ROUTED,
-    check_routed,
-    moe_bytes,
-    moe_flops,
-    tokens_to_reach_all,
-)
+from fastroof.operators.expert_borrowing import ExpertShape, Lender, borrowed_points, nearest, nearest_routing
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -39,7 +32,17 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator, nodes_of_experts
+from fastroof.operators.moe import (
+    EVENLY_ROUTED,
+    EXPERT_KEYS,
+    MOE,
+    MoeOperator,
+    check_routed,
+    moe_bytes,
+    moe_flops,
+    nodes_of_experts,
+    tokens_to_reach_all,
+)
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
@@ -48,27 +51,140 @@ from fastroof.operators.operator import (
     dtype_peaks,
     element_bytes,
 )
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import PackedSizes, SizedOperator
-from fastroof.operators.wide_borrowing import WideKey, WideLoan, lender_key, wide_loan
-from fastroof.uncertainty.variance import relative_variance
+from fastroof.operators.row_operator import (
+    CurveOptions,
+    PackedSizes,
+    PerRowOperator,
+    RowCost,
+    RowNodes,
+    SizedOperator,
+)
+from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
-__all__ = [
-    "EXPERT_COLUMNS",
-    "GLOBAL_TOKENS",
-    "MLP",
-    "MOE_WIDE",
-    "OPERATORS",
-    "PHASE",
-    "GlobalExperts",
-    "Mlp",
-    "WideMoe",
-]
+
+ANY_PHASE: Final = "any"
+"""Of an engine that has one kernel for prompts and decodes."""
+
+BALANCED: Final = "_eplb"
+"""Ending of routings that a load balancer evens out."""
+
+ANOTHER_SPLIT: Final = 0.14
+ANOTHER_PLACES: Final = 0.19
+ANOTHER_LAYER: Final = 0.22
+"""Relative standard errors of borrowing from another split of the layer, another number of places, and
+another layer: the largest of README.md's table, made from 80 % of the errors."""
+
+
+class WideKey(NamedTuple):
+    """Keys of a kernel of wide experts, in the order of its table."""
+
+    dtype: str
+    hidden: int
+    intermediate: int
+    topk: int
+    num_experts: int
+    num_slots: int
+    moe_ep: int
+    phase: str
+    distribution: str
+
+    @property
+    def layer(self) -> tuple[int, int, int, int]:
+        """What a model says, however it is split and placed."""
+        return self[1:5]
+
+    @property
+    def routing(self) -> str:
+        """How tokens spread before a load balancer."""
+        return self.distribution.removesuffix(BALANCED)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether a load balancer copied the busiest experts."""
+        return self.distribution.endswith(BALANCED)
+
+    @property
+    def shape(self) -> ExpertShape:
+        """What one GPU sees of it."""
+        return ExpertShape(*self[:4], self.num_slots, 1, self.moe_ep, self.distribution)
+
+
+class WideLoan(NamedTuple):
+    """What serves a kernel of wide experts."""
+
+    table: MeasuredTable
+    lenders: tuple[tuple[WideKey, Lender], ...]
+    is_own: bool
+
+    def error(self, wanted: WideKey) -> float:
+        """Relative standard error of borrowing."""
+        if self.is_own:
+            return 0.0
+        near = self.lenders[0][0]
+        if near.layer != wanted.layer:
+            return ANOTHER_LAYER
+        return ANOTHER_SPLIT if near.num_slots == wanted.num_slots else ANOTHER_PLACES
+
+
+def wide_loan(tables: Tables, operator: str, wanted: WideKey) -> WideLoan:
+    """Find what serves a kernel: of the engine's own table if it has one near, else of another engine's."""
+    return tables.kept(("wide loan", operator, wanted), lambda: _loan(tables, operator, wanted))
+
+
+def _loan(tables: Tables, operator: str, wanted: WideKey) -> WideLoan:
+    candidates = tables.candidates(operator)
+    found = [loan for table in candidates if (loan := _of_table(tables, table, wanted)) is not None]
+    if not found:
+        what = "a load balancer" if wanted.is_balanced else "no load balancer"
+        raise MissingTableError(
+            f"no {operator} row of {tables.gpu.name} has dtype={wanted.dtype}, phase={wanted.phase} and "
+            f"{what}; "
+            f"measured: {', '.join(sorted({_key_text(WideKey(*k)) for k in tables.every_key(operator)}))}"
+        )
+
+    def rank(loan: WideLoan) -> tuple[bool, bool, bool]:
+        (key, lender), *_ = loan.lenders
+        is_near = loan.is_own or key.layer == wanted.layer or lender.is_near(wanted.shape)
+        return not is_near, tables.order.is_foreign(loan.table), not loan.is_own
+
+    # of equals the first that is asked
+    return min(found, key=rank)
+
+
+def _key_text(key: WideKey) -> str:
+    return f"{key.dtype} {key.phase} {key.distribution}"
+
+
+def _of_table(tables: Tables, table: MeasuredTable, wanted: WideKey) -> WideLoan | None:
+    there = [
+        key
+        for key in map(WideKey._make, tables.keys_of(table))
+        if key.dtype == wanted.dtype
+        and key.phase in (wanted.phase, ANY_PHASE)
+        and key.is_balanced == wanted.is_balanced
+    ]
+    if not there:
+        return None
+    routing = nearest_routing(wanted.routing, {key.routing for key in there})
+    there = [key for key in there if key.routing == routing]
+    for key in there:
+        if key[:7] == wanted[:7] and routing == wanted.routing:
+            return WideLoan(table, ((key, Lender(key.shape, 1.0, 0.0)),), True)
+    pool: Sequence[WideKey] = [key for key in there if key.layer == wanted.layer] or there
+    of_shape = {key.shape: key for key in pool}
+    lenders = nearest(wanted.shape._replace(distribution=pool[0].distribution), list(of_shape))
+    return WideLoan(table, tuple((of_shape[lender.shape], lender) for lender in lenders), False)
+
+
+def lender_key(shape: ExpertShape, phase: str) -> Key:
+    """The key whose roofline is that of a shape."""
+    return (*shape[:4], shape.num_experts, shape.num_experts, shape.moe_ep, phase, shape.distribution)
+
 
 _, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _, _MOE_EP, _DISTRIBUTION = EXPERT_KEYS
 _SLOTS: Final = Column("num_slots", "int", "", "places for experts on all GPUs: more where some are doubled")

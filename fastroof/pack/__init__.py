@@ -4,7 +4,7 @@ Everything outside the measured range is settled here, once, as padded nodes: ea
 0 and one at :data:`SIZE_LIMIT`, and holes of a grid are filled. Two rules do it, both in the
 coordinates of the operator's roofline ``B = t_launch + flops / peak + bytes / bandwidth``:
 
-* *line*: ``T = T_edge + slope (B - B_edge)``, with slopes of :mod:`fastroof.pack.continuation`: along batch
+* *line*: ``T = T_edge + slope (B - B_edge)``, with slopes of :mod:`fastroof.pack.grids`: along batch
   what the line has added so far, along kv_len half-way from there to what B adds. Below the first node the
   slope is 1, and no latency is under the smallest. Decode attention.
 * *hold*: ``T = T_edge * B / B_edge``, the edge's distance to the roofline. Everything else.
@@ -19,9 +19,9 @@ The line rule was chosen on the H100's decode tables of three engines. On those 
 adds, as before, 33.0, 39.0, 41.5, 16.7, 20.4, 22.7 and 13.3, 17.2, 20.6.
 """
 
-from fastroof.pack.curves import PackedCurve, PackedGemm, pack_curve, pack_gemm
+from fastroof.compiled.layout import PackedCurve, PackedGemm
+from fastroof.pack.curves import SIZE_LIMIT, pack_curve, pack_gemm
 from fastroof.pack.grids import PackedGrid, grid_cells, pack_grid
-from fastroof.pack.points import SIZE_LIMIT
 
 __all__ = [
     "SIZE_LIMIT",

@@ -17,8 +17,6 @@ import numpy as np
 from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 
-__all__ = ["ALIGNED", "Bands", "banded_points", "bands_of", "left_out_us", "residue_start", "with_band_nodes"]
-
 LARGE: Final = 2**22
 """Outputs times inputs of a GEMM that takes longer than its launch: what bands are judged on."""
 
@@ -59,15 +57,7 @@ at its end (median where n k is large).
 
 
 class Bands(NamedTuple):
-    """Where bands end.
-
-    Attributes
-    ----------
-    width : int
-        Every multiple of it ends a band.
-    ends : tuple of int
-        Ends up to ``width``, rising: those of the smaller tiles, then ``width``.
-    """
+    """Where bands end."""
 
     width: int
     ends: tuple[int, ...]
@@ -97,16 +87,7 @@ def _row_steps(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> dict[int,
 
 
 def bands_of(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> Bands | None:
-    """Find the bands that a table's steps show; None if they show none.
-
-    The width is the largest for which the median over its multiples of the median of t(m + 1) / t(m) is at
-    least 1.1, while two rows within its bands differ by at most 3 %. Large GEMMs count.
-
-    Parameters
-    ----------
-    m, n, k, latency_us : ndarray of float64, shape (points,)
-        Sorted by k, n and m.
-    """
+    """Find the bands that a table's steps show; None if they show none."""
     steps = _row_steps(m, n, k, latency_us)
     for width in reversed(steps):
         ends = [step for row, step in steps.items() if row % width == 0]
@@ -143,26 +124,7 @@ def banded_points(
 
 
 def with_band_nodes(bands: Bands, m: Floats, us: Floats) -> tuple[Floats, Floats, Bools]:
-    """Add the nodes of bands to curves over the same m.
-
-    Inside a band whose first row is slower than its last, the excess falls linearly to 0 at :data:`KNEE`.
-    Where first rows were not measured, bands end on the line through the last rows on either side; their
-    first rows are slower than the row before by the last measured step, in us.
-
-    Parameters
-    ----------
-    bands : Bands
-        Of the table.
-    m : ndarray of float64, shape (nodes,)
-        Measured sizes, rising.
-    us : ndarray of float64, shape (nodes, curves)
-        Latencies, us.
-
-    Returns
-    -------
-    m, us, is_measured : ndarray
-        All nodes, their latencies, and whether each was measured.
-    """
+    """Add the nodes of bands to curves over the same m."""
     axis, values, measured = [float(m[0])], [us[0]], [True]
     for i in range(len(m) - 1):
         for at, at_us in _gap_nodes(bands, m, us, i):
@@ -187,17 +149,7 @@ def left_out_us(bands: Bands, m: Floats, us: Floats, i: int) -> Floats:
 
 
 def residue_start(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> float | None:
-    """Find the m above which multiples of 4 and other m have a curve each; None if one curve has both.
-
-    vLLM's fp8_block kernels pad m to 4 with two copies: 1.25 to 1.47 times as long on Blackwell where m is no
-    multiple: of two rows within a band the second is 5 % slower or more. Where bands end too, by 3 % on top,
-    that holds only above the bands of which inner rows were measured: below, two curves hurt.
-
-    Parameters
-    ----------
-    m, n, k, latency_us : ndarray of float64, shape (points,)
-        Sorted by k, n and m.
-    """
+    """Find the m above which multiples of 4 and other m have a curve each; None if one curve has both."""
     steps = _row_steps(m, n, k, latency_us)
     inner = [row for row in steps if row % LARGE_TILE]
     if len(inner) < FEWEST_STEPS:

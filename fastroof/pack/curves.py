@@ -3,20 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.arrays import Flags, Floats
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
-from fastroof.compiled.packed import PackedCurve, PackedGemm
+from fastroof.compiled.layout import GUIDE_HEADER, PackedCurve, PackedGemm
 from fastroof.pack.bands import banded_points, bands_of
-from fastroof.pack.guides import joined_axes
-from fastroof.pack.points import SIZE_LIMIT, sorted_origins, sorted_points
+from fastroof.pack.keys import MANTISSA_BITS, axis_keys
 
-__all__ = ["PackedCurve", "PackedGemm", "cell_origins", "pack_curve", "pack_gemm"]
+MOST_KEY_BITS: Final = 12
+"""4,096 consecutive integers have keys of their own."""
+
+
+def _guide(axis: Floats) -> tuple[int, int, Longs] | None:
+    """First key, dropped bits, and the cell at the start of each key; None for nodes too close."""
+    inner = axis[1:-1]
+    for key_bits in range(MOST_KEY_BITS + 1):
+        first = int(axis_keys(np.ones(1), key_bits)[0]) - 1
+        keys = np.maximum(axis_keys(inner, key_bits), first)
+        shift = MANTISSA_BITS - key_bits
+        starts = (np.arange(first + 1, keys.max(initial=first) + 1) << shift).view(np.float64)
+        cells = np.r_[0, np.searchsorted(axis, starts, side="right") - 1]
+        ends = np.r_[np.searchsorted(axis, starts, side="left") - 1, len(axis) - 2]
+        if (ends - cells).max() <= 1:
+            return first, shift, cells
+    return None
+
+
+def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Longs]:
+    """Join padded axes, and guide them."""
+    axes = list(axes)
+    headers: list[int] = []
+    cells: list[Longs] = []
+    node, place = 0, GUIDE_HEADER * len(axes)
+    for axis in axes:
+        guide = _guide(axis)
+        if guide is None:
+            return np.concatenate(axes), np.empty(0, np.int64)
+        first, shift, own = guide
+        headers += [node, node + len(axis) - 2, place, len(own) - 1, first, shift]
+        cells.append(own + node)
+        node += len(axis)
+        place += len(own)
+    return np.concatenate(axes), np.concatenate([headers, *cells], dtype=np.int64)
+
+
+SIZE_LIMIT = float(2**40)
+"""Last node of every axis: beyond any size that an entry point accepts."""
+
+
+def sorted_points(coordinates: tuple[Floats, ...], latency_us: Floats) -> tuple[tuple[Floats, ...], Floats]:
+    """Sort points by their coordinates, the first one slowest; equal points become their median."""
+    order = np.lexsort(coordinates[::-1])
+    sorted_axes = [c[order].astype(np.float64) for c in coordinates]
+    latency_us = latency_us[order]
+    new = np.zeros(len(order), dtype=bool)
+    new[0] = True
+    for axis in sorted_axes:
+        new[1:] |= axis[1:] != axis[:-1]
+    if new.all():
+        return tuple(sorted_axes), latency_us
+    starts = np.flatnonzero(new)
+    medians = np.array([np.median(part) for part in np.split(latency_us, starts[1:])])
+    return tuple(a[starts] for a in sorted_axes), medians
+
+
+def sorted_origins(coordinates: tuple[Floats, ...], origin: Flags | None, count: int) -> Flags:
+    """Origins of ``count`` points in the order of :func:`sorted_points`; measured where none are given."""
+    if origin is None or not origin.any():
+        return np.full(count, ORIGIN_MEASURED, np.uint8)
+    return sorted_points(coordinates, origin.astype(np.float64))[1].astype(np.uint8)
+
 
 LARGEST_GRID: Final = 2**22
 """Nodes of the largest full grid that is made of a table of scattered GEMMs: 32 MiB."""
@@ -57,19 +118,7 @@ def pack_curve(
 
 
 def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
-    """Origins of the points of each cell, from what its nodes are.
-
-    Parameters
-    ----------
-    flags : ndarray of uint8, any number of axes
-        What each node is, at most 3.
-
-    Returns
-    -------
-    ndarray of uint16
-        Two bits a case: bit 0 of the case's number is set where a point is off the node along the last
-        axis, bit 1 along the one before it, and so on.
-    """
+    """Origins of the points of each cell, from what its nodes are."""
     cases = [flags]
     for axis in reversed(range(flags.ndim)):
         for seen in list(cases):

@@ -10,12 +10,23 @@ import numpy as np
 from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.lazy_property import lazy_property
-from fastroof.pack.continuation import slopes_above
+from fastroof.pack.curves import SIZE_LIMIT, sorted_origins, sorted_points
 from fastroof.pack.keys import axis_guide
-from fastroof.pack.points import SIZE_LIMIT, sorted_origins, sorted_points
 from fastroof.roofline import BatchBound
 
-__all__ = ["PackedGrid", "grid_cells", "pack_grid"]
+
+def slopes_above(latency_us: Floats, bound_us: Floats, *, is_length: bool) -> Floats:
+    """Rise of each line past its last known node, over that of B."""
+    known = ~np.isnan(latency_us)
+    line = np.arange(latency_us.shape[1])
+    first = np.argmax(known, axis=0)
+    last = len(known) - 1 - np.argmax(known[::-1], axis=0)
+    edge_us, edge_bound_us = latency_us[last, line], bound_us[last, line]
+    added_us = edge_bound_us - bound_us[first, line]
+    is_line = (last > first) & (added_us > 0.0)
+    chord = np.where(is_line, (edge_us - latency_us[first, line]) / np.where(is_line, added_us, 1.0), 1.0)
+    slope = np.minimum(0.5 * (1.0 + chord), edge_us / edge_bound_us) if is_length else chord
+    return np.fmax(slope, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
-from fastroof.pack.points import sorted_origins, sorted_points
-
-__all__ = ["RaggedLevel", "RaggedTable", "pack_ragged"]
+from fastroof.pack.curves import sorted_origins, sorted_points
 
 WorkUs = Callable[..., Floats]
 """B less its launch floor, at coordinates that broadcast, us."""
@@ -32,19 +30,7 @@ Segment = Callable[..., Array]
 
 
 class RaggedLevel(NamedTuple):
-    """The nodes of one axis: every size that it has below each node of the axis before it.
-
-    Attributes
-    ----------
-    sizes : ndarray of float64
-        The distinct sizes of all nodes, sorted.
-    rank : ndarray of int64, shape (nodes,)
-        Each node's place among ``sizes``; sorted within a parent.
-    keys : ndarray of int64, shape (nodes,)
-        Its parent and its rank as one number, sorted.
-    starts : ndarray of int64, shape (parents + 1,)
-        Where the nodes of each parent start.
-    """
+    """The nodes of one axis: every size that it has below each node of the axis before it."""
 
     sizes: Floats
     rank: Longs
@@ -54,23 +40,7 @@ class RaggedLevel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RaggedTable:
-    """Measured points of one kernel, as rows within rows.
-
-    Attributes
-    ----------
-    levels : tuple of RaggedLevel
-        An axis each, the innermost one last: its nodes are the points.
-    latency_us : ndarray of float64, shape (points,)
-        Measured latencies, us.
-    origin : ndarray of uint8, shape (points,)
-        What each point is.
-    launch_us : float
-        The smallest of them.
-    work_us : callable
-        B less its launch floor.
-    segment : callable or None
-        Which kernel runs where; None where there is but one.
-    """
+    """Measured points of one kernel, as rows within rows."""
 
     levels: tuple[RaggedLevel, ...]
     latency_us: Floats
@@ -89,18 +59,7 @@ class RaggedTable:
         return tuple(reversed(columns))
 
     def latency(self, sizes: Sequence[Floats], out: Floats, origin: Flags, method: str = "roofline") -> None:
-        """Look points up.
-
-        Parameters
-        ----------
-        sizes : sequence of ndarray of float64, shape (points,)
-            One an axis.
-        out, origin : ndarray, shape (points,)
-            latency_us, and how it was made.
-        method : str
-            ``roofline`` interpolates latency against B; the others keep work / latency: ``linear_mfu``
-            interpolates it along each axis, ``nearest`` and ``floor`` take that of one node.
-        """
+        """Look points up."""
         roots = np.zeros(len(sizes[0]), np.int64)
         out[:], origin[:] = self._below(0, roots, list(sizes), method)
 
@@ -181,24 +140,7 @@ def pack_ragged(
     segment: Segment | None = None,
     origin: Flags | None = None,
 ) -> RaggedTable:
-    """Pack measured points, in any order, as rows within rows.
-
-    Parameters
-    ----------
-    points : tuple of ndarray of float64, shape (rows,)
-        Coordinates, the outermost axis first.
-    latency_us : ndarray of float64, shape (rows,)
-        Measured latencies, us; of duplicates the median counts.
-    work_us, segment
-        As in :class:`RaggedTable`.
-    origin : ndarray of uint8, shape (rows,), optional
-        What each row is; measured by default.
-
-    Returns
-    -------
-    RaggedTable
-        Of as many axes as there are coordinates.
-    """
+    """Pack measured points, in any order, as rows within rows."""
     axes, latency_us = sorted_points(points, latency_us)
     count = len(latency_us)
     parent = np.zeros(count, np.int64)

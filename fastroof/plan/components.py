@@ -7,17 +7,11 @@ from typing import Literal
 from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator
 from fastroof.plan.curves import per_row
 
-__all__ = ["Component", "component_of"]
-
 Component = Literal["linear", "experts", "communication", "elementwise", "lm_head"]
 
 
 def component_of(call: RowOperator) -> Component:
-    """Component of a call; attention is no call over rows, and a component of its own.
-
-    Experts are what a mixture of them costs beside its norms, activations and exchanges: the router, routed
-    and shared ones.
-    """
+    """Component of a call; attention is no call over rows, and a component of its own."""
     if per_row(call).over_link:
         return "communication"
     if isinstance(call, Elementwise | HyperConnection):

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
-from fastroof.compiled.rows import curve_rows
+from fastroof.columns import ORIGIN_BORROWED
+from fastroof.compiled.grids import curve_rows
 from fastroof.config import GpuSpec
+from fastroof.errors import MissingTableError, PlanError
+from fastroof.lazy_property import lazy_property
+from fastroof.load.by_name import how_to_get, table_folders
+from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import RowOperator
-from fastroof.operators.prefix_price import PrefixUs
+from fastroof.operators.gemm import GEMM
+from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
-from fastroof.operators.rows import PerRowOperator, RowCost
+from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.plan.step_attention import StepAttention
-
-__all__ = [
-    "DATASHEET_SOURCE",
-    "CurveSource",
-    "RowCurve",
-    "num_allreduces",
-    "per_row",
-    "row_cost",
-    "row_values",
-]
+from fastroof.tables import Tables
 
 DATASHEET_SOURCE: Final = "datasheet"
 """What stands for a source where no kernel was measured."""
@@ -33,23 +31,7 @@ DATASHEET_SOURCE: Final = "datasheet"
 
 @dataclass(frozen=True, eq=False)
 class RowCurve:
-    """One call's latency against its rows, piecewise linear.
-
-    Attributes
-    ----------
-    operator : RowOperator
-        What it is and how often it runs in a step.
-    axis, value : ndarray of float64, shape (nodes,)
-        Rows and the latency of one call, us; padded at both ends.
-    flag : ndarray of uint8, shape (nodes,)
-        Origin of each node.
-    launch_us : float
-        Latency of the smallest call, us.
-    source : str
-        Which measured tables it comes from; ``datasheet`` without any.
-    share : float
-        Of its rows, what one GPU runs: less than 1 where several share a rank's.
-    """
+    """One call's latency against its rows, piecewise linear."""
 
     operator: RowOperator
     axis: Floats
@@ -125,3 +107,162 @@ def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
 def row_cost(call: RowOperator) -> RowCost:
     """FLOPs and compulsory bytes of one call, a row and fixed."""
     return per_row(call).row_cost(call)
+
+
+CLASSES: Final = {name: kind for o in OPERATORS.values() for name, kind in o.datasheets.items()}
+"""Launch floor and efficiency by class of operator."""
+
+
+class DatasheetCurves:
+    """Curves from a GPU's datasheet alone."""
+
+    method = "datasheet"
+    quantise_inputs = False
+
+    def __init__(self, gpu: GpuSpec) -> None:
+        self.gpu = gpu
+        hint = "" if table_folders(gpu.name) else how_to_get(gpu.name)
+        warnings.warn(
+            f"no measured tables of {gpu.name}: its steps come from the datasheet model, not from kernels"
+            + (f"; {hint}" if hint else ""),
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
+        """Latency of a call against its rows; ``max_rows`` does not matter."""
+        return RowCurve(call, *per_row(call).datasheet_nodes(call, self.gpu))
+
+    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
+        """Latency of a call at every number of rows, and its origin."""
+        return row_values(self.row_curve(call, max_rows), max_rows)
+
+    def attention_block(self, attention: StepAttention) -> Floats:
+        """Grid block of one layer's attention."""
+        return attention.datasheet_block(self.gpu)
+
+    def attention_source(self, attention: StepAttention) -> str:
+        """No kernel was measured."""
+        return DATASHEET_SOURCE
+
+    def prefix_us(self, attention: StepAttention) -> PrefixUs:
+        """Price of a prefix: its roofline at the efficiency of prompts."""
+        return attention.datasheet_prefix_us(self.gpu)
+
+
+@dataclass(frozen=True, eq=False)
+class TableCurves:
+    """Curves from measured tables; each distinct one is made once, and kept with the tables."""
+
+    tables: Tables
+    method: str = "roofline"
+    gemm_smoothing: str = "none"
+    fp8_scales: str = "dynamic"
+    allow_modelled: bool = False
+    is_cold: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise PlanError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+
+    @lazy_property
+    def options(self) -> CurveOptions:
+        """How the tables are read."""
+        return CurveOptions(self.method, self.gemm_smoothing, self.fp8_scales)
+
+    @property
+    def gpu(self) -> GpuSpec:
+        """The GPU that was measured."""
+        return self.tables.gpu
+
+    @property
+    def quantise_inputs(self) -> bool:
+        """Whether the source's fp8 GEMMs leave out quantising their input, as kernels alone do."""
+        return GEMM.quantises_inputs_apart(self.tables)
+
+    def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
+        """Latency of a call against its rows."""
+
+        def nodes() -> RowNodes:
+            made = operator.row_nodes(call, self.tables, self.options, max_rows)
+            if table is None or not self.tables.order.is_foreign(table):
+                return made
+            return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
+
+        operator = per_row(call)
+        try:
+            table = operator.serving(call, self.tables)
+        except MissingTableError as error:
+            self._check_modelled(error)
+            return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
+        key = ("row nodes", *self._key(call, max_rows))
+        if self.method == "roofline":
+            made = self.tables.kept(key, nodes)
+        else:  # a node at every row
+            made = self.tables.kept_lately(key, nodes, lambda made: 3 * made.axis.nbytes)
+        return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
+
+    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
+        """Latency of a call at every number of rows, and its origin."""
+
+        def values() -> tuple[Floats, Flags]:
+            return row_values(self.row_curve(call, max_rows), max_rows)
+
+        latency_us, origin = self.tables.kept_lately(
+            ("row values", *self._key(call, max_rows)),
+            values,
+            lambda made: made[0].nbytes + made[1].nbytes,
+            lambda made: len(made[0]) > max_rows,
+        )
+        # those up to a larger number begin alike
+        return latency_us[: max_rows + 1], origin[: max_rows + 1]
+
+    def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
+        """What a curve depends on: not the call's role, nor how often it runs."""
+        operator = per_row(call)
+        key = (self.options, self.allow_modelled, call.operator, *operator.row_key(call))
+        return (*key, max_rows) if operator.has_every_row(call, self.tables, self.options) else key
+
+    def attention_block(self, attention: StepAttention) -> Floats:
+        """Grid block of one layer's attention; borrowed nodes say so."""
+
+        def block() -> Floats:
+            if self._is_modelled(attention):
+                return attention.datasheet_block(self.gpu)
+            if self.is_cold and self.method == "roofline":
+                return attention.block_from_memory(self.tables)
+            return attention.block(self.tables, self.method)
+
+        how = (self.method, self.allow_modelled, self.is_cold)
+        return self.tables.kept(("attention blocks", *how, attention), block)
+
+    def attention_source(self, attention: StepAttention) -> str:
+        """Which sources have the kernels that stand for it."""
+        if self._is_modelled(attention):
+            return DATASHEET_SOURCE
+        return " ".join(dict.fromkeys(attention.sources(self.tables)))
+
+    def prefix_us(self, attention: StepAttention) -> PrefixUs:
+        """Price of a prefix in one layer's prompts."""
+        if self._is_modelled(attention):
+            return attention.datasheet_prefix_us(self.gpu)
+        return self.tables.kept(("prefix", attention), lambda: attention.prefix_us(self.tables))
+
+    def _is_modelled(self, attention: StepAttention) -> bool:
+        """Whether nothing measured stands for it, and the datasheet model may."""
+
+        def is_modelled() -> bool:
+            try:
+                attention.check(self.tables)
+            except MissingTableError as error:
+                if not attention.is_modelled_unasked:
+                    self._check_modelled(error)
+                return True
+            return False
+
+        return self.tables.kept(("is modelled", self.allow_modelled, attention), is_modelled)
+
+    def _check_modelled(self, error: MissingTableError) -> None:
+        """Say what else would do, unless the datasheet model may stand for what was not measured."""
+        if not self.allow_modelled:
+            raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None

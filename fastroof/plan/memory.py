@@ -3,18 +3,153 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from fastroof.arrays import Longs
+from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
 from fastroof.engines.memory import DATASHEET_MEMORY
+from fastroof.errors import BatchError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
-from fastroof.models.stages import stages_of
-from fastroof.plan.gpu_memory import PlanMemory
-from fastroof.plan.memory_room import left_for_kv
+from fastroof.models.spec import stages_of
+from fastroof.run.batch import int_array
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["PlanMemory", "plan_memory", "window_kv_bytes"]
+VISIBLE_SHARE: Final = 0.99
+"""Share of a datasheet's memory that CUDA says a GPU has.
+
+79.10 to 79.33 of 80 GiB on H100 and A100, 139.81 of 141 on H200, 44.42 of 44.99 on L40S, 94.97 of 95.59 on
+RTX PRO 6000 (logs of engines, bench_data/kv_room.csv and beside it): 0.987 to 0.994.
+"""
+
+
+class LeftForKv(NamedTuple):
+    """A GPU's memory by what it is for, bytes."""
+
+    room_bytes: int
+    activation_bytes: int
+    context_bytes: int
+    reserve_bytes: int
+
+
+def left_for_kv(
+    rule: KvMemory,
+    gpu: GpuSpec,
+    layout: Layout,
+    weight_bytes: int,
+    working_bytes: int,
+    max_tokens: int,
+    logits: int,
+) -> LeftForKv:
+    """Work out what an engine leaves for KV cache."""
+    gpu_bytes = gpu.hbm_bytes
+    if rule.room == "datasheet":
+        usable = int(gpu_bytes * rule.fraction)
+        room = max(0, usable - weight_bytes - working_bytes)
+        return LeftForKv(room, working_bytes, 0, gpu_bytes - usable)
+    visible = int(gpu_bytes * VISIBLE_SHARE)
+    context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size)
+    if rule.room == "static":
+        base, fraction = visible - context, rule.fraction
+        if not fraction and rule.reserve is not None:
+            kept = rule.reserve.bytes(gpu_bytes, max_tokens, layout.tp, layout.pp, layout.dp)
+            fraction = max(1 - kept / gpu_bytes, 0.0)
+        budget = int(base * fraction)
+        return LeftForKv(max(0, budget - weight_bytes), 0, context, gpu_bytes - context - budget)
+    run = round(max(rule.activation * working_bytes, rule.sample_bytes * logits))
+    taken = weight_bytes + run + context
+    if rule.room == "all":
+        budget = int(visible * rule.fraction)
+        return LeftForKv(max(0, budget - taken), run, context, gpu_bytes - budget)
+    room = int(max(0, visible - taken) * rule.fraction)
+    return LeftForKv(room, run, context, max(0, gpu_bytes - taken - room))
+
+
+class PlanMemory(NamedTuple):
+    """One GPU's memory, in bytes."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    activation_bytes: int
+    reserve_bytes: int
+    max_kv_tokens: int
+    window: int = 0
+    window_kv_bytes_per_token: int = 0
+    state_bytes_per_sequence: int = 0
+    context_bytes: int = 0
+
+    def explain(self) -> dict[str, int]:
+        """Return where a GPU's memory goes, bytes: weights, workspace, context, reserve and KV cache."""
+        return {
+            "weights": self.weight_bytes,
+            "workspace": self.activation_bytes,
+            "context": self.context_bytes,
+            "reserve": self.reserve_bytes,
+            "kv_cache": self.max_kv_tokens * self.token_bytes,
+        }
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of each of ``max_kv_tokens``: a token's, or 1 where no layer keeps any of a token."""
+        return max(self.kv_bytes_per_token, 1)
+
+    @property
+    def window_share(self) -> float:
+        """Share of a token's KV cache that is kept within the window alone; 1 where there is none."""
+        if not self.kv_bytes_per_token:
+            return 1.0
+        return self.window_kv_bytes_per_token / self.kv_bytes_per_token
+
+    @property
+    def state_tokens(self) -> float:
+        """Tokens' worth of KV cache of a sequence's state."""
+        return self.state_bytes_per_sequence / self.token_bytes
+
+    @property
+    def kv_room(self) -> tuple[int, int, int, int, int]:
+        """Room for KV cache as loops count it, see :mod:`fastroof.compiled.serving_options`."""
+        whole, within = self.kv_bytes_per_token, self.window_kv_bytes_per_token
+        state = self.state_bytes_per_sequence
+        common = math.gcd(whole, within, state) or 1
+        parts = self.max_kv_tokens * self.token_bytes // common
+        window = self.window if within else 0
+        return parts, (whole - within) // common, within // common, window, state // common
+
+    def kv_bytes(self, kv_len: Any) -> Any:
+        """KV cache and state of one sequence, bytes."""
+        length = _lengths(kv_len, 0)
+        beyond = np.maximum(length - self.window, 0) * self.window_kv_bytes_per_token
+        held = length * self.kv_bytes_per_token - beyond + self.state_bytes_per_sequence
+        return held if held.ndim else int(held)
+
+    def held_tokens(self, kv_len: float) -> float:
+        """Tokens' worth of KV cache and state of one sequence, of those that ``max_kv_tokens`` counts."""
+        return kv_len - self.window_share * max(kv_len - self.window, 0.0) + self.state_tokens
+
+    def tokens_beside_states(self, sequences: int) -> int:
+        """Of ``max_kv_tokens``, those that the states of so many sequences leave, 0 where they do not fit."""
+        room = self.max_kv_tokens * self.token_bytes - sequences * self.state_bytes_per_sequence
+        return max(room, 0) // self.token_bytes
+
+    def max_sequences(self, kv_len: Any) -> Any:
+        """How many sequences of a length fit."""
+        parts, whole, within, window, state = self.kv_room
+        length = _lengths(kv_len, 1)
+        fit = parts // (whole * length + within * np.minimum(length, window) + state)
+        return fit if fit.ndim else int(fit)
+
+
+def _lengths(kv_len: Any, least: int) -> Longs:
+    """Lengths of sequences as int64, of which no product here is beyond it."""
+    lengths = int_array("kv_len", kv_len)
+    wrong = lengths[(lengths < least) | (lengths > MAX_KV_LEN)]
+    if wrong.size:
+        raise BatchError(f"kv_len must be from {least} to {MAX_KV_LEN:,}, got {wrong[0]}")
+    return lengths.astype(np.int64)
 
 
 def plan_memory(
@@ -28,22 +163,7 @@ def plan_memory(
     rule: KvMemory = DATASHEET_MEMORY,
     max_seqs: int = 1024,
 ) -> PlanMemory:
-    """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room.
-
-    Parameters
-    ----------
-    model, layout, gpu, execution
-        Of a plan.
-    max_tokens : int
-        Of its largest step.
-    stage : int, optional
-        The stage whose layers ``model`` has; by default it has those of all.
-    rule : KvMemory
-        What an engine leaves for KV cache; by default nine tenths of the datasheet's memory less weights and
-        the working set of a step.
-    max_seqs : int
-        Requests that the engine runs at most, for which its profiling run samples.
-    """
+    """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room."""
     if stage is not None or layout.pp == 1:
         return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0, rule, max_seqs)
     parts = [
@@ -54,11 +174,7 @@ def plan_memory(
 
 
 def _fullest(parts: list[PlanMemory]) -> PlanMemory:
-    """Memory of the stage with least room for tokens, with the state that takes the largest share of a room.
-
-    Stages may differ in how much they keep of a token and of a sequence. No sequence takes more of any
-    stage's room than of this one's, and where stages are alike it is theirs.
-    """
+    """Memory of the pipeline stage that has room for the fewest tokens."""
 
     def tokens(part: PlanMemory) -> float:
         holds_any = part.kv_bytes_per_token or not part.max_kv_tokens

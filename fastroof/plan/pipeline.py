@@ -23,14 +23,12 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.compiled import steps
-from fastroof.plan.blocks import scaled_block
-from fastroof.run.rounds import round_us
+from fastroof.plan.arena import scaled_block
+from fastroof.run.evaluate import round_us
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
     from fastroof.run import StepBatch
-
-__all__ = ["cycle_us", "in_each_stage", "makespan_us", "paced_plan", "pipeline_us", "stage_times_us"]
 
 
 def in_each_stage(plan: StepPlan, times_us: Callable[[StepPlan], Floats]) -> Floats:

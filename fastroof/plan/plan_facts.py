@@ -10,67 +10,53 @@ from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
 from fastroof.arrays import Floats
+from fastroof.arrow import facts_html
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
-from fastroof.html_tables import facts_html
 from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AttentionCall
+from fastroof.plan.arena import decode_lines
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
-from fastroof.plan.decode_lines import decode_lines
-from fastroof.plan.exchange import EXCHANGES
-from fastroof.plan.images import EncoderTime, images_us
-from fastroof.plan.kernel_sources import source_words
+from fastroof.plan.explain import EncoderTime, images_us
 from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.plan.options import EXCHANGES
 from fastroof.units import GB
 
 if TYPE_CHECKING:
     from fastroof.plan.step_error import ErrorSource
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["PlanFacts"]
+
+def kernel_sources(plan: PlanFacts) -> dict[str, tuple[str, ...]]:
+    """Sources by operator, in the order of the step."""
+    sources: dict[str, dict[str, None]] = {}
+    for curve in plan.row_curves:
+        sources.setdefault(curve.operator.operator, {})[curve.source] = None
+    for part in plan.attention:
+        for operator, source in zip((ATTENTION_DECODE, ATTENTION_PREFILL), part.sources, strict=True):
+            sources.setdefault(operator.name, {})[source] = None
+    return {operator: tuple(names) for operator, names in sources.items()}
+
+
+def source_words(plan: PlanFacts) -> str:
+    """The source of most operators, and by name the operators that come from another."""
+    by_operator = {operator: " and ".join(names) for operator, names in kernel_sources(plan).items()}
+    names = list(by_operator.values())
+    most = max(dict.fromkeys(names), key=names.count)
+    others = [f"{operator} from {name}" for operator, name in by_operator.items() if name != most]
+    return "; ".join([most, *others])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlanFacts:
-    """All that a plan holds, and what follows of it without timing a step.
-
-    Attributes
-    ----------
-    model, gpu : ModelSpec, GpuSpec
-        What runs where.
-    layout : Layout
-        How it is split over GPUs; its steps are those of one attention-data-parallel rank.
-    dtype, kv_dtype, method : str
-        As given to :func:`compile_plan`, ``"auto"`` resolved.
-    execution : Execution
-        Formats of every part, routing, and what runs beside what.
-    engine : EngineProfile
-        What the engine adds to the kernels, and how it schedules; ``runtime`` is its name.
-    max_tokens, max_seqs : int
-        The largest step it can time.
-    tables_hash : str
-        SHA-256 of the measured rows it was compiled from; empty for the datasheet model.
-    error_source : ErrorSource
-        What its errors are made from; stays behind when it is pickled.
-    version : str
-        fastroof's version.
-    arena : ndarray of float64
-        The plan as the compiled loops read it, see :mod:`fastroof.compiled.steps`.
-    row_curves : tuple of RowCurve
-        Each operator's latency against its rows, in the order in which they are summed.
-    attention : tuple of PlanAttention
-        Attention of each kind of layers; ``arena`` holds their sum.
-    stage : int or None
-        Which pipeline stage it is a plan of; None where it is of the whole model.
-    stage_plans : tuple of StepPlan
-        Of its pipeline stages, where there are several; :attr:`stages` is there always.
-    """
+    """All that a plan holds, and what follows of it without timing a step."""
 
     model: ModelSpec
     gpu: GpuSpec
@@ -93,10 +79,7 @@ class PlanFacts:
 
     @property
     def batches_in_flight(self) -> float:
-        """Batches as large as its steps that its GPUs work on at once: one a rank and pipeline stage.
-
-        Fewer where ranks are loaded unevenly: its steps are those of the most loaded one.
-        """
+        """Batches as large as its steps that its GPUs work on at once: one a rank and pipeline stage."""
         flight, imbalance = self.layout.batches_in_flight, self.execution.dp_imbalance
         return flight if imbalance == 1.0 else flight / imbalance
 
@@ -112,15 +95,7 @@ class PlanFacts:
 
     @property
     def heads(self) -> HeadShape:
-        """What one GPU's attention kernels are keyed by, in a plan of one kind of layers.
-
-        Raises
-        ------
-        ModelError
-            If there are several.
-        PlanError
-            If it has no grouped heads.
-        """
+        """What one GPU's attention kernels are keyed by, in a plan of one kind of layers."""
         if len(self.attention) > 1:
             _ = self.model.only_kind
         call = self.attention[0].call
@@ -136,17 +111,7 @@ class PlanFacts:
         return self.memory_of()
 
     def memory_of(self, *, max_tokens: int | None = None, max_seqs: float | None = None) -> PlanMemory:
-        """Work out ``memory`` of other limits than the plan's and its engine's own.
-
-        Parameters
-        ----------
-        max_tokens : int, optional
-            Tokens of the largest step; by default the plan's. An engine that reserves memory by a rule of its
-            own reserves it for no more tokens than its profile schedules.
-        max_seqs : number, optional
-            Requests that run at once at most; by default, and where they are more, the engine's. Where fewer
-            sample at once, some engines reserve less memory.
-        """
+        """Work out ``memory`` of other limits than the plan's and its engine's own."""
         rule, own = self.engine.memory, self.engine.scheduling
         is_any = max_seqs is None or (type(max_seqs) is float and max_seqs == math.inf)
         if not is_any and not is_number(max_seqs):
@@ -170,19 +135,13 @@ class PlanFacts:
 
     @property
     def has_room(self) -> bool:
-        """Whether weights and a step leave room for KV cache in nine tenths of the datasheet's memory.
-
-        An engine's defaults may leave none where fewer requests, or more of memory, would.
-        """
+        """Whether weights and a step leave room for KV cache in nine tenths of the datasheet's memory."""
         parts = (self.model, self.layout, self.gpu, self.execution)
         return plan_memory(*parts, self.max_tokens, stage=self.stage).max_kv_tokens > 0
 
     @lazy_property
     def decode_lines(self) -> Floats | None:
-        """Steps of equal decodes by batch size and kv_len, tabulated when first needed.
-
-        None where the tables' kv_len axis has no simple keys: a general loop times such plans.
-        """
+        """Steps of equal decodes by batch size and kv_len, tabulated when first needed."""
         return decode_lines(self.arena)
 
     @lazy_property
@@ -277,49 +236,11 @@ class PlanFacts:
         return source_words(self)
 
     def encode(self, images: Iterable[tuple[int, int]]) -> EncoderTime:
-        """Time the model's vision encoder over some images, and count the tokens that they are.
-
-        Parameters
-        ----------
-        images : iterable of (width, height)
-            Pixels, before they are resized as the model's processor does it.
-
-        Returns
-        -------
-        EncoderTime
-            latency_us, origin, tokens and parts; by all GPUs of tp together, where the encoder divides.
-
-        Raises
-        ------
-        ModelError
-            If the model has no vision encoder, or how it resizes images is not known.
-        MissingTableError
-            If no table serves an operator, and the plan was compiled without ``allow_modelled``.
-        PlanError
-            If the plan was unpickled.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100", fastroof.load_tables("h100"))
-        >>> tokens = plan.encode([(1024, 768)]).tokens
-        >>> tokens, plan.explain([(tokens + 50, 0)], images=[(1024, 768)]).operators[0].name
-        (768, 'vision encoder patches')
-        """
+        """Time the model's vision encoder over some images, and count the tokens that they are."""
         return images_us(self, images)
 
     def describe(self) -> dict[str, str | int]:
-        """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan.
-
-        Layouts beyond tp name every size, models with experts how tokens spread over them.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-        >>> [plan.describe()[name] for name in ("model", "gpu", "tp", "max_tokens")]
-        ['llama-3.1-8b', 'h100', 1, 8192]
-        """
+        """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan."""
         return {
             "model": self.model.name,
             "gpu": self.gpu.name,

@@ -11,15 +11,13 @@ from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
+from fastroof.plan.calls import RowSums
+from fastroof.plan.compile import PlanRecipe, plan_recipe
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.execution import curves_of
 from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model, kernel_order
-from fastroof.plan.recipe import PlanRecipe, plan_recipe
-from fastroof.plan.rows import RowSums
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
-
-__all__ = ["PlanSet", "compile_plans"]
 
 _OPTIONS: Final = frozenset(PlanOptions._fields) - {"architecture"}
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")

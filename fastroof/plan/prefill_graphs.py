@@ -13,20 +13,12 @@ from fastroof.engines import EngineProfile
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
-from fastroof.plan.looked_up import LayerAttention
-from fastroof.plan.rows import Ranks, RowCall, every_row
-
-__all__ = ["PaddedSteps", "padded_steps"]
+from fastroof.plan.call_latencies import LayerAttention
+from fastroof.plan.calls import Ranks, RowCall, every_row
 
 
 class PaddedSteps(NamedTuple):
-    """To how many tokens steps with prompts are padded.
-
-    Attributes
-    ----------
-    tokens : ndarray of int64, shape (limit + 1,)
-        What a step of 0, 1, ... tokens runs; no less.
-    """
+    """To how many tokens steps with prompts are padded."""
 
     tokens: Longs
 
@@ -60,12 +52,7 @@ class PaddedSteps(NamedTuple):
 def padded_steps(
     model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, row_limit: int
 ) -> PaddedSteps | None:
-    """Find how an engine pads a plan's steps with prompts; None where it replays none of them.
-
-    Engines capture neither models with a vision encoder nor several stages, ranks, shared prompts or
-    all-to-all libraries. Of models with other attention than grouped queries little is known, and nothing is
-    padded.
-    """
+    """Find how an engine pads a plan's steps with prompts; None where it replays none of them."""
     graphs = next((one for one in engine.kernels.prefill_graphs if not one.versions), None)
     is_grouped = all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
     is_alone = layout.world_size == layout.tp and execution.exchange.alltoall != "always"

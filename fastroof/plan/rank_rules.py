@@ -10,28 +10,9 @@ from fastroof.engines.data_parallel import ASSIGNMENTS, PADDINGS
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["rank_rules"]
-
 
 def rank_rules(plan: StepPlan) -> RankRules:
-    """Return how the ranks of a plan step together, by its engine's profile.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Its layout has the ranks, its model routed experts or none, its engine ``data_parallel``.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> tables = fastroof.load_tables("h100")
-    >>> dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=2, runtime="vllm")
-    >>> rank_rules(dense).in_lockstep
-    0
-    >>> experts = fastroof.compile_plan("qwen3-30b-a3b", "h100", tables, dp=2, ep=2, runtime="vllm")
-    >>> rank_rules(experts).in_lockstep, rank_rules(experts).graph_tokens
-    (1, 512)
-    """
+    """Return how the ranks of a plan step together, by its engine's profile."""
     rules, ranks = plan.engine.data_parallel, int(plan.layout.dp)
     return RankRules(
         ranks=ranks,

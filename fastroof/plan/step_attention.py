@@ -2,7 +2,7 @@
 
 A plan holds grid blocks over (batch, kv_len) of decodes and (batch, q_len) of prompts. Grouped heads have
 tables that are such grids (:mod:`fastroof.operators.attention`); latent, sparse and linear attention have
-others, which are looked up at a grid's nodes (:mod:`fastroof.plan.mixers`).
+others, which are looked up at a grid's nodes (:mod:`fastroof.plan.attention`).
 """
 
 from __future__ import annotations
@@ -13,32 +13,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastroof.arrays import Floats
-from fastroof.config.gpu import GpuSpec
+from fastroof.config import GpuSpec
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_blocks import PlannedAttention
-from fastroof.operators.attention_errors import attention_variance
+from fastroof.operators.attention_grids import attention_variance
 from fastroof.operators.attention_work import (
     HeadShape,
+    PrefixUs,
     attention_bytes_within,
     attention_flops_within,
     decode_attention_bytes,
     prefix_bound_us,
 )
-from fastroof.operators.prefix_price import PrefixUs
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.operators.operator import Key
     from fastroof.tables import Tables
-
-__all__ = [
-    "NO_WINDOW",
-    "AttentionWork",
-    "GroupedHeads",
-    "QueryBound",
-    "StepAttention",
-    "Variance",
-]
 
 NO_WINDOW = 2.0**62
 """Longer than any context."""
@@ -52,15 +43,7 @@ class Variance(Protocol):
 
 
 class AttentionWork(NamedTuple):
-    """What some attention does.
-
-    Attributes
-    ----------
-    flops, moved_bytes : ndarray of float64
-        FLOPs, and compulsory bytes.
-    peak : float or ndarray of float64
-        FLOP/s that bound them, of all together or at each point.
-    """
+    """What some attention does."""
 
     flops: Floats
     moved_bytes: Floats
@@ -68,15 +51,7 @@ class AttentionWork(NamedTuple):
 
 
 class QueryBound(NamedTuple):
-    """Roofline of decode attention with several queries a sequence, less its launch floor, us.
-
-    Attributes
-    ----------
-    pair, query, kv : float
-        A (query, token) pair, a query, and a token that is read.
-    window : float
-        Tokens that a query sees at most.
-    """
+    """Roofline of decode attention with several queries a sequence, less its launch floor, us."""
 
     pair: float
     query: float
@@ -85,15 +60,7 @@ class QueryBound(NamedTuple):
 
 
 class StepAttention(ABC):
-    """One phase of a layer's attention; equal ones are equal objects.
-
-    Attributes
-    ----------
-    is_decode : bool
-        One new token a sequence, or prompts.
-    operator : str
-        Whose tables have it.
-    """
+    """One phase of a layer's attention; equal ones are equal objects."""
 
     is_decode: bool
 
@@ -109,7 +76,7 @@ class StepAttention(ABC):
 
     @property
     def is_modelled_unasked(self) -> bool:
-        """Whether the datasheet model stands for it unasked, where nothing measured does."""
+        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
         return False
 
     @abstractmethod

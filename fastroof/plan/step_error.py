@@ -22,35 +22,22 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.operators.attention_errors import AttentionErrors, attention_variance
+from fastroof.operators.attention_grids import AttentionErrors, attention_variance
 from fastroof.operators.attention_work import pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
-from fastroof.operators.rows import PerRowOperator
+from fastroof.operators.row_operator import PerRowOperator
 from fastroof.plan.attention import WindowPoints, attention_times, window_points
-from fastroof.plan.curves import CurveSource, per_row, row_values
-from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.rows import Ranks
+from fastroof.plan.calls import Ranks
+from fastroof.plan.curves import CurveSource, DatasheetCurves, TableCurves, per_row, row_values
 from fastroof.plan.step_attention import StepAttention, Variance
-from fastroof.plan.table_curves import TableCurves
-from fastroof.run.arrays import int_array
+from fastroof.run.batch import int_array
 from fastroof.tables import Tables
-from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
-from fastroof.uncertainty.variance import PREFIX
+from fastroof.tables.errors import NO_SOURCE, SourceError, source_error
+from fastroof.uncertainty.leave_one_out import PREFIX
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
     from fastroof.run import StepBatch, StepTimes
-
-__all__ = [
-    "DATASHEET",
-    "ErrorSource",
-    "RowErrors",
-    "StepErrors",
-    "batch_error",
-    "decode_error",
-    "step_errors",
-]
-
 
 DATASHEET: Final = 0.22
 """Relative standard error of the kernels of the datasheet model, all of them together: against plans from the
@@ -59,17 +46,7 @@ H100 tables, three models, bf16 and fp8, tp 1 and 4, 80 % of 756 decode steps ar
 
 @dataclass(frozen=True, eq=False)
 class ErrorSource:
-    """What a plan's errors are made from when they are first asked for; it does not travel with the plan.
-
-    Attributes
-    ----------
-    tables : Tables or None
-        The tables that the plan was compiled from.
-    is_datasheet : bool
-        Whether it was compiled from the datasheet model.
-    curves : CurveSource or None
-        What it was compiled from: where operators that are no part of it are looked up.
-    """
+    """What a plan's errors are made from when they are first asked for; it does not travel with the plan."""
 
     tables: Tables | None
     is_datasheet: bool
@@ -86,17 +63,7 @@ class ErrorSource:
 
 
 class RowErrors(NamedTuple):
-    """Errors of some calls, an array each.
-
-    Attributes
-    ----------
-    local_us2 : ndarray of float64
-        Variance of interpolating, borrowing and formulas, us^2.
-    spread_us2 : ndarray of float64
-        Variance of each call's own part of what campaigns differ by, us^2.
-    common_us : ndarray of float64
-        What all calls share, us: it adds to what others share.
-    """
+    """Errors of some calls, an array each."""
 
     local_us2: Floats
     spread_us2: Floats
@@ -117,18 +84,7 @@ class RowErrors(NamedTuple):
 
 
 class StepErrors(NamedTuple):
-    """Errors of a plan's operators.
-
-    Attributes
-    ----------
-    tokens, decode_tokens, logits : RowErrors
-        Of the operators over tokens, by tokens: in steps with prefill and in steps of decodes alone; and of
-        those over sequences.
-    decode, prefill : tuple of Variance
-        Of attention, one for each of the plan's.
-    decode_sources, prefill_sources : tuple of SourceError
-        Of the sources that it comes from.
-    """
+    """Errors of a plan's operators."""
 
     tokens: RowErrors
     decode_tokens: RowErrors
@@ -140,13 +96,7 @@ class StepErrors(NamedTuple):
 
 
 def step_errors(plan: StepPlan) -> StepErrors | None:
-    """Work out a plan's errors; None for the datasheet model.
-
-    Raises
-    ------
-    PlanError
-        If the plan's tables are not at hand, or not looked up in roofline coordinates.
-    """
+    """Work out a plan's errors; None for the datasheet model."""
     source = plan.error_source
     if source.is_datasheet:
         return None
@@ -188,10 +138,7 @@ def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance
 
 
 def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
-    """Errors of all operators over tokens or sequences at every number of them.
-
-    Of steps that do not run the calls of those that are ``left_out``.
-    """
+    """Errors of all operators over tokens or sequences at every number of them."""
     total, ranks = RowErrors.none(limit + 1), Ranks.of(plan.layout, plan.execution)
     of_call: dict[RowOperator, Floats] = {}
     call_times: dict[RowOperator, int] = {}

@@ -13,17 +13,14 @@ from fastroof.checks import check_flag
 from fastroof.errors import BatchError
 from fastroof.lazy_property import lazy_property
 from fastroof.plan import pipeline, step_error
-from fastroof.plan.explain import Explanation, explain_verification
-from fastroof.plan.images import explain_with_images, step_us_with_images
+from fastroof.plan.arena import verification_arena
+from fastroof.plan.explain import Explanation, explain_verification, explain_with_images, step_us_with_images
 from fastroof.plan.plan_facts import PlanFacts
-from fastroof.plan.verification import verification_arena
 from fastroof.run import evaluate
 
 if TYPE_CHECKING:
     from fastroof.plan.step_error import StepErrors
     from fastroof.run import StepBatch, StepTimes
-
-__all__ = ["StepPlan"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

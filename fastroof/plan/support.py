@@ -20,16 +20,6 @@ from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables, load_tables
 from fastroof.units import GB
 
-__all__ = [
-    "FORMATS",
-    "STATUSES",
-    "Support",
-    "compiled_quietly",
-    "default_layouts",
-    "support_rows",
-    "typical_parts",
-]
-
 STATUSES: Final = ("measured", "borrowed", "modelled", "refused")
 """From the best to none: all kernels measured on that GPU for that engine (or between or beyond measured
 points); some are another shape's or another engine's; some come from the datasheet model; no plan."""
@@ -44,19 +34,7 @@ _STEPS: Final = ([(1, 2047)] * 16, [(2048, 0)])
 
 
 class Support(NamedTuple):
-    """One model, format and layout on a GPU, as an engine runs it.
-
-    Attributes
-    ----------
-    model, gpu, engine, dtype : str
-        Names; ``dtype`` is the format that ``auto`` stands for.
-    tp, pp, dp, ep, moe_tp : int
-        The layout.
-    status : str
-        One of :data:`STATUSES`.
-    why : str
-        What is borrowed or modelled, or why there is no plan; empty where all is measured.
-    """
+    """One model, format and layout on a GPU, as an engine runs it."""
 
     model: str
     gpu: str
@@ -72,14 +50,7 @@ class Support(NamedTuple):
 
 
 def default_layouts(model: ModelSpec) -> tuple[Layout, ...]:
-    """Layouts on up to eight GPUs that a model is asked for with by default.
-
-    Examples
-    --------
-    >>> from fastroof import load_model
-    >>> [str(layout) for layout in default_layouts(load_model("qwen3-8b"))]
-    ['tp 1', 'tp 2', 'tp 4', 'tp 8']
-    """
+    """Layouts on up to eight GPUs that a model is asked for with by default."""
     sizes = (1, 2, 4, 8)
     layouts = [Layout(tp) for tp in sizes]
     if model.has_experts:
@@ -96,26 +67,7 @@ def support_rows(
     dtypes: Sequence[str] = FORMATS,
     layouts: Sequence[Layout] | None = None,
 ) -> Iterator[Support]:
-    """Say of every combination whether its kernels were measured.
-
-    Parameters
-    ----------
-    models : iterable of ModelSpec
-        Of which models.
-    gpus : iterable of GpuSpec or str
-        On which GPUs; one without tables has nothing measured.
-    engines : iterable of EngineProfile or str
-        Whose kernels are asked for first.
-    dtypes : sequence of str
-        Formats; ``auto`` is the checkpoint's, which is not asked for again by name.
-    layouts : sequence of Layout, optional
-        Layouts; by default :func:`default_layouts` of each model.
-
-    Yields
-    ------
-    Support
-        By GPU, engine, model, format and layout, as plans are compiled.
-    """
+    """Say of every combination whether its kernels were measured."""
     models = list(models)
     profiles = [load_engine(engine) for engine in engines]
     for given in gpus:
@@ -163,13 +115,7 @@ def compiled_quietly(
     *,
     allow_modelled: bool,
 ) -> StepPlan:
-    """Compile a plan that holds :func:`typical_parts` and says nothing of what is modelled: they do.
-
-    Raises
-    ------
-    FastroofError
-        As :func:`fastroof.compile_plan`.
-    """
+    """Compile a plan that holds :func:`typical_parts` and says nothing of what is modelled: they do."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return compile_plan(

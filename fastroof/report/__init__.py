@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from fastroof.report.leading_steps_plot import draw_leading_steps
-from fastroof.report.mfu_plot import draw_mfu
+from fastroof.report.front import draw_pareto
 from fastroof.report.model_roofline_plot import draw_model_roofline
-from fastroof.report.pareto_plot import draw_pareto
 from fastroof.report.plots import check_picture, save_figure
 from fastroof.report.results_file import read_results
-from fastroof.report.roofline_plot import draw_roofline
-from fastroof.report.serving_curves_plot import draw_serving_curves
+from fastroof.report.rooflines import draw_mfu, draw_roofline
+from fastroof.report.serving import draw_serving_curves
 from fastroof.report.step_plot import draw_step
+from fastroof.report.steps import draw_leading_steps
 
 __all__ = [
     "check_picture",

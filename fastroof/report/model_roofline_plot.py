@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.errors import FastroofError
-from fastroof.report.legends import legends_below
-from fastroof.report.plots import INK, LINE_LOOKS, new_figure, style, write_titles
-from fastroof.report.roofline_plot import draw_roofs
+from fastroof.report.plots import INK, LINE_LOOKS, legends_below, new_figure, style, write_titles
+from fastroof.report.rooflines import draw_roofs
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
 if TYPE_CHECKING:
@@ -17,25 +16,11 @@ if TYPE_CHECKING:
 
     from fastroof.plan import StepPlan
 
-__all__ = ["ModelStep", "draw_model_roofline", "model_steps"]
-
 _INTENSITIES: Final = (0.6, 2e4)
 
 
 class ModelStep(NamedTuple):
-    """One step as a point under a roofline.
-
-    Attributes
-    ----------
-    batch_size : int
-        Decodes of the step; 0 of a prefill.
-    total_us : float
-        The step's time, us: what ``plan.step_scalar`` says.
-    flops, moved_bytes : float
-        Work of one GPU, and compulsory bytes of its memory; those on the wire are not among them.
-    has_room : bool
-        Whether the KV cache of these requests fits beside the weights.
-    """
+    """One step as a point under a roofline."""
 
     batch_size: int
     total_us: float
@@ -55,29 +40,7 @@ class ModelStep(NamedTuple):
 
 
 def model_steps(plan: StepPlan, batch_sizes: Sequence[int], kv_len: int, prompt: int) -> list[ModelStep]:
-    """Place decodes of some batches, and the prefill of one prompt, on a roofline's axes.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What runs where.
-    batch_sizes : sequence of int
-        Decodes of each step.
-    kv_len : int
-        Tokens that each decode attends to, its own included, at least 2.
-    prompt : int
-        New tokens of the prefill.
-
-    Returns
-    -------
-    list of ModelStep
-        The decodes in order, and the prefill.
-
-    Raises
-    ------
-    FastroofError
-        If a step is larger than the plan, or kv_len is below 2.
-    """
+    """Place decodes of some batches, and the prefill of one prompt, on a roofline's axes."""
     if kv_len < 2:
         raise FastroofError(f"a decode needs kv_len >= 2, got {kv_len}")
     asked = [(batch, [(1, kv_len - 1)] * batch) for batch in batch_sizes]
@@ -128,7 +91,7 @@ def draw_model_roofline(
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, the plans are none, too many or of several models, a step is larger
+        If matplotlib is not installed, there are no plans, too many, or several models, a step is larger
         than a plan, or the GPU has no peak for the dtype.
     """
     if not 1 <= len(plans) <= len(LINE_LOOKS):

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof._version import __version__
+from fastroof.atomic_files import check_file_place, whole_file
 from fastroof.errors import FastroofError
-from fastroof.whole_files import check_file_place, whole_file
+from fastroof.operators.calls import RowOperator
+from fastroof.plan.components import Component, component_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "COLOURS",
-    "INK",
-    "LINE_COLOURS",
-    "LINE_LOOKS",
-    "QUIET",
-    "check_picture",
-    "label_line_ends",
-    "new_figure",
-    "save_figure",
-    "set_height",
-    "style",
-    "text_renderer",
-    "write_titles",
-]
 
 SUFFIXES: Final = (".png", ".svg")
 INK: Final = "#222222"
@@ -84,13 +72,7 @@ _STYLE: Final[Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in fastroof's look, whatever the reader's own matplotlibrc says.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed.
-    """
+    """Draw in fastroof's look, whatever the reader's own matplotlibrc says."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
@@ -104,13 +86,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Return an empty figure that no global state knows of, with room for titles on top.
-
-    Parameters
-    ----------
-    width_in, height_in : float
-        Size, inches.
-    """
+    """Return an empty figure that no global state knows of, with room for titles on top."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
@@ -158,21 +134,7 @@ def write_titles(figure: Figure, title: str, subtitle: str) -> None:
 def label_line_ends(
     axes: Axes, ends: Sequence[tuple[float, str, str]], *, x: float, gap: float = 0.055, low: float = 0.0
 ) -> None:
-    """Write each line's name beside its end, moved apart where two would overlap.
-
-    Parameters
-    ----------
-    axes : Axes
-        With its limits already final.
-    ends : sequence of (y, text, colour)
-        Height of each end in data coordinates.
-    x : float
-        Where the labels start, in axes coordinates.
-    gap : float
-        Least distance of two labels, as a share of the height of the axes.
-    low : float
-        Lowest place for a label, in axes coordinates.
-    """
+    """Write each line's name beside its end, moved apart where two would overlap."""
     to_axes = axes.transData + axes.transAxes.inverted()
     x_data = axes.get_xlim()[0]
     placed = sorted((float(to_axes.transform((x_data, y))[1]), text, colour) for y, text, colour in ends)
@@ -239,3 +201,76 @@ def check_picture(path: str | Path) -> None:
     check_file_place(path, str(path))
     with style():
         pass
+
+
+_SHARE: Final = 0.96
+"""Of the width of what a legend is below, it takes so much at most."""
+_LINE_IN: Final = 0.26
+"""Height of a line of a legend, inches."""
+_USUAL_LINES: Final = 2
+"""Lines that a figure's height has room for."""
+
+
+def legends_below(
+    figure: Figure,
+    legends: Sequence[tuple[Figure | SubFigure, Sequence[Any], Sequence[str]]],
+    *,
+    columns: int = 3,
+    size: float = 9.5,
+) -> None:
+    """Put a legend below each of some parts of a figure, inside it and beside each other."""
+    most = max((_lines(figure, *legend, columns, size) for legend in legends), default=0)
+    if most > _USUAL_LINES:
+        set_height(figure, float(figure.get_size_inches()[1]) + (most - _USUAL_LINES) * _LINE_IN)
+
+
+def _lines(
+    figure: Figure,
+    part: Figure | SubFigure,
+    handles: Sequence[Any],
+    labels: Sequence[str],
+    columns: int,
+    size: float,
+) -> int:
+    """Make one legend, and count its lines."""
+    if not labels:
+        return 0
+    renderer = text_renderer(figure)
+    room = _SHARE * part.bbox.width
+    letters = max(map(len, labels))
+    wanted = min(columns, len(labels))
+    while True:
+        broken = [textwrap.fill(label, letters, break_long_words=letters < 16) for label in labels]
+        legend = part.legend(
+            handles, broken, loc="outside lower center", ncols=wanted, frameon=False, fontsize=size
+        )
+        if legend.get_window_extent(renderer).width <= room or letters < 8:
+            high = max(label.count("\n") + 1 for label in broken)
+            return -(-len(labels) // wanted) * high
+        legend.remove()
+        if wanted > 1:
+            wanted -= 1
+        else:
+            letters = int(letters * 0.85)
+
+
+_WORDS: Final[dict[Component, str]] = {
+    "linear": "linear layers",
+    "experts": "experts",
+    "elementwise": "norms, rope, activation",
+    "communication": "communication",
+    "lm_head": "LM head",
+}
+ROW_COMPONENTS: Final = {
+    "linear layers": COLOURS["blue"],
+    "experts": COLOURS["orange"],
+    "norms, rope, activation": COLOURS["green"],
+    "communication": COLOURS["purple"],
+    "LM head": COLOURS["sky"],
+}
+"""Components that calls over rows make up, and their colours."""
+
+
+def component_words(call: RowOperator) -> str:
+    """Component of a call in words: a key of :data:`ROW_COMPONENTS`."""
+    return _WORDS[component_of(call)]

@@ -13,13 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.arrow import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
-from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
 from fastroof.units import US_PER_MS, US_PER_S
-
-__all__ = ["KINDS", "RateColumns", "Results", "ResultsKind", "read_results"]
-
 
 _FEW_ROWS_A_SERIES: Final = 1.5
 """Up to so many rows for each setting and load there is no curve over that load."""
@@ -48,23 +45,7 @@ _DERIVED: Final = {
 
 @dataclass(frozen=True)
 class ResultsKind:
-    """What the columns of one kind of results are for.
-
-    Attributes
-    ----------
-    name, noun : str
-        As the file's metadata call it, and what a row is.
-    required : tuple of str
-        Columns without which a file is not of this kind.
-    settings : tuple of str
-        Columns that say how a model is deployed, to filter by.
-    workload : tuple of str
-        Columns that say what is asked of it; rows of different workloads do not compete.
-    loads : tuple of str
-        Columns that curves may run along, the preferred one first.
-    curves : tuple of str
-        Columns that are drawn as curves.
-    """
+    """What the columns of one kind of results are for."""
 
     name: str
     noun: str
@@ -112,21 +93,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A results file.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    kind : ResultsKind
-        Deployments or steps.
-    num_rows : int
-        Rows in the file, at least one.
-    columns : tuple of str
-        Its columns and those worked out from them.
-    metadata : mapping of str to str
-        The file's own, without what other programs put there.
-    """
+    """A results file."""
 
     path: Path
     kind: ResultsKind
@@ -145,7 +112,7 @@ class Results:
         return [name for name in names if name in self.columns]
 
     def metadata_json(self, key: str) -> dict[str, Any]:
-        """One entry of the metadata that holds a JSON object; empty where there is none."""
+        """One entry of the metadata that holds a JSON object; empty if there is none."""
         try:
             value = parse_json(self.metadata.get(key, ""), key)
         except FastroofError:
@@ -162,7 +129,7 @@ class Results:
         return kind, words.get("unit", ""), words.get("meaning", "")
 
     def numbers(self, name: str) -> Floats:
-        """A column of numbers, nan where there is none."""
+        """A column of numbers, NaN where missing."""
         if name not in self._read:
             if name not in self._schema.names:
                 source = self.numbers(_DERIVED[name].source)
@@ -174,7 +141,7 @@ class Results:
         return np.asarray(self._read[name])
 
     def codes(self, name: str) -> tuple[Longs, list[Any]]:
-        """A column as codes into the list of its distinct values; -1 where there is none."""
+        """A column as codes into the list of its distinct values; -1 where missing."""
         key = f"codes of {name}"
         if key not in self._read:
             coded = self._column(name).combine_chunks().dictionary_encode()
@@ -273,12 +240,12 @@ def read_results(path: str | Path) -> Results:
     Returns
     -------
     Results
-        Columns are read when they are asked for.
+        Columns are read on demand.
 
     Raises
     ------
     FastroofError
-        If it is no such file, or has no rows.
+        If it is not a results file, or has no rows.
     """
     path = Path(path)
     try:

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.compiled.kv_room import longest_held
+from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import FastroofError
-from fastroof.report.components import ROW_COMPONENTS, component_words
-from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
+from fastroof.report.plots import (
+    COLOURS,
+    INK,
+    QUIET,
+    ROW_COMPONENTS,
+    component_words,
+    label_line_ends,
+    new_figure,
+    style,
+    write_titles,
+)
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -19,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fastroof.plan import StepPlan
-
-__all__ = ["StepStack", "draw_step", "step_stack"]
 
 Against = Literal["batch_size", "kv_len"]
 
@@ -37,15 +44,7 @@ BEYOND_MEMORY: Final = 1.3
 
 
 class StepStack(NamedTuple):
-    """Decode steps by component.
-
-    Attributes
-    ----------
-    batch_size, kv_len : ndarray of int64, shape (steps,)
-        The steps.
-    parts_us : dict of str to ndarray of float64, shape (steps,)
-        Time of each component, us.
-    """
+    """Decode steps by component."""
 
     batch_size: Longs
     kv_len: Longs
@@ -58,25 +57,7 @@ class StepStack(NamedTuple):
 
 
 def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
-    """Break decode steps down into the components that a picture shows.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What runs where.
-    batch_size, kv_len : ndarray of int64, shape (steps,)
-        The steps; kv_len counts the new token.
-
-    Returns
-    -------
-    StepStack
-        Components that take no time are left out.
-
-    Raises
-    ------
-    FastroofError
-        If a step is larger than the plan, or kv_len is below 2.
-    """
+    """Break decode steps down into the components that a picture shows."""
     group_of = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
     group_of["runtime"] = "runtime"
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
@@ -115,7 +96,7 @@ def draw_step(
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, a size is none of a decode, or a step is larger than the plan.
+        If matplotlib is not installed, a size is invalid, or a step is larger than the plan.
     """
     if against not in ("batch_size", "kv_len"):
         raise FastroofError(f"against must be batch_size or kv_len, got {against!r}")

@@ -8,9 +8,8 @@ from fastroof.serving.disaggregated import (
 )
 from fastroof.serving.estimate import ServingEstimate, estimate
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
-from fastroof.serving.sizing import largest_batch, largest_context
+from fastroof.serving.sizing import estimate_with_images, largest_batch, largest_context
 from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
-from fastroof.serving.with_images import estimate_with_images
 
 __all__ = [
     "DisaggregatedEstimate",

@@ -12,10 +12,11 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.checks import check_flag
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
-from fastroof.compiled import serving
-from fastroof.errors import BatchError, PlanRangeError
-from fastroof.plan.given_plan import check_plan
+from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES
+from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.plan.compile import check_plan
 from fastroof.serving.scenarios import (
+    EngineLimits,
     at_least,
     broadcast,
     decode_errors,
@@ -23,14 +24,66 @@ from fastroof.serving.scenarios import (
     field_values,
     raise_scenario,
 )
-from fastroof.serving.speculation import SpeculativeDecoding, made_from
-from fastroof.serving.workers import Workers
+from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["DisaggregatedEstimate", "WorkerMatch", "estimate_disaggregated", "match_workers"]
+
+class Workers(NamedTuple):
+    """Plans of both kinds of workers, and both as loops read them."""
+
+    prefill: StepPlan
+    decode: StepPlan
+    prefill_loops: SpeculatedPlan
+    decode_loops: SpeculatedPlan
+
+    @classmethod
+    def of(cls, prefill: StepPlan, decode: StepPlan, speculation: SpeculativeDecoding | None) -> Workers:
+        """Check that the plans go together, and lay them out."""
+        model = prefill.model
+        if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
+            raise PlanError(
+                f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} "
+                f"KV and {decode.model.name} with {decode.kv_dtype} KV"
+            )
+        return cls(prefill, decode, speculated(prefill, speculation), speculated(decode, speculation))
+
+    def transfer_us_per_token(self, link_bytes_per_s: float | None) -> float:
+        """Time that the KV cache of a token takes from one worker to the other, us."""
+        prefill, decode = self.prefill, self.decode
+        if link_bytes_per_s is None:
+            link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
+        rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(
+            plan.tp * plan.layout.pp for plan in (prefill, decode)
+        )
+        return self.decode_loops.whole_kv_bytes().token_bytes / rate * US_PER_S
+
+    def options(
+        self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
+    ) -> loops.LinkOptions:
+        """What all scenarios have in common."""
+        prefill, decode = (
+            one.memory(max_seqs=decode_engine.max_seqs) for one in (self.prefill_loops, self.decode_loops)
+        )
+        sent = self.decode_loops.whole_kv_bytes()
+        return loops.LinkOptions(
+            prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
+            decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
+            max_seqs=decode_engine.max_seqs,
+            osl_reserved=decode_engine.osl_reserved,
+            is_chunked=prefill_engine.is_chunked,
+            transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),
+            window=float(decode.window),
+            prefill_window_share=prefill.window_share,
+            decode_window_share=decode.window_share,
+            transfer_window_share=sent.window_share,
+            prefill_state_tokens=prefill.state_tokens,
+            decode_state_tokens=decode.state_tokens,
+            transfer_state_tokens=sent.state_tokens,
+        )
+
 
 MOST_WORKERS: Final = 2**20
 
@@ -44,7 +97,7 @@ class DisaggregatedEstimate(ArrowResult):
     ttft_ms : float or ndarray of float64
         Mean time to first token, ms: waiting, prefill and transfer, since the decode worker streams it.
     tpot_ms, itl_ms : float or ndarray of float64
-        Mean time per output token after the first, ms: a step of decodes alone.
+        Mean time per output token after the first, ms: a decode-only step.
     request_latency_ms : float or ndarray of float64
         ``ttft_ms + tpot_ms * (osl - 1)``.
     tokens_per_s_per_gpu : float or ndarray of float64
@@ -63,7 +116,7 @@ class DisaggregatedEstimate(ArrowResult):
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
-        One standard error over ``decode_step_us``; None where it was not asked for.
+        One standard error over ``decode_step_us``; None if not requested.
     made_from : mapping of str to str
         fastroof's version, the tables' hash and what the decode plan is: metadata of its Arrow table.
     """
@@ -147,12 +200,12 @@ def estimate_disaggregated(
     speculation: SpeculativeDecoding | None = None,
     with_error: bool = False,
 ) -> DisaggregatedEstimate:
-    """Estimate what clients see where prefill and decode run on GPUs of their own.
+    """Estimate what clients see when prefill and decode run on separate GPUs.
 
     Parameters
     ----------
     prefill_plan, decode_plan : StepPlan
-        One worker of each kind: the same model and kv_dtype, each on as many GPUs as it was compiled for.
+        One worker of each kind: the same model and kv_dtype, each on the number of GPUs it was compiled for.
     isl, osl : number or array_like
         Mean tokens of a prompt, and of an output, at least 2. Broadcast, as are the next four.
     concurrency : number or array_like
@@ -197,7 +250,7 @@ def estimate_disaggregated(
         transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp x pp of prefill, of decode))
 
     D(n) is the mean step of n decodes over their growing context (with speculation: of verifications and
-    drafts, and the steps of an output stand for osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
+    drafts, and the steps of an output replace osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
     together, at most m. A prefill worker is FIFO: a prompt that finds it busy, in a share u of cases, waits
     half a batch, and shares the next with all that came meanwhile; near a load rho of 1, some wait longer::
 
@@ -245,7 +298,7 @@ def estimate_disaggregated(
             f"got {scenarios[3:5].max():g}"
         )
     gpus = scenarios[3] * prefill_plan.layout.world_size + scenarios[4] * decode_plan.layout.world_size
-    # each batch in flight is served like a worker of its own
+    # each batch in flight is served like a separate worker
     scenarios[3] *= prefill_plan.batches_in_flight
     scenarios[4] *= decode_plan.batches_in_flight
     out = np.empty((loops.DISAGGREGATED_ROWS, len(arrays[0])))
@@ -275,7 +328,7 @@ def estimate_disaggregated(
     if with_error:
         sizes = (out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
         rows.append(decode_errors(decode_plan, *sizes))
-    # the last row is there where it was asked for
+    # the last row exists only on request
     names = [column.name for column in DisaggregatedEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
     return DisaggregatedEstimate(**values, made_from=made_from(decode_plan, speculation))
@@ -291,16 +344,16 @@ def _refuse(
 ) -> None:
     """Say which plan cannot time which scenario."""
     osl = float(scenarios["osl"][position])
-    if code == serving.CODE_SIZES and 1.0 <= osl < 2.0:
+    if code == CODE_SIZES and 1.0 <= osl < 2.0:
         raise BatchError(
             f"osl must be at least 2, got {osl:g} at position {position}: "
             "one token leaves nothing to hand over to a decode worker"
         )
-    if code in (serving.CODE_KV, loops.CODE_DECODE_SEQS):
-        known = serving.CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
+    if code in (CODE_KV, loops.CODE_DECODE_SEQS):
+        known = CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
         room = options.decode_kv_tokens
         raise_scenario(workers.decode, scenarios, known, position, needed, room, "the decode plan")
-    known = serving.CODE_KV if code == loops.CODE_PREFILL_KV else code
+    known = CODE_KV if code == loops.CODE_PREFILL_KV else code
     room = options.prefill_kv_tokens
     raise_scenario(workers.prefill, scenarios, known, position, needed, room, "the prefill plan")
 

@@ -13,8 +13,25 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.checks import check_flag, is_number, one_of, shown
 from fastroof.columns import Column
 from fastroof.compiled import serving
+from fastroof.compiled.serving_options import (
+    DECODE_STEP_US,
+    DECODES,
+    EFFECTIVE_CONCURRENCY,
+    ESTIMATE_ROWS,
+    KV_LEN,
+    MIXED_SHARE,
+    MIXED_STEP_US,
+    PREFILL_TOKENS,
+    PROMPTS,
+    REQUEST_US,
+    TOKENS_PER_US,
+    TPOT_US,
+    TTFT_US,
+    WAIT_US,
+    ServingOptions,
+)
 from fastroof.errors import BatchError
-from fastroof.plan.given_plan import check_plan
+from fastroof.plan.compile import check_plan
 from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving.scenarios import (
     at_least,
@@ -33,8 +50,6 @@ from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = ["LENGTH_SPREAD", "ServingEstimate", "estimate"]
 
 LENGTH_SPREAD: Final = 0.2
 """Spread of output lengths that estimates assume: that of the public benchmarks that draw lengths."""
@@ -64,13 +79,13 @@ class ServingEstimate(ArrowResult):
         Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
         the token budget; 0 where they fit.
     effective_concurrency : float or ndarray of float64
-        Requests that run at once.
+        Requests that run concurrently.
     decode_step_us, mixed_step_us : float or ndarray of float64
-        Mean step of decodes alone, and of decodes and prompts, us; 0 where there is none. With speculative
+        Mean decode-only step, and mean step of decodes and prompts, us; 0 if there is none. With speculative
         decoding its draft is part of it.
     mixed_share : float or ndarray of float64
         Share of the steps that hold prompts, as a decoding request sees them. Where prompts run first a
-        mixed step is one of prompts alone, after which nobody has a token: TPOT is the mean step over one
+        mixed step has only prompts, after which no request gets a token: TPOT is the mean step over one
         less this share.
     decodes : float or ndarray of float64
         Requests that decode in a step, of one rank and one micro-batch; 0 where outputs are one token.
@@ -80,11 +95,11 @@ class ServingEstimate(ArrowResult):
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
-        One standard error over ``decode_step_us``, nan where that is 0; None where it was not asked for.
+        One standard error over ``decode_step_us``, nan if that is 0; None if not requested.
     tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
         One standard error over ``tpot_ms`` and ``ttft_ms`` (in ln), as the engine's profile knows it from
         runs of models, GPUs and versions that no fit has seen; that of ``ttft_ms`` is nan where requests
-        wait. None where it was not asked for or the profile knows none.
+        wait. None if not requested or unknown to the profile.
     made_from : mapping of str to str
         fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
     """
@@ -115,9 +130,9 @@ class ServingEstimate(ArrowResult):
         Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
         Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over GPUs"),
         Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits for room", 0),
-        Column("effective_concurrency", "float", "", "requests that run at once"),
-        Column("decode_step_us", "float", "us", "mean step of decodes alone; 0 where there is none", 0),
-        Column("mixed_step_us", "float", "us", "mean step of decodes and prompts; 0 where there is none", 0),
+        Column("effective_concurrency", "float", "", "requests that run concurrently"),
+        Column("decode_step_us", "float", "us", "mean decode-only step; 0 if there is none", 0),
+        Column("mixed_step_us", "float", "us", "mean step of decodes and prompts; 0 if there is none", 0),
         Column("mixed_share", "float", "", "share of the steps that hold prompts", 0),
         Column("decodes", "float", "", "requests that decode in a step; 0 where osl is 1", 0),
         Column(
@@ -152,7 +167,7 @@ class ServingEstimate(ArrowResult):
         Raises
         ------
         BatchError
-            If the quantity or share is none.
+            If the quantity or share is invalid.
 
         Examples
         --------
@@ -214,23 +229,23 @@ def estimate(
     chunked_prefill : bool, optional
         Whether prompts are cut where a step has no room for the whole.
     kv_reservation : str, optional
-        ``mean``: a request takes KV cache as it grows, half its output in the mean (vLLM); ``full``: it
+        ``mean``: a request takes KV cache as it grows, half its output on average (vLLM); ``full``: it
         reserves its whole output before it starts (TensorRT-LLM).
     max_kv_tokens : number, optional
         Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``. Layers within a window keep no
         more than that of a longer request, which then counts as fewer; a state counts as the tokens whose
         room it takes.
     max_seqs : number, optional
-        Requests that run at once at most; inf for as many as fit.
+        Maximum number of concurrent requests; inf for as many as fit.
     order : str, optional
-        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in steps of their own,
+        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in separate steps,
         and decodes only when none waits (SGLang). The engine's own by default.
     length_spread : number
         How far the shortest output is below the longest, of that one, with lengths drawn evenly between;
         0 where all are equally long. Where prompts run first it decides how many requests end together.
     wait_steps : number
         Steps that prompts wait for others to come with: TensorRT-LLM's ``batch_wait_timeout_iters``, from the
-        first that waits on; where prompts run first, the steps of decodes between two looks at what has come
+        first that waits on; where prompts run first, the decode steps between two checks for new requests
         (SGLang's ``scheduler_recv_interval``).
     arrivals : str
         ``closed``: a request arrives as the last answer of its client ends, which is when a step ends;
@@ -248,7 +263,7 @@ def estimate(
     prefix_hit, prefix_len : number or array_like, optional
         Share of a prompt, or its tokens, that are found in the prefix cache; one of both. Broadcast.
     with_error : bool
-        Also say how good the mean step of decodes is, see :meth:`fastroof.StepPlan.decode_error`, and how
+        Also return the error of the mean decode step, see :meth:`fastroof.StepPlan.decode_error`, and how
         good TPOT and TTFT are. Not with speculation: nothing that was measured says it.
 
     Returns
@@ -303,19 +318,19 @@ def estimate(
     prompts of all. With e, the share of the others that ends in the same step as a request, and g prompts
     that so come together, in W of steps that are full but for the last, done in O in the mean::
 
-        e    = 1 without a spread: all clients, who began at once, go on together ("waves")
+        e    = 1 without a spread: all clients, who started together, stay together ("waves")
              = 1/osl with one, in the long run; after j requests erf(1/(4 s sqrt(j))), s steps the deviation
         g    = 1 + (c - 1) e as requests see it;   O = C (g isl/B + 1)/2, C a full step
         TTFT = wait + O,   TPOT = D + (W of all c - what TTFT has seen)/n
 
-    Requests end with a step of decodes, and the next step is of their prompts: they wait for nothing, or for
+    Requests end with a decode step, and the next step has their prompts: they wait for nothing, or for
     the step that has been scheduled already (prompts of those who ended a step before, or decodes). At random
     moments they wait for the rest of the running step.
 
     Prompts that wait up to N steps for others have aN of them with, a the arrivals, and wait
-    ``N (1 + aN/2) / (1 + aN)`` steps in the mean; where prompts run first those of N steps come together.
+    ``N (1 + aN/2) / (1 + aN)`` steps on average; with prefill first those of N steps come together.
 
-    Those who arrive while a step of prompts runs come next, without a decode step between. A benchmark of
+    Those who arrive during a prefill step come next, without a decode step between. A benchmark of
     ``requests_per_client`` begins with e = 1, and has the mean e of the others after.
 
     Ranks of attention data parallelism that step together (:func:`fastroof.plan.rank_rules.rank_rules`) wait
@@ -333,7 +348,7 @@ def estimate(
     on all of them in one step, and their wait is not in TTFT. Other ranks of dense models are replicas.
 
     With speculation a decode has q tokens of a step, 1 and its drafts, and says a of them: outputs take
-    ``max((osl - 1)/a, 1)`` steps, which stands for osl - 1 above, decodes count q times in B, D and M are
+    ``max((osl - 1)/a, 1)`` steps, which replaces osl - 1 above, decodes count q times in B, D and M are
     verifications (:meth:`fastroof.StepPlan.verify_us`) and what drafting takes, and TPOT is the step over a.
     A draft goes through prompts too, its engine's costs are its target's, and its weights and KV cache leave
     less room. The slots of draft tokens, a few a request, are not counted.
@@ -385,13 +400,13 @@ def estimate(
         raise BatchError("with_error goes without speculation: no step of several tokens was measured")
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     memory = target.memory(max_seqs=engine.max_seqs)
-    # each batch in flight is served like a replica of its own, in its share of the room
+    # each batch in flight is served like a separate replica, in its share of the room
     flight = plan.batches_in_flight
     room = float(memory.max_kv_tokens)
     if max_kv_tokens is not None:
         room = at_least("max_kv_tokens", max_kv_tokens, 1)
     room /= plan.layout.pp
-    options = serving.ServingOptions(
+    options = ServingOptions(
         max_kv_tokens=room,
         max_seqs=engine.max_seqs,
         osl_reserved=engine.osl_reserved,
@@ -410,7 +425,7 @@ def estimate(
         rules=rank_rules(plan),
         batches=float(flight),
     )
-    out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
+    out = np.empty((ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
     busy: Any = 1.0
     if flight > 1:
@@ -422,31 +437,31 @@ def estimate(
     )
     if code:
         raise_scenario(plan, scenarios, code, position, needed, room)
-    tpot_ms = out[serving.TPOT_US] / US_PER_MS
+    tpot_ms = out[TPOT_US] / US_PER_MS
     rows = [
-        out[serving.TTFT_US] / US_PER_MS,
+        out[TTFT_US] / US_PER_MS,
         tpot_ms,
         tpot_ms.copy(),
-        out[serving.REQUEST_US] / US_PER_MS,
-        out[serving.TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
-        out[serving.WAIT_US] / US_PER_MS,
-        out[serving.EFFECTIVE_CONCURRENCY] * flight * busy,
-        out[serving.DECODE_STEP_US],
-        out[serving.MIXED_STEP_US],
-        out[serving.MIXED_SHARE],
-        out[serving.DECODES],
-        out[serving.PREFILL_TOKENS],
-        out[serving.PROMPTS],
-        out[serving.KV_LEN],
+        out[REQUEST_US] / US_PER_MS,
+        out[TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
+        out[WAIT_US] / US_PER_MS,
+        out[EFFECTIVE_CONCURRENCY] * flight * busy,
+        out[DECODE_STEP_US],
+        out[MIXED_STEP_US],
+        out[MIXED_SHARE],
+        out[DECODES],
+        out[PREFILL_TOKENS],
+        out[PROMPTS],
+        out[KV_LEN],
     ]
     if with_error:
-        sizes = (out[serving.DECODES], out[serving.KV_LEN], out[serving.DECODE_STEP_US])
+        sizes = (out[DECODES], out[KV_LEN], out[DECODE_STEP_US])
         rows.append(decode_errors(plan, *sizes))
         known = plan.engine.errors
         if known.tpot or known.ttft:
             rows.append(np.full(len(tpot_ms), known.tpot or np.nan))
-            rows.append(np.where(out[serving.WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
-    # the last rows are there where they were asked for
+            rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
+    # the last rows exist only on request
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
     return ServingEstimate(**values, made_from=made_from(plan, speculation))

@@ -1,4 +1,4 @@
-"""How many GPUs a load needs: serving estimates asked backwards, from a request rate to replicas."""
+"""How many GPUs a load needs: serving estimates inverted, from a request rate to replicas."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
-from fastroof.serving.rate_curves import RATE_LIMITS, RateCurve, ReplicaAsked, client_loads, rate_curve
 from fastroof.serving.scenarios import broadcast, engine_limits
-from fastroof.serving.sizing import positive
+from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaAsked, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
 from fastroof.units import GB
-
-__all__ = ["RATE_LIMITS", "LeastGpus", "client_loads", "least_gpus", "replica_plans"]
-
 
 MAX_SIZE: Final = 2**20
 """Most tokens or requests that a step holds."""
@@ -44,14 +40,14 @@ class LeastGpus(ArrowResult):
     Attributes
     ----------
     total_gpus, tp, replicas : int or ndarray of int64
-        GPUs in all, of a replica, and replicas; 0 where no deployment keeps the limits.
+        GPUs in all, of a replica, and replicas; 0 if no deployment keeps the limits.
     concurrency : float or ndarray of float64
         Clients of all replicas: the fewest at which they serve the rate within the limits.
     ttft_ms, tpot_ms, request_latency_ms : float or ndarray of float64
         What those clients see, see :class:`fastroof.serving.ServingEstimate`. Without GPUs, what one
-        client alone would see on the last tp that was tried; nan where not even that fits.
+        client alone would see on the last tp that was tried; nan if not even that fits.
     tokens_per_s_per_gpu : float or ndarray of float64
-        Output tokens a second of the rate asked for, divided by all GPUs.
+        Output tokens/s at the requested rate, divided by all GPUs.
     max_request_rate_per_s : float or ndarray of float64
         Most requests a second of the same GPUs within the limits; without GPUs 0.
     limited_by : int or ndarray of uint8
@@ -77,7 +73,7 @@ class LeastGpus(ArrowResult):
     made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     arrow_columns = (
-        Column("total_gpus", "int", "GPUs", "GPUs in all; 0 where no deployment keeps the limits", 0),
+        Column("total_gpus", "int", "GPUs", "GPUs in all; 0 if no deployment keeps the limits", 0),
         Column("tp", "int", "GPUs", "GPUs of a replica", 0),
         Column("replicas", "int", "", "replicas that share the load evenly", 0),
         Column("concurrency", "float", "", "fewest clients at which they serve the rate"),
@@ -104,27 +100,7 @@ def replica_plans(
     *,
     running: float | None = None,
 ) -> tuple[list[StepPlan], dict[int, str]]:
-    """Compile the plans of one replica, and say which there cannot be.
-
-    Parameters
-    ----------
-    model, gpu, tables, options
-        Of :func:`fastroof.compile_plan`.
-    tp : sequence of int
-        GPUs that the replica may be split over.
-    running : number, optional
-        Requests that run at once at most; by default the engine's.
-
-    Returns
-    -------
-    list of StepPlan, dict of int to str
-        Those whose weights fit, and why the other tp are not among them.
-
-    Raises
-    ------
-    PlanError
-        If there is no plan at all.
-    """
+    """Compile the plans of one replica, and say which there cannot be."""
     plans: list[StepPlan] = []
     refused = {}
     for size in tp:
@@ -198,7 +174,7 @@ def least_gpus(
         As in :func:`fastroof.compile_plan`, with every tp; those that do not go with one of them are among
         ``refused``.
     max_batched_tokens, max_seqs : int, optional
-        Tokens that a step holds at most, and requests that a replica runs at once; by default as the engine.
+        Max tokens per step and max concurrent requests of a replica (default: the engine's own).
     chunked_prefill, kv_reservation : bool and str, optional
         As in :func:`fastroof.serving.estimate`.
     speculation : SpeculativeDecoding, optional
@@ -336,7 +312,7 @@ def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:
 
 
 def _none(count: int) -> dict[str, Array]:
-    """Rows of the answer where nothing serves."""
+    """Rows of the answer if no deployment serves the load."""
     kinds: dict[str, tuple[Any, float]] = dict.fromkeys(("total_gpus", "tp", "replicas"), (np.int64, 0))
     times = ("concurrency", "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu")
     kinds |= dict.fromkeys(times, (np.float64, np.nan))

@@ -10,9 +10,8 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.checks import is_number, one_of, shown
-from fastroof.compiled import serving
-from fastroof.compiled.serving_options import AT_RANDOM
-from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import number_array, refused
@@ -20,40 +19,12 @@ from fastroof.given_arrays import number_array, refused
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = [
-    "EngineLimits",
-    "at_least",
-    "broadcast",
-    "check_budgets",
-    "decode_errors",
-    "engine_limits",
-    "field_values",
-    "new_tokens",
-    "prefix_options",
-    "raise_scenario",
-    "steps_met",
-]
-
 ARRIVALS: Final = ("closed", "random")
 """When requests arrive: as the last answer of their client ends, or at any moment of a step."""
 
 
 class EngineLimits(NamedTuple):
-    """How an engine schedules and reserves memory, as loops read it.
-
-    Attributes
-    ----------
-    max_batched_tokens : Any
-        Tokens that a step holds at most, not looked at yet: a number, or an array of them.
-    is_chunked : bool
-        Whether prompts are cut where a step has no room for the whole.
-    osl_reserved : float
-        Share of its output that a request holds KV cache for, in the mean.
-    max_seqs : float
-        Requests that run at once at most.
-    is_prefill_first : bool
-        Whether prompts run in steps of their own, ahead of decodes.
-    """
+    """How an engine schedules and reserves memory, as loops read it."""
 
     max_batched_tokens: Any
     is_chunked: bool
@@ -63,13 +34,7 @@ class EngineLimits(NamedTuple):
 
 
 def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
-    """Broadcast numbers against each other, as one shape and flat arrays of float64.
-
-    Raises
-    ------
-    BatchError
-        If one holds something else than numbers, or the shapes do not fit.
-    """
+    """Broadcast numbers against each other, as one shape and flat arrays of float64."""
     arrays = []
     for name, value in scenarios.items():
         array = number_array(value)
@@ -85,13 +50,7 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
 
 
 def prefix_options(prefix_hit: Any, prefix_len: Any) -> dict[str, Any]:
-    """Take what was given of prompts that are found in a prefix cache, by its name; nothing if nothing was.
-
-    Raises
-    ------
-    BatchError
-        If both were.
-    """
+    """Read the given prefix-cache length by its name; 0 if none was given."""
     given = {"prefix_hit": prefix_hit, "prefix_len": prefix_len}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -100,13 +59,7 @@ def prefix_options(prefix_hit: Any, prefix_len: Any) -> dict[str, Any]:
 
 
 def new_tokens(scenarios: Mapping[str, Floats]) -> Floats:
-    """Tokens of prompts that are computed: those not found in the prefix cache, and the last in any case.
-
-    Raises
-    ------
-    BatchError
-        If a share is none, or a prefix longer than its prompt.
-    """
+    """Tokens of prompts that are computed: those not found in the prefix cache, and the last in any case."""
     isl = scenarios["isl"]
     for name in ("prefix_hit", "prefix_len"):
         if name not in scenarios:
@@ -124,13 +77,7 @@ def new_tokens(scenarios: Mapping[str, Floats]) -> Floats:
 
 
 def check_budgets(budgets: Floats, tokens: int) -> None:
-    """Refuse steps that do not hold what one request verifies.
-
-    Raises
-    ------
-    BatchError
-        Naming the first of them.
-    """
+    """Refuse steps that do not hold what one request verifies."""
     small = budgets < tokens
     if tokens > 1 and small.any():
         i = int(np.flatnonzero(small)[0])
@@ -141,18 +88,12 @@ def check_budgets(budgets: Floats, tokens: int) -> None:
 
 
 def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
-    """Rows of answers as arrays of the scenarios' shape; floats where it is none."""
+    """Rows of answers as arrays of the scenarios' shape; floats for scalars."""
     return [row.reshape(shape) if shape else float(row[0]) for row in rows]
 
 
 def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floats) -> Floats:
-    """Relative standard error of mean steps of decodes, at the nearest sizes; nan where there is no step.
-
-    Raises
-    ------
-    PlanError
-        As :meth:`fastroof.StepPlan.decode_error`.
-    """
+    """Relative standard error of mean decode steps, at the nearest sizes; nan if there is no step."""
     there = step_us > 0.0
     errors = np.full(step_us.shape, np.nan)
     sizes = (np.maximum(decodes[there], 1.0), kv_len[there])
@@ -161,13 +102,7 @@ def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floa
 
 
 def at_least(name: str, value: float, least: float, most: float = math.inf) -> float:
-    """Check one number that all scenarios share.
-
-    Raises
-    ------
-    BatchError
-        If it is no finite number, less than ``least``, or more than ``most``.
-    """
+    """Check one number that all scenarios share."""
     if not is_number(value) or not least <= float(value) <= most:
         up_to = f" and up to {most:g}" if most < math.inf else ""
         raise BatchError(f"{name} must be a number of at least {least:g}{up_to}, got {shown(value)}")
@@ -183,14 +118,7 @@ def engine_limits(
     max_seqs: float | None = None,
     order: str | None = None,
 ) -> EngineLimits:
-    """Take what was given, and the engine's own where nothing was.
-
-    Raises
-    ------
-    BatchError
-        If chunked_prefill is no truth value, max_seqs no number of at least 1, or there is no such
-        reservation or order.
-    """
+    """Take the given values, with the engine's defaults for missing ones."""
     scheduling = engine.scheduling
     if chunked_prefill is None:
         chunked_prefill = scheduling.chunked_prefill
@@ -214,13 +142,7 @@ def engine_limits(
 
 
 def steps_met(engine: EngineProfile, arrivals: str, async_scheduling: bool | None = None) -> float:
-    """Return the whole steps that an arriving request waits for, as the loops read them.
-
-    Raises
-    ------
-    BatchError
-        If there are no such arrivals, or async_scheduling is not a truth value.
-    """
+    """Return the whole steps that an arriving request waits for, as the loops read them."""
     one_of("arrivals", arrivals, ARRIVALS, BatchError)
     if async_scheduling is None:
         async_scheduling = engine.scheduling.async_scheduling
@@ -238,26 +160,26 @@ def raise_scenario(
     max_kv_tokens: float,
     whose: str = "the plan",
 ) -> NoReturn:
-    """Say what is wrong with the scenario at which a loop stopped, and what would do."""
+    """Explain the error of the scenario at which a loop stopped, with valid values."""
     one = {name: float(array[position]) for name, array in scenarios.items()}
     words = ", ".join(f"{name} {value:.12g}" for name, value in one.items())
     where = f"the scenario at position {position} ({words})"
-    if code == serving.CODE_SIZES:
+    if code == CODE_SIZES:
         raise BatchError(f"{where} needs numbers from 1 to {MAX_KV_LEN}")
-    if code == serving.CODE_WHOLE_PROMPT:
+    if code == CODE_WHOLE_PROMPT:
         raise BatchError(
             f"{where} has prompts that are larger than a step, which cannot hold them whole: "
             f"chunked_prefill=True, or max_batched_tokens={math.ceil(needed)} or more"
         )
-    if code == serving.CODE_KV:
+    if code == CODE_KV:
         room = int(min(max_kv_tokens, MAX_KV_LEN))
         raise PlanRangeError(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
-            f"room for {room} on {plan.tp} x {plan.gpu.name}: a larger tp, a smaller dtype or kv_dtype, or "
-            "shorter requests would do"
+            f"room for {room} on {plan.tp} x {plan.gpu.name}: use a larger tp, a smaller dtype or kv_dtype, or "
+            "shorter requests"
         )
-    what, option = ("tokens", "max_tokens") if code == serving.CODE_TOKENS else ("sequences", "max_seqs")
-    limit = plan.max_tokens if code == serving.CODE_TOKENS else plan.max_seqs
+    what, option = ("tokens", "max_tokens") if code == CODE_TOKENS else ("sequences", "max_seqs")
+    limit = plan.max_tokens if code == CODE_TOKENS else plan.max_seqs
     raise PlanRangeError(
         f"{where} has steps of {math.ceil(needed)} {what}, {whose} times up to {limit}: "
         f"compile_plan(..., {option}={math.ceil(needed)}) or more"

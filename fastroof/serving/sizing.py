@@ -1,37 +1,36 @@
-"""How large a batch or a context may be: decode steps asked backwards, from their time to their size."""
+"""How large a batch or a context may be: decode steps inverted, from time to size."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import shown, whole_number
 from fastroof.compiled import sizing as loops
-from fastroof.compiled.steps import MAX_KV_LEN
-from fastroof.errors import BatchError
+from fastroof.compiled import steps
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import most_admitted
+from fastroof.errors import BatchError, PlanError
 from fastroof.given_arrays import number_array
-from fastroof.plan.given_plan import check_plan
-from fastroof.run.arrays import int_array
-from fastroof.run.size_errors import raise_sizes
+from fastroof.plan import StepPlan
+from fastroof.plan.compile import check_plan
+from fastroof.run.batch import int_array
+from fastroof.run.evaluate import raise_sizes
+from fastroof.serving.estimate import ServingEstimate, estimate
+from fastroof.serving.scenarios import EngineLimits, broadcast, field_values
+from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
-    from fastroof.plan.gpu_memory import PlanMemory
-
-__all__ = ["largest_batch", "largest_context", "positive"]
+    from fastroof.plan.memory import PlanMemory
 
 
 def positive(name: str, value: Any) -> Floats:
-    """Numbers above 0, inf among them, as an array of float64.
-
-    Raises
-    ------
-    BatchError
-        If one is something else.
-    """
+    """Numbers above 0, inf among them, as an array of float64."""
     array = number_array(value)
     if array is None or not (array > 0).all():
         raise BatchError(f"{name} must hold numbers above 0, got {shown(value)}")
@@ -40,7 +39,7 @@ def positive(name: str, value: Any) -> Floats:
 
 def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
     """Sizes as int64 and limits in us, flat and of one shape."""
-    # a limit that is no longer finite in us is none
+    # a limit that is not finite in us is no limit
     with np.errstate(over="ignore"):
         both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
     try:
@@ -55,7 +54,7 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
 
 
 def _memory(plan: StepPlan, max_seqs: int | None) -> PlanMemory:
-    """One GPU's memory where so many requests run at once at most."""
+    """One GPU's memory with at most so many concurrent requests."""
     if max_seqs is None:
         return plan.memory
     return plan.memory_of(max_seqs=whole_number("max_seqs", max_seqs, most=2**31 - 1, error=BatchError))
@@ -81,7 +80,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seq
     int or ndarray of int64
         The largest ``b`` up to ``max_seqs``, ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
         ``b <= plan.memory.max_sequences(kv_len)``, and whose step keeps the limit,
-        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 where there is none. Smaller batches may
+        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 if there is none. Smaller batches may
         be slower: measured kernels are jagged.
 
     Raises
@@ -175,3 +174,160 @@ def largest_context(
     memory = _memory(plan, max_seqs)
     loops.largest_contexts(plan.arena, memory.kv_room, longest, batches, limits_us, answer)
     return answer.reshape(shape) if shape else int(answer[0])
+
+
+RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
+"""What can keep a replica from more requests a second, in the order of the codes of LeastGpus.
+
+Of ``throughput`` more clients only wait longer; ``kv_cache``, ``max_seqs`` and ``budget`` (of tokens in a
+step) are what more clients do not fit in; the others are limits that were given.
+"""
+
+FINE: Final = 64
+"""Up to as many clients, numbers of clients lie a 64th of the power of two below apart; then one."""
+
+
+def client_loads(most: float) -> Floats:
+    """Numbers of clients tried together, integers or fractions, from 1 to ``most``, rising."""
+    octaves = 2.0 ** np.arange(np.log2(FINE))
+    fine = (octaves[:, None] * (1.0 + np.arange(FINE) / FINE)).reshape(-1)
+    clients = np.concatenate([fine, np.arange(float(FINE), most), [most]])
+    return np.unique(np.minimum(clients, most))
+
+
+class RateCurve(NamedTuple):
+    """What one replica does, and the place in RATE_LIMITS of what more clients do not fit in."""
+
+    replica: loops.ReplicaCurve
+    room: int
+
+
+class ReplicaAsked(NamedTuple):
+    """What all replicas are estimated with."""
+
+    engine: EngineLimits
+    kv_reservation: str | None
+    speculation: SpeculativeDecoding | None
+    prefix_hit: float
+
+
+def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsked) -> RateCurve:
+    """Estimate a replica under every number of concurrent clients."""
+    plan, engine = target.plan, asked.engine
+    memory = target.memory(max_seqs=engine.max_seqs)
+    layout = plan.layout
+    room = float(memory.max_kv_tokens) / layout.pp
+    budget = float(engine.max_batched_tokens)
+    new = max(isl * (1.0 - asked.prefix_hit), 1.0)
+    begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens), engine.is_prefill_first)
+    held = memory.held_tokens
+    for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
+        if is_over:
+            return RateCurve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
+    fit = {
+        "kv_cache": room / held(isl + engine.osl_reserved * osl),
+        "max_seqs": engine.max_seqs,
+        "budget": begun,
+    }
+    tightest = min(fit, key=lambda name: fit[name])
+    clients = client_loads(fit[tightest])
+    estimates = estimate(
+        plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
+        kv_reservation=asked.kv_reservation, max_seqs=engine.max_seqs, speculation=asked.speculation,
+        prefix_hit=asked.prefix_hit, arrivals="random",
+    )  # fmt: skip
+    times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
+    rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)
+    clients = clients * layout.batches_in_flight
+    return RateCurve(loops.ReplicaCurve(clients, rate, *times), RATE_LIMITS.index(tightest))
+
+
+def estimate_with_images(
+    plan: StepPlan,
+    isl: Any,
+    osl: Any,
+    concurrency: Any,
+    *,
+    images: Iterable[tuple[int, int]],
+    **options: Any,
+) -> ServingEstimate:
+    """Estimate what clients see whose prompts have some images each, beside their text.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        A model with a vision encoder, of one pipeline stage.
+    isl : number or array_like
+        Mean tokens of a prompt's text; the tokens of its images are added.
+    osl, concurrency : number or array_like
+        As in :func:`estimate`; the three are broadcast.
+    images : iterable of (width, height)
+        The images of every prompt, pixels.
+    **options
+        Others of :func:`estimate`, a number each.
+
+    Returns
+    -------
+    ServingEstimate
+        As of :func:`estimate`. Steps of decodes alone are the plan's; those with prompts take the encoder's
+        time too.
+
+    Raises
+    ------
+    BatchError, PlanRangeError
+        As in :func:`estimate`.
+    ModelError, MissingTableError
+        As in :meth:`fastroof.StepPlan.encode`.
+    PlanError
+        If the plan has pipeline stages.
+
+    Notes
+    -----
+    Engines run the encoder in the step that prefills an image's first token. Here its time is spread evenly
+    over the tokens of a prompt: a step with m tokens takes m times ``encoder / isl`` longer, so that a prompt
+    alone takes its encoder's time to the last token, however it is cut. Decodes beside prompts are counted
+    among the m, which is a few in a hundred too much. One request's images are encoded together; those of
+    several are not. Images are new in every request: a prefix cache finds them with its share of the prompt.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> seen = estimate_with_images(plan, 100, 128, [1, 16], images=[(1024, 768)])
+    >>> seen.ttft_ms.round().tolist()
+    [27.0, 42.0]
+    """
+    if plan.layout.pp > 1:
+        raise PlanError(
+            "images go with one pipeline stage: the first of several would run all of the encoder"
+        )
+    encoded = plan.encode(images)
+    shape, (lengths, outputs, clients) = broadcast({"isl": isl, "osl": osl, "concurrency": concurrency})
+    wrong = ~(lengths >= 1.0)
+    if wrong.any():
+        raise BatchError(f"isl must be at least 1 token of text, got {lengths[np.argmax(wrong)]:g}")
+    rows: dict[str, Any] = {}
+    for length in np.unique(lengths):
+        of_length = lengths == length
+        tokens = length + encoded.tokens
+        found = estimate(
+            plan_that_encodes(plan, encoded.latency_us / tokens), tokens, outputs[of_length],
+            clients[of_length], **options,
+        )  # fmt: skip
+        for name, values in found.columns().items():
+            if values is not None:
+                rows.setdefault(name, np.empty(len(lengths)))[of_length] = values
+    fields = dict(zip(rows, field_values(list(rows.values()), shape), strict=True))
+    return ServingEstimate(**fields, made_from=found.made_from)
+
+
+def plan_that_encodes(plan: StepPlan, encoder_us_per_token: float) -> StepPlan:
+    """Return a plan whose prefill steps take so much longer per token; its rows stay unchanged."""
+    arena = plan.arena
+    tokens_at, decode_at = int(arena[steps.TOKENS_AT]), int(arena[steps.DECODE_TOKENS_AT])
+    count = plan.max_tokens + 1
+    made = np.concatenate([arena, arena[decode_at : decode_at + count]])
+    made[tokens_at : tokens_at + count] += encoder_us_per_token * np.arange(count)
+    made[steps.DECODE_TOKENS_AT], made[steps.ARENA_SIZE] = len(arena), len(made)
+    made.flags.writeable = False
+    return replace(plan, arena=made)

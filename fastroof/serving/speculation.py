@@ -13,26 +13,16 @@ from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.arena import verification_arena
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.plan.verification import verification_arena
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = [
-    "MTP",
-    "SpeculatedPlan",
-    "SpeculativeDecoding",
-    "acceptance_length",
-    "made_from",
-    "mtp_draft",
-    "speculated",
-]
-
 
 @dataclass(frozen=True)
 class SpeculativeDecoding:
-    """Steps in which every request verifies draft tokens, and keeps those that its model would have said.
+    """Steps in which every request verifies draft tokens, and keeps those that its model confirms.
 
     Attributes
     ----------
@@ -43,7 +33,7 @@ class SpeculativeDecoding:
         length. Or the acceptance rate of each position, as vLLM logs them: the share of drafts whose token at
         that position was accepted, with all before it. The length is 1 and their sum.
     draft : StepPlan, str or None
-        What drafts: the plan of a second, smaller model, at a tp of its own; ``"mtp"``, the model's own
+        What drafts: the plan of a second, smaller model, at its own tp; ``"mtp"``, the model's own
         multi-token prediction layer (:func:`mtp_draft`); None where drafts take no time (n-grams).
 
     Raises
@@ -98,21 +88,7 @@ class SpeculativeDecoding:
 
 
 class SpeculatedPlan(NamedTuple):
-    """A plan as the loops of serving read it.
-
-    Attributes
-    ----------
-    plan : StepPlan
-        The target's.
-    arena : ndarray of float64
-        The plan's, with what verifying and drafting need.
-    tokens : int
-        Tokens that a request has in a step.
-    draft : StepPlan or None
-        The plan of what drafts.
-    draft_weight_bytes : int
-        Weights that drafting adds on one GPU.
-    """
+    """A plan as the loops of serving read it."""
 
     plan: StepPlan
     arena: Floats
@@ -135,16 +111,7 @@ class SpeculatedPlan(NamedTuple):
         return PlanMemory(0, held, 0, 0, 0, window, sum(within), state)
 
     def memory(self, memory: PlanMemory | None = None, *, max_seqs: float | None = None) -> PlanMemory:
-        """One GPU's memory with the draft in it: its weights and cache leave less room.
-
-        Parameters
-        ----------
-        memory : PlanMemory, optional
-            The target's alone, if it is another than its plan's.
-        max_seqs : number, optional
-            Requests that run at once at most; fewer than its engine's leave more room, where it reserves
-            memory to sample for them.
-        """
+        """One GPU's memory with the draft in it: its weights and cache leave less room."""
         if memory is None:
             engine = self.plan.engine
             is_own = max_seqs is None or max_seqs >= engine.scheduling.max_num_seqs
@@ -155,7 +122,7 @@ class SpeculatedPlan(NamedTuple):
         drafts = self.draft.memory
         kv_bytes = memory.kv_bytes_per_token + drafts.kv_bytes_per_token
         room = max(memory.max_kv_tokens * memory.token_bytes - self.draft_weight_bytes, 0)
-        # a window of its own is counted as none
+        # a separate window counts as none
         within = drafts.window_kv_bytes_per_token if drafts.window == memory.window else 0
         return memory._replace(
             weight_bytes=memory.weight_bytes + self.draft_weight_bytes,
@@ -185,7 +152,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
     Raises
     ------
     PlanError
-        If there are no tables.
+        If no tables are given.
 
     Notes
     -----
@@ -222,17 +189,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
 
 
 def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:
-    """Lay a plan out for the loops of serving.
-
-    Raises
-    ------
-    BatchError
-        If the speculation is none.
-    PlanError
-        If the draft is of another GPU, or on more of them.
-    PlanRangeError
-        If the draft's steps are smaller than the plan's.
-    """
+    """Lay a plan out for the loops of serving."""
     plan = plan.paced
     if speculation is None:
         return SpeculatedPlan(plan, plan.arena)
@@ -242,7 +199,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         return SpeculatedPlan(plan, plan.arena)
     if plan.layout.pp > 1:
         raise PlanError(
-            f"speculative decoding with pp {plan.layout.pp}: no stage is known to draft; pp 1 would do"
+            f"speculative decoding with pp {plan.layout.pp}: drafting stages are not modelled; use pp 1"
         )
     draft, weight_bytes = None, 0
     if isinstance(speculation.draft, StepPlan):
@@ -278,5 +235,5 @@ def _check_draft(plan: StepPlan, draft: StepPlan) -> None:
         if most < needed:
             raise PlanRangeError(
                 f"the draft's plan times up to {most} {name[4:]} and its target's {needed}: "
-                f"compile_plan({draft.model.name!r}, ..., {name}={needed}) would do"
+                f"use compile_plan({draft.model.name!r}, ..., {name}={needed})"
             )

@@ -22,12 +22,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fastroof.simulation.deployment import simulate
-    from fastroof.simulation.disaggregated import Link
-    from fastroof.simulation.disaggregated_simulation import DisaggregatedSimulation, simulate_disaggregated
-    from fastroof.simulation.prefix_sharing import hit_rate
+    from fastroof.simulation.disaggregated import DisaggregatedSimulation, Link, simulate_disaggregated
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulation import Simulation
     from fastroof.simulation.trace import Trace
+    from fastroof.simulation.trace_columns import hit_rate
     from fastroof.simulation.trace_files import load_trace
     from fastroof.simulation.workload import Workload
 else:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.simulation.outcomes import STATUS_WORDS
-from fastroof.simulation.percentiles import gap_spread, gap_values_us, spread
-from fastroof.simulation.request_times import RequestTimes
-from fastroof.simulation.series import engine_use
+from fastroof.arrow import facts_html, html_table
+from fastroof.columns import Column
+from fastroof.simulation.engine import STATUS_WORDS
+from fastroof.simulation.requests import RequestTimes, engine_use, gap_spread, gap_values_us, spread
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.simulation.outcomes import Outcomes
+    from fastroof.simulation.engine import Outcomes
     from fastroof.simulation.trace import Trace
 
-__all__ = ["TIMES", "duration_us", "run_answers"]
 
 TIMES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 """Answers that have a mean and percentiles."""
@@ -34,10 +34,7 @@ def duration_us(outcomes: Outcomes) -> float:
 
 
 def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: int) -> dict[str, Any]:
-    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them.
-
-    ``engines`` are those that step by themselves.
-    """
+    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them."""
     over_us = duration_us(outcomes)
     per_s = US_PER_S / over_us if over_us > 0.0 else math.nan
     finished = times.is_finished
@@ -71,3 +68,37 @@ def _prefix_cache(counters: dict[str, Any]) -> dict[str, Any]:
     names = ("looked_up_tokens", "found_tokens", "found_again_tokens", "evictions")
     rate = counters["found_tokens"] / looked_up if looked_up else math.nan
     return {"prefix_cache": {"hit_rate": rate, **{name: counters[name] for name in names}}}
+
+
+_STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
+_TIMES: Final = {
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token after the first",
+    "itl_ms": "time between two tokens",
+    "e2e_ms": "time to the last token",
+    "transfer_ms": "time that a KV cache is sent",
+}
+_FACTS: Final = {
+    "requests": "",
+    "finished": "requests",
+    "timed_out": "requests",
+    "rejected": "requests",
+    "duration_s": "s",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "tokens/s",
+    "preemptions": "",
+    "busy": "of the duration",
+}
+
+
+def answers_html(answers: Mapping[str, Any], caption: str) -> str:
+    """Show times by percentile, then counts and throughput with their units, then the run's warnings."""
+    heads = (
+        Column("time", "text", "", "of the requests that finished"),
+        *(Column(name, "float", "ms", "") for name in _STATISTICS),
+    )
+    shown = {meaning: answers[name] for name, meaning in _TIMES.items() if name in answers}
+    times = ((meaning, *(spread[name] for name in _STATISTICS)) for meaning, spread in shown.items())
+    facts = [(name, answers[name], unit) for name, unit in _FACTS.items()]
+    facts += [("warning", sentence, "") for sentence in answers["warnings"]]
+    return "\n".join([html_table(heads, times, caption), facts_html(facts, "counts and throughput")])

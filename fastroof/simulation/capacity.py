@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.errors import SimulationError
-from fastroof.plan.given_plan import check_plan
-from fastroof.simulation.capacity_search import CapacitySearch, FoundRate
-from fastroof.simulation.deployment_runs import check_room, deployment_runner, drawn_traces
-from fastroof.simulation.percentile_limits import Limits, Seen, parsed_limits
+from fastroof.plan.compile import check_plan
+from fastroof.simulation.capacity_search import (
+    CapacitySearch,
+    FoundRate,
+    Limits,
+    Seen,
+    check_room,
+    deployment_runner,
+    drawn_traces,
+    parsed_limits,
+)
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
@@ -22,8 +29,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.simulation.workload import Workload
 
-__all__ = ["Capacity", "capacity"]
-
 MOST_TOLERANCE: Final = 0.5
 MOST_DRAWS: Final = 1000
 
@@ -33,41 +38,7 @@ ANY_RATE: Final = 1.0
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest rate that a deployment keeps its limits at.
-
-    Attributes
-    ----------
-    requests_per_s : float
-        Requests a second of the whole deployment: the largest rate that was tried and keeps all limits, as
-        do all lower ones that were tried; 0 where none does. Where ``limit`` is ``none``, what it serves of
-        requests that all come at once.
-    limit : str
-        What breaks first beyond it: the name of the limit, ``goodput``, ``throughput`` (requests arrive
-        faster than they are served, though they keep the limits for as long as the trace lasts), or
-        ``none`` (all requests at once keep every limit).
-    low, high : float
-        The same with all steps one standard error longer, and shorter; ``requests_per_s`` itself where that
-        error is not known.
-    relative_error : float or None
-        That standard error of a step's time, in ln; None where it is not known.
-    basis : str
-        Where it is from.
-    sampling_error : float or None
-        Relative standard error of ``requests_per_s`` by which requests were drawn, from as many draws as
-        were asked for; None with one.
-    tolerance : float
-        How near the rate was searched for, relative.
-    replicas, gpus : int
-        Replicas, and GPUs of all of them.
-    requests : int
-        Requests of the trace.
-    simulations : int
-        How often it was simulated.
-    seen : dict of float to tuple
-        By the rate what each simulation had to say to the limits; the rate ``inf`` is all requests at once.
-    limits : Limits
-        What was to be kept.
-    """
+    """The largest rate that a deployment keeps its limits at."""
 
     requests_per_s: float
     limit: str
@@ -100,15 +71,7 @@ class Capacity:
 
     @property
     def simulated(self) -> pa.Table:
-        """A row a rate that was simulated, rising.
-
-        Returns
-        -------
-        pyarrow.Table
-            ``requests_per_s``, inf where all requests came at once; ``holds``, whether all limits are kept;
-            ``served_per_s``; ``growth``, see :meth:`fastroof.simulation.percentile_limits.Limits.seen`;
-            ``goodput``; and each limited percentile by the limit's name, ms.
-        """
+        """A row a rate that was simulated, rising."""
         import pyarrow as pa
 
         rows = [

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import one_of
 from fastroof.errors import SimulationError
-from fastroof.plan.given_plan import check_plan
-from fastroof.simulation.engine import too_long
-from fastroof.simulation.outcomes import Outcomes
-from fastroof.simulation.pooled_replicas import POOLED_ROUTINGS, run_pooled_replicas
-from fastroof.simulation.replicas import run_replicas
+from fastroof.plan.compile import check_plan
+from fastroof.simulation.engine import Outcomes, too_long
+from fastroof.simulation.replicas import POOLED_ROUTINGS, run_pooled_replicas, run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
@@ -20,8 +18,6 @@ from fastroof.simulation.trace_files import load_trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = ["ON_TOO_LONG", "PREFIX_CACHES", "simulate"]
 
 ON_TOO_LONG: Final = ("error", "reject")
 """What becomes of a request that can never run."""
@@ -82,11 +78,11 @@ def simulate(
     routing : str, default "round_robin"
         Which replica a request goes to: see :func:`fastroof.simulation.replicas.run_replicas`; with
         ``prefix_cache="lru"`` to the one that has the most of its prompt and the least to do, too:
-        ``prefix_aware`` (:func:`fastroof.simulation.pooled_replicas.run_pooled_replicas`).
+        ``prefix_aware`` (:func:`fastroof.simulation.replicas.run_pooled_replicas`).
     prefix_cache : {"given", "lru"}
         What a request finds of its prompt: what the trace's ``cached_tokens`` give, or what a pool of blocks
         holds, from which the least recently used go: by the trace's ``hash_ids``, and of their own what
-        preempted requests left (:func:`fastroof.simulation.pooled_engine.run_pooled_engine`).
+        preempted requests left (:func:`fastroof.simulation.engine.run_pooled_engine`).
     seed : int, default 0
         Of what a routing draws.
     on_too_long : {"error", "reject"}

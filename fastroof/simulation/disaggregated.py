@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Bools, Floats
+from fastroof.arrow import arrow_schema
 from fastroof.checks import is_number, one_of, shown
+from fastroof.columns import Column
 from fastroof.compiled.simulation import transfers as loops
-from fastroof.compiled.simulation.records import Record
+from fastroof.compiled.simulation.state import FINISHED, Record
 from fastroof.errors import SimulationError
+from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
-from fastroof.simulation.engine import too_long, with_rejected
-from fastroof.simulation.outcomes import FINISHED, Outcomes, added_up
-from fastroof.simulation.replicas import merged, run_replicas
+from fastroof.simulation.engine import Outcomes, added_up, too_long, with_rejected
+from fastroof.simulation.replicas import engines_of, merged, run_replicas
+from fastroof.simulation.requests import request_table
 from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
-from fastroof.units import US_PER_S
+from fastroof.simulation.trace_files import load_trace
+from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fastroof.plan import StepPlan
 
-__all__ = ["FIRST_TOKENS", "Link", "Pool", "PooledOutcomes", "run_pools"]
 
 FIRST_TOKENS: Final = ("transfer", "prefill", "decode")
 """Who makes a request's first token, and when it is seen: see :class:`Link`."""
 
 
 class Pool(NamedTuple):
-    """Engines of one kind.
-
-    Attributes
-    ----------
-    plan : StepPlan
-        What their steps take.
-    settings : EngineSettings
-        How each schedules.
-    replicas : int
-        How many.
-    routing : str
-        As in :func:`fastroof.simulation.replicas.run_replicas`.
-    """
+    """Engines of one kind."""
 
     plan: StepPlan
     settings: EngineSettings
@@ -78,21 +73,7 @@ class Link(NamedTuple):
 
 
 class PooledOutcomes(NamedTuple):
-    """What became of requests that were prefilled here and decoded there, in the trace's order.
-
-    Attributes
-    ----------
-    outcomes : Outcomes
-        Of the whole; ``replica`` is the decode engine, -1 of what ended before, and ``series`` and
-        ``counters`` are of both pools together.
-    prefill, decode : Outcomes
-        Of each pool: of all requests that can run, and of those that are handed over, by arrival there.
-    prefill_replica : ndarray of int32, shape (requests,)
-        The prefill engine; -1 where none had it.
-    transfer_us : ndarray of float64, shape (requests,)
-        From the end of its prefill until the decode engine has its KV cache, us, waiting for the link
-        included; nan of what is not handed over.
-    """
+    """What became of requests that were prefilled here and decoded there, in the trace's order."""
 
     outcomes: Outcomes
     prefill: Outcomes
@@ -117,30 +98,7 @@ def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
 
 
 def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> Floats:
-    """Return what the transfer of prompts' KV caches takes, us, once it has the link.
-
-    Parameters
-    ----------
-    prefill, decode : StepPlan
-        Plans of both pools.
-    prompts : array_like of int
-        Tokens of each prompt.
-    link : Link
-        Between them.
-
-    Notes
-    -----
-    Bytes of all layers and heads of the model, over the bandwidth of as many GPUs as the engine with fewer
-    of them has a rank: ``bytes / (bytes_per_s * min(tp * pp)) + latency``, as
-    :func:`fastroof.serving.estimate_disaggregated` has it.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> takes_us(plan, plan, [1000], Link(50e9)).tolist()
-    [2621.44]
-    """
+    """Return what the transfer of prompts' KV caches takes, us, once it has the link."""
     rate = link.bytes_per_s
     if rate is None:
         rate = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
@@ -219,58 +177,7 @@ def run_pools(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> PooledOutcomes:
-    """Serve a trace with engines that prefill and others that decode.
-
-    Parameters
-    ----------
-    prefill, decode : Pool
-        Of one model and dtype of the KV cache, each on as many GPUs as its plan has.
-    trace : Trace
-        The requests, with arrivals.
-    link : Link
-        From a prefill engine to a decode engine.
-    time_scale : float, default 1
-        Every step of both takes so many times as long; transfers do not.
-    seed : int, default 0
-        Of what routings draw.
-
-    Returns
-    -------
-    PooledOutcomes
-        In the trace's order; requests that can never run in one of both are rejected.
-
-    Raises
-    ------
-    SimulationError
-        If the pools do not go together, the link cannot be, or the trace is a closed loop.
-
-    Notes
-    -----
-    A prefill engine has a request's prompt and makes one token. Then the prompt's KV cache is sent: it takes
-    what :func:`takes_us` says, after the prefill has ended (layers that are sent while others are computed
-    would be there earlier). When it is there, the request arrives at a decode engine, where its prompt is
-    context: its first step there is a decode. It waits there for a slot and blocks like any other; one that
-    is preempted computes its prompt on the decode engine. A request of one token ends with its prefill, but
-    where the decode engine makes it.
-
-    Who makes the first token: engines of SGLang send it along with the KV cache
-    (python/sglang/srt/disaggregation/decode.py of sgl-project/sglang@278e503, Apache-2.0), vLLM's compute the
-    prompt's last token again (``_update_waiting_for_remote_kv`` in vllm/v1/core/sched/scheduler.py of
-    vllm-project/vllm@b4622cf, Apache-2.0).
-
-    What is not simulated: a prefill engine's blocks are free when its prefill has ended, not when they are
-    sent, and no decode engine that is full keeps a prefill engine from sending.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> pool = Pool(plan, EngineSettings(2048, 256, 10_000))
-    >>> trace = fastroof.Trace([0.0, 0.0], [1000, 1000], [50, 50])
-    >>> seen = run_pools(pool, pool, trace, Link(50e9))
-    >>> seen.transfer_us.round(2).tolist()
-    [2621.44, 5242.88]
-    """
+    """Serve a trace with engines that prefill and others that decode."""
     _check(prefill, decode, trace, link)
     rejected = pools_too_long(trace, prefill.settings, decode.settings)
     kept = np.flatnonzero(~rejected)
@@ -355,3 +262,230 @@ def _spread(values: Any, rejected: Bools, fill: float) -> Any:
     whole = np.full(len(rejected), fill, values.dtype)
     whole[~rejected] = values
     return whole
+
+
+ON_TOO_LONG: Final = ("error", "reject")
+
+TRANSFER_COLUMNS: Final = (
+    Column("prefill_replica", "int", "", "which engine prefilled it, from 0; empty where none did", 0),
+    Column("transfer_ms", "float", "ms", "from its prefill's end until its KV cache is there"),
+)
+"""Columns of :attr:`DisaggregatedSimulation.requests` after those of any simulation."""
+
+
+class DisaggregatedSimulation(Simulation):
+    """What became of a trace's requests where some engines prefill and others decode.
+
+    All of :class:`Simulation` is of both pools together; ``replica`` is the decode engine, empty where a
+    request ended with its prefill. Made by :func:`simulate_disaggregated`.
+
+    Parameters
+    ----------
+    prefill, decode : Pool
+        The engines.
+    trace : Trace
+        The requests.
+    link : Link
+        Between the pools.
+    time_scale : float
+        Every step of both takes so many times as long.
+
+    Attributes
+    ----------
+    prefill, decode : Pool
+        The engines.
+    link : Link
+        Between the pools.
+    pooled : PooledOutcomes
+        What became of the requests, also in each pool.
+    """
+
+    def __init__(
+        self, prefill: Pool, decode: Pool, trace: Trace, link: Link, *, time_scale: float = 1.0
+    ) -> None:
+        self.prefill, self.decode, self.link = prefill, decode, link
+        self.pooled: PooledOutcomes = run_pools(prefill, decode, trace, link, time_scale=time_scale)
+
+        def rerun(scale: float) -> Outcomes:
+            return run_pools(prefill, decode, trace, link, time_scale=time_scale * scale).outcomes
+
+        super().__init__(
+            decode.plan,
+            trace,
+            decode.settings,
+            self.pooled.outcomes,
+            replicas=prefill.replicas + decode.replicas,
+            rerun=rerun,
+        )
+
+    @property
+    def engines(self) -> int:
+        """Engines that step by themselves, of both pools."""
+        return sum(engines_of(pool.plan) * pool.replicas for pool in (self.prefill, self.decode))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all engines, of both pools."""
+        pools = (self.prefill, self.decode)
+        return sum(int(pool.plan.layout.world_size) * pool.replicas for pool in pools)
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        """What the answers were made from: plans and settings of both pools, their link, the trace."""
+        said = {f"fastroof.prefill.{name}": str(of) for name, of in vars(self.prefill.settings).items()}
+        pools = {
+            f"fastroof.{name}.replicas": str(pool.replicas)
+            for name, pool in (("prefill", self.prefill), ("decode", self.decode))
+        }
+        link = {f"fastroof.link.{name}": str(value) for name, value in self.link._asdict().items()}
+        plan = {f"prefill.{name}": value for name, value in self.prefill.plan.made_from.items()}
+        return {**super().made_from, **plan, **said, **pools, **link}
+
+    @lazy_property
+    def requests(self) -> pa.Table:
+        """A row a request, in the order of the trace's file.
+
+        Returns
+        -------
+        pyarrow.Table
+            As :attr:`Simulation.requests`, then ``prefill_replica`` and ``transfer_ms``.
+        """
+        import pyarrow as pa
+
+        table = request_table(self.trace, self.outcomes, self.times, self.made_from)
+        replica, transfer = arrow_schema(TRANSFER_COLUMNS, {})
+        prefilled = self.trace.in_file_order(self.pooled.prefill_replica)
+        sent_ms = self.trace.in_file_order(self.pooled.transfer_us / US_PER_MS)
+        table = table.append_column(replica, pa.array(prefilled, replica.type, mask=prefilled < 0))
+        return table.append_column(transfer, pa.array(sent_ms, transfer.type, from_pandas=True))
+
+    def summary(self, **given: Any) -> dict[str, Any]:
+        """Return the answers of the whole run.
+
+        Parameters
+        ----------
+        **given
+            As :meth:`Simulation.summary` has them.
+
+        Returns
+        -------
+        dict
+            As :meth:`Simulation.summary`, and ``transfer_ms``, ``{mean, p50, p90, p95, p99}`` of those that
+            were handed over; ``pools``: of ``prefill`` and of ``decode`` their ``tp``, ``replicas``,
+            ``steps`` and ``busy``, the share of the run in which steps ran.
+        """
+        from fastroof.simulation.answers import duration_us
+        from fastroof.simulation.requests import spread
+
+        answers = super().summary(**given)
+        sent_us = self.pooled.transfer_us
+        answers["transfer_ms"] = spread(sent_us[np.isfinite(sent_us)] / US_PER_MS)
+        over_us = duration_us(self.outcomes)
+        answers["pools"] = {
+            name: {
+                "tp": pool.plan.tp,
+                "replicas": pool.replicas,
+                "steps": outcomes.counters["steps"] if outcomes else 0,
+                "busy": _busy(outcomes, pool, over_us) if outcomes else 0.0,
+            }
+            for name, pool, outcomes in (
+                ("prefill", self.prefill, self.pooled.prefill),
+                ("decode", self.decode, self.pooled.decode),
+            )
+        }
+        return answers
+
+
+def _busy(outcomes: Outcomes, pool: Pool, over_us: float) -> float:
+    engines = pool.replicas * pool.plan.layout.dp
+    return float(outcomes.counters["busy_us"]) / engines / over_us if over_us > 0.0 else math.nan
+
+
+def simulate_disaggregated(
+    prefill_plan: StepPlan,
+    decode_plan: StepPlan,
+    trace: Any,
+    prefill_replicas: int = 1,
+    decode_replicas: int = 1,
+    *,
+    link: Link = Link(),  # noqa: B008 (immutable)
+    prefill: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Any] | None = None,
+    prefill_routing: str = "round_robin",
+    decode_routing: str = "round_robin",
+    on_too_long: str = "error",
+    time_scale: float = 1.0,
+) -> DisaggregatedSimulation:
+    """Serve a trace with engines that only prefill and engines that only decode what these hand over.
+
+    Parameters
+    ----------
+    prefill_plan, decode_plan : StepPlan
+        Of one model and dtype of the KV cache; each may be on another number of GPUs.
+    trace : Trace or what :func:`fastroof.load_trace` takes
+        The requests, with arrivals.
+    prefill_replicas, decode_replicas : int, default 1
+        Engines of each kind.
+    link : Link
+        Between them: bandwidth, latency, and who makes the first token.
+    prefill, decode : mapping, optional
+        Settings of each kind's engines, by the names of
+        :class:`fastroof.simulation.settings.EngineSettings`; what is left out are the engine's own and what
+        the plan's memory has room for.
+    prefill_routing, decode_routing : str
+        As in :func:`fastroof.simulation.replicas.run_replicas`.
+    on_too_long : {"error", "reject"}
+        What becomes of a request that can never have room in one of both.
+    time_scale : float, default 1
+        Every step takes so many times as long; transfers do not.
+
+    Returns
+    -------
+    DisaggregatedSimulation
+        Every request's times, and what follows of them.
+
+    Raises
+    ------
+    SimulationError
+        If the plans do not go together, a setting cannot be, or a request can never run.
+    TraceError
+        If the trace cannot be read.
+
+    Notes
+    -----
+    What happens to a request, and what is not simulated: :func:`fastroof.simulation.disaggregated.run_pools`.
+    The closed form is :func:`fastroof.serving.estimate_disaggregated`.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.simulation import Link, simulate_disaggregated
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> trace = fastroof.Trace([0.0, 0.1, 0.2], [4000, 2000, 500], [100, 50, 1])
+    >>> sim = simulate_disaggregated(plan, plan, trace, 2, link=Link(50e9))
+    >>> sim.requests["prefill_replica"].to_pylist(), sim.requests["replica"].to_pylist()
+    ([0, 1, 0], [0, 0, None])
+    >>> round(sim.requests["transfer_ms"][0].as_py(), 3)
+    10.486
+    """
+    one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
+    requests = trace if isinstance(trace, Trace) else load_trace(trace)
+    first = EngineSettings.of_plan(prefill_plan, **(prefill or {}))
+    then = EngineSettings.of_plan(decode_plan, **(decode or {}))
+    if on_too_long == "error":
+        beyond = pools_too_long(requests, first, then)
+        if beyond.any():
+            row = int(beyond.argmax())
+            prompt, output = int(requests.input_tokens[row]), int(requests.output_tokens[row])
+            raise SimulationError(
+                f"request {int(requests.order[row])} of {requests.name} ({prompt:,} + {output:,} tokens) "
+                f"can never run in both pools, the first of {int(beyond.sum()):,}; give more num_gpu_blocks, "
+                'GPUs or max_num_batched_tokens, or on_too_long="reject"'
+            )
+    return DisaggregatedSimulation(
+        Pool(prefill_plan, first, prefill_replicas, prefill_routing),
+        Pool(decode_plan, then, decode_replicas, decode_routing),
+        requests,
+        link,
+        time_scale=time_scale,
+    )

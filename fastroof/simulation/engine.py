@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Bools
+from fastroof.arrays import Bools, Flags, Floats, Ints, Longs
 from fastroof.checks import is_number, shown
+from fastroof.compiled.simulation.block_pool import (
+    EVICTIONS,
+    FOUND_AGAIN_TOKENS,
+    FOUND_TOKENS,
+    LOOKED_UP_TOKENS,
+    NUM_COUNTS,
+    NUM_LINKS,
+    BlockPool,
+    Prompts,
+)
 from fastroof.compiled.simulation.engine import engine_run
-from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS, SERIES_FIELDS, Record
+from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
+from fastroof.compiled.simulation.pooled_slots import DUE_ROWS, NUM_POOLED_FIELDS, POOLED_CALENDAR_ROWS
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
@@ -18,6 +30,7 @@ from fastroof.compiled.simulation.state import (
     CODE_STUCK,
     DECODE_TOKENS,
     FIRST_SIZE,
+    GAP_BINS,
     LEAST_FREE,
     MIXED_STEPS,
     NONE,
@@ -31,36 +44,58 @@ from fastroof.compiled.simulation.state import (
     PREEMPTIONS,
     PREFILL_STEPS,
     PREFILL_TOKENS,
+    REJECTED,
+    SERIES_BINS,
+    SERIES_FIELDS,
     STEPS,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
 )
 from fastroof.errors import SimulationError, StoppedError
-from fastroof.simulation.outcomes import REJECTED, Outcomes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
+from fastroof.simulation.trace_columns import prompt_blocks
 from fastroof.stopping import check_stopped, stop_flag
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = [
-    "Arrays",
-    "arrays_of",
-    "counters_of",
-    "new_arrays",
-    "new_record",
-    "new_served",
-    "new_state",
-    "options_of",
-    "raise_stuck",
-    "run_engine",
-    "too_long",
-    "with_rejected",
-]
+
+STATUS_WORDS: Final = ("finished", "timed_out", "rejected")
+"""What a status is called."""
+
+SERIES: Final = ("running", "waiting", "blocks", "busy", "new_tokens", "output_tokens")
+"""Columns of ``Outcomes.series``: the first four integrated over time, us; the last two counted."""
+
+
+class Outcomes(NamedTuple):
+    """What became of a trace's requests, in the trace's order."""
+
+    arrival_us: Floats
+    first_us: Floats
+    last_us: Floats
+    preemptions: Ints
+    status: Flags
+    replica: Ints
+    gaps: Longs
+    series: Floats
+    bin_us: float
+    counters: dict[str, Any]
+    cached_tokens: Ints | None = None
+
+
+def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Add up the counters of several engines; they end when the last of them ends."""
+    return {
+        name: max(of_each) if name == "end_us" else sum(of_each)
+        for name in counters[0]
+        for of_each in [[one[name] for one in counters]]
+    }
+
 
 FIRST_BIN_US: Final = 1000.0
 """Width of the series' bins at the beginning, us."""
@@ -80,15 +115,7 @@ class Arrays(NamedTuple):
 
 
 def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) -> EngineOptions:
-    """Return settings and a trace's clients as the loops read them.
-
-    Raises
-    ------
-    SimulationError
-        If steps take no time, or less, or so much that clocks overflow.
-    StoppedError
-        If the work that this is part of is to end (:mod:`fastroof.stopping`).
-    """
+    """Return settings and a trace's clients as the loops read them."""
     if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
         raise SimulationError(
             f"time_scale must be a number above 0, from {LEAST_SCALE:g} to {MOST_SCALE:g}, "
@@ -118,19 +145,7 @@ def _shift_of(block_size: int) -> int:
 
 
 def too_long(trace: Trace, settings: EngineSettings) -> Bools:
-    """Which requests of a trace can never run: their tokens are beyond all blocks, or a step that is not cut.
-
-    Parameters
-    ----------
-    trace : Trace
-        Its requests.
-    settings : EngineSettings
-        The engine's.
-
-    Returns
-    -------
-    ndarray of bool, shape (requests,)
-    """
+    """Find the requests of a trace that can never run: more tokens than all blocks or a step hold."""
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
     beyond: Bools = -(-tokens // settings.block_size) > settings.num_gpu_blocks
     if not settings.chunked_prefill:
@@ -141,19 +156,7 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
 
 
 def new_state(settings: EngineSettings, count: int, longest: int, engines: int | None = None) -> EngineState:
-    """Make what engines remember: of one, or of several along a first axis.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of each of them.
-    count : int
-        Requests of all.
-    longest : int
-        Tokens of the longest output.
-    engines : int, optional
-        How many; None: one, without an axis of its own.
-    """
+    """Make what engines remember: of one, or of several along a first axis."""
     several = () if engines is None else (engines,)
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
@@ -169,32 +172,14 @@ def new_state(settings: EngineSettings, count: int, longest: int, engines: int |
 
 
 def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Arrays:
-    """Make what one engine needs.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of the engine.
-    requests : Requests
-        In order of arrival.
-    longest : int
-        Tokens of the longest output.
-    """
+    """Make what one engine needs."""
     count = len(requests.arrival_us)
     state = new_state(settings, count, longest)
     return Arrays(state, requests, new_served(settings, count), new_record())
 
 
 def new_served(settings: EngineSettings, count: int) -> Served:
-    """Make room for what becomes of requests.
-
-    Parameters
-    ----------
-    settings : EngineSettings
-        Of the engines that serve them.
-    count : int
-        How many.
-    """
+    """Make room for what becomes of requests."""
     return Served(
         first_us=np.full(count, math.nan),
         last_us=np.full(count, math.nan),
@@ -214,15 +199,7 @@ def new_record() -> Record:
 
 
 def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
-    """Return a trace's requests as the loops read them.
-
-    Parameters
-    ----------
-    trace : Trace
-        In order of arrival.
-    served : ndarray of bool, optional
-        Which of them; all by default.
-    """
+    """Return a trace's requests as the loops read them."""
     which: Any = slice(None) if served is None else served
     arrival_us = trace.arrival_s[which] * US_PER_S
     return Requests(
@@ -235,7 +212,7 @@ def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
 
 
 def counters_of(state: EngineState) -> dict[str, Any]:
-    """Return one engine's counts: see :class:`fastroof.simulation.outcomes.Outcomes`."""
+    """Return one engine's counts: see :class:`fastroof.simulation.engine.Outcomes`."""
     scalars = state.scalars
     names = {
         "steps": STEPS,
@@ -270,33 +247,7 @@ def raise_stuck(code: int) -> None:
 def run_engine(
     plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
 ) -> Outcomes:
-    """Serve a trace with one engine.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What its steps take.
-    trace : Trace
-        The requests.
-    settings : EngineSettings
-        How it schedules.
-    time_scale : float, default 1
-        Every step takes so many times as long.
-
-    Returns
-    -------
-    Outcomes
-        In the trace's order; requests that can never run (:func:`too_long`) are rejected.
-
-    Raises
-    ------
-    SimulationError
-        If steps may be larger than the plan.
-
-    Notes
-    -----
-    Releases the GIL while it runs. The loop is :mod:`fastroof.compiled.simulation.engine`.
-    """
+    """Serve a trace with one engine."""
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
     requests = arrays_of(trace, ~rejected if some else None)
@@ -323,17 +274,7 @@ def run_engine(
 
 
 def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
-    """Return outcomes with requests that never ran back in their places.
-
-    Parameters
-    ----------
-    outcomes : Outcomes
-        Of those that could run.
-    trace : Trace
-        All of them.
-    rejected : ndarray of bool, shape (requests,)
-        Which were left out.
-    """
+    """Return outcomes with requests that never ran back in their places."""
     count = len(rejected)
 
     def spread(values: Any, fill: Any) -> Any:
@@ -352,3 +293,102 @@ def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes
         replica=spread(outcomes.replica, NONE),
         cached_tokens=None if outcomes.cached_tokens is None else spread(outcomes.cached_tokens, NONE),
     )
+
+
+MOST_POOL_BLOCKS: Final = 2**30
+"""Most blocks of a pool: each is simulated."""
+
+
+def new_pooled_arrays(
+    settings: EngineSettings,
+    trace: Trace,
+    requests: Requests,
+    served: Bools | None = None,
+    engines: int | None = None,
+) -> tuple[EngineState, BlockPool, Prompts]:
+    """Make what engines over pools of blocks need: of one, or of several along a first axis."""
+    if settings.order != "mixed" or settings.reserve_output:
+        raise SimulationError(
+            "a pool of blocks is simulated as vLLM's: order must be mixed and reserve_output off, got "
+            f"{settings.order} and {settings.reserve_output}"
+        )
+    if trace.hash_ids is not None and trace.cached_tokens.any():
+        raise SimulationError(
+            f"trace {shown(trace.name)} has hash_ids, by which blocks are found where they are, and "
+            "cached_tokens, which say it beforehand: drop one of them"
+        )
+    size = settings.block_size
+    prompts, num_keys = prompt_blocks(trace, size, served)
+    blocks_each = -(-(requests.input_tokens.astype(np.int64) + requests.output_tokens) // size)
+    # with as many as all take none is reused, so that more are never seen
+    num_blocks = min(settings.num_gpu_blocks, int(blocks_each.sum()))
+    if num_blocks > MOST_POOL_BLOCKS:
+        raise SimulationError(
+            f"num_gpu_blocks {settings.num_gpu_blocks:,} is more than a pool of blocks simulates, "
+            f"{MOST_POOL_BLOCKS:,}: give fewer"
+        )
+    several = () if engines is None else (engines,)
+    state = new_state(settings, len(requests.arrival_us), int(requests.output_tokens.max()), engines)
+    slots, buckets = state.slots.shape[-1], state.calendar.shape[-1]
+    state = state._replace(
+        slots=np.zeros((*several, NUM_POOLED_FIELDS, slots), np.int64),
+        calendar=np.zeros((*several, POOLED_CALENDAR_ROWS, buckets), np.int32),
+        due=np.zeros((*several, DUE_ROWS, size), np.int32),
+    )
+    pool = BlockPool(
+        counts=np.zeros((*several, NUM_COUNTS), np.int64),
+        links=np.zeros((*several, num_blocks + 1, NUM_LINKS), np.int32),
+        keys=np.zeros((*several, num_blocks), np.int64),
+        oldest=np.zeros((*several, max(num_keys, 1)), np.int32),
+        tables=np.zeros((*several, slots, int(blocks_each.max())), np.int32),
+    )
+    return state, pool, prompts
+
+
+def pool_counters(pool: BlockPool) -> dict[str, Any]:
+    """Return the counts of one pool, or of several together: see :func:`run_pooled_engine`."""
+    counts = pool.counts.reshape(-1, NUM_COUNTS).sum(0)
+    looked_up, found = int(counts[LOOKED_UP_TOKENS]), int(counts[FOUND_TOKENS])
+    return {
+        "looked_up_tokens": looked_up,
+        "found_tokens": found,
+        "found_again_tokens": int(counts[FOUND_AGAIN_TOKENS]),
+        "evictions": int(counts[EVICTIONS]),
+    }
+
+
+def refuse_none(trace: Trace, settings: EngineSettings, rejected: Bools) -> None:
+    """Raise where no request is left, for there is nothing to simulate."""
+    if rejected.all():
+        raise SimulationError(
+            f"none of the {len(trace):,} requests has room in {settings.num_gpu_blocks:,} blocks of "
+            f"{settings.block_size} tokens and steps of {settings.max_num_batched_tokens:,}: give more"
+        )
+
+
+def run_pooled_engine(
+    plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
+) -> Outcomes:
+    """Serve a trace with one engine whose prefix cache is a pool of blocks, least recently used first."""
+    rejected = too_long(trace, settings)
+    refuse_none(trace, settings, rejected)
+    which = ~rejected if rejected.any() else None
+    requests = arrays_of(trace, which)
+    state, pool, prompts = new_pooled_arrays(settings, trace, requests, which)
+    served, record = new_served(settings, len(requests.arrival_us)), new_record()
+    options = options_of(settings, trace, time_scale)
+    raise_stuck(pooled_engine_run(plan.arena, options, state, pool, prompts, requests, served, record))
+    outcomes = Outcomes(
+        requests.arrival_us,
+        served.first_us,
+        served.last_us,
+        served.preemptions,
+        served.status,
+        np.zeros(len(requests.arrival_us), np.int32),
+        record.gaps,
+        record.series,
+        float(record.width_us[0]),
+        counters_of(state) | pool_counters(pool) | {"num_gpu_blocks": settings.num_gpu_blocks},
+        prompts.found_tokens,
+    )
+    return outcomes if which is None else with_rejected(outcomes, trace, rejected)

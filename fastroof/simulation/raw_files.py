@@ -7,23 +7,262 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fastroof.checks import shown
+import numpy as np
+
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.processors import usable_memory_bytes
-from fastroof.simulation.raw_tables import arrow_column, raw_arrays, said_of_table
+from fastroof.simulation.trace import HASH_IDS
 from fastroof.simulation.trace_columns import RawColumns
-from fastroof.simulation.trace_formats import NamedColumns, named_columns
-from fastroof.units import GIB
+from fastroof.units import GIB, MS_PER_S, US_PER_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["raw_file"]
+
+@dataclass(frozen=True)
+class TraceFormat:
+    """Names of a trace's columns, of which each role has one; they are compared as :func:`column_key`."""
+
+    name: str
+    arrivals: Mapping[str, float | None]
+    """Columns of arrivals, and how many of their unit are a second; None where only dates will do."""
+    input_tokens: tuple[str, ...]
+    output_tokens: tuple[str, ...]
+    cached_tokens: tuple[str, ...] = ()
+    hash_ids: tuple[str, ...] = ()
+    leaves_out_empty: bool = True
+    """Whether rows without a prompt or an answer are requests that failed, which are counted and left out."""
+
+    def has(self, keys: Iterable[str]) -> bool:
+        """Whether these are its columns."""
+        known = set(keys)
+        roles = (self.arrivals, self.input_tokens, self.output_tokens)
+        return all(any(name in known for name in role) for role in roles)
+
+
+AZURE: Final = TraceFormat("azure", {"timestamp": None}, ("contexttokens",), ("generatedtokens",))
+"""Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
+
+MOONCAKE: Final = TraceFormat(
+    "mooncake",
+    {"timestamp": MS_PER_S},
+    ("input_length",),
+    ("output_length",),
+    hash_ids=(HASH_IDS,),
+)
+"""Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces): milliseconds, and ids of blocks."""
+
+BURSTGPT: Final = TraceFormat("burstgpt", {"timestamp": 1.0}, ("request_tokens",), ("response_tokens",))
+"""BurstGPT (github.com/HPMLL/BurstGPT): seconds; requests that failed have 0 response tokens."""
+
+PLAIN: Final = TraceFormat(
+    "plain",
+    {
+        "arrival_s": 1.0,
+        "arrival_time_s": 1.0,
+        "timestamp_s": 1.0,
+        "arrived_at": 1.0,
+        "arrival_ms": MS_PER_S,
+        "arrival_time_ms": MS_PER_S,
+        "timestamp_ms": MS_PER_S,
+        "arrival_us": US_PER_S,
+        "arrival_time_us": US_PER_S,
+        "timestamp_us": US_PER_S,
+        "arrival": None,
+        "arrival_time": None,
+        "timestamp": None,
+        "datetime": None,
+        "time": None,
+    },
+    (
+        "input_tokens",
+        "input_length",
+        "input_len",
+        "prompt_tokens",
+        "prompt_len",
+        "num_prompt_tokens",
+        "num_prefill_tokens",
+        "context_tokens",
+        "isl",
+    ),
+    (
+        "output_tokens",
+        "output_length",
+        "output_len",
+        "completion_tokens",
+        "generated_tokens",
+        "num_output_tokens",
+        "num_decode_tokens",
+        "osl",
+    ),
+    ("cached_tokens", "num_cached_tokens"),
+    (HASH_IDS,),
+    leaves_out_empty=False,
+)
+"""Anybody's own table: the columns of :data:`TRACE_COLUMNS`, or what is often said instead."""
+
+FORMATS: Final = {one.name: one for one in (AZURE, MOONCAKE, BURSTGPT, PLAIN)}
+"""Formats by name; the first whose columns are there is meant."""
+
+
+class NamedColumns(NamedTuple):
+    """Which column of a file has which role, by the names in the file; empty where there is none."""
+
+    format: TraceFormat
+    arrival: str
+    per_s: float | None
+    input_tokens: str
+    output_tokens: str
+    cached_tokens: str
+    hash_ids: str
+
+    @property
+    def needed(self) -> list[str]:
+        """Every column that is read."""
+        roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
+        return [name for name in roles if name]
+
+
+def column_key(name: str) -> str:
+    """Return a column's name as formats are told by: small letters, digits, and one _ for all else."""
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+
+
+def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFormat:
+    """Return the format of a name, or the one that columns tell."""
+    if name is None:
+        keys = [column_key(column) for column in columns]
+        return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
+    if not isinstance(name, str) or name not in FORMATS:
+        raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {shown(name)}")
+    return FORMATS[name]
+
+
+def named_columns(
+    columns: list[str], what: str, format: str | None = None, *, needs_arrival: bool = True
+) -> NamedColumns:
+    """Find which column has which role."""
+    meant = trace_format(format, columns, what)
+
+    def found(role: str, names: Iterable[str], is_needed: bool) -> str:
+        names = list(names)
+        there = [column for column in columns if column_key(column) in names]
+        # fastroof's own name goes before what others say
+        own = [column for column in there if column_key(column) == names[0]]
+        there = own if own else there
+        if len(there) > 1:
+            raise TraceError(f"{what}: columns {' and '.join(map(repr, there))} all say {role}: keep one")
+        if not there and is_needed:
+            listed = ", ".join(repr(column)[:40] for column in columns[:12]) or "none"
+            raise TraceError(
+                f"{what} has no column of {role}: a {meant.name} trace calls it {' or '.join(names[:9])}; "
+                f"its columns are {listed}"
+            )
+        return there[0] if there else ""
+
+    arrival = found("arrivals", meant.arrivals, needs_arrival)
+    return NamedColumns(
+        meant,
+        arrival,
+        meant.arrivals[column_key(arrival)] if arrival else None,
+        found("prompts' tokens", meant.input_tokens, True),
+        found("answers' tokens", meant.output_tokens, True),
+        found("cached tokens", meant.cached_tokens, False) if meant.cached_tokens else "",
+        found("ids of blocks", meant.hash_ids, False) if meant.hash_ids else "",
+    )
+
+
+def raw_table(source: Any) -> pa.Table:
+    """Return what speaks Arrow as a table."""
+    import pyarrow as pa
+
+    try:
+        return pa.table(source)
+    except MemoryError:
+        raise
+    except (pa.ArrowException, TypeError, ValueError, OSError) as error:
+        raise TraceError(f"the table cannot be read ({error!s:.200})") from None
+
+
+def raw_arrays(
+    source: Mapping[str, Any] | pa.Table,
+    format: str | None,
+    *,
+    what: str = "the arrays",
+    needs_arrival: bool = True,
+) -> tuple[RawColumns, NamedColumns]:
+    """Return columns of arrays or of a table, and which role each has."""
+    if isinstance(source, Mapping):
+        given: Any = {str(name): values for name, values in source.items()}
+        names = list(given)
+    else:
+        given, names = source, source.column_names
+    columns = named_columns(names, what, format, needs_arrival=needs_arrival)
+    arrays = {name: arrow_column(what, name, given[name]) for name in columns.needed}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise TraceError(f"{what} must have one length, got {listed}")
+    return RawColumns(what, arrays, lambda row: f"row {row}"), columns
+
+
+def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
+    """Return values as one column of Arrow."""
+    import pyarrow as pa
+
+    if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):
+        raise TraceError(f"{what}: {name} is no column of numbers, it is {type(values).__name__}")
+    if isinstance(values, list | tuple) and np.bool_ in set(map(type, values)):
+        raise TraceError(f"{what}: {name} is no column of numbers, there are bools in it")
+    try:
+        # a sum type of whole numbers and floats is found for lists, and not for anything else
+        if isinstance(values, np.ndarray) and not values.dtype.isnative:
+            # of the other byte order, which Arrow does not read
+            values = values.astype(values.dtype.newbyteorder("="))
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+    except MemoryError:
+        raise
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"{what}: {name} is no column of numbers ({error!s:.200})") from None
+
+
+def said_of_table(table: pa.Table) -> dict[str, Any]:
+    """Return what a table that :meth:`Trace.table` made says of itself."""
+    metadata = table.schema.metadata or {}
+    said: dict[str, Any] = {"name": _text(metadata.get(b"name")) or "table"}
+    clients, think_s = _number(metadata.get(b"clients")), _number(metadata.get(b"think_s"))
+    if is_whole_number(clients):
+        said["clients"] = clients
+        if is_number(think_s) and think_s >= 0:
+            said["think_s"] = float(think_s)
+    if HASH_IDS in table.column_names:
+        size = _number((table.schema.field(HASH_IDS).metadata or {}).get(b"hash_block_size"))
+        if is_whole_number(size):
+            said["hash_block_size"] = size
+    return said
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")
+
+
+def _number(value: bytes | None) -> Any:
+    """Return the number that bytes say, None where they say none."""
+    for read in (int, float):
+        try:
+            return read(_text(value))
+        except ValueError:
+            continue
+    return None
+
 
 Found = tuple[RawColumns, NamedColumns, dict[str, Any]]
 
@@ -35,27 +274,7 @@ _PART: Final = 2**26
 
 
 def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> Found:
-    """Read a file's columns.
-
-    Parameters
-    ----------
-    path : Path
-        The file; text may be compressed, which its name's end tells.
-    format : str, optional
-        What its columns are.
-    needs_arrival : bool, default True
-        Whether there must be arrivals.
-
-    Returns
-    -------
-    tuple
-        Its columns, which role each has, and what it says of itself: its name, at least.
-
-    Raises
-    ------
-    TraceError
-        If it cannot be read, or is no table; it names the file, and the line.
-    """
+    """Read a file's columns."""
     import pyarrow as pa
 
     what = f"trace {path}"
@@ -103,7 +322,7 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
             table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
             table.validate(full=True)
             return table
-        from fastroof.parquet import open_parquet, whole_table
+        from fastroof.arrow import open_parquet, whole_table
 
         return whole_table(open_parquet(content))
     except MemoryError:

@@ -15,31 +15,37 @@ from fastroof.checks import one_of, whole_number
 from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
 from fastroof.compiled.simulation import replicas as loops
-from fastroof.compiled.simulation.records import SERIES_BINS, Record
-from fastroof.compiled.simulation.state import EngineOptions, EngineState
+from fastroof.compiled.simulation.pooled_replicas import PREFIX_AWARE, pooled_replicas_run
+from fastroof.compiled.simulation.state import SERIES_BINS, EngineOptions, EngineState, Record
 from fastroof.errors import SimulationError
 from fastroof.plan.rank_rules import rank_rules
 from fastroof.processors import usable_processors
 from fastroof.simulation.engine import (
     Arrays,
+    Outcomes,
+    added_up,
     arrays_of,
     counters_of,
     new_arrays,
+    new_pooled_arrays,
+    new_record,
+    new_served,
     new_state,
     options_of,
+    pool_counters,
     raise_stuck,
+    refuse_none,
     run_engine,
+    run_pooled_engine,
     too_long,
     with_rejected,
 )
-from fastroof.simulation.outcomes import Outcomes, added_up
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["MOST_REPLICAS", "ROUTINGS", "engines_of", "merged", "new_fleet", "ranks_of", "run_replicas"]
 
 _RULES: Final = {
     "round_robin": loops.ROUND_ROBIN,
@@ -57,24 +63,7 @@ MOST_REPLICAS: Final = 4096
 
 
 def ranks_of(plan: StepPlan) -> int:
-    """Return how many schedulers an engine of a plan has: its ranks of attention data parallelism.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        Its layout says.
-
-    Raises
-    ------
-    SimulationError
-        If it has pipeline stages.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> ranks_of(fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100")))
-    1
-    """
+    """Return how many schedulers an engine of a plan has: its ranks of attention data parallelism."""
     if plan.layout.pp > 1:
         raise SimulationError(
             f"an engine of {plan.layout.pp} pipeline stages has as many batches on their way at once, which "
@@ -84,17 +73,7 @@ def ranks_of(plan: StepPlan) -> int:
 
 
 def engines_of(plan: StepPlan) -> int:
-    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> tables = fastroof.load_tables("h100")
-    >>> dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=2)
-    >>> experts = fastroof.compile_plan("qwen3-30b-a3b", "h100", tables, dp=2, ep=2)
-    >>> engines_of(dense), engines_of(experts)
-    (2, 1)
-    """
+    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody."""
     rules = rank_rules(plan)
     return 1 if rules.in_lockstep else rules.ranks
 
@@ -110,60 +89,7 @@ def run_replicas(
     seed: int = 0,
     threads: int | None = None,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with the ranks that its plan has.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What their steps take.
-    trace : Trace
-        The requests of all.
-    settings : EngineSettings
-        How each schedules: each rank of each, where attention is data parallel.
-    replicas : int, default 1
-        How many.
-    routing : str
-        Where a request goes, when it arrives: ``round_robin``; ``least_outstanding``, to the fewest requests
-        that wait or run; ``least_load``, the same with four times those that wait; ``least_kv``, to the
-        fewest blocks of KV cache in use, then the fewest that wait, then the fewest that run;
-        ``power_of_two``, of two that are drawn, to the fewest that wait or run. Of equals the first.
-    time_scale : float, default 1
-        Every step takes so many times as long.
-    seed : int, default 0
-        Of what ``power_of_two`` draws.
-    threads : int, optional
-        Where replicas do not depend on each other, how many run at once; by default one a processor.
-
-    Returns
-    -------
-    Outcomes
-        In the trace's order; requests that can never run are rejected, and sent to no replica.
-
-    Raises
-    ------
-    SimulationError
-        If there is no such routing, or the plan has pipeline stages.
-
-    Notes
-    -----
-    A router knows all replicas as they are when the request arrives: what ends at that very time has not
-    ended. A closed loop's clients send their next request to whichever replica the routing says then.
-
-    Ranks have schedulers, slots and blocks of their own. Where the engine's profile has them in lockstep
-    (``data_parallel``), their steps start together and take as long as the longest of theirs, whose experts
-    compute the tokens of all ranks, or the fullest rank's for each; a request goes to a rank when the engine
-    sees it. Ranks of dense models are engines by themselves otherwise, and a request goes to one when it
-    arrives. The loops are :mod:`fastroof.compiled.simulation.replicas` and
-    :mod:`fastroof.compiled.simulation.ranks`.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> trace = fastroof.Trace([0.0, 0.0, 0.0], [1000, 10, 10], [50, 1, 1])
-    >>> run_replicas(plan, trace, EngineSettings(2048, 256, 1000), 2, "least_outstanding").replica.tolist()
-    [0, 1, 0]
-    """
+    """Serve a trace with replicas of an engine, each with the ranks that its plan has."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
     one_of("routing", routing, ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
@@ -229,23 +155,7 @@ def new_fleet(
     rules: RankRules = ONE_RANK,
     drawn: Ints | None = None,
 ) -> loops.Fleet:
-    """Make replicas as the loops read them.
-
-    Parameters
-    ----------
-    routing : str
-        Of :data:`ROUTINGS`.
-    settings : EngineSettings
-        Of each rank.
-    count, longest : int
-        Requests of all, and tokens of their longest output.
-    replicas : int, default 1
-        Replicas.
-    rules : RankRules
-        How the ranks of each step: together, or each as an engine by itself; by default one rank.
-    drawn : ndarray of int32, shape (2, count), optional
-        Two replicas a request, for a routing that draws.
-    """
+    """Make replicas as the loops read them."""
     apart = 1 if rules.in_lockstep else rules.ranks
     engines, ranks = replicas * apart, rules.ranks // apart
     groups = rank_loops.RankGroup(
@@ -284,13 +194,7 @@ def _counters(states: EngineState) -> dict[str, Any]:
 
 
 def merged(records: Sequence[Record]) -> Record:
-    """Add up what engines of one time recorded, in bins as wide as the widest of theirs.
-
-    Parameters
-    ----------
-    records : sequence of Record
-        Of engines that run beside each other.
-    """
+    """Add up what engines of one time recorded, in bins as wide as the widest of theirs."""
     width_us = max(float(record.width_us[0]) for record in records)
     series = np.zeros_like(records[0].series)
     for record in records:
@@ -302,3 +206,71 @@ def merged(records: Sequence[Record]) -> Record:
         series += own
     gaps = np.sum([record.gaps for record in records], axis=0)
     return Record(gaps, series, np.array([width_us]))
+
+
+_POOLED_REPLICAS_RULES: Final = {
+    "round_robin": loops.ROUND_ROBIN,
+    "least_outstanding": loops.LEAST_OUTSTANDING,
+    "least_load": loops.LEAST_LOAD,
+    "least_kv": loops.LEAST_KV,
+    "power_of_two": loops.POWER_OF_TWO,
+    "prefix_aware": PREFIX_AWARE,
+}
+
+POOLED_ROUTINGS: Final = (*ROUTINGS, "prefix_aware")
+"""Ways to choose the replica of a request: see :func:`run_pooled_replicas`."""
+
+
+def run_pooled_replicas(
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    replicas: int = 1,
+    routing: str = "round_robin",
+    *,
+    time_scale: float = 1.0,
+    seed: int = 0,
+) -> Outcomes:
+    """Serve a trace with replicas of an engine, each with a prefix cache of its own."""
+    replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
+    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
+    if ranks_of(plan) > 1:
+        raise SimulationError(
+            "engines with ranks of attention data parallelism have no simulated pools of blocks: compile the "
+            "plan with dp=1, or give what is cached"
+        )
+    if replicas == 1:
+        return run_pooled_engine(plan, trace, settings, time_scale=time_scale)
+    if trace.clients is not None:
+        raise SimulationError(
+            "clients of a closed loop are simulated with one engine over a pool of blocks: give one replica"
+        )
+    rejected = too_long(trace, settings)
+    refuse_none(trace, settings, rejected)
+    which = ~rejected if rejected.any() else None
+    requests = arrays_of(trace, which)
+    count = len(requests.arrival_us)
+    states, pools, prompts = new_pooled_arrays(settings, trace, requests, which, replicas)
+    served, record = new_served(settings, count), new_record()
+    drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
+    router = loops.Router(_POOLED_REPLICAS_RULES[routing], drawn, np.zeros(replicas, np.int64))
+    replica_of, pushed_tokens = np.zeros(count, np.int32), np.zeros(replicas, np.int64)
+    fleet = (states, pools, prompts, requests, served, record, router, pushed_tokens, replica_of)
+    raise_stuck(pooled_replicas_run(plan.arena, options_of(settings, trace, time_scale), *fleet))
+    engines = [EngineState(*(array[one] for array in states)) for one in range(replicas)]
+    counters = added_up([counters_of(engine) for engine in engines]) | pool_counters(pools)
+    counters["num_gpu_blocks"] = replicas * settings.num_gpu_blocks
+    outcomes = Outcomes(
+        requests.arrival_us,
+        served.first_us,
+        served.last_us,
+        served.preemptions,
+        served.status,
+        replica_of,
+        record.gaps,
+        record.series,
+        float(record.width_us[0]),
+        counters,
+        prompts.found_tokens,
+    )
+    return outcomes if which is None else with_rejected(outcomes, trace, rejected)

@@ -14,8 +14,6 @@ from fastroof.errors import SimulationError
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["MOST_BLOCKS", "MOST_BLOCK_TOKENS", "MOST_SLOTS", "EngineSettings"]
-
 MOST_BLOCKS: Final = 2**40
 """More blocks of KV cache than any engine has."""
 
@@ -139,7 +137,7 @@ class EngineSettings:
         >>> settings.max_num_seqs, settings.max_num_batched_tokens, settings.async_scheduling
         (128, 8192, True)
         """
-        from fastroof.plan.given_plan import check_plan
+        from fastroof.plan.compile import check_plan
 
         check_plan("plan", plan, SimulationError)
         unknown = given.keys() - cls.__dataclass_fields__.keys()

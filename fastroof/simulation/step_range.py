@@ -7,20 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.errors import PlanError, TableError
-from fastroof.simulation.request_times import LIMITS, RequestTimes
+from fastroof.simulation.requests import LIMITS, RequestTimes
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = [
-    "AMPLIFIED",
-    "StepError",
-    "amplification",
-    "flipped_limits",
-    "limits_kept",
-    "paired",
-    "step_error",
-]
 
 AMPLIFIED: Final = 2.0
 """Near saturation the 99th percentile of TTFT or E2E changes by at least this power of what a step does."""
@@ -30,15 +20,7 @@ LIMIT_PERCENTILE: Final = 99.0
 
 
 class StepError(NamedTuple):
-    """How far off the steps of a plan may be, all of them together.
-
-    Attributes
-    ----------
-    relative : float
-        One standard error of a step's time, in ln; nan where it is not known.
-    basis : str
-        Where it is from, or why it is not known.
-    """
+    """How far off the steps of a plan may be, all of them together."""
 
     relative: float
     basis: str
@@ -55,34 +37,7 @@ class StepError(NamedTuple):
 
 
 def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
-    """Say how far off the steps of a simulation may be.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What timed them.
-    decodes, kv_len : float
-        Mean requests that decode in a step, and mean tokens that they attend to.
-
-    Returns
-    -------
-    StepError
-        Of time per output token where the engine's profile states it: what steps were off by, all of a run
-        together, on runs that no fit has seen. Elsewhere, and where nothing was measured on the GPU, that
-        of a mean step of decodes, :meth:`fastroof.StepPlan.decode_error`.
-
-    Notes
-    -----
-    Errors of single steps that are independent would cancel over a request; what is left, and what moves a
-    percentile, is what all steps share. An error of TPOT over whole runs is that.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
-    >>> step_error(plan, 32, 2000).relative == plan.engine.errors.tpot
-    True
-    """
+    """Say how far off the steps of a simulation may be."""
     stated = plan.engine.errors.tpot
     if stated and not plan.error_source.is_datasheet:
         return StepError(stated, f"of TPOT on runs that no fit has seen, by the profile {plan.engine.name}")
@@ -98,10 +53,7 @@ def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
 
 
 def limits_kept(times: RequestTimes, limits: Mapping[str, float]) -> dict[str, bool]:
-    """Whether the 99th percentile over all requests is within each limit.
-
-    A request that did not finish has taken for ever.
-    """
+    """Whether the 99th percentile over all requests is within each limit."""
     return {
         # nan: no request has such a time, and so none breaks the limit
         name: not times.percentile(name, LIMIT_PERCENTILE) > limit_ms
@@ -116,16 +68,7 @@ def flipped_limits(fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, 
 
 
 def amplification(fast: RequestTimes, slow: RequestTimes, relative: float) -> float:
-    """How much more the 99th percentile of TTFT or E2E changes than the steps do, in ln: 1 without queues.
-
-    The larger of both: where prompts and decodes have engines of their own, decodes queue behind the first
-    token.
-
-    Returns
-    -------
-    float
-        nan where no request finished; ``inf`` where slower steps leave more than one in a hundred unfinished.
-    """
+    """How much more the 99th percentile of TTFT or E2E changes than the steps do, in ln: 1 without queues."""
     found = math.nan
     for name in ("ttft_ms", "e2e_ms"):
         low, high = (times.percentile(name, LIMIT_PERCENTILE) for times in (fast, slow))

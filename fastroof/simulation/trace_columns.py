@@ -4,37 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.arrays import Array, Bools, Floats, Ints, Longs
+from fastroof.checks import shown, whole_number
+from fastroof.compiled.simulation.block_pool import Prompts
 from fastroof.errors import TraceError
-from fastroof.simulation.trace import MOST_SECONDS
+from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RawColumns"]
 
 _MOST_INTEGER: Final = 2**62
 
 
 @dataclass(frozen=True)
 class RawColumns:
-    """Columns as a file has them.
-
-    Parameters
-    ----------
-    what : str
-        The file, for messages.
-    columns : dict of str to pyarrow.ChunkedArray
-        The columns that are read, by their names in the file; of one length.
-    row_words : callable
-        How a message calls a row, given its index: ``line 7``.
-    is_text : bool
-        Whether numbers are text, as in a CSV file.
-    """
+    """Columns as a file has them."""
 
     what: str
     columns: dict[str, pa.ChunkedArray]
@@ -52,15 +41,7 @@ class RawColumns:
             self.refuse(row, said(row))
 
     def seconds(self, name: str, per_s: float | None) -> Floats:
-        """Return arrivals in seconds after the earliest.
-
-        Parameters
-        ----------
-        name : str
-            The column: numbers, dates and times, or text of either.
-        per_s : float or None
-            How many of the unit of numbers are a second; None where numbers will not do.
-        """
+        """Return arrivals in seconds after the earliest."""
         import pyarrow as pa
 
         given = column = self._whole(name)
@@ -192,10 +173,7 @@ class RawColumns:
 
 
 def _flat(column: pa.ChunkedArray) -> Array:
-    """Return numbers without nulls as NumPy's.
-
-    Arrow's own way imports pandas where it is installed, which takes longer than reading.
-    """
+    """Return numbers without nulls as NumPy's."""
     parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
     return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
 
@@ -219,3 +197,88 @@ def _shown(scalar: Any) -> str:
     """What stands in a file, in few characters."""
     shown = f"{scalar.as_py()!r}"
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
+
+
+def prompt_blocks(trace: Trace, block_size: int, served: Bools | None = None) -> tuple[Prompts, int]:
+    """Number the blocks of a trace's prompts so that equal ones have one number."""
+    count = len(trace) if served is None else int(served.sum())
+    found = np.full(count, -1, np.int32)
+    if trace.hash_ids is None or trace.hash_offsets is None:
+        return Prompts(np.zeros(0, np.int32), np.zeros(count, np.int64), 0, found), 0
+    if trace.hash_block_size % block_size:
+        raise TraceError(
+            f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt: "
+            f"block_size must divide that, got {block_size}"
+        )
+    per_id = trace.hash_block_size // block_size
+    known, numbers = np.unique(trace.hash_ids, return_inverse=True)
+    starts = trace.hash_offsets[:-1] if served is None else trace.hash_offsets[:-1][served]
+    return Prompts(numbers.astype(np.int32), starts, per_id, found), len(known) * per_id
+
+
+@overload
+def hit_rate(trace: Trace, num_blocks: int | None = None, *, block_size: int | None = None) -> float: ...
+@overload
+def hit_rate(trace: Trace, num_blocks: Ints, *, block_size: int | None = None) -> Floats: ...
+def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = None) -> float | Floats:
+    """Find the share of a trace's prompt tokens that a prefix cache has, at best, by its size.
+
+    Parameters
+    ----------
+    trace : Trace
+        With hash_ids, which tell whose prompts are equal.
+    num_blocks : int or array of int, optional
+        Blocks that the cache has room for, at least 1. Left out, room for everything.
+    block_size : int, optional
+        Tokens of a block, a divisor of the trace's ``hash_block_size``, which is the default. Smaller blocks
+        find more of the ends of prompts.
+
+    Returns
+    -------
+    float or ndarray of float64
+        Tokens found over tokens of all prompts, for each number of blocks.
+
+    Raises
+    ------
+    TraceError
+        If the trace has no hash_ids, or a size is none.
+
+    Notes
+    -----
+    The requests are served one after the other in order of arrival, and blocks go by the least recent use, a
+    prompt's tail before its head; only whole blocks are found, and never a prompt's last token. So this is
+    what the cache is good for, apart from any engine: one whose requests run together finds less of a small
+    one, for those that run hold blocks, and answers take some. Sizes of all are found in one pass
+    (``fastroof.compiled.simulation.block_pool``).
+
+    Examples
+    --------
+    Two prompts that share their first block of two:
+
+    >>> import numpy as np
+    >>> from fastroof.simulation import Trace, hit_rate
+    >>> trace = Trace([0.0, 1.0], [1024, 1024], [1, 1], hash_ids=[7, 8, 7, 9], hash_offsets=[0, 2, 4],
+    ...               hash_block_size=512)
+    >>> hit_rate(trace), hit_rate(trace, np.array([1, 2])).tolist()
+    (0.25, [0.25, 0.25])
+    """
+    from fastroof.compiled.simulation.block_pool import stack_distances
+
+    if trace.hash_ids is None:
+        raise TraceError(
+            f"trace {shown(trace.name)} has no hash_ids, so nothing says which of its prompts are equal"
+        )
+    size = trace.hash_block_size
+    if block_size is not None:
+        size = whole_number("block_size", block_size, 1, MOST_TOKENS, TraceError)
+    prompts, num_keys = prompt_blocks(trace, size)
+    sizes = np.asarray(num_keys if num_blocks is None else num_blocks)
+    if sizes.dtype.kind not in "iu" or (sizes < 1).any():
+        raise TraceError(f"num_blocks must be whole numbers of at least 1, got {shown(num_blocks)}")
+    all_blocks = int((trace.input_tokens.astype(np.int64) // size).sum())
+    hits = np.zeros(num_keys, np.int64)
+    used = np.zeros(num_keys, np.int64)
+    stack_distances(prompts, trace.input_tokens, size, used, np.zeros(all_blocks + 1, np.int32), hits)
+    found = np.concatenate([[0], np.cumsum(hits)])[np.minimum(sizes, num_keys)]
+    rates = found * size / trace.input_tokens.sum(dtype=np.int64)
+    return float(rates) if np.ndim(rates) == 0 else np.asarray(rates, np.float64)

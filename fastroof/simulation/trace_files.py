@@ -13,16 +13,12 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.checks import is_number, whole_number
 from fastroof.errors import TraceError
-from fastroof.simulation.raw_files import raw_file
-from fastroof.simulation.raw_tables import raw_arrays, raw_table, said_of_table
+from fastroof.simulation.raw_files import NamedColumns, raw_arrays, raw_file, raw_table, said_of_table
 from fastroof.simulation.trace import MOST_TOKENS, Trace
 from fastroof.simulation.trace_columns import RawColumns
-from fastroof.simulation.trace_formats import NamedColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["EXAMPLE", "MOONCAKE_BLOCK", "load_lengths", "load_trace"]
 
 EXAMPLE: Final = "example"
 """The trace that ships: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
@@ -53,7 +49,7 @@ def load_trace(
         What the columns are: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
         ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in
         s, Request tokens, Response tokens) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if
-        known, cached_tokens and hash_ids; or other usual names: :mod:`fastroof.simulation.trace_formats`).
+        known, cached_tokens and hash_ids; or other usual names: :mod:`fastroof.simulation.raw_files`).
         By default the columns tell.
     limit : int, optional
         Only the first so many requests by arrival.
@@ -96,18 +92,7 @@ def load_trace(
 
 
 def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) -> Trace:
-    """Read the lengths of requests, from a trace or a table that has no arrivals, which then are all 0.
-
-    Raises
-    ------
-    TraceError
-        As :func:`load_trace`.
-
-    Examples
-    --------
-    >>> load_lengths({"prompt_tokens": [9, 8], "completion_tokens": [1, 2]}).arrival_s.tolist()
-    [0.0, 0.0]
-    """
+    """Read the lengths of requests, from a trace or a table that has no arrivals, which then are all 0."""
     with _within_memory(source):
         raw, columns, said = _raw(source, None, needs_arrival=False)
         return _checked_trace(raw, columns._replace(hash_ids=""), {"name": said["name"]})

@@ -9,8 +9,6 @@ import numpy as np
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 
-__all__ = ["routed_steps", "simulated_steps"]
-
 LOOK_STEPS: Final = 8
 """Steps that a router could take in the time in which it looks at one replica.
 
@@ -21,31 +19,7 @@ A look was 10 to 70 ns, 250 where 4,096 replicas are in no cache; a step 8 to 40
 def simulated_steps(
     trace: Trace, settings: EngineSettings, replicas: int = 1, routing: str = "round_robin", ranks: int = 1
 ) -> int:
-    """Return how many steps a simulation may take at most, what a router looks at included.
-
-    Each token of an output may be a step of its own, and each chunk of a prompt. A router looks at every
-    replica for each request, in a closed loop at each step too; ``round_robin`` only counts. Ranks of a
-    replica step together. What preemptions compute again is not included: only running it tells.
-
-    Parameters
-    ----------
-    trace : Trace
-        The requests.
-    settings : EngineSettings
-        Of each engine.
-    replicas, ranks : int, default 1
-        How many, and ranks of attention data parallelism of each.
-    routing : str
-        As :func:`fastroof.simulation.replicas.run_replicas` has it.
-
-    Examples
-    --------
-    >>> trace = Trace([0.0, 0.0], [1000, 10], [50, 1])
-    >>> simulated_steps(trace, EngineSettings(512, 256, 1000))
-    54
-    >>> simulated_steps(trace, EngineSettings(512, 256, 1000), 4, "least_kv")
-    118
-    """
+    """Return how many steps a simulation may take at most, what a router looks at included."""
     chunks = -(-trace.input_tokens.astype(np.int64) // settings.max_num_batched_tokens)
     steps = int(trace.output_tokens.sum(dtype=np.int64)) + int(chunks.sum())
     return routed_steps(steps, len(trace), trace.is_closed, replicas, routing, ranks)

@@ -3,19 +3,193 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from fastroof.arrays import Floats
 from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import TraceError
-from fastroof.simulation.arrivals import ARRIVALS, ramped, unit_arrivals
-from fastroof.simulation.lengths import CachedShare, Draws, Lengths, RecordedLength, parse_lengths
-from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Trace
+from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Sizes, Trace
+from fastroof.simulation.trace_files import load_lengths
 
-__all__ = ["MOST_REQUESTS", "Workload"]
+ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "closed")
+"""What arrivals may be."""
+
+
+def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.random.Generator) -> Floats:
+    """Return arrivals at a mean rate of one, the first at 0."""
+    if arrivals == "constant":
+        return np.arange(count, dtype=np.float64)
+    if burstiness == 1.0:
+        gaps = generator.standard_exponential(count - 1)
+    else:
+        gaps = generator.standard_gamma(burstiness, count - 1) / burstiness
+    return np.concatenate([[0.0], np.cumsum(gaps)])
+
+
+def ramped(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
+    """Bend arrivals at a rate of one to rates that go in straight lines from one to the next."""
+    means = np.array([(a + b) / 2 for a, b in pairwise(rates_per_s)])
+    part_s = len(unit) / float(means.sum())
+    knots = np.concatenate([[0.0], np.cumsum(means * part_s)])
+    part = np.minimum(np.searchsorted(knots, unit, side="right") - 1, len(means) - 1)
+    rates = np.array(rates_per_s)
+    start, slope = rates[part], (rates[part + 1] - rates[part]) / part_s
+    # a part may end a rounding error after its knot; the rate then is its last
+    above = np.minimum(unit - knots[part], means[part] * part_s)
+    root = np.sqrt(np.maximum(start * start + 2 * slope * above, 0.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        within_s = np.where(above > 0, 2 * above / (start + root), 0.0)
+    after_s = np.maximum(unit - knots[-1], 0.0) / rates[-1]
+    return np.maximum.accumulate(part * part_s + np.minimum(within_s, part_s) + after_s)
+
+
+LENGTH_FORMS: Final = (
+    "a number of tokens (1024), lognormal:MEAN:SIGMA[:MOST] (sigma of the logarithm; cut to MOST), "
+    "uniform:LEAST:MOST (both included) or file:PATH (drawn from a trace)"
+)
+_NUMBER: Final = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
+_WHOLE: Final = r"([0-9]{1,12})"
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    """The same tokens for every request."""
+
+    tokens: int
+
+    def drawn(self, unit: Draws) -> Sizes:
+        """Tokens of each request."""
+        return np.full(unit.count, self.tokens, np.int32)
+
+
+@dataclass(frozen=True)
+class LognormalLength:
+    """Tokens whose logarithm is normal: mean ``mean``, ``sigma`` the standard deviation of the logarithm."""
+
+    mean: float
+    sigma: float
+    most: int = MOST_TOKENS
+
+    def drawn(self, unit: Draws) -> Sizes:
+        """Tokens of each request."""
+        exponent = math.log(self.mean) - self.sigma**2 / 2 + self.sigma * unit.normal()
+        # a number beyond the largest is cut anyway
+        tokens = np.exp(np.minimum(exponent, math.log(MOST_TOKENS) + 1))
+        return np.clip(np.rint(tokens), 1, self.most).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class UniformLength:
+    """Whole tokens from ``least`` to ``most``, both included, each as likely."""
+
+    least: int
+    most: int
+
+    def drawn(self, unit: Draws) -> Sizes:
+        """Tokens of each request."""
+        # the least of the two: a product of floats may round up to the number of choices
+        steps = np.minimum(unit.uniform() * (self.most - self.least + 1), self.most - self.least)
+        return (self.least + steps.astype(np.int64)).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class RecordedLength:
+    """Tokens of requests of a trace, each request as likely, drawn again and again."""
+
+    trace: Trace
+    source: object
+    """What tells that two lengths are of one trace: a request's prompt and answer are then drawn together."""
+
+    def drawn(self, unit: Draws, name: str = "input_tokens") -> Sizes:
+        """Tokens of each request: of the trace's ``name``."""
+        rows = np.minimum(unit.uniform() * len(self.trace), len(self.trace) - 1).astype(np.int64)
+        recorded: Sizes = getattr(self.trace, name)[rows]
+        return recorded
+
+
+@dataclass(frozen=True)
+class CachedShare:
+    """A share of each prompt, rounded down."""
+
+    share: float
+
+    def of(self, input_tokens: Sizes) -> Sizes:
+        """Tokens of each request that the prefix cache has."""
+        cached: Sizes = np.floor(self.share * input_tokens).astype(np.int32)
+        return cached
+
+
+Lengths = FixedLength | LognormalLength | UniformLength | RecordedLength
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of one stream of random numbers, the same ones however often they are asked for."""
+
+    count: int
+    generator: Callable[[], np.random.Generator]
+
+    def uniform(self) -> Floats:
+        """From 0 to below 1."""
+        return self.generator().random(self.count)
+
+    def normal(self) -> Floats:
+        """Mean 0, standard deviation 1."""
+        return self.generator().standard_normal(self.count)
+
+
+def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
+    """Read what is given for lengths."""
+    if isinstance(given, Lengths):
+        return given
+    if isinstance(given, Trace):
+        return RecordedLength(given, id(given))
+    if isinstance(given, Mapping):
+        return RecordedLength(load_lengths(given), id(given))
+    if isinstance(given, str):
+        return _parse_text(name, given.strip(), least)
+    if not is_whole_number(given, least, MOST_TOKENS):
+        raise TraceError(_wrong(name, given, least))
+    return FixedLength(int(given))
+
+
+def _parse_text(name: str, text: str, least: int) -> Lengths:
+    if text.startswith("file:"):
+        path = text.removeprefix("file:")
+        return RecordedLength(load_lengths(path), str(Path(path)))
+    if match := re.fullmatch(_WHOLE, text):
+        length: Lengths = FixedLength(int(match[1]))
+        sizes = [int(match[1])]
+    elif match := re.fullmatch(f"lognormal:{_NUMBER}:{_NUMBER}(?::{_WHOLE})?", text):
+        most = int(match[3]) if match[3] else MOST_TOKENS
+        length = LognormalLength(float(match[1]), float(match[2]), most)
+        sizes = [most]
+        if not (1 <= length.mean <= MOST_TOKENS and length.sigma <= 10):
+            raise TraceError(f"{name} {text}: need a mean from 1 to {MOST_TOKENS:,}, and a sigma up to 10")
+    elif match := re.fullmatch(f"uniform:{_WHOLE}:{_WHOLE}", text):
+        length = UniformLength(int(match[1]), int(match[2]))
+        sizes = [length.least, length.most]
+        if length.least > length.most:
+            raise TraceError(f"{name} {text}: the least is above the most")
+    else:
+        raise TraceError(_wrong(name, text, least))
+    wrong = [tokens for tokens in sizes if not least <= tokens <= MOST_TOKENS]
+    if wrong:
+        raise TraceError(f"{name} {text}: need tokens from {least} to {MOST_TOKENS:,}, got {wrong[0]:,}")
+    return length
+
+
+def _wrong(name: str, given: object, least: int) -> str:
+    return f"{name} must be {LENGTH_FORMS}, from {least} to {MOST_TOKENS:,} tokens; got {shown(given)}"
+
 
 MOST_REQUESTS: Final = 10**8
 """Most requests of a workload."""

@@ -13,27 +13,215 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.arrow import pandas_frame, polars_frame
-from fastroof.checks import check_progress, whole_number
-from fastroof.errors import SweepError
+from fastroof.checks import check_progress, shown, whole_number
+from fastroof.errors import FastroofError, SweepError
 from fastroof.sweep.deployments import COLUMNS, DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
-from fastroof.sweep.nearest import Nearest, nearest_spec, nearest_to_limits
-from fastroof.sweep.percentile_choices import (
-    PercentileCapacity,
-    percentile_capacity,
-    percentile_limits,
-    ranked_anew,
-    weights,
-)
 from fastroof.sweep.result_rows import CHOICE_PLACE, rows_as_html, rows_as_table
 from fastroof.sweep.units import PlanKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.sweep.sources import GpuTables
+    from fastroof.simulation.workload import Workload
+    from fastroof.sweep.kind import GpuTables
 
-__all__ = ["CHOICE_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
+
+_LIMITS: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "request_latency_ms": "e2e"}
+"""Constraints on means, and what simulations call their times."""
+
+
+class PercentileCapacity(NamedTuple):
+    """What a deployment serves with a percentile of the times within the limits on their means."""
+
+    requests_per_s: float
+    low: float
+    high: float
+    tokens_per_s_per_gpu: float
+    limit: str
+    place: int
+    why_not: str = ""
+
+    @property
+    def relative_error(self) -> float | None:
+        """Half of the range by the steps' error, in ln; None if unknown."""
+        return math.log(self.high / self.low) / 2.0 if 0.0 < self.low < self.high else None
+
+
+def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
+    """Return the spec's limits on means as limits on a percentile, by the names that capacities have."""
+    if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
+        raise SweepError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
+    digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
+    constraints = spec.constraints.model_dump()
+    limits = {
+        f"{what}_p{digits}_ms": constraints[name]
+        for name, what in _LIMITS.items()
+        if constraints[name] is not None
+    }
+    if not limits:
+        raise SweepError(
+            f"percentile {percentile:g} needs a limit to hold it to: give the spec's constraints ttft_ms, "
+            "tpot_ms or request_latency_ms"
+        )
+    return limits
+
+
+def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Workload:
+    """Return requests of a row's lengths that arrive at random: Poisson, each of the same lengths."""
+    from fastroof.simulation.workload import Workload
+
+    isl = int(row["isl"])
+    cached = min(round(isl * row["prefix_hit"]), isl - 1)
+    return Workload(
+        rate=1.0, requests=requests, input_tokens=isl, output_tokens=int(row["osl"]), cached_tokens=cached,
+        seed=seed,
+    )  # fmt: skip
+
+
+def percentile_capacity(
+    spec: DeploymentSpec,
+    row: Mapping[str, Any],
+    place: int,
+    tables_by_gpu: Mapping[str, GpuTables],
+    limits: Mapping[str, float],
+    requests: int,
+    seed: int,
+) -> PercentileCapacity:
+    """Find the capacity of one of the closed form's deployments."""
+    lost = PercentileCapacity(math.nan, math.nan, math.nan, math.nan, "", place)
+    if row["mode"] != "aggregated":
+        return lost._replace(why_not="workers of two kinds are not simulated")
+    if row["num_draft_tokens"]:
+        return lost._replace(why_not="draft tokens are not simulated")
+    try:
+        most = _capacity(spec, row, tables_by_gpu, limits, requests, seed)
+    except FastroofError as error:
+        return lost._replace(why_not=str(error))
+    tokens_per_s = most.requests_per_s * row["osl"]
+    return PercentileCapacity(
+        most.requests_per_s, most.low, most.high, tokens_per_s / row["total_gpus"], most.limit, place
+    )
+
+
+def _capacity(
+    spec: DeploymentSpec,
+    row: Mapping[str, Any],
+    tables_by_gpu: Mapping[str, GpuTables],
+    limits: Mapping[str, float],
+    requests: int,
+    seed: int,
+) -> Any:
+    from fastroof.config import load_gpu
+    from fastroof.engines import load_engine
+    from fastroof.models import load_model
+    from fastroof.models.execution import ROUTING
+    from fastroof.plan import compile_plan
+    from fastroof.simulation.capacity import capacity
+    from fastroof.sweep.units import NO_ROUTING
+
+    gpu, tables = next(
+        (gpu, tables) for gpu, tables in tables_by_gpu.items() if load_gpu(gpu).name == row["gpu"]
+    )
+    model = next(load_model(name) for name in spec.models if load_model(name).name == row["model"])
+    runtime = next(name for name in spec.runtime if load_engine(name).name == row["runtime"])
+    budget = int(row["max_batched_tokens"])
+    # a step has a token for each running request
+    seqs = min(spec.max_seqs, budget)
+    plan = compile_plan(
+        model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
+        routing=ROUTING if row["routing"] == NO_ROUTING else row["routing"], dtype=row["dtype"],
+        kv_dtype=row["kv_dtype"], runtime=runtime, method=spec.method, max_tokens=budget, max_seqs=seqs,
+        curves=tables.curves, allow_modelled=spec.allow_modelled,
+    )  # fmt: skip
+    return capacity(
+        plan, request_workload(row, requests, seed), replicas=int(row["replicas"]),
+        max_num_batched_tokens=budget, max_num_seqs=seqs, block_size=None, **dict[str, Any](limits),
+    )  # fmt: skip
+
+
+def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the divisor that turns requests per second into the spec's objective."""
+    if spec.objective == "tokens_per_s_per_user":
+        raise SweepError(
+            "objective 'tokens_per_s_per_user' does not depend on how many requests are served: with a "
+            "percentile take 'tokens_per_s_per_gpu', 'goodput' or 'cost'"
+        )
+    if spec.objective == "goodput":
+        return [1.0] * len(rows)
+    prices = [spec.price(row["gpu"]) if spec.objective == "cost" else 1.0 for row in rows]
+    return [row["total_gpus"] * (price or 1.0) for row, price in zip(rows, prices, strict=True)]
+
+
+def ranked_anew(
+    capacities: Sequence[PercentileCapacity], divided_by: Sequence[float], rates: Sequence[float | None]
+) -> list[int]:
+    """Order deployments by what they serve within the percentile."""
+
+    def order(place: int) -> tuple[bool, bool, float, int]:
+        most = capacities[place]
+        if most.why_not:
+            return True, True, 0.0, place
+        asked = rates[place]
+        misses = asked is not None and most.requests_per_s < asked
+        return False, misses, -most.requests_per_s / divided_by[place], place
+
+    return sorted(range(len(capacities)), key=order)
+
+
+MOST_ROWS: Final = 200_000
+FEW_LOADS: Final = 8
+_KEY_OF: Final = {"request_rate_per_s": "request_rate"}
+
+
+class Nearest(NamedTuple):
+    """The deployment that comes nearest to limits which none keeps, of the fewest clients."""
+
+    row: dict[str, Any]
+    exceeds: dict[str, float]
+
+
+def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> DeploymentSpec | None:
+    """Return the sweep whose rows are looked at: all of them, under few loads; None if they are too many."""
+    changes: dict[str, Any] = {_KEY_OF.get(name, name): [value] for name, value in group.items()}
+    changes |= {"models": [model], "keep": "all", "histogram": False, "per": ["model"]}
+    load = "concurrency" if spec.request_rate is None else "request_rate"
+    if load not in changes:
+        changes[load] = _few(getattr(spec, load))
+    narrowed = load_spec(spec, {**changes, "objective": spec.objective, "keep": "best"})
+    assert isinstance(narrowed, DeploymentSpec)
+    if narrowed.num_candidates > MOST_ROWS:
+        return None
+    narrowed = load_spec(spec, changes)
+    assert isinstance(narrowed, DeploymentSpec)
+    return narrowed
+
+
+def _few(values: Sequence[float]) -> list[float]:
+    """The least value, and those that are twice the one before."""
+    few = [values[0]]
+    for value in values:
+        if value >= 2 * few[-1] and len(few) < FEW_LOADS:
+            few.append(value)
+    return few
+
+
+def nearest_to_limits(
+    spec: DeploymentSpec, rows_of: Callable[[DeploymentSpec], Sequence[dict[str, Any]]]
+) -> Nearest | None:
+    """Find the row whose worst excess over a limit is the least."""
+    limits = {name: limit for name, limit in spec.constraints.model_dump().items() if limit is not None}
+
+    def excess(row: Mapping[str, Any]) -> dict[str, float]:
+        shares = {name: row[name] / limit for name, limit in limits.items() if row[name] is not None}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    found = [(excess(row), row) for row in rows_of(spec)]
+    if not found:
+        return None
+    exceeds, row = min(found, key=lambda pair: max(pair[0].values(), default=0.0))
+    return Nearest(row, exceeds)
+
 
 CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
 """What makes two deployments different choices; replicas, budgets and loads are how one is run."""
@@ -46,17 +234,7 @@ _OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "toke
 
 
 class Margin(NamedTuple):
-    """How far a deployment is from one limit.
-
-    Attributes
-    ----------
-    name : str
-        A key of the spec's constraints.
-    value, limit : float
-        What the deployment has, and what it may have.
-    left : float
-        ``1 - value / limit``.
-    """
+    """How far a deployment is from one limit."""
 
     name: str
     value: float
@@ -65,28 +243,7 @@ class Margin(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A deployment, and why it stands where it does.
-
-    Attributes
-    ----------
-    row : dict
-        Values by the names of :data:`fastroof.sweep.deployments.COLUMNS`.
-    objective : float
-        Value of the spec's objective.
-    relative_error : float or None
-        Standard error of the deployment's mean decode step over it; None where it is unknown.
-    behind : float
-        How much less of it than the best, as a share of the best; of cost how much more. 0 for the best.
-    is_tie : bool
-        Whether that is less than the standard error of the difference, or nothing; the best itself is none.
-    margins : tuple of Margin
-        How far it is from each limit, the nearest first.
-    at_edge : bool
-        Whether it runs at the largest load of the spec: a larger one might be better still.
-    percentile : PercentileCapacity, optional
-        What it serves within a percentile, where one was asked for: then ``behind`` and ``is_tie`` are of
-        requests a second within it, over what the objective counts.
-    """
+    """A deployment, and why it stands where it does."""
 
     row: dict[str, Any]
     objective: float
@@ -99,21 +256,7 @@ class Choice(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What to run for one model and load.
-
-    Attributes
-    ----------
-    group : dict
-        ``model``, and of the spec's ``per`` what the load differs in.
-    choices : tuple of Choice
-        The recommended deployment, then the runners-up; empty where nothing is within the limits.
-    candidates, feasible : int
-        Candidates of the model, all its loads together, and those within the limits.
-    infeasible : dict of str to int
-        The others by reason, a key of :data:`fastroof.sweep.deployments.summary.INFEASIBLE`.
-    nearest : Nearest, optional
-        Where nothing is within the limits, what comes nearest to them; None where nothing runs at all.
-    """
+    """What to run for one model and load."""
 
     group: dict[str, Any]
     choices: tuple[Choice, ...]
@@ -124,21 +267,7 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What to run for each model and load, in the order of the spec.
-
-    Attributes
-    ----------
-    answers : tuple of Answer
-        One a group.
-    objective : str
-        What there is most, or of cost least, of: its column of the rows.
-    candidates : int
-        All that were estimated, the infeasible ones included.
-    skipped : tuple of str
-        Plans that could not be compiled, and why.
-    total_s : float
-        Seconds it took.
-    """
+    """What to run for each model and load, in the order of the spec."""
 
     answers: tuple[Answer, ...]
     objective: str
@@ -204,7 +333,7 @@ def best_deployments(
     runners_up : int
         Deployments after the best at most: each is the best of its GPU, mode, tp, dtypes and runtime.
     percentile : float, optional
-        Rank the leaders anew by simulations: by the largest rate at which this percentile of each time keeps
+        Re-rank the leaders by simulation: by the largest rate at which this percentile of each time keeps
         the limit on its mean, as :func:`fastroof.capacity` finds it. Twice as many as are returned, at least
         eight, are simulated.
     requests, seed : int
@@ -284,8 +413,8 @@ def _evaluated(
 
     from fastroof.arrow import arrow_schema
     from fastroof.models import load_model
-    from fastroof.sweep.local import local_results
-    from fastroof.sweep.sources import load_tables_by_gpu
+    from fastroof.sweep.kind import load_tables_by_gpu
+    from fastroof.sweep.run import local_results
 
     names = {model: load_model(model).name for model in spec.models}
     counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}
@@ -357,13 +486,13 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
 def _simulating(
     spec: DeploymentSpec, percentile: float, requests: int, seed: int, threads: int
 ) -> Callable[[Sequence[Choice]], list[PercentileCapacity]]:
-    """What finds the capacities of leaders within a percentile; what is asked for is checked at once."""
+    """Finder of the leaders' capacities within a percentile; its arguments are checked immediately."""
     limits = percentile_limits(spec, percentile)
     weights(spec, ())
 
     @functools.cache
     def tables_by_gpu() -> Mapping[str, GpuTables]:
-        from fastroof.sweep.sources import load_tables_by_gpu
+        from fastroof.sweep.kind import load_tables_by_gpu
 
         return load_tables_by_gpu(DeploymentSweep(spec))
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -14,16 +18,214 @@ from typing import Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastroof.atomic_files import remove_unfinished, unfinished_path
 from fastroof.documents import parse_json
 from fastroof.errors import SweepError
-from fastroof.sweep.identity import IDENTITY_KEYS, differences
 from fastroof.sweep.kind import SweepKind
-from fastroof.sweep.parts import MANIFEST, PartsFolder, parts_folder
-from fastroof.sweep.unit_rows import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
+from fastroof.sweep.results import IDENTITY_KEYS, differences
+from fastroof.sweep.shards import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
-from fastroof.unfinished import remove_unfinished
 
-__all__ = ["Checkpoint", "parts_folder"]
+MANIFEST: Final = "manifest.json"
+LOCK: Final = "lock"
+
+_PART: Final = re.compile(r"\d{9}\.arrow")
+_UNFINISHED: Final = re.compile(r"\.(manifest\.json|\d{9}\.arrow)\.[0-9a-f]{32}")
+# what a network file system makes of a file that is removed while it is open, and removes itself
+_KEPT_BY_SYSTEM: Final = re.compile(r"\.nfs[0-9a-f]+")
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+# a pipe in a file's place is not waited for
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def parts_folder(output: str | Path) -> Path:
+    """Where the finished part of a sweep is kept until the output is complete."""
+    output = Path(output)
+    return output.parent / f".{output.name}.parts"
+
+
+class PartsFolder:
+    """An open folder of parts; see the module."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self.path = path
+        self._lock: int | None = None
+        if create:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o755)
+        _check_folder(path, os.lstat(path))
+        self._folder = os.open(path, _READ | os.O_DIRECTORY)
+        try:
+            # another may have taken its name since
+            _check_folder(path, os.fstat(self._folder))
+        except (SweepError, OSError):
+            os.close(self._folder)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock and of the folder."""
+        for held in (self._lock, self._folder):
+            if held is not None and held >= 0:
+                os.close(held)
+        self._lock, self._folder = None, -1
+
+    def lock(self, busy: str) -> None:
+        """Keep other processes out; a process that is killed lets go."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        lock = os.open(LOCK, flags, 0o644, dir_fd=self._folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # who had it may have removed the file and the folder in between
+            is_there = os.path.samestat(os.fstat(lock), self._status(LOCK))
+        except (BlockingIOError, FileNotFoundError):
+            is_there = False
+        except OSError:
+            os.close(lock)
+            raise
+        if not is_there:
+            os.close(lock)
+            raise SweepError(f"{self.path} is in use: {busy}")
+        self._lock = lock
+
+    def check_names(self) -> None:
+        """Refuse a folder that holds anything else than what a sweep leaves there."""
+        for name in sorted(os.listdir(self._folder)):
+            if _KEPT_BY_SYSTEM.fullmatch(name):
+                continue
+            if not (name in (LOCK, MANIFEST) or _PART.fullmatch(name) or _UNFINISHED.fullmatch(name)):
+                why = "no file of a sweep"
+            else:
+                status = self._status(name)
+                if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+                    continue
+                is_file = stat.S_ISREG(status.st_mode)
+                why = "a file with another name elsewhere" if is_file else "no plain file"
+            raise SweepError(
+                f"{self.path} holds {name!r}, {why}; nothing there was removed: move it away, or name "
+                "another output"
+            )
+
+    def parts(self) -> list[str]:
+        """Names of the parts, in order."""
+        return sorted(name for name in os.listdir(self._folder) if _PART.fullmatch(name))
+
+    def has_something(self) -> bool:
+        """Whether a sweep is known by what lies here, or has done something; else it was stopped before."""
+        names = os.listdir(self._folder)
+        return not all(name == LOCK or _UNFINISHED.fullmatch(name) for name in names)
+
+    def read(self, name: str) -> bytes:
+        """Bytes of a file."""
+        with open(name, "rb", opener=self._open_to_read) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(f"{self.path / name} is not a regular file")
+            return file.read()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of a sweep, which is there when its bytes are on the disk."""
+        unfinished = unfinished_path(Path(name)).name
+        try:
+            with open(unfinished, "wb", opener=self._open_new) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        finally:
+            self.remove(unfinished)
+
+    def read_sealed(self, name: str, made_for: bytes) -> bytes:
+        """Content of a part that is whole, and was written for the same sweep."""
+        data = self.read(name)
+        content = data[_DIGEST_BYTES:]
+        if _digest(made_for, content) != data[:_DIGEST_BYTES]:
+            raise ValueError(f"{self.path / name} is damaged, or was written for another sweep")
+        return content
+
+    def write_sealed(self, name: str, made_for: bytes, content: bytes) -> None:
+        """Write a part after the digest of it and of what it was made for: see :meth:`read_sealed`."""
+        self.write(name, _digest(made_for, content) + content)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there and can be removed."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._folder)
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process was writing."""
+        for name in os.listdir(self._folder):
+            if _UNFINISHED.fullmatch(name):
+                os.unlink(name, dir_fd=self._folder)
+
+    def clear(self) -> None:
+        """Remove parts and manifest, the manifest last: parts without one are removed too."""
+        self.remove_unfinished()
+        for name in [*self.parts(), MANIFEST]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._folder)
+
+    def remove_folder(self) -> None:
+        """Remove what a sweep has put there, and the folder if nothing else is in it."""
+        with contextlib.suppress(OSError):
+            self.clear()
+        self.remove(LOCK)
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def _status(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+
+    def _open_to_read(self, name: str, _: int) -> int:
+        return os.open(name, _READ, dir_fd=self._folder)
+
+    def _open_new(self, name: str, _: int) -> int:
+        return os.open(name, _CREATE, 0o644, dir_fd=self._folder)
+
+
+def _digest(made_for: bytes, content: bytes) -> bytes:
+    digest = hashlib.sha256(hashlib.sha256(made_for).digest())
+    digest.update(content)
+    return digest.digest()
+
+
+def _check_folder(path: Path, status: os.stat_result) -> None:
+    """Refuse anything but a folder that only this user can write to."""
+    why = ""
+    if stat.S_ISLNK(status.st_mode):
+        why = "is a link"
+    elif not stat.S_ISDIR(status.st_mode):
+        why = "is not a folder"
+    elif status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+        made = _status_of_new_file(path)
+        if status.st_uid != made.st_uid:
+            why = f"belongs to another user (uid {status.st_uid})"
+        elif status.st_mode & _OTHERS_WRITE and not made.st_mode & _OTHERS_WRITE:
+            why = "may be written to by other users"
+    if why:
+        raise SweepError(
+            f"{path} {why}: a sweep stores finished work in a private folder; move this one away, or "
+            "name another output"
+        )
+
+
+def _status_of_new_file(path: Path) -> os.stat_result:
+    """What our files look like here: some file systems give all files to one user, or know no modes."""
+    probe = unfinished_path(path)
+    file = os.open(probe, _CREATE, 0o600)
+    try:
+        return os.fstat(file)
+    finally:
+        os.close(file)
+        probe.unlink()
+
 
 PART_EVERY_S: Final = 2.0
 """How much work a kill may lose; a sweep that is shorter leaves nothing on the disk but its results."""
@@ -36,32 +238,7 @@ Results = Generator[UnitResult, None, None]
 
 
 class Checkpoint:
-    """The finished units of a sweep, in a folder beside its output.
-
-    A context manager: the folder is removed when the block ends, and completed when it raises. Every part
-    is written to a temporary name and renamed, so that a kill at any moment leaves whole parts. Each begins
-    with a digest of its bytes and of the sweep: what does not match is dropped and evaluated again.
-
-    Parameters
-    ----------
-    sweep : SweepKind
-        What is swept.
-    output : Path
-        The results file.
-    identity : mapping of str to str
-        The results' metadata: version, kind, spec and hashes; and the shard, where it is one.
-    resume : bool
-        Take what is there, if anything is.
-    restart : bool
-        Remove what is there.
-
-    Raises
-    ------
-    SweepError
-        If something is there and neither ``resume`` nor ``restart`` is set, if it is of another sweep, or
-        another process is at work on it; if the folder is a link, another user's or holds other files, or
-        cannot be written.
-    """
+    """The finished units of a sweep, in a folder beside its output."""
 
     def __init__(
         self,
@@ -122,15 +299,7 @@ class Checkpoint:
     def results(
         self, units: Sequence[WorkUnit], evaluate: Callable[[Sequence[WorkUnit]], Results]
     ) -> Results:
-        """Yield a result a unit in their order: those that are there, and the others as they are evaluated.
-
-        Parameters
-        ----------
-        units : sequence of WorkUnit
-            All of the sweep's, or of its shard.
-        evaluate : callable
-            Takes the units that are missing, and yields their results in order.
-        """
+        """Yield one result per unit in order: stored ones, and the others as they are evaluated."""
         missing = [unit for unit in units if unit.number not in self._stored]
         fresh = evaluate(missing)
         try:
@@ -174,7 +343,7 @@ class Checkpoint:
                 there = _manifest(folder)
                 is_unfinished = folder.has_something()
             if not is_unfinished:
-                # stopped before anything was done: nobody has to say that it may go
+                # stopped before anything was done: no confirmation needed to remove it
                 self._open(create=False).clear()
                 return
             differing = [] if there is None else self._differences(there)
@@ -184,7 +353,7 @@ class Checkpoint:
         folder = self._open(create=False)
         there = None if self.restart else _manifest(folder)
         if there is None:
-            # to begin anew, or killed before the manifest was there: nothing is known of what else is
+            # to start over, or killed before the manifest was written: the contents are unknown
             folder.clear()
         elif differing := self._differences(there):
             raise SweepError(
@@ -228,11 +397,7 @@ class Checkpoint:
         return self._loaded[1][number]
 
     def _read(self, folder: PartsFolder, name: str) -> tuple[pa.Table, dict[int, UnitResult]]:
-        """Rows of a part and what else is known of its units.
-
-        Nothing of a part that is torn or damaged, or that another version wrote: its units are evaluated
-        again.
-        """
+        """Rows of a part and what else is known of its units."""
         try:
             table = pa.ipc.open_file(folder.read_sealed(name, self._made_for)).read_all()
             bare = table.replace_schema_metadata(None)

@@ -7,40 +7,67 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastroof.columns import Column
-from fastroof.sweep.spec import SweepSpec
+from fastroof.config import gpu_names, load_gpu
+from fastroof.errors import TableError
+from fastroof.sweep.spec import DATASHEET, SweepSpec
 from fastroof.sweep.units import UnitResult, WorkUnit
 
-# Cutting a sweep into units needs neither numba nor pyarrow.
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.sweep.sources import GpuTables
+    from fastroof.plan.curves import DatasheetCurves
+    from fastroof.tables import Tables
 
-__all__ = ["SweepKind", "SweepTotals"]
+
+# Cutting a sweep into units needs no numba; whatever needs it is imported when tables are loaded.
+
+
+class GpuTables(NamedTuple):
+    """What plans of one GPU are compiled from: its tables, or the datasheet model's curves."""
+
+    tables: Tables | None
+    curves: DatasheetCurves | None = None
+
+
+def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
+    """Load the tables of each of a sweep's GPUs, by the name that the spec has for it."""
+    from fastroof.load.by_name import missing_tables
+    from fastroof.plan.curves import DatasheetCurves
+    from fastroof.tables import load_tables
+
+    tables_by_gpu, spec = {}, sweep.spec
+    for given in sweep.gpus:
+        gpu = load_gpu(given)
+        if spec.tables == DATASHEET:
+            tables_by_gpu[given] = GpuTables(None, DatasheetCurves(gpu))
+        elif not spec.tables and gpu.name not in gpu_names():
+            raise TableError(f"{missing_tables(gpu.name)} (tables = {DATASHEET!r} in a sweep)")
+        else:
+            tables_by_gpu[given] = GpuTables(
+                load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source)
+            )
+    return tables_by_gpu
+
+
+def tables_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
+    """Hash of the tables; of several GPUs, one after another."""
+    return " ".join(
+        "" if each.tables is None else each.tables.content_hash for each in tables_by_gpu.values()
+    )
+
+
+def sources_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
+    """Hash of all that latencies come from, sources that serve only some kernels or engines included."""
+    return " ".join(
+        "" if each.tables is None else each.tables.sources_hash for each in tables_by_gpu.values()
+    )
+
+
+# Cutting a sweep into units needs neither numba nor pyarrow.
 
 
 class SweepTotals(NamedTuple):
-    """What all units of a sweep came to, for its summary.
-
-    Attributes
-    ----------
-    evaluated : int
-        Evaluations, the infeasible ones included.
-    infeasible : dict of str to int
-        Those of them that are infeasible, by reason.
-    skipped : dict of str to tuple of str
-        Names of what was left out whole, by reason.
-    for_summary : list of dict
-        What the units' results had for the summary, in the units' order.
-    best_rows : list of dict
-        What :meth:`SweepKind.best_rows` keeps of the rows.
-    num_rows : int
-        Rows written.
-    evaluate_s, total_s : float
-        Seconds spent evaluating, summed over threads, and of the whole call.
-    output : Path
-        The results.
-    """
+    """What all units of a sweep came to, for its summary."""
 
     evaluated: int
     infeasible: dict[str, int]
@@ -54,30 +81,7 @@ class SweepTotals(NamedTuple):
 
 
 class SweepKind(Protocol):
-    """A sweep of some kind: a spec, and what is done with it. Small and picklable.
-
-    Everything else in this package, engines, checkpoints, shards and results files, knows a sweep by this
-    alone; :mod:`fastroof.sweep.kinds` lists the kinds.
-
-    Attributes
-    ----------
-    name : str
-        Name of the kind: ``steps``, ``deployments`` or ``capacities``.
-    spec : SweepSpec
-        What is swept.
-    gpus, runtimes : sequence of str
-        The GPUs and runtimes that the spec names.
-    columns : tuple of Column
-        Of the results.
-    steps_per_evaluation : int
-        Steps that one evaluation times, about: how much work it is.
-    has_final_rows : bool
-        Whether a unit's rows are in the results as they are, and in the units' order; otherwise the rows of
-        units are put together, reduced and ordered.
-    lost_whole : mapping of str to str
-        Reasons in the counts for which nothing is evaluated, and what to say of them; nothing where the
-        units say it themselves.
-    """
+    """A sweep of some kind: a spec, and what is done with it. Small and picklable."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 - attributes, which the docstring of the class explains
@@ -103,11 +107,7 @@ class SweepKind(Protocol):
         """Evaluate one of the units: the same whatever else was evaluated, and wherever."""
 
     def reduced(self, rows: pa.Table) -> pa.Table:
-        """Drop rows that cannot be kept, out of those of some units in their order; the order stays.
-
-        It may be done at any time, any number of times: the result is the same in the end. Rows may have
-        more columns than the results.
-        """
+        """Drop rows that cannot be kept, out of those of some units in their order; the order stays."""
 
     def ordered(self, rows: pa.Table) -> pa.Table:
         """Put what is left of all units' rows in the order of the results."""

@@ -11,11 +11,9 @@ from fastroof.documents import parse_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
-from fastroof.sweep.spec_values import read_values, validated
+from fastroof.sweep.spec import read_values, validated
 from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
 from fastroof.sweep.units import WorkUnit
-
-__all__ = ["Spec", "Summary", "load_spec", "sweep_of", "work_units"]
 
 Spec = StepSpec | DeploymentSpec | CapacitySpec
 """What a sweep is made from, of whichever kind."""
@@ -52,7 +50,7 @@ def load_spec(
     Raises
     ------
     SweepError
-        Naming every wrong key, what was given and what would do.
+        Naming every wrong key, its value and the valid values.
 
     Examples
     --------
@@ -64,7 +62,7 @@ def load_spec(
     if isinstance(spec, Spec):
         if not changes:
             return spec
-        # what is kept follows from other keys, where it was not asked for
+        # which rows are kept follows from other keys by default
         spec = spec.model_dump(exclude={"keep", "k"} - spec.model_fields_set)
     if spec is None:
         text = (resources.files("fastroof.sweep.steps") / "default.toml").read_text(encoding="utf-8")

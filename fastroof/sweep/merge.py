@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from fastroof.documents import parse_json
 from fastroof.errors import SweepError
-from fastroof.sweep.identity import differences
 from fastroof.sweep.kinds import Summary, load_spec, sweep_of
+from fastroof.sweep.results import differences
 from fastroof.sweep.shards import Shard, shard_units
 
 if TYPE_CHECKING:
-    from fastroof.sweep.shard_files import ShardFile
-
-__all__ = ["merge_shards"]
+    from fastroof.sweep.shards import ShardFile
 
 
 def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
@@ -38,7 +36,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     Raises
     ------
     SweepError
-        If a file is no shard, a shard is missing or there twice, or they are not of one sweep: spec,
+        If a file is not a shard, a shard is missing or given twice, or they are not of one sweep: spec,
         tables, models and version must be the same.
 
     Notes
@@ -62,10 +60,9 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
 
     # sharing a sweep out needs no pyarrow
     from fastroof.arrow import arrow_schema
-    from fastroof.sweep.collect import Collected
-    from fastroof.sweep.identity import inputs_hash
-    from fastroof.sweep.result_file import ResultFile
-    from fastroof.sweep.shard_files import OF_A_SHARD, ShardFile
+    from fastroof.sweep.results import ResultFile, inputs_hash
+    from fastroof.sweep.run import Collected
+    from fastroof.sweep.shards import OF_A_SHARD, ShardFile
 
     files = _checked_shards([ShardFile(Path(path)) for path in shards])
     if Path(output).exists() and any(Path(output).samefile(file.path) for file in files):

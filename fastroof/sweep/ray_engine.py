@@ -10,12 +10,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fastroof.errors import SweepError
-from fastroof.sweep.kind import SweepKind
-from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.unit_rows import PackedResults, packed_results, unpacked_results
+from fastroof.sweep.kind import GpuTables, SweepKind
+from fastroof.sweep.shards import PackedResults, packed_results, unpacked_results
 from fastroof.sweep.units import UnitResult, WorkUnit
-
-__all__ = ["TASK_EVALUATIONS", "evaluate_task", "ray_results", "task_units"]
 
 TASK_EVALUATIONS: Final = 10**7
 """Least work of a task: Ray needs about a millisecond for each, whatever it does."""
@@ -31,15 +28,7 @@ CONNECT_S: Final = 10.0
 def task_units(
     sweep: SweepKind, units: Sequence[WorkUnit], task_evaluations: int = TASK_EVALUATIONS
 ) -> list[list[WorkUnit]]:
-    """Cut units into tasks of at least so many step evaluations; the last may have fewer.
-
-    Examples
-    --------
-    >>> from fastroof.sweep.kinds import load_spec, sweep_of
-    >>> spec = load_spec({"models": ["llama-3.1-8b"], "tp": [1, 2, 4], "batch_size": [1, 64], "kv_len": 1024})
-    >>> [len(task) for task in task_units(sweep_of(spec), sweep_of(spec).units(), task_evaluations=4)]
-    [2, 1]
-    """
+    """Cut units into tasks of at least so many step evaluations; the last may have fewer."""
     tasks: list[list[WorkUnit]] = []
     room = 0
     for unit in units:
@@ -68,35 +57,7 @@ def ray_results(
     processors: int | None = None,
     task_evaluations: int = TASK_EVALUATIONS,
 ) -> Generator[UnitResult, None, None]:
-    """Evaluate units by the workers of a Ray cluster.
-
-    Parameters
-    ----------
-    sweep : SweepKind
-        Whose they are.
-    units : sequence of WorkUnit
-        What to evaluate.
-    tables_by_gpu : mapping
-        What :func:`fastroof.sweep.sources.load_tables_by_gpu` returns. They go to every node once; each
-        worker takes them from its node's memory.
-    address : str, optional
-        A cluster that is there: ``auto``, ``host:port`` or ``ray://host:port``. Where Ray is connected
-        already, that is used; else a local one is started, and stopped at the end.
-    processors : int, optional
-        Processors of a local one; default all.
-    task_evaluations : int
-        Least step evaluations of a task.
-
-    Yields
-    ------
-    UnitResult
-        One a unit, in their order.
-
-    Raises
-    ------
-    SweepError
-        If Ray is not installed, there is no cluster at the address, or a task was lost too often.
-    """
+    """Evaluate units by the workers of a Ray cluster."""
     if not units:
         return
     ray = _imported()
@@ -169,7 +130,7 @@ def _connected(ray: Any, address: str | None, processors: int | None) -> Iterato
         _check_address(address)
         options["address"] = address
     try:
-        # a local cluster of a sweep reports to nobody, unless its user wants that
+        # a local cluster of a sweep sends no usage reports unless its user enables them
         with _environment("RAY_USAGE_STATS_ENABLED", "0"):
             ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -182,7 +143,7 @@ def _connected(ray: Any, address: str | None, processors: int | None) -> Iterato
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address at which nobody listens; Ray would try for minutes."""
+    """Refuse an address where nothing listens; Ray would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return

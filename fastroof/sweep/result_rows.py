@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof._version import __version__
-from fastroof.arrow import ArrowRows, rows_table
+from fastroof.arrow import ArrowRows, rows_html, rows_table
 from fastroof.columns import Column
-from fastroof.html_tables import rows_html
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["CHOICE_PLACE", "SummaryRows", "rows_as_html", "rows_as_table"]
 
 CHOICE_PLACE: Final = (
     Column("place", "int", "", "1 for the recommended deployment of a model and load, then the runners-up"),

@@ -2,34 +2,202 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from fastroof.models import ModelSpec
+from fastroof.checks import shown
+from fastroof.documents import read_toml
+from fastroof.errors import FastroofError, SweepError
+from fastroof.models import ModelSpec, load_model
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTING, ROUTINGS
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP
 from fastroof.ranges import expand_sizes
-from fastroof.sweep.spec_values import (
-    NAMES_SCHEMA,
-    SIZES_SCHEMA,
-    checked_choices,
-    checked_names,
-    model_name,
-)
 from fastroof.sweep.units import Split
 
-__all__ = ["DATASHEET", "MAX_ROWS", "Names", "Sizes", "SweepSpec"]
+Spec = TypeVar("Spec", bound=BaseModel)
+
+_SHOWN: Final = 10
+_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models", "speculation", "workload")
+
+_RANGE: Final = {
+    "type": "object",
+    "required": ["start", "stop"],
+    "additionalProperties": False,
+    "properties": {
+        "start": {"type": "number"},
+        "stop": {"type": "number"},
+        "step": {"type": "number"},
+        "factor": {"type": "number"},
+        "num": {"type": "integer"},
+        "scale": {"enum": ["linear", "log2"]},
+    },
+}
+SIZES_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}, _RANGE]
+}
+"""JSON schema of a key that takes one number, a list of them, or a range."""
+
+NAMES_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+}
+"""JSON schema of a key that takes one name or a list of them."""
+
+
+def listed(value: Any) -> list[Any]:
+    """Take one value as a list of it."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values:
+        raise ValueError("the list is empty, need at least one")
+    return values
+
+
+def text(name: Any, what: str = "model names or paths of config.json files") -> str:
+    """Take a name or a path as text."""
+    if not isinstance(name, str | Path):
+        raise ValueError(f"got {shown(name)}, need {what}")
+    return str(name)
+
+
+def model_name(name: str) -> str:
+    """Load a model, and return what it is called."""
+    return load_model(name).name
+
+
+def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[str, ...]:
+    """Check that every name of a list can be loaded; report all that cannot together."""
+    names = list(dict.fromkeys(text(name, what) for name in listed(value)))
+    problems = []
+    known = ""  # the known ones, listed once for all
+    by_name: dict[str, str] = {}
+    for name in names:
+        try:
+            loaded = called(name)
+        except FastroofError as error:
+            message, listing, presets = str(error).partition("; presets are ")
+            problems.append(message)
+            known = listing + presets or known
+            continue
+        if loaded in by_name:
+            both = f"{name!r} and {by_name[loaded]!r} are both called {loaded}"
+            problems.append(f"{both}: results could not tell them apart")
+        by_name[loaded] = name
+    if problems:
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        raise ValueError("; ".join([*problems[:_SHOWN], *more]) + known)
+    return tuple(names)
+
+
+def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
+    """Check that a list is out of some choices, and put it in their order."""
+    given = listed(value)
+    # by type too: True == 1 and 1.0 == 1
+    wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
+    if wrong:
+        some = ", ".join(f"{shown(v, 30)}" for v in wrong[:_SHOWN])
+        raise ValueError(f"got {some}, need some of {', '.join(map(str, choices))}")
+    return tuple(choice for choice in choices if choice in given)
+
+
+def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> None:
+    """Refuse a product of sizes that is too large."""
+    count = math.prod(sizes.values())
+    if count <= most:
+        return
+    product = " x ".join(f"{size:,} {axis}" for axis, size in sizes.items())
+    longest = max(sizes, key=lambda axis: sizes[axis])
+    room = sizes[longest] * most // count
+    cut = f"cut {longest} to {room:,} values" if room else f"cut {longest} and the next longest"
+    raise ValueError(f"{count:,} {what} are too many, at most {most:,} ({product}): {cut}{hint}")
+
+
+def read_values(spec: Any) -> tuple[dict[Any, Any], str]:
+    """Read a spec's keys and values, and what to call it in messages."""
+    if isinstance(spec, Mapping):
+        return dict(spec), "sweep spec"
+    if not isinstance(spec, str | Path):
+        raise SweepError(f"a spec is a dict or the path of a TOML file, got {type(spec).__name__}")
+    path = Path(spec)
+    return _beside_file(read_toml(path, SweepError), path.parent), str(path)
+
+
+def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
+    """Resolve ``./`` and ``../`` against the spec file's folder, not the current one."""
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolve(v) for v in value]
+        if isinstance(value, dict):
+            return {key: resolve(v) for key, v in value.items()}
+        return str(folder / value) if isinstance(value, str) and value.startswith(("./", "../")) else value
+
+    return {key: resolve(value) if key in _PATHS else value for key, value in values.items()}
+
+
+def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
+    """Make a spec of its keys and values."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        problems = [_problem(kind, e["loc"], e["type"], e.get("ctx", {}), e["input"]) for e in error.errors()]
+    one = len(problems) == 1
+    raise SweepError(f"{where}: {problems[0]}" if one else "\n  ".join([f"{where}:", *problems]))
+
+
+def _problem(
+    kind: type[BaseModel], loc: Sequence[int | str], error: str, context: Mapping[str, Any], given: Any
+) -> str:
+    """Word one of pydantic's errors: the key, the given value, the valid values."""
+    key = str(loc[0]) if loc else ""
+    if "error" in context:
+        return f"{'.'.join(map(str, loc))}: {context['error']}" if key else str(context["error"])
+    fields = kind.model_fields
+    table = _table(fields[key].annotation) if key in fields and len(loc) > 1 else None
+    if table is not None:
+        # a table of keys, like constraints
+        return f"{key}.{_problem(table, loc[1:], error, context, given)}"
+    if error == "missing":
+        return f"{key}: missing, need {fields[key].description}"
+    if key not in fields:
+        close = difflib.get_close_matches(key, _named(kind), n=1)
+        hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
+        return f"{key or 'an empty name'}: unknown key; {hint}the keys are {', '.join(fields)}"
+    return f"{key}: got {shown(given)}, need {fields[key].description}"
+
+
+def _table(annotation: Any) -> type[BaseModel] | None:
+    """The table of keys that a key takes, like constraints, if it takes one."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _named(kind: type[BaseModel]) -> dict[str, str]:
+    """Keys of a spec and of the tables in it, and where each is: ``tpot_ms`` in ``constraints.tpot_ms``."""
+    tables = {key: _table(field.annotation) for key, field in kind.model_fields.items()}
+    inner = {
+        key: f"{name}.{key}"
+        for name, table in tables.items()
+        if table is not None
+        for key in table.model_fields
+    }
+    return inner | {key: key for key in kind.model_fields}
+
 
 DATASHEET: Final = "datasheet"
 """Value of ``tables`` that asks for the datasheet model."""
@@ -67,9 +235,7 @@ class SweepSpec(BaseModel):
     tp: Sizes = Field((1,), description=f"a list out of {SIZES_OF_TP}")
     pp: Sizes = Field((1,), description=f"pipeline stages, {_SIZES}")
     dp: Sizes = Field((1,), description=f"ranks of attention data parallelism in a replica, {_SIZES}")
-    ep: Sizes = Field(
-        (1,), description=f"groups of experts on GPUs of their own, out of the tp x dp of a stage, {_SIZES}"
-    )
+    ep: Sizes = Field((1,), description=f"expert-parallel groups, out of the tp x dp of a stage, {_SIZES}")
     routing: Names = Field(
         (ROUTING,), description=f"how tokens spread over experts, a list out of {', '.join(ROUTINGS)}"
     )
@@ -78,15 +244,12 @@ class SweepSpec(BaseModel):
 
     allow_modelled: bool = Field(
         False,
-        description="true or false: whether the datasheet model stands for kernels that nobody measured",
+        description="true or false: whether the datasheet model may replace kernels that were not measured",
     )
 
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
-        """Every tensor-parallel size with every other size of a layout, in the order of the rows.
-
-        Groups of experts that do not divide the tp x dp GPUs of a stage are none.
-        """
+        """Every tensor-parallel size with every other size of a layout, in the order of the rows."""
         others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
         every = itertools.product(self.tp, others)
         return tuple((tp, split) for tp, split in every if tp * split.dp % split.ep == 0)

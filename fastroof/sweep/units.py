@@ -1,16 +1,15 @@
-"""Units of a sweep: pieces that depend on no other, one plan each and a slice of what it is asked for."""
+"""Units of a sweep: independent pieces, each one plan and a slice of its questions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fastroof.columns import Column
 from fastroof.models.execution import ROUTING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["PlanKey", "Split", "UnitPiece", "UnitResult", "WorkUnit", "numbered_units", "slices"]
 
 
 class Split(NamedTuple):
@@ -88,22 +87,7 @@ class WorkUnit(NamedTuple):
 
 
 class UnitResult(NamedTuple):
-    """What a unit comes to.
-
-    Attributes
-    ----------
-    rows : pyarrow.RecordBatch
-        Of the results' columns, already reduced to what may be kept.
-    counts : dict of str to int
-        ``evaluated``, and how many of them are infeasible by reason.
-    skipped : tuple of (str, str)
-        Reasons and names of what was left out whole.
-    for_summary : tuple of dict
-        What the sweep's summary needs of the unit beside rows and counts: values that JSON has, which only
-        the kind of sweep understands.
-    evaluate_s : float
-        Seconds spent evaluating, without compiling the plan.
-    """
+    """What a unit comes to."""
 
     rows: pa.RecordBatch
     counts: dict[str, int]
@@ -121,3 +105,20 @@ def slices(length: int, most: int) -> list[tuple[int, int]]:
     """Cut a length into slices; one that is empty where there is nothing."""
     most = max(1, most)
     return [(start, min(start + most, length)) for start in range(0, length, most)] or [(0, 0)]
+
+
+NO_ROUTING: Final = "none"
+"""Of a model without experts; what is empty would come back from a CSV as nothing."""
+
+MODEL: Final = Column("model", "text", "", "model")
+GPU: Final = Column("gpu", "text", "", "GPU it runs on")
+SPLIT: Final = (
+    Column("pp", "int", "", "pipeline stages"),
+    Column("dp", "int", "", "ranks of attention data parallelism"),
+    Column("ep", "int", "", "expert-parallel groups"),
+    Column("routing", "text", "", "how tokens spread over experts; none without any"),
+)
+"""How a model is split, beside its tensor-parallel size."""
+RUNTIME: Final = Column("runtime", "text", "", "what an engine adds to the sum of its kernels")
+KERNELS: Final = Column("kernels", "text", "", "measured tables that its kernels come from")
+WEIGHT_BYTES: Final = Column("weight_bytes", "int", "B", "weights on one GPU")

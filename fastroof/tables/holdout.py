@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables.table_set import Tables
 
-__all__ = [
-    "GRIDS",
-    "KERNEL_PARTS",
-    "HoldoutRow",
-    "alike_kernels",
-    "lookup_arguments",
-    "run_holdout",
-    "taking_part",
-    "thinned_axes",
-]
-
-
 GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
 """The thin grids that tables are judged on, as the operators have them."""
 
@@ -39,21 +27,7 @@ KERNEL_PARTS: Final = 4
 
 
 class HoldoutRow(NamedTuple):
-    """Errors of one method on the left-out points of one grid, as fractions of the measured latency.
-
-    Attributes
-    ----------
-    operator, grid, method : str
-        What was judged.
-    region : str
-        ``inside``: every corner of the bracket was kept and measured; ``outside``: the rest.
-    points : int
-        Left-out points.
-    mape, median, p90, p99 : float
-        Mean, median and percentiles of the absolute relative error.
-    bias : float
-        Mean of the signed relative error.
-    """
+    """Errors of one method on the left-out points of one grid, as fractions of the measured latency."""
 
     operator: str
     grid: str
@@ -143,31 +117,7 @@ def run_holdout(
     grids: Iterable[HoldoutGrid] = GRIDS,
     progress: Callable[[str], None] | None = None,
 ) -> list[HoldoutRow]:
-    """Judge lookups on points they have not seen.
-
-    Parameters
-    ----------
-    tables : Tables
-        The tables to thin.
-    operators : iterable of str, optional
-        Judge these only; by default every operator that the tables have.
-    methods : iterable of str
-        Lookup methods to judge.
-    grids : iterable of HoldoutGrid
-        What is kept of each operator.
-    progress : callable, optional
-        Called with a line of text before each grid.
-
-    Returns
-    -------
-    list of HoldoutRow
-        A row a grid, method and region that has points.
-
-    Raises
-    ------
-    LookupInputError
-        For an unknown operator or method.
-    """
+    """Judge lookups on points they have not seen."""
     check_progress(progress, "a line of text", LookupInputError)
     methods = tuple(methods)
     with_grids = {grid.operator for grid in GRIDS}

@@ -13,11 +13,9 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.load import MeasuredTable
-from fastroof.load.soundness import UnsoundFamily
-from fastroof.tables.kernel_order import KernelOrder
+from fastroof.load.own import UnsoundFamily
+from fastroof.tables.lookup import KernelOrder
 from fastroof.tables.table_set import Tables
-
-__all__ = ["MODULE", "module_families", "parts_us"]
 
 MODULE: Final = "mla_module_decode"
 
@@ -41,18 +39,7 @@ WORDS: Final = ("dtype", "kv_dtype", "attn_dtype", "model")
 
 
 def module_families(tables: Tables) -> dict[str, list[UnsoundFamily]]:
-    """Find modules that take far longer than their parts, by source.
-
-    Parameters
-    ----------
-    tables : Tables
-        All sources of one GPU.
-
-    Returns
-    -------
-    dict of str to list of UnsoundFamily
-        By dtypes: the median over heads and lengths of one sequence is beyond 1.35 times the sum.
-    """
+    """Find modules that take far longer than their parts, by source."""
     if MODULE not in tables.measured.tables:
         return {}
     parts = tables.in_order(KernelOrder(PARTS_OF))
@@ -101,19 +88,7 @@ def _families(table: MeasuredTable, parts: Tables) -> list[UnsoundFamily]:
 def parts_us(
     tables: Tables, heads: int, kv_len: Any, dtype: str = "bf16", kv_dtype: str = "bf16"
 ) -> Floats | None:
-    """Time of one sequence's decode through a block, the sum of its parts, us; None where one is missing.
-
-    Parameters
-    ----------
-    tables : Tables
-        With the parts.
-    heads : int
-        Query heads on one GPU.
-    kv_len : array of int
-        Lengths of its cache.
-    dtype, kv_dtype : str
-        Of the projections and of the cache.
-    """
+    """Time of one sequence's decode through a block, the sum of its parts, us; None where one is missing."""
     gemms = ((Q_LORA + KV_LORA + ROPE, HIDDEN), (heads * (NOPE + ROPE), Q_LORA), (HIDDEN, heads * V_HEAD))
     try:
         total = sum(_us(tables, "gemm", m=1, n=n, k=k, dtype=dtype) for n, k in gemms)

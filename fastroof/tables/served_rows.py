@@ -18,34 +18,16 @@ from fastroof.config import GpuSpec
 from fastroof.load import MeasuredTable
 from fastroof.units import US_PER_S
 
-__all__ = ["ServedRows", "served_rows"]
-
 
 class ServedRows(NamedTuple):
-    """Every row of a table as it is served, arrays of shape (rows,).
-
-    Attributes
-    ----------
-    latency_us : ndarray of float64
-        Measured, but for spikes.
-    origin : ndarray of uint8
-        0 measured; of spikes 1 interpolated, or 2 extrapolated at the start of a line.
-    """
+    """Every row of a table as it is served, arrays of shape (rows,)."""
 
     latency_us: Floats
     origin: Flags
 
 
 def served_rows(table: MeasuredTable, gpu: GpuSpec) -> ServedRows:
-    """Work out what stands for the isolated spikes of a table.
-
-    Parameters
-    ----------
-    table : MeasuredTable
-        All rows of one source.
-    gpu : GpuSpec
-        The card that they were measured on.
-    """
+    """Work out what stands for the isolated spikes of a table."""
     latency_us, spikes = table.columns[LATENCY.name], table.spikes
     origin = np.full(table.num_rows, ORIGIN_MEASURED, np.uint8)
     if not len(spikes.row):

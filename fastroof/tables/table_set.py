@@ -16,14 +16,11 @@ from fastroof.errors import MissingTableError, TableError
 from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
 from fastroof.load.by_name import what_would_bring_more
-from fastroof.load.soundness import unsound_families
+from fastroof.load.own import unsound_families
 from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
-from fastroof.tables.answers import Lookup
-from fastroof.tables.kernel_order import BY_RANK, KernelOrder
+from fastroof.tables.lookup import BY_RANK, KernelOrder, Lookup
 from fastroof.tables.served_rows import ServedRows, served_rows
-
-__all__ = ["Tables", "load_tables"]
 
 Key = tuple[Any, ...]
 T = TypeVar("T")

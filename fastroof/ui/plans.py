@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from fastroof.bounded_cache import BoundedCache
 from fastroof.checks import shown
@@ -18,15 +18,14 @@ from fastroof.config import gpu_names, load_gpu
 from fastroof.errors import FastroofError, GpuError, ModelError, TableError
 from fastroof.file_access import FilesRead, is_folder, matches, recorded
 from fastroof.models import load_model, model_names
+from fastroof.ui.view import View
 
 if TYPE_CHECKING:
     from fastroof.config import GpuSpec
     from fastroof.models import ModelSpec
     from fastroof.plan import StepPlan
     from fastroof.tables import Tables
-    from fastroof.ui.view import View
 
-__all__ = ["CompiledPlan", "GpuTables", "PlanStore"]
 
 PLANS_BYTES: Final = 2**27
 """Of plans that are cached: some 180, those of two mixtures of experts in all their layouts."""
@@ -52,7 +51,7 @@ class GpuTables(NamedTuple):
 
 
 class CompiledPlan(NamedTuple):
-    """A plan, and what was said while it was compiled."""
+    """A plan and the warnings of its compilation."""
 
     plan: StepPlan
     notes: tuple[str, ...]
@@ -85,7 +84,7 @@ class _Kept(Generic[T]):
 
 
 def _or_error(make: Callable[[], T]) -> T | FastroofError:
-    """What is made, or why it is not: finding out what is missing takes as long each time it is asked for."""
+    """The plan or the reason it cannot be made, so that a failure is not repeated."""
     try:
         return make()
     except FastroofError as error:
@@ -106,26 +105,7 @@ def _bytes_of(made: CompiledPlan | FastroofError) -> int:
 
 
 class PlanStore:
-    """Plans by what they are of, compiled when they are first asked for; for any number of threads.
-
-    Where a file has changed that one of them was made from, all are made again.
-
-    Parameters
-    ----------
-    models : mapping of str to str, optional
-        Models by the names that the page has for them, to what :func:`fastroof.load_model` takes; beside all
-        that are known by name. No other file is read, whatever a page asks for.
-    gpus : mapping of str to str, optional
-        Likewise, to what :func:`fastroof.load_gpu` takes.
-
-    Examples
-    --------
-    >>> from fastroof.ui.view import View
-    >>> store = PlanStore()
-    >>> view = View(model="llama-3.1-8b", tp=1)
-    >>> store.plan(view, view.step_sizes).plan.max_seqs
-    1024
-    """
+    """Plans by their options, compiled on first use; thread-safe."""
 
     def __init__(
         self, models: Mapping[str, str] | None = None, gpus: Mapping[str, str] | None = None
@@ -143,13 +123,7 @@ class PlanStore:
         return len(self._plans)
 
     def written_model(self, name: str) -> str:
-        """Return what stands for a model on a command line.
-
-        Raises
-        ------
-        ModelError
-            If the page does not list it.
-        """
+        """Return a model's command-line argument."""
         if name not in self.models:
             raise ModelError(
                 f"the page has no model {shown(name)}; `fastroof models` lists those it has, and "
@@ -158,13 +132,7 @@ class PlanStore:
         return self.models[name]
 
     def written_gpu(self, name: str) -> str:
-        """Return what stands for a GPU on a command line.
-
-        Raises
-        ------
-        GpuError
-            If the page does not list it.
-        """
+        """Return a GPU's command-line argument."""
         if name not in self.gpus:
             raise GpuError(
                 f"the page has no GPU {shown(name)}; it has {', '.join(self.gpus)}, and "
@@ -204,22 +172,7 @@ class PlanStore:
     def plan(
         self, view: View, sizes: Mapping[str, int], split: Mapping[str, int] | None = None
     ) -> CompiledPlan:
-        """Return a plan of the view's model and GPU.
-
-        Parameters
-        ----------
-        view : View
-            What is compiled.
-        sizes : mapping
-            ``max_tokens`` and ``max_seqs``: the view knows those of each question.
-        split : mapping, optional
-            ``tp``, ``pp``, ``dp`` and ``ep`` instead of the view's.
-
-        Raises
-        ------
-        FastroofError
-            As :func:`fastroof.compile_plan` does.
-        """
+        """Return a plan of the view's model and GPU."""
         options = {**view.plan_options, **(split or {}), **sizes}
         key = (view.model, view.gpu, frozenset(options.items()))
 
@@ -260,3 +213,35 @@ class PlanStore:
             return GpuTables(gpu, None if where is None else load_tables(where), where)
 
         return self._tables.get(name, loaded)
+
+
+class NamedStart(NamedTuple):
+    """A first view, and what the page lists for it besides known names."""
+
+    view: View
+    models: dict[str, str]
+    gpus: dict[str, str]
+
+
+def named_start(model: str | None = None, gpu: str | None = None) -> NamedStart:
+    """Return what the page starts with."""
+    models: dict[str, str] = {}
+    gpus: dict[str, str] = {}
+    chosen: dict[str, Any] = {} if model is None else {"tp": 1}
+    if model is not None:
+        spec = load_model(model)
+        chosen["model"] = spec.name
+        if spec.name not in model_names() or load_model(spec.name) != spec:
+            chosen["model"] = _free(spec.name, model_names())
+            models[chosen["model"]] = str(Path(model))
+    if gpu is not None:
+        card = load_gpu(gpu)
+        chosen["gpu"] = card.name
+        if card.name not in gpu_names() or load_gpu(card.name) != card:
+            chosen["gpu"] = _free(card.name, gpu_names())
+            gpus[chosen["gpu"]] = str(Path(gpu))
+    return NamedStart(View(**chosen), models, gpus)
+
+
+def _free(name: str, taken: tuple[str, ...] | list[str]) -> str:
+    return f"{name} (own)" if name in taken else name

@@ -1,63 +1,59 @@
-"""The page served on this machine, until it is told to stop."""
+"""The page, served on this machine until it is stopped."""
 
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from importlib import resources
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
-from fastroof.errors import BackendError, FastroofError
+from fastroof.errors import BackendError, BatchError, FastroofError, StoppedError
 
 try:
-    from fastroof.backends.serve.http_listener import HttpListener
-    from fastroof.ui.page_app import MOST_CALLS, PageApp
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from fastroof.backends.serve.http_listener import HttpListener, serve_until_told
 except ModuleNotFoundError as error:
     missing = str(error.name).partition(".")[0]
-    raise BackendError(f"the page needs {missing}: pip install 'fastroof[ui]' would do") from None
+    raise BackendError(f"the page needs {missing}: run pip install 'fastroof[ui]'") from None
 
-from fastroof.backends.serve.http_listener import serve_until_told
+from fastroof.backends.serve.answer import as_refusal
+from fastroof.backends.serve.forms import for_json
+from fastroof.backends.serve.http_requests import (
+    JSON_TYPE,
+    LET_IN,
+    LOCAL_HOSTS,
+    Bodies,
+    Calls,
+    Refused,
+    Workers,
+    check_host,
+    content_type,
+    read_body,
+    refusal,
+)
 from fastroof.backends.serve.limits import listening_socket
-from fastroof.ui.layouts_answer import layouts_answer
+from fastroof.backends.serve.messages import write_reply
+from fastroof.checks import shown
+from fastroof.documents import parse_json
+from fastroof.stopping import check_stopped
+from fastroof.ui.answers import capacity_answer, layouts_answer, step_answer
 from fastroof.ui.plans import PlanStore
-from fastroof.ui.step_answer import step_answer
-from fastroof.ui.view import View
-
-__all__ = ["PageServer", "serve_page"]
+from fastroof.ui.view import View, choices
 
 HOST: Final = "127.0.0.1"
 CLOSING_S: Final = 1.0
-"""Seconds that open questions have to be answered in, once the page is told to close."""
+"""Seconds that open questions have left once the page is closed."""
 
 
 class PageServer(HttpListener):
-    """The page, at this machine's own address, from when it is made to when it is drained.
-
-    Parameters
-    ----------
-    port : int
-        Where to listen; 0 picks a free one.
-    start : View, optional
-        What it shows first.
-    models, gpus : mapping of str to str, optional
-        What it lists beside all that is known by name, as :class:`fastroof.ui.plans.PlanStore` has it.
-
-    Raises
-    ------
-    BackendError
-        If the port cannot be had.
-    FastroofError
-        If what it is to list cannot be loaded.
-
-    Examples
-    --------
-    >>> import urllib.request
-    >>> with PageServer() as page:
-    ...     with urllib.request.urlopen(page.url) as reply:
-    ...         reply.headers["Content-Type"]
-    'text/html; charset=utf-8'
-    """
+    """The page, at this machine's own address, from when it is made to when it is drained."""
 
     def __init__(
         self,
@@ -99,22 +95,7 @@ def serve_page(
     ready: Callable[[str], None] | None = None,
     opens_browser: bool = False,
 ) -> None:
-    """Serve the page until SIGINT (Ctrl-C) or SIGTERM.
-
-    Parameters
-    ----------
-    port, start, models, gpus
-        As of :class:`PageServer`.
-    ready : callable, optional
-        Called with the page's address once it is there.
-    opens_browser : bool
-        Whether to show it in this machine's browser.
-
-    Raises
-    ------
-    BackendError
-        As :class:`PageServer`; or outside of a program's main thread, the only one to get signals.
-    """
+    """Serve the page until SIGINT (Ctrl-C) or SIGTERM."""
     made: list[PageServer] = []
 
     def make() -> PageServer:
@@ -130,3 +111,154 @@ def serve_page(
             webbrowser.open(page.url)
 
     serve_until_told(make, listens, CLOSING_S)
+
+
+MOST_BYTES: Final = 2**12
+"""Of a view; the longest has an eighth."""
+
+MOST_CALLS: Final = 16
+"""Concurrent questions; a page asks three."""
+
+MOST_CALL_S: Final = 300
+"""Seconds that a question may take: the first ones wait for tables, and for loops to be compiled."""
+
+MOST_BODIES_BYTES: Final = 2**20
+"""Of all views that are being read."""
+
+QUICK, LONG = 2, 2
+"""Threads for quick answers, and for those that take longer."""
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer."""
+
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""Files that are served, by how their names end."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def page_files() -> dict[str, bytes]:
+    """Return the page's files by their path beneath ``assets``."""
+    found: dict[str, bytes] = {}
+
+    def read(folder: Any, path: str) -> None:
+        for each in sorted(folder.iterdir(), key=lambda entry: str(entry.name)):
+            if each.is_dir():
+                read(each, f"{path}{each.name}/")
+            elif _suffix(each.name) in TYPES:
+                found[path + each.name] = each.read_bytes()
+
+    read(resources.files("fastroof.ui") / "assets", "")
+    return found
+
+
+def _suffix(name: str) -> str:
+    return f".{name.rpartition('.')[2]}"
+
+
+class PageApp:
+    """The application."""
+
+    def __init__(self, store: PlanStore, start: View) -> None:
+        self._store = store
+        self._files = page_files()
+        self._choices = write_reply(choices(store, start))
+        self._quick, self._long = Workers(QUICK), Workers(LONG)
+        self.calls = Calls(MOST_CALLS, MOST_CALL_S, "questions")
+        self._bodies = Bodies(MOST_BODIES_BYTES)
+        self.asgi = Starlette(
+            routes=[
+                Route("/", self._guarded(self._page)),
+                Route("/assets/{path:path}", self._guarded(self._file)),
+                Route("/choices", self._guarded(self._show_choices)),
+                Route("/ask/step", self._question(step_answer, self._quick), methods=["POST"]),
+                Route("/ask/layouts", self._question(layouts_answer, self._long), methods=["POST"]),
+                Route("/ask/capacity", self._question(capacity_answer, self._long), methods=["POST"]),
+            ],
+            exception_handlers={HTTPException: self._not_routed},
+        )
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        async def answered(request: Request) -> Response:
+            try:
+                check_host(request, LOCAL_HOSTS, "the page is of this machine alone")
+                _check_site(request)
+                request.scope["state"][LET_IN]()
+                response = await endpoint(request)
+            except Refused as refused:
+                response = refusal(refused.status, refused.words, refused.headers)
+            except ClientDisconnect:
+                response = Response(status_code=400)  # never read
+            except StoppedError as error:
+                response = refusal(503, error)
+            except FastroofError as error:
+                response = refusal(400, error)
+            except Exception as error:
+                response = refusal(500, as_refusal(error))
+            response.headers.update(HEADERS)
+            return response
+
+        return answered
+
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {shown(request.url.path, 80)}"
+        words = (
+            f"{what} is not served: GET /, /choices and /assets/; POST /ask/step, /ask/layouts, /ask/capacity"
+        )
+        return refusal(error.status_code, words, {**dict(error.headers or {}), **HEADERS})
+
+    async def _page(self, request: Request) -> Response:
+        return Response(self._files["index.html"], media_type=TYPES[".html"])
+
+    async def _file(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        if path not in self._files:
+            raise Refused(404, f"the page has no file {shown(path)}")
+        return Response(self._files[path], headers={"Content-Type": TYPES[_suffix(path)]})
+
+    async def _show_choices(self, request: Request) -> Response:
+        return Response(self._choices, media_type=JSON_TYPE)
+
+    def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], workers: Workers) -> Endpoint:
+        def answered(body: bytes) -> bytes:
+            check_stopped()
+            view = View.of(parse_json(body, "a view", BatchError))
+            return write_reply(for_json(answer(self._store, view)))
+
+        async def asked(request: Request) -> Response:
+            if content_type(request) != JSON_TYPE:
+                raise Refused(415, f"a view is {JSON_TYPE}; got {shown(content_type(request))}")
+            self.calls.check()
+            body = await read_body(request, MOST_BYTES, self._bodies)
+            call = self.calls.take(request)
+            try:
+                return Response(await call.run(workers, answered, body), media_type=JSON_TYPE)
+            finally:
+                call.end()
+
+        return self._guarded(asked)
+
+
+def _check_site(request: Request) -> None:
+    """Refuse what the browser says another site sent; a person's own navigation is of none."""
+    site = request.headers.get("sec-fetch-site", "none")
+    if site not in ("none", "same-origin") and request.headers.get("sec-fetch-mode") != "navigate":
+        raise Refused(403, f"the page answers itself alone, not what is {shown(site)}")

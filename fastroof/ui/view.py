@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from fastroof._version import __version__
 from fastroof.checks import check_flag, is_number, shown, whole_number
+from fastroof.columns import ORIGINS
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.errors import BatchError
+from fastroof.load.by_name import can_import, table_folders
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
+from fastroof.report.steps import GROUPS
 
-__all__ = ["KINDS", "PERCENTILES", "SIZES", "STEP_SEQS", "STEP_TOKENS", "View"]
+if TYPE_CHECKING:
+    from fastroof.ui.plans import PlanStore
+
 
 KINDS: Final = ("decode", "prefill", "mixed")
 """Steps of decodes, of a prompt, and of both."""
@@ -33,11 +40,11 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "max_batched_tokens": (1, 2**16),
     "gpus": (1, 64),
 }
-"""Whole numbers, and what they may be: more would take longer than somebody waits for a picture."""
+"""Ranges of whole numbers: more would make the picture too slow."""
 
 STEP_TOKENS: Final = 8192
 STEP_SEQS: Final = 1024
-"""What a plan is compiled for at least where nothing is said: by `fastroof step`, and in Python."""
+"""Default sizes that a plan is compiled for, in `fastroof step` and in Python."""
 
 _OPTIONAL: Final = ("kv_len", "chunk", "max_batched_tokens")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
@@ -47,50 +54,7 @@ _MOST_SPREAD: Final = 2.0
 
 @dataclass(frozen=True)
 class View:
-    """One state of the page.
-
-    Attributes
-    ----------
-    model, gpu : str
-        Names that the page lists.
-    tp, pp, dp, ep : int
-        How the model is split.
-    dtype, kv_dtype, runtime : str
-        As :func:`fastroof.compile_plan` has them.
-    allow_modelled : bool
-        Likewise.
-    isl, osl : int
-        Tokens of a prompt and of an output, its first token included.
-    kind : str
-        What the step consists of, out of :data:`KINDS`.
-    batch : int
-        Requests that decode in it, of one rank.
-    kv_len : int or None
-        Tokens that each of them attends to; None for the mean of the lengths, see :attr:`decode_kv_len`.
-    chunk : int or None
-        Prompt tokens in it; None for what one prompt has, within the engine's budget.
-    max_batched_tokens : int or None
-        Tokens that a step of the engine holds at most; None for the engine's own.
-    ttft_ms, tpot_ms : float or None
-        Longest time to first token and time per output token, ms; None for no limit.
-    percentile : int
-        Of these times, where requests are simulated; estimates have means.
-    spread : float
-        Sigma of the logarithm of both lengths, where requests are simulated; 0 where all are equally long.
-    gpus : int
-        Most GPUs of a layout that is compared with others.
-
-    Raises
-    ------
-    BatchError
-        If a value is none that the page has.
-
-    Examples
-    --------
-    >>> view = View.of({"model": "llama-3.1-8b", "batch": 32})
-    >>> view.decode_kv_len, view.requests
-    (4250, ((32, 1, 4249),))
-    """
+    """One state of the page."""
 
     model: str = "qwen3-32b-fp8"
     gpu: str = "h100"
@@ -146,13 +110,7 @@ class View:
 
     @classmethod
     def of(cls, document: Any) -> View:
-        """Read a view as JSON has it; what is not there has its default.
-
-        Raises
-        ------
-        BatchError
-            If it is no object, has an unknown key, or a value that cannot be.
-        """
+        """Read a view as JSON has it; what is not there has its default."""
         if not isinstance(document, Mapping):
             raise BatchError(f"a view is an object like {{'model': 'llama-3.1-8b'}}, got {shown(document)}")
         names = [field.name for field in fields(cls)]
@@ -222,3 +180,133 @@ class View:
         """Arguments of :func:`fastroof.compile_plan`, but for sizes."""
         names = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled")
         return {name: getattr(self, name) for name in names}
+
+
+def choices(store: PlanStore, start: View) -> dict[str, Any]:
+    """Return what can be chosen, and what the page starts with."""
+    return {
+        "version": __version__,
+        "models": list(store.models),
+        "gpus": [_gpu(store, name) for name in store.gpus],
+        "choices": {
+            "dtype": [AUTO, *DTYPES],
+            "kv_dtype": [AUTO, *KV_DTYPES],
+            "runtime": list(engine_names()),
+            "kind": list(KINDS),
+            "percentile": list(PERCENTILES),
+        },
+        "sizes": SIZES,
+        "start": start.document(),
+        "groups": list(GROUPS),
+        "origins": list(ORIGINS),
+    }
+
+
+def _gpu(store: PlanStore, name: str) -> dict[str, str]:
+    written = store.gpus[name]
+    known = "measured"
+    if written == name and not table_folders(name):
+        known = "importable" if can_import(name) else "datasheet"
+    return {"name": name, "title": store.gpu(name).title, "known": known}
+
+
+CAPACITY_REQUESTS: Final = 1000
+"""Requests that a capacity is found with."""
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) -> list[str]:
+    """What all commands take of a view; the model goes first, which not all take by an option."""
+    options = ["--gpu", store.written_gpu(view.gpu)]
+    sizes = {name: getattr(view, name) for name in ("tp", "pp", "dp", "ep")} | (split or {})
+    for name, size in sizes.items():
+        if size != 1:
+            options += [f"--{name}", str(size)]
+    for name in ("dtype", "kv_dtype"):
+        if getattr(view, name) != "auto":
+            options += [f"--{name.replace('_', '-')}", getattr(view, name)]
+    options += ["--allow-modelled"] * view.allow_modelled
+    return [*options, "--runtime", view.runtime]
+
+
+def step_command(store: PlanStore, view: View) -> str:
+    """Return the command that answers what the step shows."""
+    words = ["fastroof", "step", "--model", store.written_model(view.model), *_options(store, view)]
+    if view.decodes:
+        words += ["--decode", f"{view.decodes}x{view.decode_kv_len}"]
+    if view.prompt_tokens:
+        words += ["--prefill", f"{view.prompt_tokens}@0"]
+    return shlex.join([*words, "--explain"])
+
+
+def serving_command(store: PlanStore, view: View, clients: int, split: dict[str, int] | None = None) -> str:
+    """Return the command that answers what so many clients see, of the view's layout or another."""
+    words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
+    words += ["--isl", str(view.isl), "--osl", str(view.osl), "--concurrency", str(clients)]
+    if view.max_batched_tokens is not None:
+        words += ["--max-batched-tokens", str(view.max_batched_tokens)]
+    return shlex.join(words)
+
+
+def lengths_written(view: View) -> tuple[int | str, int | str]:
+    """Return the lengths of drawn prompts and outputs, as a workload and a command have them."""
+    if not view.spread:
+        return view.isl, view.osl
+    sigma = _number(view.spread)
+    return f"lognormal:{view.isl}:{sigma}", f"lognormal:{view.osl}:{sigma}"
+
+
+def capacity_limits(view: View) -> dict[str, float]:
+    """Return the limits that a capacity keeps, by the names that :func:`fastroof.capacity` has."""
+    limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
+    return {f"{name}_p{view.percentile}_ms": float(ms) for name, ms in limits.items() if ms is not None}
+
+
+def capacity_command(store: PlanStore, view: View) -> str:
+    """Return the command that finds the capacity."""
+    words = ["fastroof", "capacity", store.written_model(view.model), *_options(store, view)]
+    limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
+    written = [f"{name}_p{view.percentile}={_number(ms)}" for name, ms in limits.items() if ms is not None]
+    words += ["--slo", ",".join(written)]
+    prompts, outputs = lengths_written(view)
+    words += ["--num-requests", str(CAPACITY_REQUESTS), "--input", str(prompts), "--output", str(outputs)]
+    if view.max_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(view.max_batched_tokens)]
+    return shlex.join(words)
+
+
+def step_python(store: PlanStore, view: View, clients: int) -> str:
+    """Return the Python that answers what the step and its clients show."""
+    own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
+    own |= {"max_tokens": STEP_TOKENS, "max_seqs": STEP_SEQS}
+    model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
+    where = store.measured(view.gpu).where
+
+    def compiled(sizes: dict[str, int]) -> str:
+        # a plan's defaults are not printed
+        given = {
+            name: value for name, value in {**view.plan_options, **sizes}.items() if own.get(name) != value
+        }
+        options = "".join(f", {name}={value!r}" for name, value in given.items())
+        return f"plan = fastroof.compile_plan({model!r}, {gpu!r}, tables{options})"
+
+    step, serving = compiled(view.step_sizes), compiled(view.serving_sizes(clients))
+    requests = " + ".join(f"[({new}, {context})] * {count}" for count, new, context in view.requests)
+    error = "" if where is None else ", with_error=True"
+    budget = "" if view.max_batched_tokens is None else f", max_batched_tokens={view.max_batched_tokens}"
+    lines = [
+        "import fastroof",
+        "from fastroof.serving import estimate",
+        "",
+        "tables = None" if where is None else f"tables = fastroof.load_tables({where!r})",
+        step,
+        f"step = plan.explain({requests}{error})",
+        "print(step.total_us, step.relative_error)",
+        *[serving] * (serving != step),
+        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, concurrency={clients}{budget}{error})",
+        "print(seen.ttft_ms, seen.tpot_ms, seen.tokens_per_s_per_gpu)",
+    ]
+    return "\n".join(lines)

@@ -9,10 +9,13 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.pack.bands import ALIGNED, Bands, left_out_us
-from fastroof.uncertainty.leave_one_out import CLIP, LocalErrors, MeasuredGrid, neighbour_errors
-from fastroof.uncertainty.variance import MAPE_TO_ERROR
-
-__all__ = ["band_errors", "residue_errors", "with_unmeasured_bands"]
+from fastroof.uncertainty.leave_one_out import (
+    CLIP,
+    MAPE_TO_ERROR,
+    LocalErrors,
+    MeasuredGrid,
+    neighbour_errors,
+)
 
 SHAPE: Final = MAPE_TO_ERROR * 0.070
 """Of the latency between a band's first and last row where nothing in between was measured.
@@ -23,10 +26,7 @@ vLLM 0.14.0 measured m = 384 of fp8 on the H100 and no first row: the table of 0
 
 
 def band_errors(grid: MeasuredGrid, bands: Bands) -> Floats:
-    """Error of each node left out along m, the grid's first axis, as its bands tell it from the others.
-
-    As :func:`~fastroof.uncertainty.leave_one_out.neighbour_errors`, clipped, NaN at both ends of a curve.
-    """
+    """Error of each node left out along m, the grid's first axis, as its bands tell it from the others."""
     m, log_us = grid.axes[0], grid.log_us.reshape(len(grid.axes[0]), -1)
     errors = np.full(log_us.shape, np.nan)
     patterns, which = np.unique(~np.isnan(log_us.T), axis=0, return_inverse=True)
@@ -52,11 +52,7 @@ def residue_errors(grid: MeasuredGrid, above: float) -> Floats:
 
 
 def with_unmeasured_bands(errors: LocalErrors, grid: MeasuredGrid, bands: Bands) -> LocalErrors:
-    """Claim no less than :data:`SHAPE` within bands in which no row was measured.
-
-    But no more than a band's first row and its last differ by; in a gap over several bands no more than the
-    last measured step.
-    """
+    """Claim no less than :data:`SHAPE` within bands in which no row was measured."""
     m, log_us = grid.axes[0], grid.log_us
     inside = errors.inside[0].copy()
     step = np.zeros(log_us.shape[1:])

@@ -29,32 +29,11 @@ from fastroof.documents import parse_toml
 from fastroof.errors import TableError
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 
-__all__ = [
-    "CAMPAIGNS_FILE",
-    "CampaignError",
-    "CampaignErrors",
-    "CampaignFigure",
-    "campaign_error",
-    "common_scale",
-    "engine_pair",
-    "figures",
-    "pooled_figures",
-    "scale_of",
-]
-
 CAMPAIGNS_FILE: Final = "campaigns.toml"
 
 
 class CampaignError(NamedTuple):
-    """Relative standard errors that a source's answers have for being one campaign among others.
-
-    Attributes
-    ----------
-    spread : float
-        Of each call by itself; alike in every layer.
-    common : float
-        Of all calls from one source together: it does not average out over operators.
-    """
+    """Relative standard errors that a source's answers have for being one campaign among others."""
 
     spread: float
     common: float
@@ -93,22 +72,7 @@ class CampaignErrors(NamedTuple):
 
 
 class CampaignFigure(NamedTuple):
-    """What the common points of sources say.
-
-    Attributes
-    ----------
-    operator, family, gpu : str
-        Whose kernels; empty: of any, pooled.
-    kernels : str
-        ``same``: of one library in both sources; ``any``: what each engine runs; two engines, as
-        ``sglang+vllm``: what these two run.
-    length : str
-        Of ``short`` calls or of ``long`` ones.
-    scale, common : float
-        All of it, and the part that all calls share.
-    pairs, points : int
-        Pairs of sources, and points that both of a pair have.
-    """
+    """What the common points of sources say."""
 
     operator: str
     family: str
@@ -128,35 +92,17 @@ class CampaignFigure(NamedTuple):
 
 
 def engine_pair(one: str, other: str) -> str:
-    """Name two engines, whichever comes first.
-
-    Examples
-    --------
-    >>> engine_pair("vllm", "sglang")
-    'sglang+vllm'
-    """
+    """Name two engines, whichever comes first."""
     return "+".join(sorted((one, other)))
 
 
 def scale_of(log_ratio: Floats) -> float:
-    """Standard errors, relative, that hold 80 % of the other source's values.
-
-    Examples
-    --------
-    >>> round(scale_of(np.linspace(-0.1, 0.1, 101)), 4)
-    0.0624
-    """
+    """Standard errors, relative, that hold 80 % of the other source's values."""
     return float(np.quantile(np.abs(log_ratio), LEVEL)) / NORMAL_80
 
 
 def common_scale(log_ratio: Floats, octave: Longs) -> float:
-    """Root mean square of the median at each octave, by the points that it has.
-
-    Examples
-    --------
-    >>> common_scale(np.array([0.1, 0.3, -0.1, 0.1, -0.2, -0.2]), np.array([0, 0, 1, 1, 2, 2])) > 0.15
-    True
-    """
+    """Root mean square of the median at each octave, by the points that it has."""
     total = sum(
         float(np.median(log_ratio[octave == one])) ** 2 * int((octave == one).sum())
         for one in np.unique(octave)
@@ -165,18 +111,7 @@ def common_scale(log_ratio: Floats, octave: Longs) -> float:
 
 
 def pooled_figures(pairs: Sequence[CampaignFigure]) -> list[CampaignFigure]:
-    """Pool comparisons of two sources: by family and GPU, by family, by operator, and all.
-
-    Parameters
-    ----------
-    pairs : sequence of CampaignFigure
-        One a pair of sources, family and kind of kernels.
-
-    Returns
-    -------
-    list of CampaignFigure
-        Medians over what is pooled: pairs of a GPU, then GPUs, then families, then operators.
-    """
+    """Pool comparisons of two sources: by family and GPU, by family, by operator, and all."""
     by_gpu = _pool(pairs, ("operator", "family", "gpu"))
     by_family = _pool(by_gpu, ("operator", "family"))
     by_operator = _pool((one for one in by_family if one.kernels in KINDS), ("operator",))
@@ -218,36 +153,7 @@ def figures() -> dict[tuple[str, str, str, str, str], CampaignFigure]:
 def campaign_error(
     operator: str, family: str, gpu: str, engines: tuple[str, str] | None = None
 ) -> CampaignErrors:
-    """What an answer may be off for being one campaign's.
-
-    Parameters
-    ----------
-    operator : str
-        Name of the operator.
-    family : str
-        Words of its kernels: dtype, mode.
-    gpu : str
-        The GPU.
-    engines : tuple of str, optional
-        The engine that is meant to run the kernels and the other one whose kernels they are.
-
-    Returns
-    -------
-    CampaignErrors
-        By the nearest figure there is: the family's on this GPU, on all GPUs, the operator's, all operators'.
-
-    Raises
-    ------
-    TableError
-        If the shipped figures have none for all operators.
-
-    Examples
-    --------
-    >>> own = campaign_error("attention_decode", "bf16", "h100")
-    >>> other = campaign_error("attention_decode", "bf16", "h100", ("trtllm", "vllm"))
-    >>> own.long.variance < other.long.variance
-    True
-    """
+    """What an answer may be off for being one campaign's."""
     known = figures()
     kinds = (engine_pair(*engines), "any") if engines else ("same",)
     places = ((operator, family, gpu), (operator, family, ""), (operator, "", ""), ("", "", ""))

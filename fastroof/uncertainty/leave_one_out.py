@@ -10,32 +10,16 @@ two axes add up: their root sum of squares covers 86 to 93 %, the larger of them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
-from fastroof.pack.continuation import slopes_above
-from fastroof.pack.points import sorted_points
-
-__all__ = [
-    "LEVEL",
-    "NORMAL_80",
-    "EdgeVariances",
-    "LocalErrors",
-    "MeasuredGrid",
-    "axis_squares",
-    "calibration",
-    "calibration_ratios",
-    "edge_variances",
-    "local_errors",
-    "measured_grid",
-    "neighbour_errors",
-    "reach",
-]
-
+from fastroof.pack.curves import sorted_points
+from fastroof.pack.grids import slopes_above
 
 NORMAL_80: Final = 1.2816
 """Standard errors on either side of a normal distribution's middle that hold 80 % of it."""
@@ -58,21 +42,7 @@ SPAN: Final = 2
 
 @dataclass(frozen=True, eq=False)
 class MeasuredGrid:
-    """Measured points on the full grid of their sizes.
-
-    Attributes
-    ----------
-    axes : tuple of ndarray of float64
-        Nodes of each axis.
-    log_us : ndarray of float64
-        ln of the latency in us; NaN where nothing was measured.
-    bound_us : ndarray of float64
-        The operator's roofline B at every node, us.
-    is_additive : bool
-        Whether a table of (batch, length) goes on by its lines, not by holding latency / B.
-    is_spike : ndarray of bool or None
-        Nodes that were measured but are served from their neighbours; None where there are none.
-    """
+    """Measured points on the full grid of their sizes."""
 
     axes: tuple[Floats, ...]
     log_us: Floats
@@ -90,21 +60,7 @@ class EdgeVariances(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LocalErrors:
-    """Squared relative standard errors of one table.
-
-    Attributes
-    ----------
-    axes : tuple of ndarray of float64
-        Measured nodes.
-    nodes : ndarray of float64
-        Those of the nodes themselves, as their neighbours see them; 0 where these cannot tell.
-    inside : tuple of ndarray of float64
-        For each axis those of its brackets, at the nodes of the other axes.
-    beyond : tuple of EdgeVariances
-        For each axis those beyond its ends.
-    holes : ndarray of float64 or None
-        Those of nodes that were not measured or are spikes, 0 at the others; None where there are none.
-    """
+    """Squared relative standard errors of one table."""
 
     axes: tuple[Floats, ...]
     nodes: Floats
@@ -121,26 +77,7 @@ def measured_grid(
     is_spike: Bools | None = None,
     is_additive: bool = False,
 ) -> MeasuredGrid:
-    """Place measured points, in any order, on the full grid of their sizes.
-
-    Parameters
-    ----------
-    points : tuple of ndarray of float64, shape (rows,)
-        Sizes.
-    latency_us : ndarray of float64, shape (rows,)
-        Measured latencies, us; of duplicates the median counts.
-    roofline_us : callable
-        B at sizes, which broadcast, us.
-    is_spike : ndarray of bool, shape (rows,), optional
-        Rows that are served from their neighbours: they say nothing of any error.
-    is_additive : bool
-        See :class:`MeasuredGrid`.
-
-    Returns
-    -------
-    MeasuredGrid
-        Of as many axes as there are sizes.
-    """
+    """Place measured points, in any order, on the full grid of their sizes."""
     sorted_axes, latency_us = sorted_points(points, latency_us)
     nodes_and_places = [np.unique(axis, return_inverse=True) for axis in sorted_axes]
     axes = tuple(axis for axis, _ in nodes_and_places)
@@ -157,10 +94,7 @@ def measured_grid(
 
 
 def _nearest_measured(known: Bools) -> tuple[Longs, Longs]:
-    """Place of the last measured node at or before each node along the last axis, and of the first after.
-
-    -1, and the number of nodes, where there is none.
-    """
+    """Place of the last measured node at or before each node along the last axis, and of the first after."""
     count = known.shape[-1]
     place = np.arange(count)
     before = np.maximum.accumulate(np.where(known, place, -1), axis=-1)
@@ -169,10 +103,7 @@ def _nearest_measured(known: Bools) -> tuple[Longs, Longs]:
 
 
 def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
-    """Error of each node left out along one axis, clipped; NaN where it has no two neighbours.
-
-    Its neighbours are the nearest measured nodes on either side.
-    """
+    """Error of each node left out along one axis, clipped; NaN where it has no two neighbours."""
     log_us, bound_us = (np.moveaxis(a, axis, -1) for a in (grid.log_us, grid.bound_us))
     known = ~np.isnan(log_us)
     at_or_before, at_or_after = _nearest_measured(known)
@@ -197,12 +128,7 @@ def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
 
 
 def reach(octaves: Any) -> Any:
-    """How much of a variance a factor of two beyond the end counts this many factors of two beyond it.
-
-    The way squared; a part of one counts as a whole one. Errors a third of a factor beyond (n from 51200 to
-    65536) are those two factors beyond: noise, which a rate would blow up; nodes as near as 4352 and 4353
-    would claim a thousandfold.
-    """
+    """How much of a variance a factor of two beyond the end counts this many factors of two beyond it."""
     return np.where(octaves > 0.0, np.maximum(octaves, 1.0) ** 2, 0.0)
 
 
@@ -218,25 +144,7 @@ def _near_lines(squares: Floats, whole: float) -> Floats:
 
 
 def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVariances:
-    """How far off an axis' continuation is a factor of two beyond its ends.
-
-    The outermost measured node of each line is predicted from the next one, as a table is continued.
-
-    Parameters
-    ----------
-    grid : MeasuredGrid
-        The table.
-    axis : int
-        Which axis.
-    unknown : float
-        Relative standard error where no line has two nodes.
-
-    Returns
-    -------
-    EdgeVariances
-        Nine tenths of the line and its neighbours, a tenth of all lines: short sequences and long ones, few
-        tokens and many are continued far from equally well.
-    """
+    """How far off an axis' continuation is a factor of two beyond its ends."""
     log_us, bound_us = (np.moveaxis(a, axis, -1) for a in (grid.log_us, grid.bound_us))
     octaves = np.log2(grid.axes[axis])
     known = ~np.isnan(log_us)
@@ -321,11 +229,7 @@ def calibration(ratios: list[Floats]) -> float:
 
 
 def _node_variances(errors: list[Floats]) -> Floats:
-    """Of measured nodes: a node that disagrees with its neighbours along every axis is itself off.
-
-    At a tile's edge or a kernel's switch it agrees along the other axes; with one axis there is no telling.
-    The smallest disagreement counts, of whose square a third is the neighbours' own noise.
-    """
+    """Of measured nodes: a node that disagrees with its neighbours along every axis is itself off."""
     if len(errors) == 1:
         return np.zeros(errors[0].shape)
     least = np.full(errors[0].shape, np.inf)
@@ -365,26 +269,7 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: floa
 def local_errors(
     grid: MeasuredGrid, errors: list[Floats], factor: float, unknown: float, spike: float
 ) -> LocalErrors:
-    """Make the local errors of one table.
-
-    Parameters
-    ----------
-    grid : MeasuredGrid
-        The table.
-    errors : list of ndarray of float64
-        Its :func:`neighbour_errors`, an array an axis.
-    factor : float
-        The operator's :func:`calibration`.
-    unknown : float
-        Relative standard error along an axis whose nodes cannot be left out.
-    spike : float
-        Relative standard error of a node that is served from both its neighbours.
-
-    Returns
-    -------
-    LocalErrors
-        Relative standard errors inside that are ``factor / NORMAL_80`` scales.
-    """
+    """Make the local errors of one table."""
     inside = []
     for axis, error in enumerate(errors):
         square = axis_squares(error, axis) * (factor / NORMAL_80) ** 2
@@ -392,3 +277,86 @@ def local_errors(
     beyond = [edge_variances(grid, axis, unknown) for axis in range(len(grid.axes))]
     nodes = _node_variances(errors)
     return LocalErrors(grid.axes, nodes, tuple(inside), tuple(beyond), _hole_variances(grid, beyond, spike))
+
+
+MAPE_TO_ERROR: Final = 1.25
+"""Standard error over mean absolute error, of a normal distribution."""
+
+REPEATABILITY: Final = 0.018
+"""Relative standard error of a measured point: 126 all-reduces of the H100 tables were measured twice."""
+
+PREFIX: Final = MAPE_TO_ERROR * 0.093
+"""Of a prefix's price, a formula: 9.3 % off its only anchor, one new token in the decode table."""
+
+UNKNOWN: Final = PREFIX
+"""Along an axis with too few nodes to leave one out: as a formula does where there is an anchor."""
+
+SPIKE: Final = 0.075
+"""Of an isolated spike, which is served from its neighbours: 80 % of the 81 of H100 and H200 are within
+9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 of B200, GB200, B300 and GB300,
+by which this was not chosen, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs of B200)."""
+
+
+def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
+    """Squared relative standard error at points of one table."""
+    at: list[Any] = []
+    cells: list[Any] = []
+    corners: list[tuple[Any, Any]] = []
+    clipped = []
+    for axis, size in zip(errors.axes, sizes, strict=True):
+        last = len(axis) - 1
+        x = np.clip(size, axis[0], axis[-1])
+        low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, max(last - 1, 0))
+        high = np.minimum(low + 1, last)
+        at.append(np.where(x - axis[low] > axis[high] - x, high, low))
+        cells.append(low)
+        corners.append((np.where(x == axis[high], high, low), np.where(x == axis[low], low, high)))
+        clipped.append((size, x))
+    on_node = np.logical_and.reduce([low == high for low, high in corners])
+    variance = np.where(on_node, errors.nodes[tuple(at)], 0.0)
+    for a, (inside, (low, high)) in enumerate(zip(errors.inside, corners, strict=True)):
+        where = tuple(cells[b] if b == a else at[b] for b in range(len(at)))
+        np.maximum(variance, np.where(low != high, inside[where], 0.0), out=variance)
+    if errors.holes is not None:
+        variance += _hole_variance(errors.holes, corners)
+    for a, (axis, (size, x)) in enumerate(zip(errors.axes, clipped, strict=True)):
+        if (size == x).all():
+            continue
+        where = tuple(at[b] for b in range(len(at)) if b != a)
+        for edge, away in zip(errors.beyond[a], (axis[0] / size, size / axis[-1]), strict=True):
+            octaves = np.log2(np.maximum(away, 1.0))
+            variance += edge[where] * reach(octaves)
+    return np.maximum(variance, REPEATABILITY**2)
+
+
+def _hole_variance(holes: Floats, corners: list[tuple[Any, Any]]) -> Floats:
+    """Largest among the nodes that each point uses."""
+    used = (
+        holes[tuple(pair[corner >> a & 1] for a, pair in enumerate(corners))]
+        for corner in range(2 ** len(corners))
+    )
+    return np.asarray(functools.reduce(np.maximum, used))
+
+
+def _axes_errors(grid: MeasuredGrid) -> list[Floats]:
+    return [neighbour_errors(grid, axis) for axis in range(len(grid.axes))]
+
+
+def calibration_factor(grids: Iterable[MeasuredGrid]) -> float:
+    """Scales of :func:`~fastroof.uncertainty.leave_one_out.axis_squares` that hold 80 % of the errors."""
+    return _factor(map(_axes_errors, grids))
+
+
+def _factor(tables_errors: Iterable[list[Floats]]) -> float:
+    ratios = [calibration_ratios(e, axis) for errors in tables_errors for axis, e in enumerate(errors)]
+    return calibration(ratios)
+
+
+def calibrated_errors(
+    grid: MeasuredGrid, factor: float | None = None, first: Floats | None = None
+) -> LocalErrors:
+    """Local errors of one table."""
+    errors = _axes_errors(grid)
+    if first is not None:
+        errors[0] = first
+    return local_errors(grid, errors, _factor([errors]) if factor is None else factor, UNKNOWN, SPIKE)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fastroof.atomic_files import write_whole
 from fastroof.errors import MeasureError
-from fastroof.whole_files import write_whole
 from kernels_bench.command_options import EXIT_INTERRUPTED
 from kernels_bench.jobs.job_files import MOUNT, JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import Ended, submit_kubernetes, submit_slurm

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fastroof.load import MeasuredTables
-from fastroof.load.file_report import Finding
+from fastroof.load.validate import Finding
 from kernels_bench.output.table_sets import row_keys
 from kernels_bench.points import Point
 

@@ -13,7 +13,7 @@ from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
-from fastroof.load.common_points import PairedPoints, codes_of, paired_points, wanted_operators
+from fastroof.load.families import PairedPoints, codes_of, paired_points, wanted_operators
 from fastroof.operators.registry import OPERATORS
 
 __all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]

@@ -10,9 +10,9 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.arrays import Floats
+from fastroof.atomic_files import whole_file
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
-from fastroof.whole_files import whole_file
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.output.diff import Common, Difference, sizes_of
 

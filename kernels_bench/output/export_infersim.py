@@ -23,15 +23,15 @@ from typing import Final
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
+from fastroof.atomic_files import whole_folder, write_whole
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables
-from fastroof.load.common_points import codes_of, group_medians
+from fastroof.load.families import codes_of, group_medians
 from fastroof.load.write import toml_text
 from fastroof.operators.foreign_rows import TreeFile
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
-from fastroof.whole_files import whole_folder, write_whole
 from kernels_bench.output.table_sets import gpu_of
 
 __all__ = ["Export", "export_infersim"]

@@ -14,7 +14,7 @@ from fastroof.arrays import Array, Longs
 from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
-from fastroof.load.common_points import codes_of, group_medians
+from fastroof.load.families import codes_of, group_medians
 from fastroof.load.write import write_source
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.output.provenance import refuse_odd_provenance

@@ -11,9 +11,19 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.load import MeasuredTable, MeasuredTables
-from fastroof.load.file_report import SEVERITIES, FileReport, Finding, Severity, worst
-from fastroof.load.grid_checks import GRAVE_FALL, NOTED_FALL, Grid, example, grid_of
-from fastroof.load.validate import validate
+from fastroof.load.validate import (
+    GRAVE_FALL,
+    NOTED_FALL,
+    SEVERITIES,
+    FileReport,
+    Finding,
+    Grid,
+    Severity,
+    example,
+    grid_of,
+    validate,
+    worst,
+)
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.output.coverage import Coverage, coverage, coverage_findings

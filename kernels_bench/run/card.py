@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.atomic_files import write_whole
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import parse_toml, read_toml
 from fastroof.errors import GpuError, MeasureError
-from fastroof.whole_files import write_whole
 
 __all__ = ["CPU", "CPU_GPU_TOML", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
 

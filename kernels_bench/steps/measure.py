@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastroof.atomic_files import write_whole
 from fastroof.documents import read_toml
 from fastroof.errors import MeasureError
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.load.write import toml_text
 from fastroof.models import DenseModel
-from fastroof.whole_files import write_whole
 from kernels_bench.protocol import Clock, Monitor, Timer, Timing
 from kernels_bench.replays import relative_iqr, suspicion
 from kernels_bench.run.check import relative_error

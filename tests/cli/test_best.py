@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
+from fastroof.cli.best import parse_prices
 from fastroof.cli.best_answer import say
-from fastroof.cli.how_to_run import parse_prices
 
 ASKED = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
 SPEC = """

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.simulation.fewest_replicas import fewest_replicas
+from fastroof.simulation.capacity_search import fewest_replicas
 from fastroof.sweep import best_deployments
 
 DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")

@@ -26,7 +26,7 @@ import fastroof
 from fastroof import compile_plan, load_tables
 from fastroof.cli import app
 from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
-from fastroof.cli.written_sizes import Requests, parse_requests, parse_sizes
+from fastroof.cli.workload_options import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, engine_names, load_engine

@@ -108,7 +108,7 @@ fastroof.config.gpu_names = wait
 def test_nothing_half_written_stays(is_folder: bool, tmp_path: Path) -> None:
     interrupted(f"""
 import fastroof.config
-from fastroof.whole_files import whole_file, whole_folder
+from fastroof.atomic_files import whole_file, whole_folder
 def write():
     place = Path("written")
     with (whole_folder if {is_folder} else whole_file)(place) as unfinished:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.cli.engine_options import number_or_engine, parse_limits
+from fastroof.cli.options import number_or_engine, parse_limits
 from fastroof.errors import BatchError, SimulationError
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.cli import COMMANDS, app_of
-from fastroof.cli.given_words import take_as_given
+from fastroof.cli.completion import take_as_given
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ LOOKUPS = (
 )
 PROGRAM = f"""
 import json, sys
-from fastroof.compiled.plain import is_plain, run_plain
+from fastroof.compiled.layout import is_plain, run_plain
 assert run_plain() and is_plain()
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_start import answers
@@ -101,7 +101,7 @@ def test_loops_that_are_compiled_stay_so() -> None:
     done = run(
         "-c",
         "from fastroof.compiled import search\n"
-        "from fastroof.compiled.plain import is_plain, run_plain\n"
+        "from fastroof.compiled.layout import is_plain, run_plain\n"
         "assert not run_plain() and not is_plain()",
     )
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_a_program_that_runs_a_command_keeps_compiled_loops() -> None:
         "-c",
         "from typer.testing import CliRunner\n"
         "from fastroof.cli import app\n"
-        "from fastroof.compiled.plain import is_plain\n"
+        "from fastroof.compiled.layout import is_plain\n"
         "words = ['step', '--model', 'no-such-model', '--decode', '1x9']\n"
         "assert CliRunner().invoke(app, words).exit_code == 2\n"
         "assert not is_plain()",

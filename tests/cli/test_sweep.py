@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from fastroof.cli import app, progress, sweep_summary
+from fastroof.cli import app
+from fastroof.cli import output as progress
+from fastroof.cli import sweep as sweep_summary
 from fastroof.sweep import DeploymentSpec, StepSpec, load_spec, run_sweep
 
 FLAGS = [

@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fastroof.cli import app, fitted_tables
-from fastroof.cli.fitted_tables import FittedTable, fit
-from fastroof.cli.output import print_table
-from fastroof.cli.written_widths import fold, pieces
+from fastroof.cli import app
+from fastroof.cli import output as fitted_tables
+from fastroof.cli.output import FittedTable, fit, fold, pieces, print_table
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WIDTHS = (60, 80, 120, 200)

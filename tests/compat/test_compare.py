@@ -15,20 +15,19 @@ import fastroof
 from fastroof.cli import app
 from fastroof.cli.compare import EPILOG
 from fastroof.compat import infersim, roofline_v2
-from fastroof.compat.compare import (
-    CAUSES,
+from fastroof.compat.compare import compare, compare_case
+from fastroof.compat.compare_causes import CAUSES, TOLD_FROM, differences
+from fastroof.compat.compare_infersim import constants_of, infersim_facts
+from fastroof.compat.compare_roofline_v2 import roofline_v2_facts
+from fastroof.compat.compare_steps import (
     COMPONENTS,
     METHODS,
     Comparison,
     MethodTime,
     Step,
-    compare,
-    compare_case,
+    datasheet_facts,
+    requests_of,
 )
-from fastroof.compat.compare_causes import TOLD_FROM, differences
-from fastroof.compat.compare_fastroof import datasheet_facts, requests_of
-from fastroof.compat.compare_infersim import constants_of, infersim_facts
-from fastroof.compat.compare_roofline_v2 import roofline_v2_facts
 from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
 
 DECODE = [(1, 1024), (32, 4096), (24, 3000)]

@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.compat import infersim
-from fastroof.compat.compare import CAUSES, COMPONENTS, Comparison, Step, compare, compare_case
-from fastroof.compat.compare_causes import TOLD_FROM
-from fastroof.compat.compare_fastroof import requests_of
+from fastroof.compat.compare import compare, compare_case
+from fastroof.compat.compare_causes import CAUSES, TOLD_FROM
 from fastroof.compat.compare_infersim import hf_config, infersim_facts
-from fastroof.compat.compare_steps import Case, ComparedStep
+from fastroof.compat.compare_steps import COMPONENTS, Case, ComparedStep, Comparison, Step, requests_of
 from fastroof.errors import ModelError
 from fastroof.models import ModelSpec
 from fastroof.models.experts import RoutedExperts

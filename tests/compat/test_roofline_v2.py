@@ -573,7 +573,9 @@ def test_load_finds_the_tree_and_keeps_its_order(tmp_path: Path, sample: Golden)
 
 
 def test_load_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(MissingTableError, match="no/such/tree: no such folder; need a bench_data tree"):
+    with pytest.raises(
+        MissingTableError, match="no/such/tree: folder does not exist; need a bench_data tree"
+    ):
         v2.load("no/such/tree")
     with pytest.raises(MissingTableError, match=r"no roofline V2 tree; need gemm/<gpu>/data.csv"):
         v2.load(tmp_path)
@@ -614,7 +616,7 @@ GRID = {(SHAPE, 1): SMALL_GRID}
     [
         (GEMM, {}, GRID, MissingTableError, "prefill: no table was given"),
         (GEMM, LENGTHS, {}, MissingTableError, "decode: no table was given"),
-        (GEMM, {"32-8": LENGTHS[SHAPE]}, GRID, TableError, "'32-8' is no attn_config"),
+        (GEMM, {"32-8": LENGTHS[SHAPE]}, GRID, TableError, "'32-8' is not an attn_config"),
         (GEMM, LENGTHS, {(SHAPE, 0): GRID[SHAPE, 1]}, TableError, "tp must be a whole number of at least 1"),
         ({"m": [8], "mfu": [1]}, LENGTHS, GRID, TableError, "gemm: missing column n, k; it has m, mfu"),
         (

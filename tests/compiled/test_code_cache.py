@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from fastroof.compiled import code_cache, jit, trusted_folders
+from fastroof.compiled import code_cache, jit
+from fastroof.compiled import trusted_files as trusted_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """

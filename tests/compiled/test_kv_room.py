@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastroof.compiled.kv_room import held_tokens
+from fastroof.compiled.serving_options import held_tokens
 
 pytestmark = pytest.mark.loops
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from fastroof.compiled import jit, plain
+from fastroof.compiled import jit
+from fastroof.compiled import layout as plain
 
 
 def twice(x: float) -> float:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import prefill_first, serving, steps
+from fastroof.compiled import prefill_first, serving, serving_options, steps
 from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.compiled.verification import open_speculation
-from fastroof.plan.verification import verification_arena
+from fastroof.plan.arena import verification_arena
 from tests.compiled.test_serving import ANY, PROFILE, SIZE
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.prefill_first import closed_form, same_step
@@ -54,23 +54,27 @@ def options(
 ):  # fmt: skip
     unused = (0.0, 0.0, 0.0, 0.0)
     met = AT_RANDOM if steps_met is None else steps_met
-    return serving.ServingOptions(
+    return serving_options.ServingOptions(
         max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, *unused, True, spread, float(looks), met
     )
 
 
 def one(arena, sizes, chosen=None):
     """Code, what was needed, and the column of one scenario: isl, new, osl, clients, budget."""
-    out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+    out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
     arrays = (np.array([float(x)]) for x in sizes)
     code, _, needed = serving.serving_estimates(arena, *arrays, chosen or options(), out)
     return code, needed, out[:, 0]
 
 
 ROWS = [
-    serving.TTFT_US, serving.TPOT_US, serving.DECODE_STEP_US, serving.MIXED_STEP_US, serving.MIXED_SHARE,
-    serving.EFFECTIVE_CONCURRENCY,
-]  # fmt: skip
+    serving_options.TTFT_US,
+    serving_options.TPOT_US,
+    serving_options.DECODE_STEP_US,
+    serving_options.MIXED_STEP_US,
+    serving_options.MIXED_SHARE,
+    serving_options.EFFECTIVE_CONCURRENCY,
+]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_the_loop_is_the_closed_form(
     )
     code, _, got = one(plan.arena, (isl, isl, osl, clients, budget), chosen)
     if not is_chunked and isl > budget:
-        assert code == serving.CODE_WHOLE_PROMPT
+        assert code == serving_options.CODE_WHOLE_PROMPT
         return
     assert code == 0
     expected = closed_form(
@@ -104,8 +108,8 @@ def test_the_loop_is_the_closed_form(
     )  # fmt: skip
     np.testing.assert_allclose(got[ROWS], expected, rtol=1e-5, atol=1e-12)
     request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
-    assert got[serving.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
-    assert got[serving.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
+    assert got[serving_options.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
+    assert got[serving_options.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
 
 
 @pytest.mark.parametrize("looks", [3, 10, 400])
@@ -146,8 +150,10 @@ def test_prompts_before_a_window_cost_less(plan, windowed):
     for sizes in ((9000, 400, 60, 9, 512), (9000, 900, 60, 9, 512)):
         long = one(windowed.arena, sizes, options())[2]
         longer = one(windowed.arena, (30_000, *sizes[1:]), options())[2]
-        assert long[serving.TTFT_US] == pytest.approx(longer[serving.TTFT_US], rel=1e-6)
-        assert one(plan.arena, (30_000, *sizes[1:]))[2][serving.TTFT_US] > long[serving.TTFT_US]
+        assert long[serving_options.TTFT_US] == pytest.approx(longer[serving_options.TTFT_US], rel=1e-6)
+        assert (
+            one(plan.arena, (30_000, *sizes[1:]))[2][serving_options.TTFT_US] > long[serving_options.TTFT_US]
+        )
 
 
 @given(st.floats(1.0, 5000.0), st.floats(0.001, 0.99), st.integers(1, 100))
@@ -164,9 +170,9 @@ def test_one_client_sees_the_mean_of_its_steps(plan):
     for isl, osl in ((10, 5000), (500, 40), (60, 10)):
         got = one(plan.arena, (isl, isl, osl, 1, 1024))[2]
         steps_us = plan.decode_us(1, np.arange(isl + 1, isl + osl))
-        assert got[serving.TPOT_US] == pytest.approx(steps_us.mean(), rel=1e-4)
-        assert got[serving.TTFT_US] == pytest.approx(plan.prefill_us(isl), rel=1e-9)
-        assert got[serving.MIXED_SHARE] == 0.0
+        assert got[serving_options.TPOT_US] == pytest.approx(steps_us.mean(), rel=1e-4)
+        assert got[serving_options.TTFT_US] == pytest.approx(plan.prefill_us(isl), rel=1e-9)
+        assert got[serving_options.MIXED_SHARE] == 0.0
 
 
 @settings(max_examples=100)
@@ -179,29 +185,31 @@ def test_estimates_keep_to_what_an_engine_can_do(
 ):
     chosen = options(40.0 * kv, 200.0, is_chunked=is_chunked, rounds=float(rounds), spread=spread)
     code, needed, got = one(plan.arena, (isl, isl, osl, clients, budget), chosen)
-    if code == serving.CODE_KV:
+    if code == serving_options.CODE_KV:
         assert isl + osl > 40.0 * kv
-    elif code == serving.CODE_WHOLE_PROMPT:
+    elif code == serving_options.CODE_WHOLE_PROMPT:
         assert isl > budget
-    elif code == serving.CODE_TOKENS:
+    elif code == serving_options.CODE_TOKENS:
         assert plan.max_tokens < needed <= budget * (1 + 1e-12)
-    elif code == serving.CODE_SEQS:
+    elif code == serving_options.CODE_SEQS:
         assert plan.max_seqs < needed
     else:
         assert code == 0
-        finite = np.delete(got, serving.TPOT_US)
+        finite = np.delete(got, serving_options.TPOT_US)
         assert np.isfinite(finite).all()
         assert (finite >= 0).all()
-        assert 0 <= got[serving.MIXED_SHARE] <= 1
-        assert got[serving.DECODES] <= min(clients, 200) * (1 + 1e-12)
-        assert got[serving.PREFILL_TOKENS] <= budget * (1 + 1e-12)
-        assert got[serving.TTFT_US] >= PROFILE.costs.prefill_floor_layer_us * plan.model.num_layers
+        assert 0 <= got[serving_options.MIXED_SHARE] <= 1
+        assert got[serving_options.DECODES] <= min(clients, 200) * (1 + 1e-12)
+        assert got[serving_options.PREFILL_TOKENS] <= budget * (1 + 1e-12)
+        assert got[serving_options.TTFT_US] >= PROFILE.costs.prefill_floor_layer_us * plan.model.num_layers
         if osl > 1 and not rounds:
             # steps of prompts alone bring nobody a token
-            alone = (1 - got[serving.MIXED_SHARE]) * got[serving.DECODE_STEP_US]
-            mean = alone + got[serving.MIXED_SHARE] * got[serving.MIXED_STEP_US]
-            assert got[serving.TPOT_US] == pytest.approx(mean / (1 - got[serving.MIXED_SHARE]), rel=1e-9)
-            assert got[serving.TPOT_US] >= got[serving.DECODE_STEP_US] * (1 - 1e-12)
+            alone = (1 - got[serving_options.MIXED_SHARE]) * got[serving_options.DECODE_STEP_US]
+            mean = alone + got[serving_options.MIXED_SHARE] * got[serving_options.MIXED_STEP_US]
+            assert got[serving_options.TPOT_US] == pytest.approx(
+                mean / (1 - got[serving_options.MIXED_SHARE]), rel=1e-9
+            )
+            assert got[serving_options.TPOT_US] >= got[serving_options.DECODE_STEP_US] * (1 - 1e-12)
 
 
 @settings(max_examples=200)
@@ -212,17 +220,17 @@ def test_the_loop_survives_any_numbers(plan, sizes, is_chunked, spread):
             plan.arena, (sizes[0], *sizes), options(is_chunked=is_chunked, rounds=2.0, spread=spread)
         )
     legal = all(1.0 <= x <= 2.0**28 for x in sizes)
-    assert (code == serving.CODE_SIZES) == (not legal)
-    assert code != 0 or np.isfinite(np.delete(got, serving.TPOT_US)).all()
+    assert (code == serving_options.CODE_SIZES) == (not legal)
+    assert code != 0 or np.isfinite(np.delete(got, serving_options.TPOT_US)).all()
 
 
 def test_what_the_plan_cannot_time_is_a_code(plan):
-    assert one(plan.arena, (2000, 2000, 20, 3, 1500))[:2] == (serving.CODE_TOKENS, 1500.0)
-    assert one(plan.arena, (5, 5, 20, 300, 512))[0] == serving.CODE_SEQS
+    assert one(plan.arena, (2000, 2000, 20, 3, 1500))[:2] == (serving_options.CODE_TOKENS, 1500.0)
+    assert one(plan.arena, (5, 5, 20, 300, 512))[0] == serving_options.CODE_SEQS
     # decodes leave the budget to prompts
     assert one(plan.arena, (5, 5, 20, 100, 8))[0] == 0
-    assert serving.most_admitted(5.0, 8.0, True, 1.0, True) == math.inf
-    assert serving.most_admitted(9.0, 8.0, False, 1.0, True) == 0.0
+    assert serving_options.most_admitted(5.0, 8.0, True, 1.0, True) == math.inf
+    assert serving_options.most_admitted(9.0, 8.0, False, 1.0, True) == 0.0
 
 
 def test_waves_take_their_groups_of_prompts(plan):
@@ -231,7 +239,7 @@ def test_waves_take_their_groups_of_prompts(plan):
     assert open_speculation(plan.arena, parts).tokens == ONE_TOKEN.tokens
     got = one(plan.arena, (512, 512, 100, 16, 512), options(spread=0.0))[2]
     prompt_us = plan.prefill_us(512)
-    assert got[serving.TTFT_US] == pytest.approx(prompt_us * 17 / 2, rel=1e-9)
-    after_us = got[serving.TPOT_US] - got[serving.DECODE_STEP_US]
+    assert got[serving_options.TTFT_US] == pytest.approx(prompt_us * 17 / 2, rel=1e-9)
+    after_us = got[serving_options.TPOT_US] - got[serving_options.DECODE_STEP_US]
     assert after_us == pytest.approx(prompt_us * 15 / 2 / 99, rel=1e-9)
-    assert got[serving.DECODES] == 16.0
+    assert got[serving_options.DECODES] == 16.0

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof.compiled.jit import jit
-from fastroof.compiled.request_lanes import TILE, bit_count, lowest_bit, request_lanes
+from fastroof.compiled.layout import TILE
+from fastroof.compiled.llvm import bit_count, lowest_bit, request_lanes
 from fastroof.compiled.request_sums import MANY_CHUNKS, MAX_KV_LEN, StepSums, decode_sums, request_sums
 from tests.reference import windows as naive
 

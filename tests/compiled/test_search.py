@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import gemms, grids, search
-from fastroof.compiled.packed import GridNodes
+from fastroof.compiled import gemms, grids
+from fastroof.compiled import guides as search
+from fastroof.compiled.layout import GridNodes
 from fastroof.operators.attention import ATTENTION_DECODE
 from fastroof.operators.communication import ALLREDUCE
 from fastroof.operators.gemm import GEMM

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import disaggregated, mean_steps, serving, steps, verification
+from fastroof.compiled import disaggregated, mean_steps, serving, serving_options, steps, verification
 from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, StepCosts
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
@@ -49,7 +49,7 @@ def options(
     max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0,
     wait_steps=0.0, steps_met=None,
 ):  # fmt: skip
-    return serving.ServingOptions(
+    return serving_options.ServingOptions(
         max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us, wait_steps=wait_steps,
         steps_met=AT_RANDOM if steps_met is None else steps_met,
     )  # fmt: skip
@@ -57,7 +57,7 @@ def options(
 
 def one(plan, sizes, chosen=None):
     """Code, what was needed, and the column of one scenario."""
-    out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+    out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
     isl, *others = (np.array([float(x)]) for x in sizes)
     code, _, needed = serving.serving_estimates(plan.arena, isl, isl, *others, chosen or options(), out)
     return code, needed, out[:, 0]
@@ -81,7 +81,7 @@ def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked
     chosen = options(kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds), steps_met=met)
     code, _, got = one(plan, (isl, osl, clients, budget), chosen)
     if not is_chunked and isl > budget:
-        assert code == serving.CODE_WHOLE_PROMPT
+        assert code == serving_options.CODE_WHOLE_PROMPT
         return
     assert code == 0
     expected = closed_form(
@@ -89,17 +89,17 @@ def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked
         is_chunked=is_chunked, osl_reserved=reserved, max_kv_tokens=kv, rounds=rounds or None, steps_met=met,
     )  # fmt: skip
     rows = (
-        serving.TTFT_US,
-        serving.TPOT_US,
-        serving.DECODE_STEP_US,
-        serving.MIXED_STEP_US,
-        serving.MIXED_SHARE,
-        serving.EFFECTIVE_CONCURRENCY,
+        serving_options.TTFT_US,
+        serving_options.TPOT_US,
+        serving_options.DECODE_STEP_US,
+        serving_options.MIXED_STEP_US,
+        serving_options.MIXED_SHARE,
+        serving_options.EFFECTIVE_CONCURRENCY,
     )
     np.testing.assert_allclose(got[list(rows)], expected, rtol=1e-5)
     request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
-    assert got[serving.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
-    assert got[serving.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
+    assert got[serving_options.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
+    assert got[serving_options.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
 
 
 @pytest.mark.parametrize("wait_steps", [1, 20, 500])
@@ -113,9 +113,9 @@ def test_prompts_held_back_are_the_closed_form(plan, wait_steps, is_chunked, rou
         expected = closed_form(
             plan, *sizes, is_chunked=is_chunked, rounds=rounds or None, wait_steps=wait_steps
         )
-        assert got[serving.TTFT_US] == pytest.approx(expected.ttft_us, rel=1e-5)
-        assert got[serving.TPOT_US] == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
-        assert got[serving.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)
+        assert got[serving_options.TTFT_US] == pytest.approx(expected.ttft_us, rel=1e-5)
+        assert got[serving_options.TPOT_US] == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
+        assert got[serving_options.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)
 
 
 def test_a_budget_beyond_the_plan_is_no_matter_where_no_step_fills_it(plan):
@@ -132,29 +132,31 @@ def test_each_chunk_after_a_cached_prefix_is_beside_the_longer_decodes(plan, new
     cached, clients = 2000.0, 6.0
 
     def estimated(isl):
-        out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+        out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
         sizes = [np.array([x]) for x in (isl, new, 60.0, clients, budget)]
         assert serving.serving_estimates(plan.arena, *sizes, options(), out)[0] == 0
         return out[:, 0]
 
     without, got = estimated(new), estimated(cached + new)
-    assert got[serving.WAIT_US] == without[serving.WAIT_US] == 0.0
+    assert got[serving_options.WAIT_US] == without[serving_options.WAIT_US] == 0.0
     parts = steps.open_plan(plan.arena)
-    chunks = math.ceil(new / (budget - got[serving.DECODES]))
+    chunks = math.ceil(new / (budget - got[serving_options.DECODES]))
     # what a mixed step takes more beside the prompts' own reading
-    mixed_us = got[serving.MIXED_STEP_US] - without[serving.MIXED_STEP_US]
-    mixed_us -= parts.prefix_pair_us * got[serving.PREFILL_TOKENS] * cached
-    mixed_us -= parts.prefix_token_us * cached * max(got[serving.PROMPTS], 1.0)
+    mixed_us = got[serving_options.MIXED_STEP_US] - without[serving_options.MIXED_STEP_US]
+    mixed_us -= parts.prefix_pair_us * got[serving_options.PREFILL_TOKENS] * cached
+    mixed_us -= parts.prefix_token_us * cached * max(got[serving_options.PROMPTS], 1.0)
     assert mixed_us > 0
 
     def mean_us(row):
-        share = row[serving.MIXED_SHARE]
-        return (1.0 - share) * row[serving.DECODE_STEP_US] + share * row[serving.MIXED_STEP_US]
+        share = row[serving_options.MIXED_SHARE]
+        return (1.0 - share) * row[serving_options.DECODE_STEP_US] + share * row[
+            serving_options.MIXED_STEP_US
+        ]
 
     own_us = parts.prefix_pair_us * new * cached + parts.prefix_token_us * cached * chunks
     # and half a step of others before it
     more_us = own_us + chunks * mixed_us + 0.5 * (mean_us(got) - mean_us(without))
-    assert got[serving.TTFT_US] - without[serving.TTFT_US] == pytest.approx(more_us, rel=1e-9)
+    assert got[serving_options.TTFT_US] - without[serving_options.TTFT_US] == pytest.approx(more_us, rel=1e-9)
 
 
 def test_mean_steps_of_whole_numbers_are_steps(plan):
@@ -186,7 +188,7 @@ def test_a_prompt_in_chunks_takes_its_steps(plan):
 
 def test_one_client_sees_the_mean_of_its_steps(plan):
     for isl, osl in ((10, 5000), (500, 40), (60, 10)):
-        got = one(plan, (isl, osl, 1, 1024))[2][serving.TPOT_US]
+        got = one(plan, (isl, osl, 1, 1024))[2][serving_options.TPOT_US]
         steps_us = plan.decode_us(1, np.arange(isl + 1, isl + osl))
         assert got == pytest.approx(steps_us.mean(), rel=1e-4)
 
@@ -199,30 +201,30 @@ def test_estimates_keep_to_what_an_engine_can_do(plan, isl, osl, clients, budget
     kv_tokens = 40.0 * kv
     chosen = options(kv_tokens, max_seqs=200.0, is_chunked=is_chunked, rounds=float(rounds))
     code, needed, got = one(plan, (isl, osl, clients, budget), chosen)
-    if code == serving.CODE_KV:
+    if code == serving_options.CODE_KV:
         assert isl + osl > kv_tokens
-    elif code == serving.CODE_WHOLE_PROMPT:
+    elif code == serving_options.CODE_WHOLE_PROMPT:
         assert isl > budget
-    elif code == serving.CODE_TOKENS:
+    elif code == serving_options.CODE_TOKENS:
         assert plan.max_tokens < needed <= budget * (1 + 1e-12)
-    elif code == serving.CODE_SEQS:
+    elif code == serving_options.CODE_SEQS:
         assert plan.max_seqs < needed
     else:
         assert code == 0
-        finite = np.delete(got, serving.TPOT_US)
+        finite = np.delete(got, serving_options.TPOT_US)
         assert np.isfinite(finite).all()
         assert (finite >= 0).all()
-        assert 0 <= got[serving.MIXED_SHARE] <= 1
-        assert got[serving.EFFECTIVE_CONCURRENCY] <= min(clients, 200) * (1 + 1e-12)
-        assert got[serving.DECODES] <= min(clients, 200) * (1 + 1e-12)
-        tokens = got[serving.DECODES] + got[serving.PREFILL_TOKENS]
+        assert 0 <= got[serving_options.MIXED_SHARE] <= 1
+        assert got[serving_options.EFFECTIVE_CONCURRENCY] <= min(clients, 200) * (1 + 1e-12)
+        assert got[serving_options.DECODES] <= min(clients, 200) * (1 + 1e-12)
+        tokens = got[serving_options.DECODES] + got[serving_options.PREFILL_TOKENS]
         assert tokens <= budget * (1 + 1e-12) + 1e-9
         if osl > 1:
-            kinds = [got[serving.DECODE_STEP_US], got[serving.MIXED_STEP_US]]
-            kinds = kinds if got[serving.MIXED_SHARE] > 0 else kinds[:1]
-            assert min(kinds) * (1 - 1e-12) <= got[serving.TPOT_US] <= max(kinds) * (1 + 1e-12)
+            kinds = [got[serving_options.DECODE_STEP_US], got[serving_options.MIXED_STEP_US]]
+            kinds = kinds if got[serving_options.MIXED_SHARE] > 0 else kinds[:1]
+            assert min(kinds) * (1 - 1e-12) <= got[serving_options.TPOT_US] <= max(kinds) * (1 + 1e-12)
         # more clients than one is no reason for a first token before its prompt is read
-        assert got[serving.TTFT_US] >= PROFILE.costs.prefill_floor_layer_us * plan.model.num_layers
+        assert got[serving_options.TTFT_US] >= PROFILE.costs.prefill_floor_layer_us * plan.model.num_layers
 
 
 @settings(max_examples=200)
@@ -231,22 +233,22 @@ def test_the_loop_survives_any_numbers(plan, sizes, is_chunked):
     with np.errstate(all="ignore"):
         code, _, got = one(plan, sizes, options(is_chunked=is_chunked, rounds=2.0))
     legal = all(1.0 <= x <= 2.0**28 for x in sizes)
-    assert (code == serving.CODE_SIZES) == (not legal)
-    assert code != 0 or np.isfinite(np.delete(got, serving.TPOT_US)).all()
+    assert (code == serving_options.CODE_SIZES) == (not legal)
+    assert code != 0 or np.isfinite(np.delete(got, serving_options.TPOT_US)).all()
 
 
 def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
     def stop(isl, **more):
         arrays = [np.array(isl, float), *(np.full(len(isl), x, float) for x in (20, 8, 512))]
-        out = np.empty((serving.ESTIMATE_ROWS, len(isl)))
+        out = np.empty((serving_options.ESTIMATE_ROWS, len(isl)))
         return serving.serving_estimates(plan.arena, arrays[0], *arrays, options(**more), out)
 
     assert stop([5, 6, 7]) == (0, 0, 0.0)
-    assert stop([5, 0, 7]) == (serving.CODE_SIZES, 1, 0.0)
-    assert stop([5, 6, 999_990]) == (serving.CODE_KV, 2, 1_000_010.0)
-    assert stop([5, 600, 700], is_chunked=False) == (serving.CODE_WHOLE_PROMPT, 1, 600.0)
-    assert one(plan, (2000, 20, 3, 1500))[:2] == (serving.CODE_TOKENS, 1500.0)
-    assert one(plan, (5, 20, 300, 512))[0] == serving.CODE_SEQS
+    assert stop([5, 0, 7]) == (serving_options.CODE_SIZES, 1, 0.0)
+    assert stop([5, 6, 999_990]) == (serving_options.CODE_KV, 2, 1_000_010.0)
+    assert stop([5, 600, 700], is_chunked=False) == (serving_options.CODE_WHOLE_PROMPT, 1, 600.0)
+    assert one(plan, (2000, 20, 3, 1500))[:2] == (serving_options.CODE_TOKENS, 1500.0)
+    assert one(plan, (5, 20, 300, 512))[0] == serving_options.CODE_SEQS
 
 
 # -- disaggregated -------------------------------------------------------------------------------
@@ -314,7 +316,9 @@ def test_what_limits_is_at_one(plan, sizes, limit):
 def test_disaggregated_estimates_add_up(plan, isl, osl, clients, x, y, budget, transfer):
     code, _, got = apart(plan, (isl, osl + 1, clients, x, y, budget), transfer, max_seqs=200.0)
     if code:
-        assert code == (serving.CODE_SEQS if budget // isl > plan.max_seqs else serving.CODE_TOKENS)
+        assert code == (
+            serving_options.CODE_SEQS if budget // isl > plan.max_seqs else serving_options.CODE_TOKENS
+        )
         assert budget > min(plan.max_tokens, plan.max_seqs)
         return
     assert np.isfinite(got).all()
@@ -332,7 +336,7 @@ def test_the_disaggregated_loop_survives_any_numbers(plan, sizes):
     with np.errstate(all="ignore"):
         code, _, got = apart(plan, sizes)
     legal = all(1.0 <= x <= 2.0**28 for x in sizes) and sizes[1] >= 2.0
-    assert (code == serving.CODE_SIZES) == (not legal)
+    assert (code == serving_options.CODE_SIZES) == (not legal)
     assert code != 0 or np.isfinite(got).all()
 
 
@@ -347,15 +351,15 @@ def test_many_more_prompts_than_prefill_takes_wait(plan):
 
 
 def test_each_disaggregated_code(plan):
-    assert apart(plan, (100, 1, 1, 1, 1, 512))[0] == serving.CODE_SIZES
-    assert apart(plan, (100, 9, 1, 0, 1, 512))[0] == serving.CODE_SIZES
-    assert apart(plan, (100, 9, 0, 1, 1, 512))[0] == serving.CODE_SIZES
-    assert apart(plan, (100, 9, 1, 1, 1, 512), kv=108.0)[:2] == (serving.CODE_KV, 109.0)
+    assert apart(plan, (100, 1, 1, 1, 1, 512))[0] == serving_options.CODE_SIZES
+    assert apart(plan, (100, 9, 1, 0, 1, 512))[0] == serving_options.CODE_SIZES
+    assert apart(plan, (100, 9, 0, 1, 1, 512))[0] == serving_options.CODE_SIZES
+    assert apart(plan, (100, 9, 1, 1, 1, 512), kv=108.0)[:2] == (serving_options.CODE_KV, 109.0)
     assert apart(plan, (100, 9, 1, 1, 1, 512), prefill_kv=99.0)[:2] == (disaggregated.CODE_PREFILL_KV, 100.0)
-    assert apart(plan, (2, 9, 1, 1, 1, 1024))[:2] == (serving.CODE_SEQS, 512.0)
-    assert apart(plan, (2000, 9, 1, 1, 1, 1500))[:2] == (serving.CODE_TOKENS, 1500.0)
+    assert apart(plan, (2, 9, 1, 1, 1, 1024))[:2] == (serving_options.CODE_SEQS, 512.0)
+    assert apart(plan, (2000, 9, 1, 1, 1, 1500))[:2] == (serving_options.CODE_TOKENS, 1500.0)
     whole = apart(plan, (600, 9, 1, 1, 1, 512), is_chunked=False)
-    assert whole[:2] == (serving.CODE_WHOLE_PROMPT, 600.0)
+    assert whole[:2] == (serving_options.CODE_WHOLE_PROMPT, 600.0)
     code, needed, _ = apart(plan, (8, 900, 2000, 2, 1, 512), kv=1e6)
     assert code == disaggregated.CODE_DECODE_SEQS
     assert needed > plan.max_seqs

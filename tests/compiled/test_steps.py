@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import decode_lines, ragged_steps, request_sums, steps
-from fastroof.compiled.llvm import LANES
-from fastroof.plan.decode_lines import decode_lines as lines_of
+from fastroof.compiled.layout import LANES
+from fastroof.plan.arena import decode_lines as lines_of
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 
 pytestmark = pytest.mark.loops

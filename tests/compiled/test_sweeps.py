@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import BatchError, PlanRangeError, SweepError, compile_plan
-from fastroof.compiled import grids, steps
+from fastroof.compiled import grids, layout, steps
 from fastroof.sweep import LIMITS, best_batches, decode_times_us
-from fastroof.sweep.steps import plan_batches
+from fastroof.sweep.steps import evaluate as plan_batches
 from fastroof.units import US_PER_MS
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.sweep import best_steps
@@ -53,7 +53,7 @@ def plans() -> list[Any]:
     )
     assert [plan.decode_lines is not None for plan in made] == [True, True, False, False]
     forms = [plan.arena[int(plan.arena[steps.DECODE_AT]) + grids.FORM] for plan in made]
-    assert forms == [grids.FORM_LATENCY] * 3 + [grids.FORM_DECODE_RATE]
+    assert forms == [layout.FORM_LATENCY] * 3 + [layout.FORM_DECODE_RATE]
     return made
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fastroof.compiled import code_cache, trusted_folders
-from fastroof.compiled.trusted_folders import open_trusted
+from fastroof.compiled import code_cache
+from fastroof.compiled import trusted_files as trusted_folders
+from fastroof.compiled.trusted_files import open_trusted
 
 pytestmark = pytest.mark.loops
 

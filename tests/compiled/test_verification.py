@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import disaggregated, drafts, serving, steps, verification
+from fastroof.compiled import disaggregated, request_sums, serving, serving_options, steps, verification
+from fastroof.compiled import mean_steps as drafts
+from fastroof.plan.arena import verification_arena
 from fastroof.plan.step_attention import NO_WINDOW
-from fastroof.plan.verification import verification_arena
 from tests.compiled.test_serving import PROFILE, one, options
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import Verified, closed_form, draft_us, mean_step_us
@@ -63,7 +64,7 @@ def test_sizes_that_cannot_be_timed_are_a_code(plan, sizes):
     batch, kv, queries = sizes
     out = np.full(1, np.nan)
     code = verification.verify_steps_us(verification_arena(plan), *(np.array([s]) for s in sizes), out)
-    fits = 1 <= batch <= plan.max_seqs and 1 <= queries <= kv <= steps.MAX_KV_LEN
+    fits = 1 <= batch <= plan.max_seqs and 1 <= queries <= kv <= request_sums.MAX_KV_LEN
     assert (code == 0) == (fits and batch * queries <= plan.max_tokens)
     assert np.isfinite(out[0]) == (code == 0)
 
@@ -107,16 +108,16 @@ def test_estimates_are_the_closed_form(plan, draft, tokens, has_draft, is_chunke
             plan, isl, osl, clients, budget, is_chunked=is_chunked, rounds=rounds or None,
             verified=Verified(tokens, accepted, draft if has_draft else None),
         )  # fmt: skip
-        got = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+        got = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
         sizes = [np.array([float(x)]) for x in (isl, isl, osl, clients, budget)]
         code, _, _ = serving.serving_estimates(
             arena, *sizes, options(is_chunked=is_chunked, rounds=rounds), got
         )
         assert code == 0
-        assert got[serving.TTFT_US, 0] == pytest.approx(expected.ttft_us, rel=1e-4)
-        assert got[serving.TPOT_US, 0] == pytest.approx(expected.tpot_us, rel=1e-4, nan_ok=True)
-        assert got[serving.DECODE_STEP_US, 0] == pytest.approx(expected.decode_us, rel=1e-4)
-        assert got[serving.MIXED_STEP_US, 0] == pytest.approx(expected.mixed_us, rel=1e-4)
+        assert got[serving_options.TTFT_US, 0] == pytest.approx(expected.ttft_us, rel=1e-4)
+        assert got[serving_options.TPOT_US, 0] == pytest.approx(expected.tpot_us, rel=1e-4, nan_ok=True)
+        assert got[serving_options.DECODE_STEP_US, 0] == pytest.approx(expected.decode_us, rel=1e-4)
+        assert got[serving_options.MIXED_STEP_US, 0] == pytest.approx(expected.mixed_us, rel=1e-4)
 
 
 def test_workers_of_both_kinds_draft(plan, draft):
@@ -142,10 +143,10 @@ def test_a_draft_attends_to_what_is_cached(plan, draft, osl):
     arena = verification_arena(plan, 3, 2.0, 2, draft)
 
     def ttft_us(isl, new):
-        out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+        out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
         sizes = [np.array([x]) for x in (isl, new, osl, 1.0, 512.0)]
         assert serving.serving_estimates(arena, *sizes, options(), out)[0] == 0
-        return out[serving.TTFT_US, 0]
+        return out[serving_options.TTFT_US, 0]
 
     pairs = 100.0 * 200.0
     prefix_us = sum(
@@ -182,19 +183,19 @@ ANY = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1.0, 4000.0)
 @given(sizes=st.tuples(*[ANY] * 5), is_chunked=st.booleans())
 def test_estimates_survive_any_numbers(plan, draft, sizes, is_chunked):
     arena = verification_arena(plan, 4, 2.5, 3, draft)
-    out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+    out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
     arrays = [np.array([size]) for size in sizes]
     with np.errstate(all="ignore"):
         code, _, _ = serving.serving_estimates(
             arena, *arrays, options(is_chunked=is_chunked, rounds=2.0), out
         )
     legal = all(1.0 <= size <= 2.0**28 for size in sizes) and sizes[1] <= sizes[0]
-    assert (code == serving.CODE_SIZES) == (not legal)
+    assert (code == serving_options.CODE_SIZES) == (not legal)
 
 
 def test_a_verification_of_one_token_without_a_draft_changes_nothing(plan):
     sizes = (300.0, 300.0, 40.0, 20.0, 512.0)
-    out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+    out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
     arrays = [np.array([size]) for size in sizes]
     assert serving.serving_estimates(verification_arena(plan), *arrays, options(), out)[0] == 0
     np.testing.assert_array_equal(out[:, 0], one(plan, (300, 40, 20, 512))[2])

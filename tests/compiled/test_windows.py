@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import StepBatch, StepPlan, compile_plan, load_model
-from fastroof.compiled import callers, kv_room, mean_steps, plan_files, ragged_steps, steps, windows
+from fastroof.compiled import callers, mean_steps, plan_files, ragged_steps, steps
+from fastroof.compiled import request_sums as request_sums_module
+from fastroof.compiled import request_sums as windows
+from fastroof.compiled import serving_options as kv_room
 from fastroof.compiled.request_sums import request_sums
 from fastroof.compiled.verification import one_token
 from fastroof.models import LayerGroup, LayerKind
@@ -267,7 +270,7 @@ def test_the_longest_sequences_that_fit(parts, whole, within, window, state, seq
         return sequences * kv_room.held_parts(room, length) <= parts
 
     assert longest == 0 or fits(longest)
-    assert longest == kv_room.MAX_KV_LEN or not fits(longest + 1)
+    assert longest == request_sums_module.MAX_KV_LEN or not fits(longest + 1)
     if whole + within == 0:
         return
     share = within / (whole + within)

@@ -165,7 +165,7 @@ def test_spelling_does_not_matter(spelling: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["H100 NVL", "h100_94gb_nvl", "H100-PCIe-96", "a100_pcie_40gb"])
 def test_a_card_of_the_same_die_is_another_card(name: str) -> None:
     both = r"(?P<die>h100|a100) is the NVIDIA .* SXM.*, (?P=die)_pcie is the NVIDIA .* PCIe"
-    with pytest.raises(GpuError, match=f"{both}.*; for another card, give the path of its own"):
+    with pytest.raises(GpuError, match=f"{both}.*; for another card, give the path of its"):
         load_gpu(name)
 
 

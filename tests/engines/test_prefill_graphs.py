@@ -8,7 +8,7 @@ import pytest
 
 from fastroof.engines import PrefillGraphs, load_engine
 from fastroof.errors import PlanError
-from fastroof.serving.evidence.calibration import profile_text
+from fastroof.serving.evidence.profile_file import profile_text
 
 SIZES = (
     *range(4, 33, 4),

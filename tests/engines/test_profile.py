@@ -22,12 +22,12 @@ from fastroof.engines import (
     load_engine,
     serving_engines,
 )
-from fastroof.engines.versions import holds_for
+from fastroof.engines.values import holds_for
 from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
-from fastroof.plan.kernel_sources import kernel_sources
+from fastroof.plan.plan_facts import kernel_sources
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(
@@ -83,7 +83,7 @@ def test_a_profile_is_a_file_too(tmp_path):
         ("name = 1", "needs a name"),
         ("engine = 1", "engine must be a text, got 1"),
         ("versions = '0.12'", "versions must be bounds such as >=0.12,<0.14, got '0.12'"),
-        ("versions = '>=new'", "'new' is no version"),
+        ("versions = '>=new'", "'new' is not a version"),
         ("scheduling.chunked_prefill = 1", "chunked_prefill must be true or false, got 1"),
         ("scheduling.order = 'decodes'", "order must be one of mixed, prefill_first, got 'decodes'"),
         ("scheduling.max_num_seqs = 0", "max_num_seqs must be a whole number from 1 to"),
@@ -221,7 +221,7 @@ def test_an_engine_is_found_by_its_version():
         PlanError, match=r"no profile is of trtllm 0\.9; there are trtllm \(>=1\.0\.0rc0,<1\.1"
     ):
         load_engine("trtllm-0.9")
-    with pytest.raises(PlanError, match="'new' is no version"):
+    with pytest.raises(PlanError, match="'new' is not a version"):
         load_engine("vllm-new")
     with pytest.raises(PlanError, match="engine must be one of sglang, trtllm, vllm, got 'tgi'"):
         engine_of_version("tgi")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.backends.c import objects
+
 __all__ = ["OPERATIONS", "Operation", "prepare_inputs"]
 
 Run = Callable[[Path, Path, int, bool], None]
@@ -82,10 +84,10 @@ SPECS: Final = {"steps": STEPS, "deployments": DEPLOYMENTS, "capacities": CAPACI
 def prepare_inputs(folder: Path) -> None:
     """Make what operations read, and cut sweeps into many small units, with a part after each."""
     from fastroof.sweep import checkpoint
-    from fastroof.sweep.capacities import units as capacity_units
-    from fastroof.sweep.deployments import units as deployment_units
+    from fastroof.sweep.capacities import kind as capacity_units
+    from fastroof.sweep.deployments import kind as deployment_units
     from fastroof.sweep.run import run_sweep
-    from fastroof.sweep.steps import units as step_units
+    from fastroof.sweep.steps import spec as step_units
 
     checkpoint.PART_EVERY_S = 0.0  # type: ignore[misc]
     for module in (step_units, deployment_units, capacity_units):
@@ -170,9 +172,8 @@ def _export(command: str, place: str, *options: str) -> Run:
 
 def _export_c(folder: Path, inputs: Path, version: int, again: bool) -> None:
     """The files of the export without compiling, which takes a second; beside a file of the user's own."""
-    from fastroof.backends.c import export
 
-    export.object_code = lambda *_: b"code" * 1000  # type: ignore[attr-defined]
+    objects.object_code = lambda *_: b"code" * 1000  # type: ignore[attr-defined]
     _export("c", "step", "--no-shared")(folder, inputs, version, again)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastroof.atomic_files import write_files, write_output
 from fastroof.load.write import write_source
-from fastroof.whole_files import write_files, write_output
 from tests.faults.planted import PLANTED
 from tests.faults.shim import command_with_faults
 

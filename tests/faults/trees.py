@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from fastroof.unfinished import is_unfinished
+from fastroof.atomic_files import is_unfinished
 
 __all__ = ["Tree", "contents", "is_hidden_half", "restore"]
 

@@ -21,7 +21,7 @@ from fastroof.load import by_name, package_import
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.own import list_sources, load_own
-from fastroof.load.package_sources import PCIE_LINKED
+from fastroof.load.package_import import PCIE_LINKED
 from fastroof.load.write import write_source
 from tests.reference.packages import ALLREDUCE, GEMM, install, package
 

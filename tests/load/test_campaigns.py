@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastroof.load import MeasuredTable
-from fastroof.load.campaigns import campaign_family, compare_sources, same_kernels
+from fastroof.load.compare import campaign_family, compare_sources, same_kernels
 
 SIZES = [(m, n, k) for m in 2 ** np.arange(14) for n in (64, 512, 4096) for k in (64, 512, 4096, 8192)]
 

@@ -386,7 +386,7 @@ def test_a_table_beyond_memory_is_not_called_damaged(
     gpu_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source(gpu_folder / "mine", {"gemm": gemm_rows()})
-    monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
+    monkeypatch.setattr("fastroof.arrow.usable_memory_bytes", lambda: 10)
     with pytest.raises(TableError, match=r"needs more memory than there is \([0-9,]+ rows take") as error:
         load_own(gpu_folder)
     assert "damaged" not in str(error.value)
@@ -717,7 +717,7 @@ def test_a_failed_swap_puts_the_old_source_back(tmp_path: Path, monkeypatch: pyt
 
     old_size = (folder / "gemm.parquet").stat().st_size
     # as where the system or the disk cannot exchange two names
-    monkeypatch.setattr("fastroof.whole_files._exchange", lambda one, other: False)
+    monkeypatch.setattr("fastroof.atomic_files._exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", only_old_folders)
     with pytest.raises(OSError, match="device busy"):
         write_source(folder, {"gemm": gemm_rows(300)}, {"gpu": "h100"}, overwrite=True)

@@ -9,7 +9,7 @@ import pytest
 
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
-from fastroof.load.package_sources import PackageSource, current_version, package_sources
+from fastroof.load.package_import import PackageSource, current_version, package_sources
 from tests.reference.packages import ALLREDUCE, GEMM, MOE, NCCL, package
 
 VERSIONS = """\

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fastroof.errors import GpuError, TableError
 from fastroof.load import MeasuredTable, MeasuredTables
-from fastroof.load.common_points import band_words, bands, paired_points, region_sizes
-from fastroof.load.named import load_named
-from fastroof.load.table_diff import FAR_APART, diff_tables
+from fastroof.load.compare import FAR_APART, diff_tables
+from fastroof.load.families import band_words, bands, paired_points, region_sizes
+from fastroof.load.listing import load_named
 
 
 def gemms(*rows: tuple[str, int, int, int, float]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import pytest
 
 from fastroof.errors import GpuError, TableError
 from fastroof.load.measured import MeasuredTables, PeakFinding
-from fastroof.load.tree_peaks import rounding_unit
-from fastroof.load.trees import is_tree, load_tree
+from fastroof.load.trees import is_tree, load_tree, rounding_unit
 
 H100_BF16, H100_FP8 = 989.5e12, 1979e12
 PREFILL_US = {1024: 38.755, 4096: 217.109, 8192: 761.923, 16384: 2972.661, 32768: 12448.919}

@@ -14,13 +14,12 @@ import numpy.typing as npt
 import pytest
 
 from fastroof.config.gpu import GpuSpec, load_gpu
-from fastroof.load.file_report import FileReport, Finding
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.trees import load_tree
-from fastroof.load.validate import validate, worst
+from fastroof.load.validate import FileReport, Finding, validate, worst
 from fastroof.operators.attention_work import attention_flops, decode_attention_bytes
-from fastroof.operators.expert_work import moe_bytes
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
+from fastroof.operators.moe import moe_bytes
 from fastroof.operators.registry import OPERATORS
 
 MIB = 2**20

@@ -10,7 +10,7 @@ import pytest
 import fastroof
 from fastroof.errors import ModelError
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.checkpoint import Checkpoint
+from fastroof.models.execution import Checkpoint
 from fastroof.models.mlp import GatedMlp
 
 TABLES = fastroof.load_tables("h100")

@@ -8,8 +8,7 @@ import pytest
 
 from fastroof.models import LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.exchange_rules import ExchangeRules
-from fastroof.models.execution import Execution
+from fastroof.models.execution import ExchangeRules, Execution
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import AllReduce, Collective, Dispatch, Parallel

@@ -14,10 +14,9 @@ from fastroof.models import DenseModel, Layout, ModelSpec, load_model
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.families.registry import FAMILIES, MODEL_TYPES
-from fastroof.models.layers import LayerKind
-from fastroof.models.mamba import Mamba2
-from fastroof.models.skipped import NoAttention, NoMlp
-from fastroof.models.stages import stages_of
+from fastroof.models.layers import LayerKind, NoAttention, NoMlp
+from fastroof.models.linear_attention import Mamba2
+from fastroof.models.spec import stages_of
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Experts, Gemm, Parallel
 from tests.reference import families
 from tests.reference.checkpoints import (
@@ -505,13 +504,13 @@ def test_wrappers_load_as_their_text_model() -> None:
     ("file", "more"),
     [
         (config("gemma2", layer_types=["full_attention"] * 4), "post_norm"),
-        (config("minimax_m2", num_local_experts=4, num_experts_per_tok=2), "no dense transformer"),
+        (config("minimax_m2", num_local_experts=4, num_experts_per_tok=2), "not a dense transformer"),
         (
             config(
                 "nemotron-nas",
                 block_configs=[{"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}}] * 4,
             ),
-            "no dense transformer",
+            "not a dense transformer",
         ),
     ],
 )
@@ -538,7 +537,7 @@ def test_every_model_type_is_of_one_family() -> None:
         (
             config("gemma4_text", num_kv_shared_layers=2),
             UnsupportedModelError,
-            "layers that share the KV cache",
+            "layers that share other layers' KV cache",
         ),
         (
             config("gemma4_text", hidden_size_per_layer_input=8),
@@ -600,7 +599,7 @@ def test_every_model_type_is_of_one_family() -> None:
         (
             config("nemotron_h", hybrid_override_pattern="MMMM", mamba_ssm_cache_dtype="int8", **NEMOTRON),
             ModelError,
-            "a state in 'int8' is unknown: float32, float16, bfloat16 would do",
+            "unknown state dtype 'int8'; valid: float32, float16, bfloat16",
         ),
         (config("mixtral", num_experts_per_tok=2), ModelError, "field num_local_experts is missing"),
         (config("mimo_v2_flash", v_head_dim=8), ModelError, "field sliding_window_size is missing"),

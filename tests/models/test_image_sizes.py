@@ -9,8 +9,16 @@ import pytest
 from fastroof.errors import ModelError
 from fastroof.models import load_model
 from fastroof.models.hf import Fields
-from fastroof.models.image_sizes import AreaLimits, FilledTokens, ImagePieces, OneSize, PatchLimits, Tiles
-from fastroof.models.vision import VisionEncoder, vision_encoder
+from fastroof.models.vision import (
+    AreaLimits,
+    FilledTokens,
+    ImagePieces,
+    OneSize,
+    PatchLimits,
+    Tiles,
+    VisionEncoder,
+    vision_encoder,
+)
 from fastroof.operators.calls import Gemm
 
 QWEN = AreaLimits(256**2, 4096**2)

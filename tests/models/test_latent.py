@@ -150,7 +150,7 @@ def test_heads_are_split_evenly_or_not_at_all() -> None:
     assert V3.obstacles(Layout(8)) == []
     assert replace(V3, num_heads=12).obstacles(Layout(8)) == ["12 heads do not divide by 8"]
     model = load_model(config(num_attention_heads=100))
-    with pytest.raises(PlanError, match=r"100 heads do not divide by 8; tp=1, 2, 4 would do"):
+    with pytest.raises(PlanError, match=r"100 heads do not divide by 8; valid: tp=1, 2, 4"):
         model.check_layout(Layout(8))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fastroof import ModelError, load_model, model_names
+from fastroof.models.load import published_checkpoint
 from fastroof.models.named import PRESETS
-from fastroof.models.published import published_checkpoint
 
 
 @pytest.mark.parametrize("preset", model_names())

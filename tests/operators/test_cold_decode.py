@@ -14,8 +14,7 @@ from fastroof.engines import load_engine
 from fastroof.engines.kernel_choices import KernelChoices
 from fastroof.errors import PlanError
 from fastroof.operators.attention import ATTENTION_DECODE
-from fastroof.operators.attention_work import HeadShape
-from fastroof.operators.cold_decode import grid_from_memory
+from fastroof.operators.attention_work import HeadShape, grid_from_memory
 from fastroof.pack import PackedGrid, pack_grid
 
 SHAPE = HeadShape("bf16", 32, 8, 128, 0)

@@ -13,11 +13,11 @@ from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Dispatch, SendReceive
+from fastroof.operators.communication import SEND_RECEIVE, boundaries_between_nodes
 from fastroof.operators.dispatch_borrowing import sent_to
 from fastroof.operators.expert_dispatch import EXPERT_DISPATCH, dispatch_wire_bytes
 from fastroof.operators.link_groups import INTER_NODE_US
-from fastroof.operators.rows import CurveOptions
-from fastroof.operators.send_receive import SEND_RECEIVE, boundaries_between_nodes
+from fastroof.operators.row_operator import CurveOptions
 from fastroof.plan.curves import RowCurve, row_values
 from tests.reference.handmade import handmade_tables
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastroof import Tables
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.encoder_attention import ENCODER_ATTENTION
+from fastroof.operators.attention import ENCODER_ATTENTION
 from tests.reference.handmade import handmade_tables
 
 POINTS = {(1, 64): 8.0, (1, 256): 9.0, (1, 1024): 30.0, (4, 64): 8.5, (4, 256): 12.0, (4, 1024): 100.0}

@@ -23,10 +23,9 @@ from fastroof.operators.expert_borrowing import (
     nearest,
     nearest_routing,
 )
-from fastroof.operators.moe import MOE
-from fastroof.operators.moe_nongated import GATED, MOE_NONGATED
-from fastroof.tables.kernel_order import KernelOrder
-from fastroof.uncertainty.variance import relative_variance
+from fastroof.operators.moe import GATED, MOE, MOE_NONGATED
+from fastroof.tables.lookup import KernelOrder
+from fastroof.uncertainty.leave_one_out import relative_variance
 from tests.reference import experts as naive
 from tests.reference.handmade import handmade_tables
 from tests.reference.kinds import step_us

@@ -16,7 +16,7 @@ from fastroof.operators.hyper_connections import (
     hyper_connection_flops,
 )
 from fastroof.operators.operator import METHODS
-from fastroof.operators.rows import CurveOptions
+from fastroof.operators.row_operator import CurveOptions
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
 

@@ -11,8 +11,7 @@ from fastroof import Tables, load_gpu
 from fastroof.errors import LookupInputError, MissingTableError, TableError
 from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.package_rows import select
-from fastroof.operators.linear_attention import GDN, KDA, part_of
-from fastroof.operators.mamba2 import MAMBA2
+from fastroof.operators.linear_attention import GDN, KDA, MAMBA2, part_of
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
 

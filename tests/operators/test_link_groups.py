@@ -16,7 +16,7 @@ from fastroof.operators.calls import AllReduce, Collective
 from fastroof.operators.communication import ALLREDUCE, COLLECTIVE, allreduce_wire_bytes
 from fastroof.operators.link_groups import BORROWED_GROUP, INTER_NODE_US, OVER_NODES, placed
 from fastroof.operators.registry import OPERATORS
-from fastroof.operators.rows import CurveOptions, RowNodes
+from fastroof.operators.row_operator import CurveOptions, RowNodes
 from fastroof.plan.curves import RowCurve, row_values
 from tests.reference.handmade import handmade_tables
 

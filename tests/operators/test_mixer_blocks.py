@@ -10,7 +10,7 @@ import pytest
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.compiled.grids import grid_latency_us
-from fastroof.operators.mixer_blocks import constant_block, sampled_block
+from fastroof.operators.ragged import constant_block, sampled_block
 
 NODES = np.array([1.0, 4.0]), np.array([100.0, 1100.0])
 """Batches, and lengths a thousand apart."""

@@ -12,8 +12,8 @@ import fastroof
 from fastroof import load_gpu
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.calls import LatentProduct
-from fastroof.operators.latent_widths import LatentShape, shape_name
 from fastroof.operators.registry import OPERATORS
+from fastroof.operators.widths import LatentShape, shape_name
 from fastroof.units import US_PER_S
 from tests.reference.handmade import handmade_tables
 from tests.reference.raw_rows import converted, left_out

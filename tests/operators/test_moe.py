@@ -16,12 +16,17 @@ from fastroof.models import load_model, model_names
 from fastroof.models.experts import RoutedExperts
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_rows import is_nongated
-from fastroof.operators.expert_work import moe_bytes, moe_touched_experts, tokens_to_reach_all
 from fastroof.operators.foreign_rows import ForeignRows
-from fastroof.operators.moe import DENSE_ROWS, MOE
-from fastroof.operators.moe_nongated import MOE_NONGATED
+from fastroof.operators.moe import (
+    DENSE_ROWS,
+    MOE,
+    MOE_NONGATED,
+    moe_bytes,
+    moe_touched_experts,
+    tokens_to_reach_all,
+)
 from fastroof.operators.registry import OPERATORS
-from fastroof.operators.rows import CurveOptions
+from fastroof.operators.row_operator import CurveOptions
 from tests.reference.handmade import handmade_tables
 
 SHAPE = {"hidden": 2688, "intermediate": 1856, "topk": 6, "num_experts": 128}

@@ -9,9 +9,9 @@ import pytest
 
 import fastroof
 from fastroof.arrays import Floats
-from fastroof.operators.prefix_price import PrefixUs, measured_price
+from fastroof.operators.attention_work import PrefixUs, measured_price
 from fastroof.operators.registry import OPERATORS
-from fastroof.operators.sparse_prefixes import fitted_price
+from fastroof.operators.sparse import fitted_price
 from fastroof.pack.ragged import RaggedTable, pack_ragged
 
 WINDOW = 64

@@ -12,11 +12,10 @@ from fastroof import load_gpu
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts
-from fastroof.operators.expert_work import moe_bytes, moe_flops
-from fastroof.operators.rows import CurveOptions
-from fastroof.operators.sending_experts import MEGAMOE
-from fastroof.operators.wide_borrowing import ANOTHER_LAYER, ANOTHER_PLACES, ANOTHER_SPLIT
-from fastroof.operators.wide_experts import MLP, MOE_WIDE
+from fastroof.operators.expert_dispatch import MEGAMOE
+from fastroof.operators.moe import moe_bytes, moe_flops
+from fastroof.operators.row_operator import CurveOptions
+from fastroof.operators.wide_experts import ANOTHER_LAYER, ANOTHER_PLACES, ANOTHER_SPLIT, MLP, MOE_WIDE
 from fastroof.plan.curves import RowCurve, row_values
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables

@@ -13,7 +13,7 @@ import fastroof
 from fastroof.operators.calls import Gemm
 from fastroof.operators.gemm import GEMM
 from fastroof.pack.bands import Bands, bands_of, left_out_us, residue_start, with_band_nodes
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.curves import TableCurves
 from tests.reference import bands as naive
 from tests.reference.handmade import gemm_rows, handmade_tables
 

@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.compiled import gemms, grid_points, grids, points, search
+from fastroof.compiled import gemms, grids, points
+from fastroof.compiled import grids as grid_points
+from fastroof.compiled import guides as search
 from fastroof.compiled.guides import guide_of, guided_cell, guided_node
-from fastroof.compiled.packed import GuidedGrid
+from fastroof.compiled.layout import GuidedGrid
 from fastroof.config import load_gpu
 from fastroof.errors import LookupInputError
 from fastroof.operators.attention import ATTENTION, ATTENTION_DECODE
 from fastroof.operators.gemm import GEMM
 from fastroof.pack import SIZE_LIMIT, curves, pack_curve, pack_gemm
-from fastroof.pack.curves import cell_origins
-from fastroof.pack.guides import joined_axes
+from fastroof.pack.curves import cell_origins, joined_axes
 from fastroof.pack.keys import MANTISSA_BITS, axis_guide, key_columns, nearest_key_starts
-from fastroof.tables import sizes
+from fastroof.tables import lookup as sizes
 from tests.reference import lookups as naive
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 

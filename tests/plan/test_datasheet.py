@@ -10,7 +10,7 @@ import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans, gpu_names, load_model
 from fastroof.models import LayerGroup
-from fastroof.plan.datasheet import CLASSES
+from fastroof.plan.curves import CLASSES
 
 
 @pytest.fixture(scope="module")

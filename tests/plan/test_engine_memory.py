@@ -16,8 +16,7 @@ from fastroof.engines.memory import StaticReserve
 from fastroof.errors import PlanError
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.plan.memory import plan_memory
-from fastroof.plan.memory_room import VISIBLE_SHARE
+from fastroof.plan.memory import VISIBLE_SHARE, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus
 from fastroof.serving.sizing import largest_batch
 from fastroof.units import GIB, MIB

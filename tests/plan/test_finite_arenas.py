@@ -7,8 +7,8 @@ import fastroof
 from fastroof.compiled import steps
 from fastroof.compiled.grids import cells_of
 from fastroof.errors import PlanError
-from fastroof.plan.finite_arenas import MOST_US, check_arena
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.arena import MOST_US, check_arena
+from fastroof.plan.curves import TableCurves
 
 TABLES = fastroof.load_tables("h100")
 PLANS = {

@@ -9,8 +9,8 @@ import pytest
 
 from fastroof import StepBatch, StepPlan, Tables, compile_plan, load_model, load_tables
 from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
-from fastroof.plan.images import image_us
-from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.curves import TableCurves
+from fastroof.plan.explain import image_us
 
 
 @pytest.mark.loops

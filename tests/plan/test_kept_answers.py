@@ -18,7 +18,7 @@ import pytest
 
 from fastroof.config.paths import bench_data_root
 from fastroof.file_access import FilesRead
-from fastroof.plan import kept_plans
+from fastroof.plan import plan_cache as kept_plans
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PRESETS = CHECKOUT / "fastroof" / "models" / "presets"

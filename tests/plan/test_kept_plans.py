@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.errors import PlanError
 from fastroof.file_access import read_bytes
-from fastroof.plan import kept_plans, plan_identity
-from fastroof.plan.kept_plan import KeptPlan, kept_bytes, kept_of, read_kept_plan
+from fastroof.plan import plan_cache as kept_plans
+from fastroof.plan import plan_cache as plan_identity
+from fastroof.plan.plan_cache import KeptPlan, kept_bytes, kept_of, read_kept_plan
 
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama-3.1-8b"},

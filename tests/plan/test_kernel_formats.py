@@ -13,7 +13,7 @@ import fastroof
 from fastroof import MissingTableError, Tables
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.engines import load_engine
-from fastroof.engines.profile import KernelChoices
+from fastroof.engines.kernel_choices import KernelChoices
 from fastroof.models import load_model
 from fastroof.models.execution import DTYPES
 from fastroof.units import GB

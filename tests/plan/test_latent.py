@@ -10,14 +10,14 @@ import pytest
 
 import fastroof
 from fastroof.engines import EngineProfile, load_engine
-from fastroof.engines.profile import OperatorKernel
+from fastroof.engines.kernel_choices import OperatorKernel
 from fastroof.errors import MissingTableError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.named import preset_config
 from fastroof.operators.calls import LatentProduct
 from fastroof.operators.registry import OPERATORS
-from fastroof.operators.rows import CurveOptions
-from fastroof.plan.latent_blocks import whole_blocks
+from fastroof.operators.row_operator import CurveOptions
+from fastroof.plan.execution import whole_blocks
 from fastroof.plan.options import PlanOptions, kernel_order
 from tests.reference.kinds import step_us
 

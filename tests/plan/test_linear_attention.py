@@ -11,11 +11,11 @@ import pytest
 import fastroof
 from fastroof.errors import ModelError, PlanError
 from fastroof.models import LayerKind, Layout, ModelSpec, load_model
-from fastroof.models.attention_residuals import AttentionResiduals
 from fastroof.models.execution import Execution
 from fastroof.models.latent import LatentAttention
 from fastroof.models.linear_attention import DeltaRule, GatedDeltaNet, KimiDeltaAttention
 from fastroof.models.named import preset_config
+from fastroof.models.residuals import AttentionResiduals
 from fastroof.operators.calls import AllReduce, Elementwise, Gemm, MixerCall
 from fastroof.operators.linear_attention import GDN
 from fastroof.serving import SpeculativeDecoding, estimate
@@ -270,7 +270,7 @@ def test_heads_are_split_whole() -> None:
 
 @pytest.mark.parametrize(("sizes", "why"), [
     ({"num_v_heads": 40}, "40 heads of values do not divide by 16 of keys"),
-    ({"state_dtype": "int8"}, "a state in 'int8' is unknown: float32, float16, bfloat16 would do"),
+    ({"state_dtype": "int8"}, "unknown state dtype 'int8'; valid: float32, float16, bfloat16"),
     ({"head_k_dim": 0}, "head_k_dim"),
 ])  # fmt: skip
 def test_sizes_that_no_layer_has(sizes: dict[str, Any], why: str) -> None:

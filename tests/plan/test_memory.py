@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import compile_plan, load_model
-from fastroof.compiled.kv_room import longest_held
-from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import BatchError
 from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.mlp import GatedMlp
-from fastroof.models.stages import stages_of
-from fastroof.plan.gpu_memory import PlanMemory
-from fastroof.plan.memory import plan_memory
+from fastroof.models.spec import stages_of
+from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.sweep import best_batches

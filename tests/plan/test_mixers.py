@@ -17,10 +17,10 @@ from fastroof.models import ModelSpec
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import MixerCall, MixerKernel
-from fastroof.operators.mixer_borrowing import OCTAVE, lent
+from fastroof.operators.ragged import OCTAVE, lent
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.mixers import MixerErrors, step_attention
-from fastroof.tables.kernel_order import KernelOrder
+from fastroof.plan.attention import MixerErrors, step_attention
+from fastroof.tables.lookup import KernelOrder
 from fastroof.uncertainty.leave_one_out import EdgeVariances, LocalErrors
 from tests.reference.handmade import handmade_tables
 

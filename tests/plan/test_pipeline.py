@@ -13,7 +13,7 @@ from fastroof import StepBatch, compile_plan, compile_plans, load_model
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled.plan_files import arena_fits
 from fastroof.errors import PlanError, PlanRangeError
-from fastroof.models.stages import stages_of
+from fastroof.models.spec import stages_of
 from fastroof.plan.pipeline import makespan_us
 from fastroof.serving import estimate
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import compile_plan, compile_plans, load_model, load_tables
-from fastroof.compiled.rows import curve_rows, sum_rows
-from fastroof.compiled.search import curve_point
+from fastroof.compiled.grids import curve_rows, sum_rows
+from fastroof.compiled.guides import curve_point
 from fastroof.errors import FastroofError, PlanError
 from fastroof.plan import PlanSet
+from fastroof.plan.curves import TableCurves
 from fastroof.plan.options import PlanOptions
-from fastroof.plan.table_curves import TableCurves
 from tests.reference.shards import changed
 
 

@@ -11,9 +11,9 @@ import pytest
 from fastroof import Tables, compile_plan, load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.calls import Experts
+from fastroof.operators.expert_dispatch import MEGAMOE
 from fastroof.operators.moe import MOE
-from fastroof.operators.rows import CurveOptions
-from fastroof.operators.sending_experts import MEGAMOE
+from fastroof.operators.row_operator import CurveOptions
 from tests.reference.handmade import handmade_tables
 from tests.reference.kinds import step_us
 

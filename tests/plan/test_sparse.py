@@ -10,7 +10,7 @@ import pytest
 
 import fastroof
 from fastroof.engines import EngineProfile, load_engine
-from fastroof.engines.profile import OperatorKernel
+from fastroof.engines.kernel_choices import OperatorKernel
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.named import preset_config
 from fastroof.operators.registry import OPERATORS

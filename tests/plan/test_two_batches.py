@@ -15,7 +15,7 @@ from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.mlp import GatedMlp
-from fastroof.plan.two_batches import OTHER_HALF
+from fastroof.plan.calls import OTHER_HALF
 from tests.reference.two_batches import step_us
 
 SGLANG = load_engine("sglang").kernels_alone()

@@ -13,7 +13,7 @@ from fastroof import compile_plan
 from fastroof.compiled.steps import LOGITS_AT
 from fastroof.compiled.verification import HEAD_LAST, SPECULATION_HEADER
 from fastroof.errors import BatchError, PlanRangeError
-from fastroof.plan.verification import verification_arena
+from fastroof.plan.arena import verification_arena
 from tests.reference.verification import verify_us
 
 

@@ -19,7 +19,7 @@ from fastroof.models.named import preset_config
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.report import draw_mfu, draw_roofline, draw_step, save_figure
 from fastroof.report.plots import _spread
-from fastroof.report.roofline_plot import kernel_clouds
+from fastroof.report.rooflines import kernel_clouds
 from fastroof.report.step_plot import step_stack
 
 mpl = pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
@@ -281,7 +281,7 @@ def test_wrong_paths_are_refused(plan: fastroof.StepPlan, tmp_path: Path) -> Non
     figure = draw_step(plan)
     with pytest.raises(FastroofError, match=r"must end in \.png or \.svg"):
         save_figure(figure, tmp_path / "a.pdf")
-    with pytest.raises(FastroofError, match="there is no folder"):
+    with pytest.raises(FastroofError, match="does not exist"):
         save_figure(figure, tmp_path / "absent" / "a.png")
 
 

@@ -26,11 +26,12 @@ from fastroof.cli import app
 from fastroof.columns import ORIGINS
 from fastroof.errors import FastroofError
 from fastroof.report.front import CURVE_POINTS, MOST_LEADERS, choose_rows, pareto_front
-from fastroof.report.html import charts, write_report
+from fastroof.report.html import page as charts
+from fastroof.report.html import write_report
 from fastroof.report.html.document import embedded_json
-from fastroof.report.html.table import packed_columns, rounded
-from fastroof.report.leading_steps import GROUPS, StepSource, steps_of_row
+from fastroof.report.html.page import packed_columns, rounded
 from fastroof.report.results_file import read_results
+from fastroof.report.steps import GROUPS, StepSource, steps_of_row
 from tests.reference.browser import Browser, installed
 from tests.reference.made_results import CONCURRENCY, LIMITS, deployments, write_deployments
 
@@ -183,7 +184,7 @@ def test_wrong_outputs_are_refused(tmp_path: Path, deployed: Path) -> None:
     for output, said in (
         (tmp_path / "a.pdf", r"must end in \.html"),
         (tmp_path / "folder.html", "is a folder"),
-        (tmp_path / "absent" / "a.html", "there is no folder"),
+        (tmp_path / "absent" / "a.html", "does not exist"),
         (Path("/proc/a.html"), "cannot be written"),
     ):
         with pytest.raises(FastroofError, match=said):
@@ -700,7 +701,7 @@ def test_damaged_results_are_refused_by_name(stepped: Path, tmp_path: Path) -> N
 
 
 def test_results_beyond_memory_are_not_called_damaged(stepped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
+    monkeypatch.setattr("fastroof.arrow.usable_memory_bytes", lambda: 10)
     with pytest.raises(FastroofError, match=r"needs more memory than there is \([0-9,]+ rows take") as error:
         read_results(stepped).numbers("step_us")
     assert "again" not in str(error.value)

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import fastroof
+from fastroof.columns import guarded
 from fastroof.report.html import write_report
-from fastroof.report.html.charts import chart_facts
-from fastroof.report.html.table import rounded
+from fastroof.report.html.page import chart_facts, rounded
 from fastroof.report.results_file import read_results
-from fastroof.spreadsheet_cells import guarded
 from tests.reference.browser import Browser, installed
 from tests.reference.made_results import LIMITS, deployments, write_deployments
 

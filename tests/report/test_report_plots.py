@@ -14,8 +14,7 @@ import fastroof
 from fastroof.cli import app
 from fastroof.errors import FastroofError
 from fastroof.report import draw_leading_steps, draw_pareto, draw_serving_curves, read_results, save_figure
-from fastroof.report.front import pareto_front
-from fastroof.report.pareto_plot import rows_where, swept_words
+from fastroof.report.front import pareto_front, rows_where, swept_words
 from fastroof.report.results_file import Results
 from tests.reference.made_results import CONCURRENCY, deployments, write_deployments
 

@@ -15,8 +15,8 @@ import pytest
 import fastroof
 from fastroof.errors import BatchError, FastroofError
 from fastroof.report.html import write_simulation_report
-from fastroof.report.html.simulation_charts import cumulative, requests_over_time
-from fastroof.simulation.disaggregated_simulation import simulate_disaggregated
+from fastroof.report.html.simulation_page import cumulative, requests_over_time
+from fastroof.simulation.disaggregated import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -122,7 +122,7 @@ def test_times_by_arrival_are_percentiles_of_stretches(sim: Simulation) -> None:
 
 
 def test_wrong_places_and_limits_are_refused(sim: Simulation, tmp_path: Path) -> None:
-    for name, said in (("a.pdf", r"must end in \.html"), ("absent/a.html", "there is no folder")):
+    for name, said in (("a.pdf", r"must end in \.html"), ("absent/a.html", "does not exist")):
         with pytest.raises(FastroofError, match=said):
             write_simulation_report(sim, tmp_path / name)
     with pytest.raises(BatchError, match="must be milliseconds above 0"):

@@ -13,7 +13,7 @@ import pytest
 from fastroof import StepBatch, compile_plan
 from fastroof.compiled import decode_lines, ragged_steps, steps
 from fastroof.errors import BatchError, FastroofError
-from fastroof.run.arrays import CHUNK, as_loops_read, chunks, loop_array
+from fastroof.run.batch import CHUNK, as_loops_read, chunks, loop_array
 
 COUNT = 1000
 

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof import BatchError, PlanError, PlanRangeError, Tables, compile_plan
 from fastroof.cli import app
-from fastroof.cli.written_sizes import parse_rates
+from fastroof.cli.workload_options import parse_rates
+from fastroof.compiled import request_sums, steps
 from fastroof.compiled import sizing as loops
-from fastroof.compiled import steps
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import LookupInputError
 from fastroof.serving import estimate
-from fastroof.serving.least_gpus import RATE_LIMITS, client_loads, least_gpus
-from fastroof.serving.sizing import largest_batch, largest_context
+from fastroof.serving.least_gpus import least_gpus
+from fastroof.serving.sizing import RATE_LIMITS, client_loads, largest_batch, largest_context
 from tests.reference import sizing as naive
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.shards import changed
@@ -110,7 +110,7 @@ def test_loops_refuse_sizes_that_no_step_has(plan: Any) -> None:
         )
 
     assert batches(150, 5) == 0
-    assert batches(151, 5) == batches(9, 0) == batches(9, steps.MAX_KV_LEN + 1) == steps.CODE_SIZES
+    assert batches(151, 5) == batches(9, 0) == batches(9, request_sums.MAX_KV_LEN + 1) == steps.CODE_SIZES
     for batch in (0, 151):
         sizes = np.array([batch])
         assert (

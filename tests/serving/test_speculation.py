@@ -16,7 +16,7 @@ from fastroof import SpeculativeDecoding, compile_plan
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
-from fastroof.plan.verification import verification_arena
+from fastroof.plan.arena import verification_arena
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus, match_workers, mtp_draft
 from tests.reference.serving import simulate_closed_loop
 

@@ -13,11 +13,8 @@ import pytest
 import fastroof
 from fastroof import FastroofError, SimulationError, StepPlan, Trace, Workload
 from fastroof.simulation.capacity import Capacity, capacity
-from fastroof.simulation.capacity_search import CapacitySearch
-from fastroof.simulation.engine import run_engine
-from fastroof.simulation.fewest_replicas import fewest_replicas
-from fastroof.simulation.outcomes import Outcomes
-from fastroof.simulation.percentile_limits import Limits, parsed_limits
+from fastroof.simulation.capacity_search import CapacitySearch, Limits, fewest_replicas, parsed_limits
+from fastroof.simulation.engine import Outcomes, run_engine
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.simulation.largest_rate import LOWEST_SHARE, bracket, largest_rate
+from fastroof.simulation.capacity_search import LOWEST_SHARE, bracket, largest_rate
 
 
 def waits(service_s: float, rate: float) -> float:

@@ -18,8 +18,15 @@ from fastroof.compiled.simulation.pooled_replicas import pooled_replicas_run
 from fastroof.compiled.simulation.replicas import ROUND_ROBIN, Router
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError, TraceError
-from fastroof.simulation.engine import arrays_of, new_record, new_served, options_of, run_engine
-from fastroof.simulation.pooled_engine import new_pooled_arrays, run_pooled_engine
+from fastroof.simulation.engine import (
+    arrays_of,
+    new_pooled_arrays,
+    new_record,
+    new_served,
+    options_of,
+    run_engine,
+    run_pooled_engine,
+)
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.made_prefixes import MadePrefixes, made_prefixes

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
-from fastroof.simulation.pooled_engine import run_pooled_engine
-from fastroof.simulation.pooled_replicas import POOLED_ROUTINGS, run_pooled_replicas
+from fastroof.simulation.engine import run_pooled_engine
+from fastroof.simulation.replicas import POOLED_ROUTINGS, run_pooled_replicas
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.made_prefixes import made_prefixes
 from tests.reference.pooled_replicas import serve_prefix_aware

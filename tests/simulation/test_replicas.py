@@ -18,10 +18,9 @@ from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
-from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
-from fastroof.simulation.outcomes import Outcomes
+from fastroof.simulation.engine import Outcomes, arrays_of, new_arrays, options_of, run_engine
 from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
-from fastroof.simulation.series import mean_step
+from fastroof.simulation.requests import mean_step
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.replay import RankStep, Schedule, TimedRequest, replay
 from tests.reference.replicas import (

@@ -13,14 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import fastroof
-from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS
+from fastroof.compiled.simulation.state import GAP_BINS, SERIES_BINS
 from fastroof.errors import BatchError, FastroofError, SimulationError
-from fastroof.simulation.engine import run_engine
-from fastroof.simulation.outcomes import SERIES, Outcomes
-from fastroof.simulation.percentiles import GAP_ERROR
-from fastroof.simulation.run_notes import queue_growth
+from fastroof.simulation.engine import SERIES, Outcomes, run_engine
+from fastroof.simulation.requests import GAP_ERROR
 from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.simulation import Simulation
+from fastroof.simulation.simulation import Simulation, queue_growth
 from fastroof.simulation.step_range import step_error
 from fastroof.simulation.trace import Trace
 
@@ -110,7 +108,7 @@ def test_requests_are_written_as_they_are(calm: Simulation, tmp_path: Path, name
 def test_requests_have_no_place_elsewhere(calm: Simulation, tmp_path: Path) -> None:
     with pytest.raises(FastroofError, match=r"must end in \.parquet or \.csv"):
         calm.write_requests(tmp_path / "a.txt")
-    with pytest.raises(FastroofError, match="there is no folder"):
+    with pytest.raises(FastroofError, match="does not exist"):
         calm.write_requests(tmp_path / "b" / "a.csv")
 
 

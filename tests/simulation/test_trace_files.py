@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof import Trace, TraceError, load_trace
+from fastroof.simulation.raw_files import PLAIN as PLAIN_FORMAT
 from fastroof.simulation.trace_files import load_lengths
-from fastroof.simulation.trace_formats import PLAIN as PLAIN_FORMAT
 
 ROWS = ("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "order")
 
@@ -303,7 +303,7 @@ def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said:
 
 LIMITED = """
 import os, resource, sys
-import fastroof, fastroof.parquet, fastroof.simulation.trace_files
+import fastroof, fastroof.arrow, fastroof.simulation.trace_files
 from fastroof.processors import usable_memory_bytes
 room = int(sys.argv[2]) * 2**20
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fastroof.sweep.capacities import units as capacity_units
-from fastroof.sweep.deployments import units as deployment_units
-from fastroof.sweep.steps import units as step_units
+from fastroof.sweep.capacities import kind as capacity_units
+from fastroof.sweep.deployments import kind as deployment_units
+from fastroof.sweep.steps import spec as step_units
 
 
 @pytest.fixture

@@ -21,11 +21,10 @@ import pytest
 
 from fastroof import SweepError
 from fastroof.sweep import checkpoint, load_spec, merge_shards, run_sweep, work_units
-from fastroof.sweep.checkpoint import Checkpoint, parts_folder
+from fastroof.sweep.checkpoint import Checkpoint, PartsFolder, parts_folder
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.parts import PartsFolder
-from fastroof.sweep.steps import units as step_units
-from fastroof.sweep.unit_rows import outcomes_from_json, outcomes_to_json
+from fastroof.sweep.shards import outcomes_from_json, outcomes_to_json
+from fastroof.sweep.steps import spec as step_units
 from fastroof.sweep.units import UnitResult
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -320,7 +319,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
     assert not list(parts_folder(tmp_path / "r.parquet").glob("0*"))
     shutil.rmtree(parts_folder(tmp_path / "r.parquet"))
     parts_folder(tmp_path / "r.parquet").write_text("a file in the way")
-    with pytest.raises(SweepError, match="is no folder"):
+    with pytest.raises(SweepError, match="is not a folder"):
         run_sweep(STEPS, tmp_path / "r.parquet")
 
 

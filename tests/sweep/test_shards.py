@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from fastroof import SweepError
 from fastroof.sweep import Shard, WorkUnit, load_spec, merge_shards, run_sweep, work_units
-from fastroof.sweep.identity import differences
-from fastroof.sweep.shard_files import ShardFile
-from fastroof.sweep.shards import shard_units
-from fastroof.sweep.unit_rows import rows_by_unit, tagged_rows
+from fastroof.sweep.results import differences
+from fastroof.sweep.shards import ShardFile, rows_by_unit, shard_units, tagged_rows
 from fastroof.sweep.units import PlanKey
 
 DEPLOYMENTS: dict[str, Any] = {
@@ -117,9 +115,9 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
         ([one, two, two], "shard 2/2 is there twice"),
         ([one, other], "not of one sweep: tpot_ms: 20.0 there, 30.0 here"),
         ([one, third], "shards: of 2 there, of 3 here"),
-        ([one, whole], "whole.parquet is no shard of a sweep"),
+        ([one, whole], "whole.parquet is not a shard of a sweep"),
         ([one, text], "text.parquet cannot be read"),
-        ([one, tmp_path / "none.parquet"], "there is no such file"),
+        ([one, tmp_path / "none.parquet"], "file does not exist"),
     ]
     for files, said in cases:
         with pytest.raises(SweepError, match=said):

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import SweepError
-from fastroof.models import load_model, model_names
+from fastroof.models import execution, load_model, model_names
+from fastroof.operators import operator
 from fastroof.ranges import MAX_NUMBERS, expand_sizes
 from fastroof.sweep import StepSpec, load_spec, run_sweep
-from fastroof.sweep import spec as common
 from fastroof.sweep.steps import spec as spec_module
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -142,13 +142,13 @@ def test_a_list_that_is_too_long_is_refused() -> None:
         ({"runtime": "vlm"}, "runtime must be one of infersim, kernels"),
         ({"method": "cubic"}, "method: got 'cubic', need one of roofline"),
         ({"tpot_ms": 0}, "tpot_ms: got 0, need a number of ms above 0"),
-        ({"tpot_limit_ms": 50}, "tpot_limit_ms: no such key; did you mean tpot_ms? "),
+        ({"tpot_limit_ms": 50}, "tpot_limit_ms: unknown key; did you mean tpot_ms? "),
         ({"tpot_ms": float("inf")}, "tpot_ms: got inf"),
         ({"tpot_ms": True}, "tpot_ms: got True"),
         ({"report_kv_len": 0}, "report_kv_len: got 0, need a whole number from 1"),
         ({"keep": "some"}, "keep: got 'some', need 'best' or 'all'"),
-        ({"batchsize": 3}, "batchsize: no such key; did you mean batch_size? the keys are models, tables"),
-        ({1: 3}, "1: no such key; the keys are"),
+        ({"batchsize": 3}, "batchsize: unknown key; did you mean batch_size? the keys are models, tables"),
+        ({1: 3}, "1: unknown key; the keys are"),
     ],
 )
 def test_wrong_values_are_named(changes: dict[Any, Any], message: str) -> None:
@@ -212,15 +212,14 @@ def test_nothing_short_enough_is_suggested_where_one_key_is_not_enough(
 
 
 def test_constants_are_the_plans() -> None:
-    from fastroof.compiled.steps import MAX_KV_LEN
+    from fastroof.compiled.request_sums import MAX_KV_LEN
     from fastroof.plan import options as plan
-    from fastroof.tables import lookup
 
-    assert common.DTYPES == plan.DTYPES
-    assert common.KV_DTYPES == plan.KV_DTYPES
+    assert execution.DTYPES == execution.DTYPES
+    assert execution.KV_DTYPES == execution.KV_DTYPES
     assert spec_module.MAX_KV_LEN == MAX_KV_LEN
     assert spec_module.MAX_BATCH_SIZE <= plan.LARGEST_PLAN
-    assert StepSpec.model_fields["method"].annotation.__args__ == lookup.METHODS  # type: ignore[union-attr]
+    assert StepSpec.model_fields["method"].annotation.__args__ == operator.METHODS  # type: ignore[union-attr]
 
 
 def test_a_file_is_read_and_its_relative_paths_lie_beside_it(tmp_path: Path) -> None:

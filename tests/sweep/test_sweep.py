@@ -20,13 +20,14 @@ from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep, work_units
+from fastroof.sweep import LIMITS, best_batches, load_spec, run_sweep, work_units
+from fastroof.sweep import results as result_file
+from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.result_file import ResultFile
-from fastroof.sweep.sources import load_tables_by_gpu
-from fastroof.sweep.steps import COLUMNS, units
-from fastroof.sweep.steps.columns import step_columns
-from fastroof.sweep.steps.summary import BestStep, with_standings
+from fastroof.sweep.results import ResultFile
+from fastroof.sweep.steps import COLUMNS
+from fastroof.sweep.steps import spec as units
+from fastroof.sweep.steps.spec import BestStep, step_columns, with_standings
 from tests.reference.sweep import best_steps, violated
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -391,9 +392,9 @@ def test_a_sweep_that_is_broken_off_leaves_the_old_file_and_what_resumes_it(
     ("name", "message"),
     [
         ("r.txt", r"r\.txt must end in \.parquet, \.csv or \.jsonl"),
-        ("none/r.parquet", "there is no folder .*none; make it"),
-        ("none/r.csv", "there is no folder .*none; make it"),
-        ("none/r.jsonl", "there is no folder .*none; make it"),
+        ("none/r.parquet", "folder .*none does not exist"),
+        ("none/r.csv", "folder .*none does not exist"),
+        ("none/r.jsonl", "folder .*none does not exist"),
         (f"{'r' * 250}.parquet", "cannot be written"),
     ],
 )

@@ -13,7 +13,7 @@ from fastroof.errors import MissingTableError, TableError
 from fastroof.load.own import load_own
 from fastroof.load.write import write_source
 from fastroof.tables import Tables
-from fastroof.tables.kernel_order import BY_RANK, KernelOrder
+from fastroof.tables.lookup import BY_RANK, KernelOrder
 
 SIZES = {"m": [1, 64, 4096], "n": [4096, 4096, 4096], "k": [4096, 4096, 4096]}
 

@@ -13,7 +13,7 @@ import pytest
 import fastroof
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.holdout import taking_part
-from fastroof.uncertainty.variance import SPIKE
+from fastroof.uncertainty.leave_one_out import SPIKE
 from tests.reference.handmade import handmade_tables
 
 SLOW = 30.0

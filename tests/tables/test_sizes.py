@@ -9,7 +9,7 @@ import pytest
 
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import FastroofError, LookupInputError, MissingTableError
-from fastroof.tables.sizes import checked_points
+from fastroof.tables.lookup import checked_points
 
 QUERIES: dict[str, dict[str, Any]] = {
     "gemm": {"m": 64, "n": 4096, "k": 4096},

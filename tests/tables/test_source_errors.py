@@ -10,9 +10,8 @@ import pytest
 
 import fastroof
 from fastroof.errors import TableError
-from fastroof.tables.kernel_order import KernelOrder
-from fastroof.tables.lookup import run_lookup
-from fastroof.tables.source_errors import source_error
+from fastroof.tables.errors import source_error
+from fastroof.tables.lookup import KernelOrder, run_lookup
 from fastroof.uncertainty.campaign import campaign_error
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 

@@ -11,8 +11,8 @@ import pytest
 import fastroof
 from fastroof.errors import LookupInputError
 from fastroof.load import MeasuredTable
+from fastroof.tables.coverage import run_survey
 from fastroof.tables.holdout import GRIDS, run_holdout
-from fastroof.tables.survey import run_survey
 
 
 def two_sources(h100: fastroof.Tables, noise: float, engine: str = "sglang") -> fastroof.Tables:

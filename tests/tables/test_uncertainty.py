@@ -20,16 +20,21 @@ from fastroof import StepBatch
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, LookupInputError, PlanError
-from fastroof.operators.attention_errors import BORROWED
+from fastroof.operators.attention_grids import BORROWED
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
 from fastroof.plan import step_error
-from fastroof.tables.answers import Lookup
 from fastroof.tables.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
-from fastroof.tables.lookup import run_lookup
-from fastroof.tables.source_errors import source_error
-from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid, neighbour_errors
-from fastroof.uncertainty.variance import PREFIX, REPEATABILITY, relative_variance
+from fastroof.tables.errors import source_error
+from fastroof.tables.lookup import Lookup, run_lookup
+from fastroof.uncertainty.leave_one_out import (
+    PREFIX,
+    REPEATABILITY,
+    LocalErrors,
+    measured_grid,
+    neighbour_errors,
+    relative_variance,
+)
 from tests.reference import uncertainty as reference
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, grids_with_rows, handmade_tables
 
@@ -579,7 +584,7 @@ def test_options_of_coverage_that_do_not_go_together_are_refused(options, said):
 
 def test_the_picture_shows_every_grid_inside_its_range(h100, coverage):
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
-    from fastroof.report.coverage_plot import draw_coverage
+    from fastroof.report.serving import draw_coverage
 
     figure = draw_coverage(coverage, source="some tables")
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]

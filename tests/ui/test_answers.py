@@ -23,12 +23,9 @@ from fastroof.errors import (
 )
 from fastroof.serving import estimate
 from fastroof.sweep.best import best_deployments
-from fastroof.ui.capacity_answer import capacity_answer
-from fastroof.ui.commands import CAPACITY_REQUESTS
-from fastroof.ui.layouts_answer import layouts_answer, splits_of
+from fastroof.ui.answers import SERVING, capacity_answer, layouts_answer, splits_of, step_answer
 from fastroof.ui.plans import PlanStore
-from fastroof.ui.step_answer import SERVING, step_answer
-from fastroof.ui.view import View
+from fastroof.ui.view import CAPACITY_REQUESTS, View
 
 VIEWS = {
     "decode": View(),
@@ -273,7 +270,7 @@ def test_a_capacity_is_what_its_command_finds(store: PlanStore, name: str) -> No
 def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:
     with pytest.raises(SimulationError, match="give one on TTFT or TPOT"):
         capacity_answer(store, View(ttft_ms=None, tpot_ms=None))
-    with pytest.raises(SimulationError, match="shorter outputs would do"):
+    with pytest.raises(SimulationError, match="use shorter outputs"):
         capacity_answer(store, View(osl=2**16))
 
 

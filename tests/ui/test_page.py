@@ -15,8 +15,8 @@ from tests.reference.browser import Browser, installed
 pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
 pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
 
+from fastroof.ui.answers import step_answer
 from fastroof.ui.server import PageServer
-from fastroof.ui.step_answer import step_answer
 
 SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
 WAITS = "document.querySelectorAll('section.waiting').length"

@@ -24,6 +24,7 @@ import pytest
 
 from fastroof.errors import BackendError
 from fastroof.simulation import Workload, simulate
+from fastroof.ui import answers
 from fastroof.ui.view import View
 from tests.fuzz.mutators import mutated_bytes
 
@@ -31,9 +32,9 @@ pytest.importorskip("starlette", reason="the page needs starlette: pip install f
 pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
 
 from fastroof.backends.serve.forms import for_json
-from fastroof.ui import page_app
+from fastroof.ui import server as page_app
+from fastroof.ui.answers import step_answer
 from fastroof.ui.server import PageServer, serve_page
-from fastroof.ui.step_answer import step_answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ASSETS = CHECKOUT / "fastroof/ui/assets"
@@ -85,8 +86,8 @@ def post(page: PageServer, question: str, document: Any, **headers: str) -> Repl
 def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
     for question, answer in (
         ("step", step_answer),
-        ("layouts", page_app.layouts_answer),
-        ("capacity", page_app.capacity_answer),
+        ("layouts", answers.layouts_answer),
+        ("capacity", answers.capacity_answer),
     ):
         reply = post(page, question, SMALL.document())
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
@@ -353,7 +354,7 @@ def test_what_is_missing_is_named_and_nothing_else_is_needed() -> None:
             [sys.executable, "-W", "error", "-c", code, module],
             cwd=CHECKOUT, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        needed = f"BackendError the page needs {module}: pip install 'fastroof[ui]' would do\n"
+        needed = f"BackendError the page needs {module}: run pip install 'fastroof[ui]'\n"
         assert (done.stdout, done.stderr) == (needed if module in ("starlette", "uvicorn") else "", "")
 
 

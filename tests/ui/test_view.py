@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from fastroof.errors import BatchError, FastroofError
-from fastroof.ui.layouts_answer import layouts_answer
-from fastroof.ui.named_start import named_start
-from fastroof.ui.plans import PlanStore
-from fastroof.ui.step_answer import step_answer
+from fastroof.ui.answers import layouts_answer, step_answer
+from fastroof.ui.plans import PlanStore, named_start
 from fastroof.ui.view import SIZES, View
 from tests.fuzz.mutators import VALUES, mutated_tree
 

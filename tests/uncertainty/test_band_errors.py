@@ -11,8 +11,7 @@ import fastroof
 from fastroof.operators.gemm import GEMM
 from fastroof.pack.bands import Bands
 from fastroof.uncertainty.band_errors import SHAPE, band_errors, with_unmeasured_bands
-from fastroof.uncertainty.leave_one_out import CLIP, measured_grid
-from fastroof.uncertainty.variance import calibrated_errors
+from fastroof.uncertainty.leave_one_out import CLIP, calibrated_errors, measured_grid
 from tests.reference import bands as naive
 
 BANDS = Bands(256, (64, 128, 256))

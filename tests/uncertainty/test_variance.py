@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastroof.uncertainty.leave_one_out import EdgeVariances, LocalErrors
-from fastroof.uncertainty.variance import REPEATABILITY, relative_variance
+from fastroof.uncertainty.leave_one_out import REPEATABILITY, EdgeVariances, LocalErrors, relative_variance
 
 SURE = np.zeros((3, 3))
 BEYOND = EdgeVariances(np.zeros(3), np.zeros(3))

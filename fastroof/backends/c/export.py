@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import fastroof
 from fastroof._version import __version__
+from fastroof.atomic_files import write_errors, write_files
 from fastroof.backends.c.objects import FUNCTIONS, object_code
 from fastroof.backends.c.plan_file import plan_bytes
-from fastroof.compiled.c_steps import ABI_VERSION
+from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
-from fastroof.whole_files import write_errors, write_files
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan

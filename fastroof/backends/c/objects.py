@@ -11,9 +11,8 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 from numba.core.ccallback import CFunc
 
-from fastroof.compiled.c_facts import C_FACTS
+from fastroof.compiled.c_api import C_FACTS, C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.c_simulation import C_SIMULATION
-from fastroof.compiled.c_steps import C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
 from fastroof.errors import BackendError
@@ -46,7 +45,7 @@ def object_code(cpu: str | None = None, target: str | None = None) -> bytes:
     -------
     bytes
         An object file of the target's format. It calls nothing but POSIX, see
-        :data:`fastroof.compiled.c_steps.C_LIBRARY`.
+        :data:`fastroof.compiled.c_api.C_LIBRARY`.
 
     Raises
     ------

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Longs
+from fastroof.atomic_files import write_output
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.checks import shown, whole_number
 from fastroof.compiled import plan_files as loops
-from fastroof.compiled import plan_parts as parts
+from fastroof.compiled import plan_files as parts
 from fastroof.compiled import steps, verification
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
-from fastroof.plan.finite_arenas import check_arena
+from fastroof.plan.arena import check_arena
 from fastroof.simulation.disaggregated import whole_kv_bytes
-from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -185,7 +185,7 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-# What the file holds besides the arena, as fastroof.compiled.plan_parts reads it
+# What the file holds besides the arena, as fastroof.compiled.plan_files reads it
 
 
 class _Body:

@@ -25,7 +25,7 @@ from fastroof.checks import shown
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.plan.pipeline import in_each_stage
 from fastroof.run import StepBatch
-from fastroof.run.arrays import int_array
+from fastroof.run.batch import int_array
 from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
-from fastroof.run.arrays import int_array
+from fastroof.run.batch import int_array
 
 if TYPE_CHECKING:
     from typing import Self

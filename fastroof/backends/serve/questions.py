@@ -27,7 +27,7 @@ from fastroof.backends.serve.forms import floats_for_json, for_json
 from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
-from fastroof.run.arrays import int_array
+from fastroof.run.batch import int_array
 from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:

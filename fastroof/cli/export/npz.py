@@ -10,7 +10,7 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
-from fastroof.cli.written_sizes import parse_beside
+from fastroof.cli.workload_options import parse_beside
 from fastroof.command_group import warn
 
 EPILOG: Final = f"""\b
@@ -78,10 +78,7 @@ def npz(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write a plan as the NPZ profile that Dynamo's mocker reads.
-
-    Prefill times at every number of new tokens, and decode times on a grid of KV tokens by context.
-    """
+    """Write a plan as the NPZ profile that Dynamo's mocker reads."""
     from fastroof.backends import dynamo
 
     [(name, compiled)] = named_plans([plan], gpu, tables, source).items()

@@ -10,7 +10,7 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted, percent
-from fastroof.cli.written_sizes import parse_sizes
+from fastroof.cli.workload_options import parse_sizes
 from fastroof.units import GB
 
 LLM_D: Final = f"""{PLANS_HELP}

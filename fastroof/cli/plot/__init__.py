@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.plot import curves, leading_steps, mfu, pareto, roofline, step
+from fastroof.cli.plot import plot
 from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
@@ -15,6 +15,13 @@ group = typer.Typer(help="Draw tables, plans and sweeps as PNG or SVG.", rich_ma
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(help_if_alone)
-    for command in (roofline, mfu, step, pareto, curves, leading_steps):
-        command.register(group)
+    for register_command in (
+        plot.register_roofline,
+        plot.register_mfu,
+        plot.register_step,
+        plot.register_pareto,
+        plot.register,
+        plot.register_leading_steps,
+    ):
+        register_command(group)
     app.add_typer(group, name="plot")

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.tables import (
-    campaigns,
-    diff,
-    flag,
-    holdout,
-    import_aiconfigurator,
-    import_llmservingsim,
-    import_vidur,
-    list,
-    show,
-    survey,
-    validate,
-)
+from fastroof.cli.tables import imports, judge, list, validate
 from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
@@ -26,17 +14,23 @@ group = typer.Typer(
     epilog="Alone it lists them.",
     rich_markup_mode=None,
 )
-imports = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
+import_group = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(list.list_or_command)
-    imports.callback(invoke_without_command=True)(help_if_alone)
-    for command in (list, show, validate, diff, flag, campaigns, survey):
-        command.register(group)
-    for program in (import_aiconfigurator, import_vidur, import_llmservingsim):
-        program.register(imports)
-    group.add_typer(imports, name="import")
-    holdout.register(group)
+    import_group.callback(invoke_without_command=True)(help_if_alone)
+    list.register(group)
+    list.register_show(group)
+    validate.register(group)
+    judge.register_diff(group)
+    judge.register_flag(group)
+    judge.register(group)
+    judge.register_survey(group)
+    imports.register(import_group)
+    imports.register_import_vidur(import_group)
+    imports.register_import_llmservingsim(import_group)
+    group.add_typer(import_group, name="import")
+    judge.register_holdout(group)
     app.add_typer(group, name="tables")

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import TableSet, table_sets
-from fastroof.cli.options import Json
+from fastroof.cli.named_plans import DEFAULT_GPU, TableSet, table_sets, tables_of
+from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_json, print_table
-from fastroof.cli.tables.options import Gpu, Where
 
-__all__ = ["list_or_command", "register"]
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+
+
+Where = Annotated[
+    str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
+]
+
+Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="Which GPU, where a folder holds several.")]
+
 
 EPILOG: Final = """\b
 JSON: a list with one object a source: gpu, source, kind (shipped, imported or own; null in a published
@@ -34,10 +42,7 @@ def list_or_command(context: typer.Context) -> None:
 
 
 def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> None:
-    """List sources, and of one GPU their operators, rows and ranks.
-
-    Without an argument, those of every GPU that has any: what ships, what was imported, and one's own.
-    """
+    """List sources, and of one GPU their operators, rows and ranks."""
     from fastroof import gpu_names, load_gpu
     from fastroof.config.paths import user_tables_root
     from fastroof.load.by_name import can_import, table_folders
@@ -134,3 +139,75 @@ def _tree(table_set: TableSet) -> dict[str, Any]:
             for operator, table in measured.tables.items()
         ],
     }
+
+
+SHOWN_VALUES: Final = 12
+
+SHOW_EPILOG: Final = """\b
+JSON: gpu, operator, source, rows, kernels (combinations of key values), keys and axes (name: all values
+that occur, sorted), units (name: unit), latency_us (minimum and maximum).
+"""
+
+
+def register_show(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("show", epilog=SHOW_EPILOG)(show)
+
+
+def show(
+    operator: Annotated[
+        str, typer.Argument(help="gemm, attention_prefill, attention_decode, moe, allreduce, ...")
+    ],
+    where: Where = None,
+    gpu: Gpu = None,
+    source: Annotated[str | None, typer.Option(help="Which source, where there are several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show one operator's keys and axes."""
+    tables = tables_of(gpu or DEFAULT_GPU, None, source) if where is None else tables_of(where, gpu, source)
+    table = tables.table(operator)
+    keys, axes = _values(table)
+    latency_us = table.columns["latency_us"]
+    if as_json:
+        print_json(
+            {
+                "gpu": tables.gpu.name,
+                "operator": operator,
+                "source": table.source,
+                "rows": table.num_rows,
+                "kernels": len(table.groups()),
+                "keys": keys,
+                "axes": axes,
+                "units": {c.name: c.unit for c in table.schema.required},
+                "latency_us": {"minimum": latency_us.min(), "maximum": latency_us.max()},
+            }
+        )
+        return
+    out = console()
+    out.print(
+        f"{operator} of {tables.gpu.title}: {table.num_rows:,} rows of {len(table.groups()):,} kernels, "
+        f"{latency_us.min():.3g} to {latency_us.max():.6g} us; source {table.source}\n",
+        soft_wrap=True,
+    )
+    rows = [
+        (c.name, kind, c.unit, str(len(values[c.name])), _show_listed(values[c.name]), c.meaning)
+        for kind, columns, values in (("key", table.schema.keys, keys), ("axis", table.schema.axes, axes))
+        for c in columns
+    ]
+    names = ("column", "kind", "unit", "values", "which", "meaning")
+    print_table(names, rows, left=("column", "kind", "unit", "which", "meaning"))
+
+
+def _values(table: MeasuredTable) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    keys, axes = (
+        {c.name: sorted(set(table.columns[c.name].tolist())) for c in columns}
+        for columns in (table.schema.keys, table.schema.axes)
+    )
+    return keys, axes
+
+
+def _show_listed(values: list[Any]) -> str:
+    if len(values) <= SHOWN_VALUES:
+        return ", ".join(map(str, values))
+    half = SHOWN_VALUES // 2
+    return f"{', '.join(map(str, values[:half]))}, ... {', '.join(map(str, values[-half:]))}"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from fastroof.cli.gpu_tables import DEFAULT_GPU, table_sets
+from fastroof.cli.named_plans import DEFAULT_GPU, table_sets
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, counted, percent, print_json, print_table
-from fastroof.cli.tables.options import Where
+from fastroof.cli.tables.list import Where
 from fastroof.errors import TableError
 from fastroof.units import TB
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTables
     from fastroof.load.validate import FileReport, Finding
     from fastroof.tables import Tables
-
-__all__ = ["register"]
 
 EXIT_WRONG_TABLES: Final = 1
 _LISTED: Final = 3
@@ -68,12 +66,7 @@ def validate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check tables before they are used.
-
-    Looks in every source at the MFU and the bandwidth that latencies mean, duplicate keys, holes in grids,
-    latencies that fall as work grows, slow first rows, and isolated spikes, which lookups serve from their
-    neighbours; and at families of rows that no kernel took, also beside the GPU's other sources.
-    """
+    """Check tables before they are used."""
     checked = _check(gpu or DEFAULT_GPU, None, source) if where is None else _check(where, gpu, source)
     if as_json:
         print_json(

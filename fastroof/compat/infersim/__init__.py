@@ -16,7 +16,6 @@ Examples
 from __future__ import annotations
 
 from fastroof.compat.infersim.estimate import evaluate
-from fastroof.compat.infersim.hardware import GPUS, InfersimGpu
 from fastroof.compat.infersim.lookups import (
     attn_decode_mfu,
     attn_prefill_mfu,
@@ -24,6 +23,7 @@ from fastroof.compat.infersim.lookups import (
     gemm_mfu,
     grouped_gemm_mfu,
 )
+from fastroof.compat.infersim.model import GPUS, InfersimGpu
 from fastroof.compat.infersim.tree import InfersimTables, load, read_files
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Scenarios that `evaluate` is asked for: checked columns of equal length."""
+"""Scenarios passed to `evaluate`: checked columns of equal length."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import pyarrow as pa
 from fastroof.arrays import Array
 from fastroof.checks import shown
 from fastroof.columns import Column
-from fastroof.compat.infersim.hardware import SM_RATIO
+from fastroof.compat.infersim.model import SM_RATIO
 from fastroof.compat.infersim.tree import LARGEST
 from fastroof.errors import BatchError
 from fastroof.units import MS_PER_S
-
-__all__ = ["LABELS", "SCENARIO_COLUMNS", "read_scenarios"]
-
 
 LABELS: Final = ("id", "source", "model")
 """Columns that are handed through, for the reader of the result."""
@@ -45,25 +42,7 @@ DEFAULTS: Final[dict[str, Any]] = {"decode_bs": None, "sm_ratio": SM_RATIO}
 
 
 def read_scenarios(scenarios: Mapping[str, Any] | pa.Table) -> tuple[dict[str, Array], dict[str, pa.Array]]:
-    """Check scenarios and bring their columns to one length.
-
-    Parameters
-    ----------
-    scenarios : mapping of str to column, or pyarrow.Table
-        The columns of :data:`SCENARIO_COLUMNS` and any of :data:`LABELS`; a scalar holds for all rows.
-
-    Returns
-    -------
-    columns : dict of str to ndarray
-        int64, float64 or object (device) arrays by name; ``decode_bs`` is 0 where it is null.
-    given : dict of str to pyarrow.Array
-        Labels and scenarios as the result shows them.
-
-    Raises
-    ------
-    BatchError
-        If a column is missing, unknown, of another length, or holds what it cannot.
-    """
+    """Check scenarios and bring their columns to one length."""
     if isinstance(scenarios, pa.Table):
         scenarios = {name: scenarios[name].combine_chunks() for name in scenarios.column_names}
     if not isinstance(scenarios, Mapping):

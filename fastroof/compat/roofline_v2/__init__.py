@@ -20,9 +20,16 @@ Examples
 [90880.0, 15354.0]
 """
 
-from fastroof.compat.roofline_v2.lookups import decode_mfu, gemm_mfu, nearest_attention, prefill_mfu
 from fastroof.compat.roofline_v2.steps import StepRequests, step_us
-from fastroof.compat.roofline_v2.tables import RooflineV2Tables, load, tables_of
+from fastroof.compat.roofline_v2.tables import (
+    RooflineV2Tables,
+    decode_mfu,
+    gemm_mfu,
+    load,
+    nearest_attention,
+    prefill_mfu,
+    tables_of,
+)
 
 __all__ = [
     "RooflineV2Tables",

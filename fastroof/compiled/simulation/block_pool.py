@@ -24,29 +24,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.arrays import Ints, Longs
-from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-
-__all__ = [
-    "EVICTIONS",
-    "FOUND_AGAIN_TOKENS",
-    "FOUND_TOKENS",
-    "FREE_BLOCKS",
-    "GIVEN_UP_TOKENS",
-    "LOOKED_UP_TOKENS",
-    "NO_KEY",
-    "NUM_COUNTS",
-    "NUM_LINKS",
-    "BlockPool",
-    "Prompts",
-    "find_blocks",
-    "give_back",
-    "held_tokens",
-    "keep_shared",
-    "pool_of",
-    "restart_pool",
-    "take_found",
-    "take_new",
-]
+from fastroof.compiled.jit import jit, jit_inline, jit_stateful, jit_stateful_inline
 
 NO_KEY = -1
 OWN = -2
@@ -65,13 +43,7 @@ NUM_COUNTS = 8
 
 
 class BlockPool(NamedTuple):
-    """One engine's pool, or those of all replicas along the first axis: see :func:`pool_of`.
-
-    ``counts`` by the names above, ``links`` a column each, a row a block and one more; ``keys`` of blocks;
-    ``oldest`` of each key of prompts the number of its oldest block plus 1, 0 where there is none;
-    ``tables`` a row a slot: the blocks of its request, one after the other. A preempted request keeps its
-    slot and its row, to see whether these blocks still hold its tokens.
-    """
+    """One engine's pool, or those of all replicas along the first axis: see :func:`pool_of`."""
 
     counts: Longs
     links: Ints
@@ -81,12 +53,7 @@ class BlockPool(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Whose prompts are equal: of request r ``ids`` from ``offsets[r]`` on, numbers from 0.
-
-    An id is that of ``blocks_per_id`` blocks; 0 where no prompt is shared, and of these three nothing else is
-    read. ``found_tokens`` of each request are written: those that it found when it was first admitted, -1
-    until then.
-    """
+    """Whose prompts are equal: of request r ``ids`` from ``offsets[r]`` on, numbers from 0."""
 
     ids: Ints
     offsets: Longs
@@ -156,11 +123,7 @@ def _leading(
     most: int,
     in_use: bool,
 ) -> int:
-    """How many of a request's first ``most`` blocks are in the pool, or held by others.
-
-    Whoever holds or gives back a block does so with those before it first and last: where one is, those
-    before it are too, so that the first that is not is found by halves.
-    """
+    """How many of a request's first ``most`` blocks are in the pool, or held by others."""
     low, high = 0, most
     while low < high:
         place = (low + high) >> 1
@@ -176,10 +139,7 @@ def _leading(
 def find_blocks(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, most: int
 ) -> tuple[int, int]:
-    """Blocks at a request's head that the pool has, of ``most``, and how many of them others hold.
-
-    ``slot`` is the one that a preempted request has kept, or -1.
-    """
+    """Blocks at a request's head that the pool has, of ``most``, and how many of them others hold."""
     found = _leading(pool, prompts, request, slot, prompt_blocks, most, False)
     return found, _leading(pool, prompts, request, slot, prompt_blocks, found, True)
 
@@ -188,10 +148,7 @@ def find_blocks(
 def held_tokens(
     pools: BlockPool, prompts: Prompts, replica: int, request: int, input_tokens: int, block_size: int
 ) -> int:
-    """Leading tokens of a prompt that a replica's pool holds now, for a router; it changes nothing.
-
-    What the replica would find if it admitted the request now: whole blocks, and not the prompt's last token.
-    """
+    """Leading tokens of a prompt that a replica's pool holds now, for a router; it changes nothing."""
     if prompts.blocks_per_id == 0:
         return 0
     pool = pool_of(pools, replica)
@@ -265,10 +222,7 @@ def take_found(
 def keep_shared(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, first: int, stop: int
 ) -> None:
-    """Let others find the whole blocks of a prompt from ``first`` on; those of its own have time.
-
-    Nobody else looks for a block of a request's own, so these have their keys when they are given back.
-    """
+    """Let others find the whole blocks of a prompt from ``first`` on; those of its own have time."""
     per_id = prompts.blocks_per_id
     if per_id == 0:
         return
@@ -315,3 +269,47 @@ def give_back(pool: BlockPool, request: int, slot: int, held: int, known: int) -
     links[newest, NEXT_FREE] = end
     links[end, PREVIOUS_FREE] = newest
     pool.counts[FREE_BLOCKS] += freed
+
+
+@jit_inline
+def _add(tree: Ints, place: int, value: int) -> None:
+    """Add at a place, from 1 on, of a Fenwick tree."""
+    while place < len(tree):
+        tree[place] += value
+        place += place & -place
+
+
+@jit_inline
+def _count(tree: Ints, place: int) -> int:
+    """Sum of the places from 1 to this one."""
+    total = 0
+    while place > 0:
+        total += tree[place]
+        place &= place - 1
+    return total
+
+
+@jit
+def stack_distances(
+    prompts: Prompts, input_tokens: Ints, block_size: int, used: Longs, tree: Ints, hits: Longs
+) -> None:
+    """Count, in ``hits[d]``, blocks that are found where d others have been used since."""
+    now, keys_used, per_id = 0, 0, prompts.blocks_per_id
+    for request in range(len(input_tokens)):
+        first = prompts.offsets[request]
+        findable = (input_tokens[request] - 1) // block_size
+        for place in range(findable):
+            key = prompts.ids[first + place // per_id] * per_id + place % per_id
+            if used[key] == 0:
+                # nor are those behind it
+                break
+            hits[keys_used - _count(tree, used[key])] += 1
+        for place in range(input_tokens[request] // block_size - 1, -1, -1):
+            key = prompts.ids[first + place // per_id] * per_id + place % per_id
+            if used[key] > 0:
+                _add(tree, used[key], -1)
+            else:
+                keys_used += 1
+            now += 1
+            used[key] = now
+            _add(tree, now, 1)

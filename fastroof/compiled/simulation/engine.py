@@ -5,41 +5,319 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats
+from fastroof.compiled.grids import axis_cell, line_at
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.completion import complete_step
-from fastroof.compiled.simulation.decode_run import run_decodes
-from fastroof.compiled.simulation.leaving import time_out
-from fastroof.compiled.simulation.records import Record, add_interval
+from fastroof.compiled.layout import FORM_LATENCY
+from fastroof.compiled.llvm import table_load
+from fastroof.compiled.simulation.leaving import free_slot, time_out, unlink_order
 from fastroof.compiled.simulation.scheduling import make_step
 from fastroof.compiled.simulation.state import (
     ARRIVED,
+    BELOW,
+    BUCKET_NEXT,
+    BUSY_US,
     CODE_STOPPED,
     CODE_STUCK,
     DEADLINE,
+    DECODE_TOKENS,
+    DECODES,
+    DONE_PLACE,
     END,
+    FILLED,
+    FIRST_SLOT,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
+    FLIGHT_STEP,
     FLIGHT_TOKENS,
+    FLIGHT_US,
     FREE,
+    FRESH,
+    FRESH_AT,
+    GOES_ON,
+    GONE,
     HEAD,
+    HELD,
     IN_FLIGHT,
+    KV_SUM,
+    LAST_DECODE_END,
+    LEAST_FREE,
     NONE,
     NOW,
     NUM_BLOCKS,
+    NUM_FINISHED,
     OLDEST,
+    PARTIAL,
     PEAK_WAITING,
+    PREEMPTED_FRESH,
+    REQUEST,
     RUNNING,
+    STEP,
+    STEPS,
+    TIMED_OUT,
     WAITING,
+    WINDOW_SUM,
+    BinPart,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
+    add_gaps,
+    add_interval,
+    add_part,
+    bin_of,
+    blocks_of,
+    gap_bin,
+    in_block,
     queue_all,
+    release_next,
     restart,
 )
-from fastroof.compiled.steps import PlanParts, open_plan
+from fastroof.compiled.steps import (
+    PlanParts,
+    WindowParts,
+    decode_rows_us,
+    open_plan,
+    open_window,
+    windowed_decode_step_us,
+)
 
-__all__ = ["advance", "engine_run"]
+
+@jit_stateful_inline
+def _is_steady(state: EngineState, options: EngineOptions, plan: PlanParts) -> bool:
+    """Whether all that runs decodes, nothing that waits can start, and the step in flight is alike."""
+    scalars = state.scalars
+    if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0:
+        return False
+    if plan.decode.form != FORM_LATENCY:
+        return False
+    if scalars[WAITING] > 0 and scalars[RUNNING] < options.max_seqs:
+        return False
+    if options.depth == 1:
+        return True
+    flight = scalars[OLDEST]
+    return bool(
+        scalars[IN_FLIGHT] == 1
+        and scalars[FLIGHT_STEP + flight] == scalars[STEP] - 1
+        and scalars[FLIGHT_FIRSTS + flight] == 0
+        and scalars[FLIGHT_TOKENS + flight] == scalars[DECODES]
+        and scalars[FLIGHT_DECODES + flight] == scalars[DECODES]
+        and state.calendar[FIRST_SLOT, (scalars[STEP] - 1) & (state.calendar.shape[1] - 1)] == NONE
+    )
+
+
+@jit_stateful_inline
+def run_decodes(
+    arena: Floats,
+    plan: PlanParts,
+    options: EngineOptions,
+    state: EngineState,
+    record: Record,
+    horizon_us: float,
+) -> None:
+    """Run decode steps that end before ``horizon_us`` while nothing arrives."""
+    if not _is_steady(state, options, plan):
+        return
+    scalars, clock = state.scalars, state.clock
+    decodes, kv_sum = scalars[DECODES], scalars[KV_SUM]
+    step, free = scalars[STEP], scalars[FREE]
+    now_us, last_us, busy_us = clock[NOW], clock[LAST_DECODE_END], clock[BUSY_US]
+    is_async = options.depth > 1
+    end_us, flight_us = clock[END], clock[FLIGHT_US + scalars[OLDEST]]
+    first_step = step
+    mask = state.calendar.shape[1] - 1
+    phase = in_block(step, options)
+    takes_blocks = options.reserves_output == 0
+    rows_us, batch = decode_rows_us(arena, plan, decodes), float(decodes)
+    row = axis_cell(arena, plan.decode.y, batch)
+    above = batch - table_load(arena, plan.decode.y.nodes_at + row)
+    running, waiting, num_blocks = scalars[RUNNING], scalars[WAITING], scalars[NUM_BLOCKS]
+    # the straight line that the mean kv is on, up to the next node; what a bin of gaps and of series will get
+    at_zero_us, slope_us, line_end = 0.0, 0.0, 0.0
+    gap_key, gaps = 0, 0
+    window, window_sum, below = plan.window, scalars[WINDOW_SUM], scalars[BELOW]
+    within = WindowParts(0, 0.0, 0.0, plan.decode, plan.prefill, 0, False, 0.0)
+    if window > 0:
+        within = open_window(arena, 0)
+    bin_at, bin_end_us = bin_of(record, now_us)
+    part = BinPart(0.0, 0.0, 0)
+    while state.calendar[FIRST_SLOT, step & mask] == NONE:
+        need = state.due[phase] if takes_blocks else 0
+        if need > free:
+            break
+        mean_kv = float(kv_sum) / batch
+        if window > 0:
+            step_us = windowed_decode_step_us(arena, plan, within, rows_us, decodes, mean_kv, window_sum)
+        else:
+            if mean_kv >= line_end:
+                column = axis_cell(arena, plan.decode.x, mean_kv)
+                at_zero_us, slope_us = line_at(arena, plan.decode, row, above, column)
+                line_end = math.inf
+                if column < plan.decode.x.last_cell:
+                    line_end = table_load(arena, plan.decode.x.nodes_at + column + 1)
+            step_us = (rows_us + at_zero_us) + slope_us * mean_kv
+        step_us *= options.time_scale
+        if not is_async:
+            end_us = now_us + step_us
+            flight_us = step_us
+        if end_us >= horizon_us:
+            break
+        free -= need
+        length_us = end_us - now_us
+        blocks_us = length_us * float(num_blocks - free)
+        if end_us < bin_end_us:
+            part = BinPart(part.length_us + length_us, part.blocks_us + blocks_us, part.steps + 1)
+        else:
+            add_part(record, bin_at, part, running, waiting, decodes)
+            part = BinPart(0.0, 0.0, 0)
+            add_interval(record, now_us, end_us, running, waiting, num_blocks - free, (decodes, decodes))
+            bin_at, bin_end_us = bin_of(record, end_us)
+        key = gap_bin(end_us - last_us)
+        if key != gap_key:
+            record.gaps[gap_key] += gaps
+            gap_key, gaps = key, 0
+        gaps += decodes
+        busy_us += flight_us
+        last_us = end_us
+        now_us = end_us
+        if is_async:
+            end_us = now_us + step_us
+            flight_us = step_us
+        kv_sum += decodes
+        step += 1
+        if window > 0:
+            window_sum += below
+            below -= state.calendar[FILLED, step & mask]
+            state.calendar[FILLED, step & mask] = 0
+        phase = phase + 1 if phase + 1 < options.block_size else 0
+    record.gaps[gap_key] += gaps
+    add_part(record, bin_at, part, running, waiting, decodes)
+    if step == first_step:
+        return
+    scalars[KV_SUM], scalars[STEP], scalars[FREE] = kv_sum, step, free
+    scalars[WINDOW_SUM], scalars[BELOW] = window_sum, below
+    clock[NOW], clock[LAST_DECODE_END], clock[BUSY_US] = now_us, last_us, busy_us
+    scalars[STEPS] += step - first_step
+    scalars[DECODE_TOKENS] += (step - first_step) * decodes
+    scalars[LEAST_FREE] = min(scalars[LEAST_FREE], free)
+    if is_async:
+        clock[END] = end_us
+        clock[FLIGHT_US + scalars[OLDEST]] = flight_us
+        scalars[FLIGHT_STEP + scalars[OLDEST]] = step - 1
+
+
+@jit_stateful_inline
+def _finish(
+    state: EngineState, options: EngineOptions, requests: Requests, served: Served, slot: int, now_us: float
+) -> None:
+    """A request has its last token."""
+    slots = state.slots
+    request = slots[REQUEST, slot]
+    served.last_us[request] = now_us
+    if slots[HELD, slot] != GONE:
+        held = slots[HELD, slot]
+        if not options.reserves_output:
+            tokens = requests.input_tokens[request] + requests.output_tokens[request] - 1
+            held = blocks_of(tokens, options)
+        state.scalars[FREE] += held
+        unlink_order(state, slot)
+    free_slot(state, slot)
+    state.scalars[NUM_FINISHED] += 1
+    if options.timeout_us < math.inf:
+        served.place[request] = DONE_PLACE
+    if options.clients > 0:
+        release_next(state, requests, options, now_us)
+
+
+@jit_stateful_inline
+def _say_decodes(
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    flight: int,
+    now_us: float,
+) -> None:
+    """Every decode of a step has a token; it is the last of those in the step's bucket."""
+    scalars = state.scalars
+    decodes = scalars[FLIGHT_DECODES + flight]
+    for i in range(scalars[FRESH]):
+        # those that have prefilled since the last step of decodes
+        slot = state.fresh[i]
+        if slot >= 0:
+            request = state.slots[REQUEST, slot]
+            state.slots[FRESH_AT, slot] = NONE
+        else:
+            request = PREEMPTED_FRESH - slot
+        decodes -= 1
+        if served.status[request] != TIMED_OUT:
+            add_gaps(record, now_us - served.last_us[request], 1)
+            served.last_us[request] = now_us
+    scalars[FRESH] = 0
+    if decodes > 0:
+        add_gaps(record, now_us - state.clock[LAST_DECODE_END], decodes)
+    state.clock[LAST_DECODE_END] = now_us
+    place = scalars[FLIGHT_STEP + flight] & (state.calendar.shape[1] - 1)
+    slot = state.calendar[FIRST_SLOT, place]
+    if slot != NONE:
+        state.calendar[FIRST_SLOT, place] = NONE
+        while slot != NONE:
+            after = state.slots[BUCKET_NEXT, slot]
+            _finish(state, options, requests, served, slot, now_us)
+            slot = after
+
+
+@jit_stateful_inline
+def _say_firsts(
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    flight: int,
+    now_us: float,
+) -> None:
+    """Every prompt that a step has completed has a token: its first, or the next after it was preempted."""
+    for i in range(state.scalars[FLIGHT_FIRSTS + flight]):
+        request, slot = state.firsts[2 * flight, i], state.firsts[2 * flight + 1, i]
+        if served.status[request] == TIMED_OUT:
+            continue
+        if math.isnan(served.first_us[request]):
+            served.first_us[request] = now_us
+        else:
+            add_gaps(record, now_us - served.last_us[request], 1)
+        if slot >= 0:
+            _finish(state, options, requests, served, slot, now_us)
+            continue
+        served.last_us[request] = now_us
+        if options.prefill_first and state.slots[REQUEST, GOES_ON - slot] == request:
+            state.slots[FRESH_AT, GOES_ON - slot] = state.scalars[FRESH]
+            state.fresh[state.scalars[FRESH]] = GOES_ON - slot
+            state.scalars[FRESH] += 1
+
+
+@jit_stateful_inline
+def complete_step(
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    now_us: float,
+) -> None:
+    """End the running step now; the next in flight begins."""
+    scalars, clock = state.scalars, state.clock
+    flight = scalars[OLDEST]
+    if scalars[FLIGHT_STEP + flight] != NONE:
+        _say_decodes(state, options, requests, served, record, flight, now_us)
+    if scalars[FLIGHT_FIRSTS + flight] > 0:
+        _say_firsts(state, options, requests, served, record, flight, now_us)
+    clock[BUSY_US] += clock[FLIGHT_US + flight]
+    scalars[OLDEST] = 1 - flight
+    scalars[IN_FLIGHT] -= 1
+    if scalars[IN_FLIGHT] > 0:
+        clock[END] = now_us + clock[FLIGHT_US + scalars[OLDEST]]
 
 
 @jit_stateful_inline
@@ -54,10 +332,7 @@ def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
 
 @jit_stateful_inline
 def begin_us(state: EngineState, requests: Requests) -> float:
-    """When an idle engine has something to do: at its next arrival, or never.
-
-    Nobody gives up a request of an idle engine, and what was given up before the last step has passed over.
-    """
+    """When an idle engine has something to do: at its next arrival, or never."""
     scalars = state.scalars
     if scalars[HEAD] == NONE:
         return math.inf
@@ -122,11 +397,7 @@ def advance(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run an engine until its next event is not before ``until_us``. Returns a code.
-
-    An event is the end of a step, or an arrival at an idle engine. What arrives at ``until_us`` is to be
-    pushed before the engine goes on.
-    """
+    """Run an engine until its next event is not before ``until_us``. Returns a code."""
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
@@ -162,10 +433,7 @@ def engine_run(
     record: Record,
     num_blocks: int,
 ) -> int:
-    """Serve all requests of a trace with one engine. Returns a code.
-
-    State may hold anything; ``served`` and ``record`` are as nothing has been served.
-    """
+    """Serve all requests of a trace with one engine. Returns a code."""
     restart(state, num_blocks)
     queue_all(state, requests, options)
     return advance(arena, options, state, requests, served, record, math.inf)

@@ -57,8 +57,6 @@ from fastroof.compiled.simulation.state import (
     release_next,
 )
 
-__all__ = ["free_slot", "leave_decodes", "preempt_last", "time_out", "unlink_order"]
-
 
 @jit_stateful_inline
 def unlink_order(state: EngineState, slot: int) -> None:
@@ -180,11 +178,7 @@ def preempt_last(
     window: int,
     partial_need: int,
 ) -> int:
-    """Preempt the last admitted request. Returns how many blocks fewer the step needs now.
-
-    It keeps its tokens, and computes all of them again when it comes back, first of all that wait. One that
-    only awaits its last token loses its blocks and has it all the same.
-    """
+    """Preempt the last admitted request. Returns how many blocks fewer the step needs now."""
     scalars, slots = state.scalars, state.slots
     slot = scalars[LAST]
     request = slots[REQUEST, slot]

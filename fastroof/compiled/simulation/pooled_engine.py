@@ -17,7 +17,6 @@ from fastroof.compiled.simulation.pooled_slots import (
     release_slot,
     unlink_order,
 )
-from fastroof.compiled.simulation.records import Record, add_gaps, add_interval
 from fastroof.compiled.simulation.state import (
     ARRIVED,
     BUCKET_NEXT,
@@ -55,15 +54,16 @@ from fastroof.compiled.simulation.state import (
     WAITING,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
+    add_gaps,
+    add_interval,
     queue_all,
     release_next,
     restart,
 )
 from fastroof.compiled.steps import open_plan
-
-__all__ = ["advance_pooled", "pooled_engine_run", "restart_pooled"]
 
 
 @jit_stateful_inline
@@ -210,13 +210,7 @@ def advance_pooled(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run an engine until its next event is not before ``until_us``. Returns a code.
-
-    As ``engine.advance``: an event is the end of a step, or an arrival at an idle engine, and what arrives at
-    ``until_us`` is to be pushed (``state.push_request``) before the engine goes on. ``state`` and ``pool``
-    are one replica's (``engine_of``, ``pool_of``); ``block_pool.held_tokens`` tells a router what each
-    holds.
-    """
+    """Run an engine until its next event is not before ``until_us``. Returns a code."""
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
@@ -267,10 +261,7 @@ def pooled_engine_run(
     served: Served,
     record: Record,
 ) -> int:
-    """Serve all requests of a trace with one engine. Returns a code.
-
-    As ``engine.engine_run``; the pool's ``oldest`` and ``tables`` are 0.
-    """
+    """Serve all requests of a trace with one engine. Returns a code."""
     restart_pooled(state, pool)
     queue_all(state, requests, options)
     return advance_pooled(arena, options, state, pool, prompts, requests, served, record, math.inf)

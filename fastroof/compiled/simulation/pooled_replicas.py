@@ -21,7 +21,6 @@ from fastroof.compiled.simulation.block_pool import (
 )
 from fastroof.compiled.simulation.pooled_engine import advance_pooled, restart_pooled
 from fastroof.compiled.simulation.ranks import WAITING_WEIGHT
-from fastroof.compiled.simulation.records import Record
 from fastroof.compiled.simulation.replicas import (
     LEAST_KV,
     LEAST_LOAD,
@@ -40,6 +39,7 @@ from fastroof.compiled.simulation.state import (
     RUNNING,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
     blocks_of,
@@ -47,10 +47,8 @@ from fastroof.compiled.simulation.state import (
     push_request,
 )
 
-__all__ = ["PREFIX_AWARE", "pooled_replicas_run"]
-
 PREFIX_AWARE = POWER_OF_TWO + 1
-"""A rule more: see :func:`fastroof.simulation.pooled_replicas.run_pooled_replicas`."""
+"""A rule more: see :func:`fastroof.simulation.replicas.run_pooled_replicas`."""
 
 
 @jit_stateful_inline
@@ -134,11 +132,7 @@ def pooled_replicas_run(
     pushed_tokens: Longs,
     replica_of: Ints,
 ) -> int:
-    """Serve a trace by replicas of an engine over a pool each. Returns a code.
-
-    As ``replicas.replicas_run``; ``pushed_tokens`` a number a replica, and the pools' ``oldest`` and
-    ``tables`` are 0.
-    """
+    """Serve a trace by replicas of an engine over a pool each. Returns a code."""
     replicas = len(router.pushed)
     router.pushed[:] = 0
     pushed_tokens[:] = 0

@@ -10,7 +10,7 @@ import math
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
-from fastroof.compiled.request_sums import StepSums, WindowSums
+from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.simulation.block_pool import (
     FOUND_AGAIN_TOKENS,
     FOUND_TOKENS,
@@ -83,9 +83,6 @@ from fastroof.compiled.simulation.state import (
     blocks_of,
 )
 from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us
-from fastroof.compiled.windows import no_window_sums, with_request
-
-__all__ = ["make_pooled_step"]
 
 
 @jit_stateful_inline
@@ -98,11 +95,7 @@ def _have_room(
     served: Served,
     partial_tokens: int,
 ) -> bool:
-    """Give running requests the blocks that they need in this step, from the last admitted if they lack.
-
-    Returns whether any was preempted. Requests ask in their order, so the last go until the others have
-    enough, whoever it is that asks; and what these give back comes behind what is free.
-    """
+    """Give running requests the blocks that they need in this step, from the last admitted if they lack."""
     scalars, slots = state.scalars, state.slots
     phase = scalars[STEP] % options.block_size
     need = 0

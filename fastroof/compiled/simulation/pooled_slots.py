@@ -59,25 +59,6 @@ from fastroof.compiled.simulation.state import (
     release_next,
 )
 
-__all__ = [
-    "DUE_FIRST",
-    "DUE_LAST",
-    "DUE_NEXT",
-    "DUE_ROWS",
-    "EARLIEST",
-    "LAST_SLOT",
-    "NUM_POOLED_FIELDS",
-    "OVER",
-    "POOLED_CALENDAR_ROWS",
-    "give_up",
-    "is_late",
-    "leave_decodes",
-    "link_last",
-    "preempt_last",
-    "release_slot",
-    "unlink_order",
-]
-
 DUE_NEXT, DUE_PREVIOUS = NUM_FIELDS, NUM_FIELDS + 1
 """More fields of a slot: its neighbours among those that need a block in the same steps."""
 NUM_POOLED_FIELDS = NUM_FIELDS + 2
@@ -165,10 +146,7 @@ def release_slot(state: EngineState, slot: int) -> None:
 
 @jit_stateful_inline
 def _known_tokens(state: EngineState, options: EngineOptions, requests: Requests, slot: int) -> int:
-    """Tokens of a running request that were scheduled and known: those of its blocks that can be found.
-
-    Where a step is made while another runs, the token that it starts from is not known yet.
-    """
+    """Tokens of a running request that were scheduled and known: those of its blocks that can be found."""
     scalars, slots = state.scalars, state.slots
     if slot == scalars[PARTIAL]:
         return int(scalars[PARTIAL_COMPUTED])
@@ -208,11 +186,7 @@ def preempt_last(
     requests: Requests,
     served: Served,
 ) -> bool:
-    """Preempt the last admitted request, to be the first that comes back.
-
-    Returns whether the next step would have needed a block for it as a decode. One that only awaits its last
-    token loses its blocks and has it all the same.
-    """
+    """Preempt the last admitted request, to be the first that comes back."""
     scalars, slots, clock = state.scalars, state.slots, state.clock
     slot = scalars[LAST]
     request = slots[REQUEST, slot]

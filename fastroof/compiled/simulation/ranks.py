@@ -20,10 +20,8 @@ from fastroof.compiled.expert_rows import (
     wait_for_others_us,
 )
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.completion import complete_step
-from fastroof.compiled.simulation.engine import see_arrivals
+from fastroof.compiled.simulation.engine import complete_step, see_arrivals
 from fastroof.compiled.simulation.leaving import time_out
-from fastroof.compiled.simulation.records import Record, add_interval
 from fastroof.compiled.simulation.scheduling import has_prompt, make_step
 from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
@@ -47,46 +45,22 @@ from fastroof.compiled.simulation.state import (
     WAITING,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
+    add_interval,
     engine_of,
     push_request,
     restart,
 )
 from fastroof.compiled.steps import EXPERT_AT, PlanParts, open_plan
 
-__all__ = [
-    "GROUP_CLOCKS",
-    "GROUP_SCALARS",
-    "WAITING_WEIGHT",
-    "RankGroup",
-    "advance_ranks",
-    "choose_rank",
-    "group_next_us",
-    "group_of",
-    "group_schedule",
-    "group_step_end",
-    "group_time_out",
-    "push_to_group",
-    "restart_group",
-]
-
 WAITING_WEIGHT = 4
 """Running requests that a waiting one counts as, where a request goes to what has the least load."""
 
 
 class RankGroup(NamedTuple):
-    """What ranks have in common, or all replicas' along the first axis.
-
-    Attributes
-    ----------
-    scalars, clock
-        By the names below.
-    takes_part
-        Whether a rank has requests in a step, of two steps in flight: a row each.
-    rules
-        How ranks step together, the same for all.
-    """
+    """What ranks have in common, or all replicas' along the first axis."""
 
     scalars: Longs
     clock: Floats
@@ -145,10 +119,7 @@ def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> 
 
 @jit_stateful
 def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
-    """Say which of some ranks gets a request, the first of equals, by the scalars of each.
-
-    ``waits`` are requests that wait at each, ``given`` requests that they had before.
-    """
+    """Say which of some ranks gets a request, the first of equals, by the scalars of each."""
     ranks = scalars.shape[0]
     if rule == TAKES_TURNS:
         return int(given % ranks)

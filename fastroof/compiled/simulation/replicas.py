@@ -25,7 +25,6 @@ from fastroof.compiled.simulation.ranks import (
     push_to_group,
     restart_group,
 )
-from fastroof.compiled.simulation.records import Record
 from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
     END,
@@ -37,6 +36,7 @@ from fastroof.compiled.simulation.state import (
     RUNNING,
     EngineOptions,
     EngineState,
+    Record,
     Requests,
     Served,
     engine_of,
@@ -44,34 +44,11 @@ from fastroof.compiled.simulation.state import (
 )
 from fastroof.compiled.steps import open_plan
 
-__all__ = [
-    "LEAST_KV",
-    "LEAST_LOAD",
-    "LEAST_OUTSTANDING",
-    "POWER_OF_TWO",
-    "ROUND_ROBIN",
-    "Fleet",
-    "Router",
-    "closed_loop_run",
-    "replicas_run",
-    "share_run",
-]
-
 ROUND_ROBIN, LEAST_OUTSTANDING, LEAST_LOAD, LEAST_KV, POWER_OF_TWO = range(5)
 
 
 class Router(NamedTuple):
-    """How a replica is chosen.
-
-    Attributes
-    ----------
-    rule
-        One of the names above.
-    drawn
-        Two replicas a request, which may be one and the same, where the rule draws them.
-    pushed
-        How many requests each engine was sent, to be counted; 0.
-    """
+    """How a replica is chosen."""
 
     rule: int
     drawn: Ints
@@ -79,11 +56,7 @@ class Router(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """Engines, and who sends them requests; each of ``num_blocks`` blocks a rank.
-
-    An engine is a replica, or one of its ranks that step by themselves: as many in a row as ``waits`` has
-    room for (the requests that wait at each).
-    """
+    """Engines, and who sends them requests; each of ``num_blocks`` blocks a rank."""
 
     states: EngineState
     groups: RankGroup
@@ -264,10 +237,7 @@ def share_run(
     replica: int,
     replica_of: Ints,
 ) -> int:
-    """Serve those requests of a trace that are this replica's already. Returns a code.
-
-    For rules that look at nothing, so that replicas run apart: the fleet is one of one replica.
-    """
+    """Serve those requests of a trace that are this replica's already. Returns a code."""
     _restart(fleet)
     for request in range(len(requests.arrival_us)):
         if replica_of[request] == replica:
@@ -290,11 +260,7 @@ def replicas_run(
     record: Record,
     replica_of: Ints,
 ) -> int:
-    """Serve a trace by replicas of an engine. Returns a code.
-
-    Arrays may hold anything but ``served`` and ``record``, which are as nothing has been served, and what the
-    router draws.
-    """
+    """Serve a trace by replicas of an engine. Returns a code."""
     _restart(fleet)
     for request in range(len(requests.arrival_us)):
         # replicas that need not advance do not look
@@ -345,12 +311,7 @@ def closed_loop_run(
     replica_of: Ints,
     clients: int,
 ) -> int:
-    """Serve the clients of a closed loop by replicas of an engine. Returns a code.
-
-    As :func:`replicas_run`, with the events of all engines in one order, of equals the first engine's
-    first. When a step has ended, clients who do not think are back, and are routed, before the engine's
-    next step is made. Engines know of no clients: it is the router who knows where a next request goes.
-    """
+    """Serve the clients of a closed loop by replicas of an engine. Returns a code."""
     _restart(fleet)
     plan = open_plan(arena)
     released = _release(requests, 0, clients, 0.0)

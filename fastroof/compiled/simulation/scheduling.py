@@ -11,7 +11,7 @@ import math
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful_inline
-from fastroof.compiled.request_sums import StepSums, WindowSums
+from fastroof.compiled.request_sums import StepSums, WindowSums, no_window_sums, with_request
 from fastroof.compiled.simulation.leaving import leave_decodes, preempt_last
 from fastroof.compiled.simulation.state import (
     BASE,
@@ -69,9 +69,6 @@ from fastroof.compiled.simulation.state import (
     in_block,
 )
 from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us
-from fastroof.compiled.windows import no_window_sums, with_request
-
-__all__ = ["has_prompt", "make_step"]
 
 
 @jit_stateful_inline
@@ -185,11 +182,7 @@ def _go_on(state: EngineState, options: EngineOptions, window: int) -> None:
 def _have_room(
     state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int
 ) -> bool:
-    """Take the blocks that running requests need in this step, from the last admitted if there are too few.
-
-    Returns whether any was preempted. Requests ask in their order, so the last go until the others have
-    enough, whoever it is that asks.
-    """
+    """Allocate this step's blocks of the running requests; preempt from the last admitted if short."""
     scalars = state.scalars
     need = state.due[in_block(scalars[STEP], options)]
     partial_need = 0
@@ -286,10 +279,7 @@ def make_step(
     served: Served,
     admits: bool,
 ) -> float:
-    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none.
-
-    Without ``admits`` no request that waits begins.
-    """
+    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none."""
     scalars = state.scalars
     window = plan.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1

@@ -11,32 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints, Longs
-from fastroof.compiled.jit import jit_stateful_inline
-
-__all__ = [
-    "CODE_STOPPED",
-    "CODE_STUCK",
-    "FINISHED",
-    "FIRST_SIZE",
-    "NONE",
-    "NUM_CLOCKS",
-    "NUM_FIELDS",
-    "NUM_SCALARS",
-    "REJECTED",
-    "TIMED_OUT",
-    "EngineOptions",
-    "EngineState",
-    "Requests",
-    "Served",
-    "blocks_of",
-    "engine_of",
-    "in_block",
-    "push_request",
-    "queue_all",
-    "release_next",
-    "restart",
-    "shift_of",
-]
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.llvm import float_bits
 
 NONE = -1
 """No request, no slot, no step."""
@@ -52,14 +28,7 @@ CODE_STOPPED = 2
 
 
 class EngineOptions(NamedTuple):
-    """How an engine makes steps; flags are 0 or 1.
-
-    ``depth`` steps are scheduled at once, the running one included: 1, or 2 where scheduling is asynchronous.
-    ``block_shift`` is the block size's logarithm where that is a power of two, else NONE.
-    ``clients`` is 0 where arrivals are given; else so many send their next request ``think_us`` after the
-    last token of the one before. ``stop`` has one element; a loop returns CODE_STOPPED soon after another
-    thread has set it.
-    """
+    """How an engine makes steps; flags are 0 or 1."""
 
     budget: int
     max_seqs: int
@@ -88,11 +57,7 @@ class Requests(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What has become of each request.
-
-    While it is on its way, ``last_us`` is when its last token was made before it was preempted, ``sent`` how
-    many it had. ``place`` is its slot, WAITING_PLACE or DONE_PLACE, kept where there are time-outs only.
-    """
+    """What has become of each request."""
 
     first_us: Floats
     last_us: Floats
@@ -107,14 +72,7 @@ WAITING_PLACE, DONE_PLACE = -1, -2
 
 
 class EngineState(NamedTuple):
-    """One engine, or all replicas along the first axis: see :func:`engine_of`.
-
-    ``scalars`` and ``clock`` by the names below; ``slots`` a column a running request; ``calendar`` the first
-    slot of each bucket, and how many decodes fill the window in its step, a power of two of buckets; ``due``
-    decodes by the steps that need a block; ``firsts`` requests that have a token by prefill, and their slots,
-    of two steps in flight; ``fresh`` slots of those that have prefilled since the last step of decodes, where
-    these are apart.
-    """
+    """One engine, or all replicas along the first axis: see :func:`engine_of`."""
 
     scalars: Longs
     clock: Floats
@@ -204,10 +162,7 @@ GONE = -2
 
 @jit_stateful_inline
 def blocks_of(tokens: int, options: EngineOptions) -> int:
-    """Blocks of KV cache that so many tokens of one request take.
-
-    A division takes 5 ns, of which a prompt's step had eight.
-    """
+    """Blocks of KV cache that so many tokens of one request take."""
     block_size, shift = options.block_size, options.block_shift
     if shift >= 0:
         return int((tokens + block_size - 1) >> shift)
@@ -311,3 +266,128 @@ def release_next(state: EngineState, requests: Requests, options: EngineOptions,
         state.scalars[RELEASED] = request + 1
         requests.arrival_us[request] = now_us + options.think_us
         push_request(state, requests, request)
+
+
+MANTISSA_BITS = 7
+GAP_SHIFT = 52 - MANTISSA_BITS
+FIRST_KEY = 1023 << MANTISSA_BITS  # 1 us
+GAP_BINS = 41 << MANTISSA_BITS
+"""From 1 us on, what is shorter in the first; up to 25 days."""
+
+SERIES_BINS = 512
+
+# Fields of the series: integrals over a bin's time, and tokens by the end of their steps.
+RUNNING_US, WAITING_US, BLOCKS_US, BUSY_TIME_US, NEW_TOKENS, OUTPUT_TOKENS = range(6)
+SERIES_FIELDS = 6
+
+
+class Record(NamedTuple):
+    """Counts of gaps by bin, the series, and in ``width_us`` the width of one of its bins, us."""
+
+    gaps: Longs
+    series: Floats
+    width_us: Floats
+
+
+class BinPart(NamedTuple):
+    """Steps within one bin of the series, not yet added to it: their time, blocks over it, how many."""
+
+    length_us: float
+    blocks_us: float
+    steps: int
+
+
+@jit_stateful_inline
+def gap_bin(gap_us: float) -> int:
+    """Bin of a gap."""
+    key = (float_bits(gap_us) >> GAP_SHIFT) - FIRST_KEY
+    return int(min(max(key, 0), GAP_BINS - 1))
+
+
+@jit_stateful_inline
+def bin_of(record: Record, time_us: float) -> tuple[int, float]:
+    """Bin of the series that a time is in, and its end; one that has ended already beyond the last bin."""
+    width = record.width_us[0]
+    i = int(time_us / width)
+    return (i, (i + 1) * width) if i < SERIES_BINS else (0, 0.0)
+
+
+@jit_stateful_inline
+def add_part(record: Record, i: int, part: BinPart, running: int, waiting: int, decodes: int) -> None:
+    """Add steps of decodes to the bin that they are in."""
+    series = record.series
+    series[i, RUNNING_US] += part.length_us * running
+    series[i, WAITING_US] += part.length_us * waiting
+    series[i, BLOCKS_US] += part.blocks_us
+    series[i, BUSY_TIME_US] += part.length_us
+    series[i, NEW_TOKENS] += part.steps * decodes
+    series[i, OUTPUT_TOKENS] += part.steps * decodes
+
+
+@jit_stateful_inline
+def add_gaps(record: Record, gap_us: float, count: int) -> None:
+    """Count gaps of one length."""
+    record.gaps[gap_bin(gap_us)] += count
+
+
+@jit_stateful
+def _widen(record: Record) -> None:
+    series = record.series
+    half = SERIES_BINS // 2
+    for i in range(half):
+        for field in range(SERIES_FIELDS):
+            series[i, field] = series[2 * i, field] + series[2 * i + 1, field]
+    series[half:] = 0.0
+    record.width_us[0] *= 2.0
+
+
+@jit_stateful
+def _add_across(
+    record: Record,
+    from_us: float,
+    to_us: float,
+    running: int,
+    waiting: int,
+    blocks: int,
+    tokens: tuple[int, int],
+) -> None:
+    """:func:`add_interval` of any interval: a part to each bin that it touches."""
+    while to_us >= record.width_us[0] * SERIES_BINS:
+        _widen(record)
+    series, width = record.series, record.width_us[0]
+    last = int(to_us / width)
+    for i in range(int(from_us / width), last + 1):
+        part_us = min(to_us, (i + 1) * width) - max(from_us, i * width)
+        series[i, RUNNING_US] += part_us * running
+        series[i, WAITING_US] += part_us * waiting
+        series[i, BLOCKS_US] += part_us * blocks
+        series[i, BUSY_TIME_US] += part_us
+    series[last, NEW_TOKENS] += tokens[0]
+    series[last, OUTPUT_TOKENS] += tokens[1]
+
+
+@jit_stateful_inline
+def add_interval(
+    record: Record,
+    from_us: float,
+    to_us: float,
+    running: int,
+    waiting: int,
+    blocks: int,
+    tokens: tuple[int, int],
+) -> None:
+    """Add a step: what was there while it ran, and the tokens that it computed and that it made."""
+    width = record.width_us[0]
+    place = from_us / width
+    i = int(place)
+    if to_us < (i + 1) * width and i < SERIES_BINS:
+        series = record.series
+        length_us = to_us - from_us
+        series[i, RUNNING_US] += length_us * running
+        series[i, WAITING_US] += length_us * waiting
+        series[i, BLOCKS_US] += length_us * blocks
+        series[i, BUSY_TIME_US] += length_us
+        series[i, NEW_TOKENS] += tokens[0]
+        series[i, OUTPUT_TOKENS] += tokens[1]
+    else:
+        _add_across(record, from_us, to_us, running, waiting, blocks, tokens)

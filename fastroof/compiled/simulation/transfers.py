@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from fastroof.arrays import Floats, Ints, Longs
 from fastroof.compiled.jit import jit
-from fastroof.compiled.simulation.records import Record, add_gaps
-
-__all__ = ["count_gaps", "link_ends"]
+from fastroof.compiled.simulation.state import Record, add_gaps
 
 
 @jit
 def link_ends(
     ready_us: Floats, takes_us: Floats, link: Ints, order: Longs, free_us: Floats, out: Floats
 ) -> None:
-    """When each transfer has ended: a link sends one at a time, in the order in which they are ready.
-
-    ``order`` sorts the transfers by ``ready_us``; ``free_us`` has a 0 a link.
-    """
+    """When each transfer has ended: a link sends one at a time, in the order in which they are ready."""
     for i in range(len(order)):
         transfer = order[i]
         at = link[transfer]

@@ -1,4 +1,4 @@
-"""How serving engines are started and measured: the arguments of their own commands.
+"""How serving engines are started and measured: the arguments of their commands.
 
 A file an engine; what its arguments are called was read in the releases that it names.
 """

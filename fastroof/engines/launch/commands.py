@@ -9,9 +9,7 @@ from typing import Final
 
 from fastroof.engines.launch import sglang, trtllm, vllm
 from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
-from fastroof.engines.versions import holds_for
-
-__all__ = ["EngineCommands", "engine_commands"]
+from fastroof.engines.values import holds_for
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class EngineCommands:
     release : str
         In which its arguments were read.
     is_of_profile : bool
-        Whether the profile that was asked about holds that release.
+        Whether the requested profile includes that release.
     image : str
         A public container image of it.
     health : str
@@ -61,7 +59,7 @@ def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
     Returns
     -------
     EngineCommands or None
-        None where it is no serving engine. Where no release within the range was read, the newest that was.
+        None if it is not a serving engine. If no release in the range was read, the newest one read.
 
     Examples
     --------

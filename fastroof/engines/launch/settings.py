@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["MTP", "BenchmarkLoad", "Command", "LaunchSettings"]
-
 MTP: Final = "mtp"
 """A draft by a layer of the model itself."""
 
@@ -28,11 +26,11 @@ class LaunchSettings:
     has_experts : bool
         Whether it has routed experts.
     max_batched_tokens, max_seqs : int
-        Tokens of a step, and requests that run at once, of each rank and stage.
+        Maximum tokens per step and concurrent requests, per rank and stage.
     max_context : int
         Tokens of the longest sequence.
     running : int
-        Requests that run at once on each rank and stage under the deployment's load.
+        Concurrent requests on each rank and stage under the deployment's load.
     memory_fraction : float
         Of a GPU's memory, by the engine's own measure; 0 for its own formula.
     dtype, kv_dtype : str
@@ -137,7 +135,7 @@ class Command:
     arguments : tuple of tuple of str
         Its arguments, an option with its value each.
     config_option : str
-        Option that takes the path of ``config``; empty where there is none.
+        Option that takes the path of ``config``; empty if there is none.
     config : mapping
         What the engine reads from a YAML file.
     unsaid : tuple of str

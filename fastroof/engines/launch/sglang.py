@@ -10,8 +10,6 @@ from typing import Final
 
 from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
 
-__all__ = ["HEALTH", "IMAGE", "RELEASES", "TITLE", "benchmark", "server"]
-
 TITLE: Final = "SGLang"
 RELEASES: Final = ("0.5.14",)
 IMAGE: Final = "lmsysorg/sglang:v{release}"

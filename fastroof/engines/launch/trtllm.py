@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
 
-__all__ = ["HEALTH", "IMAGE", "RELEASES", "TITLE", "benchmark", "server"]
-
 TITLE: Final = "TensorRT-LLM"
 RELEASES: Final = ("1.3.0rc11",)
 IMAGE: Final = "nvcr.io/nvidia/tensorrt-llm/release:{release}"

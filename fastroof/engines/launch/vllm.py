@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
 
-__all__ = ["HEALTH", "IMAGE", "RELEASES", "TITLE", "benchmark", "server"]
-
 TITLE: Final = "vLLM"
 RELEASES: Final = ("0.24.0", "0.13.0")
 IMAGE: Final = "vllm/vllm-openai:v{release}"

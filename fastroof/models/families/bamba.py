@@ -8,10 +8,8 @@ from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.families.family import Family, head_dim, kv_heads
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
-from fastroof.models.mamba import Mamba2
+from fastroof.models.linear_attention import Mamba2
 from fastroof.models.mlp import GatedMlp
-
-__all__ = ["FAMILIES"]
 
 
 def _layers(fields: Fields) -> list[LayerKind]:

@@ -11,8 +11,6 @@ from fastroof.models.latent import LatentAttention
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES", "latent_attention", "latent_experts"]
-
 # What the configuration class in transformers takes for sizes that all published models have.
 _DEFAULTS: Final[dict[str, Any]] = {
     "kv_lora_rank": 512,

@@ -2,7 +2,7 @@
 
 ``compress_ratios`` has a ratio a layer, and one more of each layer that predicts further tokens. The first
 ``num_hash_layers`` choose experts by a table of tokens; their router's scores weigh them all the same, so
-they cost what others do. Experts are stored in ``expert_dtype``, which is no part of
+they cost the same. Experts are stored in ``expert_dtype``, which is not part of
 ``quantization_config``: fp4 is MXFP4, and without the field they are what that says. Engines keep the cache
 in fp8.
 """
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastroof.models.compressed import CSA, HCA, CompressedAttention, CompressedWidths, measured_as
+from fastroof.models.compressed import CompressedAttention, CompressedWidths, measured_as
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
-from fastroof.models.hyper_connections import HyperConnections
 from fastroof.models.layers import LayerKind
-
-__all__ = ["FAMILIES"]
+from fastroof.models.residuals import HyperConnections
+from fastroof.operators.widths import CSA, HCA
 
 _NAMES: Final = {CSA: "csa", HCA: "hca", 0: "windowed"}
 

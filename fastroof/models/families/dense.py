@@ -10,8 +10,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES", "QWEN3_HEAD_DIM", "qwen_windows"]
-
 QWEN3_HEAD_DIM: Final = 128
 """What a Qwen3 file without ``head_dim`` means."""
 
@@ -21,7 +19,7 @@ _DEFAULT_FULL_LAYERS: Final = 28
 
 
 def qwen_windows(fields: Fields, num_layers: int) -> list[int | None]:
-    """Windows of all layers: off unless asked for, and never in the first ``max_window_layers``."""
+    """Windows of all layers: off by default, and never in the first ``max_window_layers``."""
     full_layers = fields.count("max_window_layers", _DEFAULT_FULL_LAYERS)
     window = _window(fields)
     if not fields.flag("use_sliding_window", default=False):

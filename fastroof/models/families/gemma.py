@@ -10,8 +10,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES"]
-
 _HEAD_DIM: Final = 256
 _WINDOW: Final = 4096
 # Published wrappers of Gemma 3 leave out what the class in transformers has for them.

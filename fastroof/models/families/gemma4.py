@@ -1,6 +1,6 @@
 """Gemma 4: windows in five of six layers, wider heads and no value projection in the sixth.
 
-Some have experts beside an MLP that all tokens take, each with norms of its own.
+Some have experts next to an MLP that all tokens take, each with its own norms.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 
-__all__ = ["FAMILIES"]
-
 _EVERY: Final = 6
 _HEAD_DIM: Final = 256
 _FULL_HEAD_DIM: Final = 512
@@ -24,7 +22,7 @@ _WINDOW: Final = 512
 
 _UNSUPPORTED: Final = {
     "hidden_size_per_layer_input": "embeddings of each layer",
-    "num_kv_shared_layers": "layers that share the KV cache of others",
+    "num_kv_shared_layers": "layers that share other layers' KV cache",
     "use_double_wide_mlp": "MLPs of twice the width in some layers",
 }
 
@@ -67,7 +65,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     pattern = [FULL if (i + 1) % _EVERY == 0 or i == last else WINDOWED for i in range(num_layers)]
     fields = fields.with_defaults({"layer_types": pattern})
     windows = layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))
-    # a window that covers the longest context is none, and its layer has the heads of a windowed one yet
+    # a window that covers the longest context has no effect; its layer keeps the heads of a windowed one
     is_full = [kind == FULL for kind in fields.texts("layer_types") or pattern]
     mlp = _mlp(fields)
     return layer_kinds((attention(*layer), mlp) for layer in zip(windows, is_full, strict=True))

@@ -10,8 +10,6 @@ from fastroof.models.families.family import FULL, WINDOWED, Family, kv_heads, la
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 
-__all__ = ["FAMILIES"]
-
 _HEAD_DIM: Final = 64
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from fastroof.models.attention import Attention
-from fastroof.models.attention_residuals import AttentionResiduals
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.deepseek import latent_attention
 from fastroof.models.families.family import Family
@@ -17,8 +16,7 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import KimiDeltaAttention
 from fastroof.models.mlp import GatedMlp
-
-__all__ = ["FAMILIES"]
+from fastroof.models.residuals import AttentionResiduals
 
 _LAYERS: Final = "linear_attn_config"
 

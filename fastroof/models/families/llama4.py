@@ -12,8 +12,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES"]
-
 _NO_ROPE_INTERVAL: Final = 4
 # What the text model of transformers takes for sizes that both published models have.
 _DEFAULTS: Final[dict[str, Any]] = {

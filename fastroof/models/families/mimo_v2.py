@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: windowed layers with heads of their own, values narrower than keys, a dense first layer."""
+"""MiMo-V2-Flash: windowed layers with their own heads, values narrower than keys, a dense first layer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from fastroof.models.families.family import Family, kv_heads, layer_kinds
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
-
-__all__ = ["FAMILIES"]
 
 
 def _layers(fields: Fields) -> list[LayerKind]:

@@ -11,8 +11,6 @@ from fastroof.models.families.family import Family, head_dim, kv_heads, layer_ki
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 
-__all__ = ["FAMILIES"]
-
 _OVER_ALL_HEADS: Final = "per_layer"
 """MiniMax's word: one norm a layer, over its heads together."""
 

@@ -17,8 +17,6 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 from fastroof.models.sparse import MSA_HEAD_DIM, BlockSparseAttention
 
-__all__ = ["FAMILIES"]
-
 _HIDDEN: Final = 6144
 _GROUP_SIZE: Final = 16
 """What the one model whose blocks were measured has."""

@@ -8,12 +8,9 @@ from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import Family, kv_heads
 from fastroof.models.hf import Fields
-from fastroof.models.layers import LayerKind
-from fastroof.models.mamba import Mamba2
+from fastroof.models.layers import LayerKind, NoAttention, NoMlp
+from fastroof.models.linear_attention import Mamba2
 from fastroof.models.mlp import UngatedMlp
-from fastroof.models.skipped import NoAttention, NoMlp
-
-__all__ = ["FAMILIES"]
 
 _PATTERN, _NAMES = "hybrid_override_pattern", "layers_block_type"
 _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}

@@ -1,4 +1,4 @@
-"""Nemotron's searched layers (DeciLM): each of its own width, some without attention or MLP."""
+"""Nemotron's searched layers (DeciLM): each with its own width, some without attention or MLP."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from fastroof.errors import UnsupportedModelError
 from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.families.family import Family, head_dim
 from fastroof.models.hf import Fields
-from fastroof.models.layers import LayerKind
+from fastroof.models.layers import LayerKind, NoAttention, NoMlp
 from fastroof.models.mlp import GatedMlp, Mlp
-from fastroof.models.skipped import NoAttention, NoMlp
-
-__all__ = ["FAMILIES"]
 
 _WIDTH_MULTIPLE: Final = 256
 _MAX_FFN_MULT: Final = 1024

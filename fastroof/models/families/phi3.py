@@ -10,8 +10,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES"]
-
 
 def _layers(fields: Fields) -> list[LayerKind]:
     hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")

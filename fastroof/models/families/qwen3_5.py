@@ -12,8 +12,6 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import GatedDeltaNet
 from fastroof.models.mlp import GatedMlp, Mlp
 
-__all__ = ["FAMILIES"]
-
 _LINEAR: Final = "linear_attention"
 _EVERY: Final = 4
 
@@ -40,7 +38,7 @@ def _kinds(fields: Fields) -> list[str]:
         kinds = [_LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)]
     other = sorted(set(kinds) - {FULL, _LINEAR})
     if other:
-        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {_LINEAR} would do")
+        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {_LINEAR} are valid")
     return kinds
 
 

@@ -12,8 +12,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 
-__all__ = ["FAMILIES"]
-
 
 def _mlps(fields: Fields, shared_intermediate: int) -> list[Mlp]:
     step = fields.size_or("decoder_sparse_step", 1)

@@ -1,6 +1,6 @@
 """Every family, by the ``model_type`` of its files: the modules of this package that name ``FAMILIES``.
 
-Nothing else has to be told of a new file.
+A new file needs no registration elsewhere.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from fastroof.errors import UnsupportedModelError
 from fastroof.models import families as package
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
-
-__all__ = ["FAMILIES", "MODEL_TYPES", "family_of"]
 
 
 def _every_family() -> tuple[Family, ...]:
@@ -36,20 +34,7 @@ MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 def family_of(fields: Fields) -> tuple[Family, str]:
-    """The family of a config.json, and the class that it is served as.
-
-    Parameters
-    ----------
-    fields : Fields
-        Of the whole file: of a wrapper, not of the text model in it.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If no family has this ``model_type``, or it names a class that its family is not served as.
-    ModelError
-        If it says neither.
-    """
+    """The family of a config.json, and the class that it is served as."""
     model_type, architectures = fields.text("model_type"), fields.texts("architectures")
     if model_type is None and architectures:
         named = (t for t, f in MODEL_TYPES.items() if set(f.classes[t]).intersection(architectures))

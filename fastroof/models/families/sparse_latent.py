@@ -18,8 +18,6 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 from fastroof.models.sparse import SparseLatentAttention
 
-__all__ = ["FAMILIES"]
-
 _INDEXED, _SHARED = "full", "shared"
 _DENSE, _SPARSE = "dense", "sparse"
 _ROUTER_DTYPES: Final = (None, "float32", "bfloat16")
@@ -36,7 +34,7 @@ def _shares_index(fields: Fields, num_layers: int) -> list[bool]:
     if kinds is not None:
         other = sorted(set(kinds) - {_INDEXED, _SHARED})
         if other:
-            raise fields.error(f"indexer_types has {', '.join(other)}: {_INDEXED} and {_SHARED} would do")
+            raise fields.error(f"indexer_types has {', '.join(other)}: {_INDEXED} and {_SHARED} are valid")
         if kinds[0] == _SHARED:
             raise fields.error(f"indexer_types says {_SHARED} of the first layer, before any indexer")
         return [kind == _SHARED for kind in kinds]
@@ -49,7 +47,7 @@ def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
     if kinds is not None:
         other = sorted(set(kinds) - {_DENSE, _SPARSE})
         if other:
-            raise fields.error(f"mlp_layer_types has {', '.join(other)}: {_DENSE} and {_SPARSE} would do")
+            raise fields.error(f"mlp_layer_types has {', '.join(other)}: {_DENSE} and {_SPARSE} are valid")
         return [kind == _SPARSE for kind in kinds]
     first, every = fields.count("first_k_dense_replace"), fields.size_or("moe_layer_freq", 1)
     return [layer >= first and layer % every == 0 for layer in range(num_layers)]

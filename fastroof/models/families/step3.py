@@ -11,8 +11,6 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-__all__ = ["FAMILIES"]
-
 # Names of the published files, and what others call the same.
 _SAME: Final = {
     "num_attention_groups": "num_key_value_heads",

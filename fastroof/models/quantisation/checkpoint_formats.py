@@ -9,17 +9,20 @@ from typing import Any, Final
 
 from fastroof.errors import ModelError
 from fastroof.file_access import is_file
-from fastroof.models.checkpoint import Checkpoint
-from fastroof.models.execution import Formats
+from fastroof.models.execution import Checkpoint, Formats
 from fastroof.models.hf import CONFIG_FILE, Fields, read_config
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import Layout
 from fastroof.models.quantisation.methods import read_quantisation
-from fastroof.models.quantisation.names import HEAD_NAMES, MODULE_NAMES, ModuleNames, layer_module_names
-from fastroof.models.quantisation.scheme import Group, Quantisation
+from fastroof.models.quantisation.scheme import (
+    HEAD_NAMES,
+    MODULE_NAMES,
+    Group,
+    ModuleNames,
+    Quantisation,
+    layer_module_names,
+)
 from fastroof.models.spec import ModelSpec
-
-__all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised", "read_hf_quant"]
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Fields of a config.json that say how its weights are stored."""
@@ -43,7 +46,7 @@ def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> M
     Returns
     -------
     mapping or None
-        The field, with what stands beside it of experts; None where there is none or it is null.
+        The field, including the experts' entries next to it; None if missing or null.
 
     Raises
     ------
@@ -82,7 +85,7 @@ def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
     Returns
     -------
     mapping or None
-        Contents; None where there is no such file.
+        Contents; None if the file does not exist.
 
     Raises
     ------
@@ -115,22 +118,22 @@ def quantised(
     quantisation : mapping or None
         Its ``quantization_config``, see :func:`quantisation_of`.
     hf_quant : mapping, optional
-        Contents of the hf_quant_config.json beside it. Of a ModelOpt checkpoint it counts more: it is
+        Contents of the hf_quant_config.json next to it. For a ModelOpt checkpoint it takes precedence: it is
         what ModelOpt writes itself.
     layer_kinds : sequence of LayerKind, optional
         The kind of every layer, in the order of the model; without it those of ``spec.layers``, group
-        after group. Layers that differ in their formats alone become kinds of their own.
+        after group. Layers that differ only in their formats become separate kinds.
     module_names : mapping, optional
         What the modules of a layer are called where it is something else than in
-        :data:`fastroof.models.quantisation.names.MODULE_NAMES`, by the role of their call, behind the layer's
-        own name: ``{"experts": ("experts",)}``; no names: never quantised.
+        :data:`fastroof.models.quantisation.scheme.MODULE_NAMES`, by the role of their call, behind the
+        layer's own name: ``{"experts": ("experts",)}``; no names: never quantised.
     where : str
         What errors call the file.
 
     Returns
     -------
     ModelSpec
-        With ``checkpoint``, and kinds with their formats; the same where nothing says that it is quantised.
+        With ``checkpoint``, and kinds with their formats; unchanged if the checkpoint is not quantised.
 
     Raises
     ------
@@ -220,7 +223,7 @@ class _FormatsOf:
         return self._group(role, layer_module_names(number, names)) if names else None
 
     def head(self) -> str:
-        # engines leave the head in bf16 unless it is named: it is no linear layer to them
+        # engines leave the head in bf16 unless it is named: they do not treat it as a linear layer
         group = self._group("lm_head", HEAD_NAMES)
         if group is None or group.targets is None:
             return "bf16"

@@ -5,16 +5,19 @@ Fields are those that transformers' quantisation configs, compressed-tensors and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from fastroof.models.hf import Fields
-from fastroof.models.quantisation.compressed_tensors import compressed_tensors, kv_dtype_of
-from fastroof.models.quantisation.modelopt import modelopt, quantized_layers
-from fastroof.models.quantisation.names import ModulePatterns
 from fastroof.models.quantisation.scheme import (
     BLOCK,
+    BLOCK_SCALE_BYTES,
+    MXFP4_GROUP,
+    NVFP4_GROUP,
+    SCALE_BYTES,
     Group,
+    ModulePatterns,
     Quantisation,
     block_scale_bytes,
     excluded_modules,
@@ -24,19 +27,220 @@ from fastroof.models.quantisation.scheme import (
     unsupported,
 )
 
-__all__ = ["read_quantisation"]
+
+def compressed_tensors(fields: Fields) -> Quantisation:
+    """Read a compressed-tensors configuration: groups of modules, those it ignores, its cache."""
+    sparsity = fields.config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        raise unsupported(fields, f"sparsity_config {sparsity.get('format')!r}: no sparse kernel is measured")
+    groups, names = config_groups(fields)
+    excluded = excluded_modules(fields, "ignore")
+    method = f"{' and '.join(dict.fromkeys(names))} (compressed-tensors)"
+    return Quantisation(method, groups, excluded, kv_dtype_of(fields))
+
+
+def config_groups(fields: Fields) -> tuple[tuple[Group, ...], list[str]]:
+    """Groups of modules, those with a list of them first, and how a person says each."""
+    given = fields.config.get("config_groups")
+    if not given and fields.config.get("kv_cache_scheme") is not None:
+        return (), ["its KV cache alone"]
+    if not isinstance(given, Mapping) or not given:
+        raise fields.error(f"field config_groups must hold groups of modules, got {given!r}")
+    groups, names = [], []
+    for name, group in given.items():
+        if not isinstance(group, Mapping):
+            raise fields.error(f"field config_groups.{name} must be an object, got {group!r}")
+        within = Fields(group, f"{fields.where}: field config_groups.{name}")
+        weights, inputs = _scheme(within, "weights"), _scheme(within, "input_activations")
+        if weights is None:
+            raise within.error("field weights is missing")
+        dtype, scale_bytes, text = _scheme_format(within, weights, inputs)
+        is_static = dtype == "fp8" and inputs is not None and inputs.is_static
+        groups.append(Group(dtype, _targets(within), scale_bytes, static_scales=is_static))
+        names.append(text)
+    # a group for a list of modules comes before one for all of them
+    return tuple(sorted(groups, key=lambda group: group.targets is None)), names
+
+
+def _targets(fields: Fields) -> ModulePatterns | None:
+    targets = fields.texts("targets")
+    if targets is None:
+        return None
+    if any(re.fullmatch(r"\w*(Linear|MoE|Experts)", target) for target in targets):
+        return None
+    return ModulePatterns(targets, f"{fields.where}: field targets")
+
+
+class _Scheme(NamedTuple):
+    """How weights or inputs are quantised."""
+
+    kind: str
+    bits: int
+    strategy: str | None
+    group_size: int | None
+    is_symmetric: bool
+    block: Any
+    is_static: bool
+
+
+def _scheme(fields: Fields, key: str) -> _Scheme | None:
+    given = fields.config.get(key)
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise fields.error(f"field {key} must be an object, got {given!r}")
+    within = Fields(given, f"{fields.where}.{key}")
+    kind = within.text("type") or "int"
+    if kind not in ("int", "float"):
+        raise within.error(f"field type must be int or float, got {kind!r}")
+    return _Scheme(
+        kind,
+        within.size("num_bits"),
+        within.text("strategy"),
+        group_size_of(within),
+        within.flag("symmetric", default=True),
+        given.get("block_structure"),
+        not given.get("dynamic"),
+    )
+
+
+def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> tuple[str, float, str]:
+    """Format, bytes of scales a weight, and how a person says it."""
+    on_inputs = None if inputs is None else (inputs.kind, inputs.bits)
+    kind = (weights.kind, weights.bits, on_inputs)
+    if kind == ("float", 8, ("float", 8)):
+        if weights.strategy == "block":
+            block = block_scale_bytes(fields, "weights.block_structure", weights.block or [BLOCK, BLOCK])
+            return "fp8_block", block, f"fp8, blocks of {BLOCK} x {BLOCK}"
+        if weights.strategy not in (None, "tensor", "channel"):
+            raise unsupported(fields, f"fp8 weights with scales by {weights.strategy}")
+        return "fp8", 0.0, f"fp8, a scale a {'row' if weights.strategy == 'channel' else 'tensor'}"
+    if kind == ("int", 8, ("int", 8)):
+        return "int8", 0.0, "int8 weights and inputs"
+    if weights.kind == "int" and inputs is None:
+        dtype, scales = int_weights(fields, weights.bits, weights.group_size, not weights.is_symmetric)
+        return dtype, scales, f"int{weights.bits} weights, {said_groups(weights.group_size)}"
+    if kind == ("int", 4, ("float", 8)):
+        scales = 0.0 if weights.group_size is None else SCALE_BYTES / weights.group_size
+        return "w4afp8", scales, f"int4 weights, {said_groups(weights.group_size)}, fp8 inputs"
+    if kind[:2] == ("float", 4) and weights.group_size in (None, NVFP4_GROUP):
+        if on_inputs == ("float", 4):
+            return "nvfp4", 0.0, "nvfp4"
+        if inputs is None:
+            return "nvfp4_wo", 0.0, "nvfp4 weights alone"
+    if kind == ("float", 4, None) and weights.group_size == MXFP4_GROUP:
+        return "mxfp4", 0.0, "mxfp4 weights"
+    text = "16 bits" if inputs is None else f"{inputs.kind}{inputs.bits}"
+    raise unsupported(
+        fields, f"weights in {weights.kind}{weights.bits} with inputs in {text} have no measured kernels"
+    )
+
+
+def kv_dtype_of(fields: Fields) -> str | None:
+    """Format of the cache, if given."""
+    scheme = fields.config.get("kv_cache_scheme")
+    algorithm = fields.text("kv_cache_quant_algo")
+    if isinstance(scheme, Mapping):
+        within = _scheme(fields, "kv_cache_scheme")
+        algorithm = None if within is None else f"{'FP' if within.kind == 'float' else 'INT'}{within.bits}"
+    elif isinstance(scheme, str):
+        algorithm = scheme
+    elif scheme is not None:
+        raise fields.error(f"field kv_cache_scheme must be an object or FP8, got {scheme!r}")
+    if algorithm is None or algorithm.upper() == "NONE":
+        return None
+    if algorithm.upper() != "FP8":
+        raise unsupported(
+            fields, f"its KV cache is in {algorithm}; bf16 and fp8 are measured", "choose one with kv_dtype="
+        )
+    return "fp8"
+
+
+_ALGORITHMS: Final[dict[str, tuple[str, str]]] = {
+    "FP8": ("fp8", "fp8, a scale a tensor, static"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "fp8, a scale a row, dynamic"),
+    "FP8_BLOCK_SCALES": ("fp8_block", f"fp8, blocks of {BLOCK} x {BLOCK}"),
+    "FP8_PB_WO": ("fp8_block", f"fp8, blocks of {BLOCK} x {BLOCK}"),
+    "MXFP8": ("mxfp8", "mxfp8"),
+    "NVFP4": ("nvfp4", "nvfp4"),
+    "NVFP4_AWQ": ("nvfp4", "nvfp4"),
+    "W4A16_NVFP4": ("nvfp4_wo", "nvfp4 weights alone"),
+    "W4A16": ("int4_wo", "int4 weights"),
+    "W4A16_AWQ": ("int4_wo", "int4 weights"),
+    "W4A8_AWQ": ("w4afp8", "int4 weights, fp8 inputs"),
+    "W8A16": ("int8_wo", "int8 weights"),
+    "W8A16_AWQ": ("int8_wo", "int8 weights"),
+    "W8A8_SQ_PER_CHANNEL": ("int8", "int8 weights and inputs"),
+    "W4A16_MXFP4": ("mxfp4", "mxfp4 weights"),
+    "W4A8_MXFP4_MXFP8": ("mxfp4", "mxfp4 weights"),
+    "W4A8_MXFP4_FP8": ("mxfp4", "mxfp4 weights"),
+}
+"""ModelOpt's and TensorRT-LLM's names."""
+_MIXED = "MIXED_PRECISION"
+
+
+def modelopt(fields: Fields) -> Quantisation:
+    """Read what ModelOpt writes, into a config.json or a hf_quant_config.json."""
+    excluded = excluded_modules(fields, "exclude_modules", "ignore")
+    algorithm = fields.text("quant_algo")
+    groups: tuple[Group, ...]
+    has_groups = fields.config.get("config_groups") is not None
+    if algorithm is None and not has_groups:
+        if fields.text("kv_cache_quant_algo") is not None:
+            return Quantisation("its KV cache alone (modelopt)", (), excluded, kv_dtype_of(fields))
+        raise fields.error(f"field quant_algo is missing; it may be {', '.join(_ALGORITHMS)} or {_MIXED}")
+    if algorithm is None or (algorithm == _MIXED and fields.config.get("quantized_layers") is None):
+        groups, names = config_groups(fields)
+    elif algorithm == _MIXED:
+        groups = quantized_layers(fields)
+        names = [group.dtype for group in groups]
+    else:
+        group, name = _algorithm(fields)
+        groups, names = (group,), [name]
+    method = f"{' and '.join(dict.fromkeys(names))} (modelopt)"
+    return Quantisation(method, groups, excluded, kv_dtype_of(fields))
+
+
+def _algorithm(fields: Fields, targets: ModulePatterns | None = None) -> tuple[Group, str]:
+    algorithm = fields.text("quant_algo")
+    if algorithm is None:
+        raise fields.error("field quant_algo is missing")
+    if algorithm not in _ALGORITHMS:
+        known = ", ".join((*_ALGORITHMS, _MIXED))
+        raise unsupported(fields, f"quant_algo {algorithm!r} has no measured kernels; known are {known}")
+    dtype, text = _ALGORITHMS[algorithm]
+    group_size = group_size_of(fields)
+    scale_bytes = 0.0
+    if dtype in ("int4_wo", "int8_wo", "w4afp8") and group_size is not None:
+        scale_bytes = SCALE_BYTES / group_size
+        text += f", {said_groups(group_size)}"
+    elif dtype == "fp8_block":
+        scale_bytes = BLOCK_SCALE_BYTES / BLOCK**2
+    elif dtype in ("nvfp4", "nvfp4_wo") and group_size not in (None, NVFP4_GROUP):
+        raise fields.error(f"field group_size of {algorithm} must be {NVFP4_GROUP}, got {group_size}")
+    return Group(dtype, targets, scale_bytes, static_scales=algorithm == "FP8"), text
+
+
+def quantized_layers(fields: Fields) -> tuple[Group, ...]:
+    """Modules with their own algorithm, by format."""
+    layers = fields.config.get("quantized_layers")
+    if not isinstance(layers, Mapping) or not layers:
+        raise fields.error(f"field quantized_layers must hold an algorithm for each module, got {layers!r}")
+    modules: dict[Group, list[str]] = {}
+    for module, algorithm in layers.items():
+        where = f"{fields.where}: field quantized_layers.{module}"
+        if not isinstance(module, str) or not isinstance(algorithm, Mapping):
+            raise fields.error(
+                f"field quantized_layers must hold an object for {module!r}, got {algorithm!r}"
+            )
+        group, _ = _algorithm(Fields(algorithm, where))
+        modules.setdefault(group, []).append(module)
+    where = f"{fields.where}: field quantized_layers"
+    return tuple(group._replace(targets=ModulePatterns(names, where)) for group, names in modules.items())
 
 
 def read_quantisation(fields: Fields) -> Quantisation:
-    """Read a quantization_config, or the quantization of a hf_quant_config.json.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it is a method, or a variant of one, that no kernel was measured for.
-    ModelError
-        If a field has a value that the method does not know.
-    """
+    """Read a quantization_config, or the quantization of a hf_quant_config.json."""
     method = fields.text("quant_method")
     if method is None:
         method = _guessed_method(fields)
@@ -59,7 +263,7 @@ def _guessed_method(fields: Fields) -> str:
 def _advice(method: str) -> str:
     if method.casefold() in ("bitsandbytes", "hqq", "quanto", "eetq", "gguf", "aqlm", "exl2"):
         return (
-            "its kernels were not measured; take the unquantised config.json and say how it is to be timed, "
+            "its kernels were not measured; use the unquantised config.json and choose the formats to time, "
             'as in dtype="int4_wo"'
         )
     return 'take the unquantised config.json and choose the precision with dtype=, as in dtype="fp8"'
@@ -90,10 +294,7 @@ def _fp8(fields: Fields) -> Quantisation:
 
 
 def _expert_dtype(fields: Fields) -> tuple[Group, ...]:
-    """Experts in a format of their own, as DeepSeek-V4 has them.
-
-    Where modules are listed, as ModelOpt does, these say it: NVIDIA's files still call the experts fp4.
-    """
+    """Experts in a separate format, as in DeepSeek-V4."""
     dtype = fields.text("expert_dtype")
     if dtype in (None, "fp8"):
         return ()

@@ -2,27 +2,135 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fastroof.errors import UnsupportedModelError
+from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models.hf import Fields
-from fastroof.models.quantisation.names import ModulePatterns
 
-__all__ = [
-    "BLOCK",
-    "BLOCK_SCALE_BYTES",
-    "MXFP4_GROUP",
-    "NVFP4_GROUP",
-    "SCALE_BYTES",
-    "Group",
-    "Quantisation",
-    "block_scale_bytes",
-    "excluded_modules",
-    "group_size_of",
-    "int_weights",
-    "said_groups",
-    "unsupported",
-]
+ModuleNames = Mapping[str, Sequence[str]]
+"""What the modules of a layer are called, behind the layer's own name, by the role of their call."""
+
+_EXPERT_BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "moe", "mixer", "ffn")
+_EXPERT_PARTS = ("", ".0.gate_proj", ".0.up_proj", ".0.down_proj", ".0.w1", ".0.w2", ".0.w3")
+_SHARED_NAMES = ("shared_experts", "shared_expert")
+_SHARED_BLOCKS = (
+    *(f"{block}.{shared}" for block in _EXPERT_BLOCKS for shared in _SHARED_NAMES),
+    "share_expert",
+)
+_ATTENTION_NAMES = ("self_attn", "attn", "attention", "mixer")
+_LATENT_DOWN = ("q_a_proj", "kv_a_proj_with_mqa", "fused_qkv_a_proj_with_mqa")
+
+MODULE_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "qkv": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in ("q_proj", "k_proj", "v_proj", "qkv_proj")),
+    "q_down": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in _LATENT_DOWN),
+    "q_up": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in ("q_b_proj", "q_proj")),
+    "kv_up": tuple(f"{a}.kv_b_proj" for a in _ATTENTION_NAMES),
+    "o": tuple(f"{a}.o_proj" for a in _ATTENTION_NAMES),
+    "gate_up": tuple(
+        f"{block}.{p}" for block in ("mlp", "feed_forward") for p in ("gate_proj", "up_proj", "gate_up_proj")
+    ),
+    "down": ("mlp.down_proj", "feed_forward.down_proj"),
+    "experts": tuple(f"{block}.experts{part}" for block in _EXPERT_BLOCKS for part in _EXPERT_PARTS),
+    "shared_gate_up": tuple(f"{block}.{p}" for block in _SHARED_BLOCKS for p in ("gate_proj", "up_proj")),
+    "shared_down": tuple(f"{block}.down_proj" for block in _SHARED_BLOCKS),
+}
+"""Names in the checkpoints of most families; a family whose names mean something else gives its own."""
+
+HEAD_NAMES: Final = ("lm_head", "language_model.lm_head", "head", "output")
+"""Of the LM head."""
+
+_STACKS = ("model.", "model.language_model.", "language_model.model.", "backbone.", "")
+"""What stands before ``layers.0`` in a checkpoint, by how its model is wrapped."""
+_LAYER = re.compile(r"^layers\.(\d+)\.")
+_WITH_LAYER = re.compile(r"layers(\.|$)|\d+(\.|$)")
+# A repeated group that holds a repetition can take exponential time over a name that it does not match.
+_NESTED_REPETITION = re.compile(r"[+*}][^()]*\)[+*{]")
+_MOST_REPETITIONS: Final = 5
+"""Of one expression: the time over a name grows with its length to that power."""
+
+
+def layer_module_names(layer: int, names: Sequence[str]) -> tuple[str, ...]:
+    """Names of a layer's modules behind the stack of layers: ``layers.3.self_attn.q_proj``."""
+    return tuple(f"layers.{layer}.{name}" for name in names)
+
+
+class ModulePatterns:
+    """Modules that a list in a checkpoint's configuration names."""
+
+    def __init__(self, patterns: Sequence[str], where: str) -> None:
+        self.patterns = tuple(patterns)
+        self._literal: set[str] = set()
+        # what names no layer is of the same modules in all of them
+        self._named_modules: dict[str, bool] = {}
+        self._globs: list[re.Pattern[str]] = []
+        self._globs_of_layer: dict[int, list[re.Pattern[str]]] = {}
+        self._expressions: list[re.Pattern[str]] = []
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                self._expressions.append(_expression(pattern[3:], where))
+                continue
+            name = _behind_stack(pattern)
+            if "*" not in name:
+                self._literal.add(name)
+                continue
+            glob = re.compile(rf"(?:.*\.)?{fnmatch.translate(name)[:-2]}(?:\..*)?\Z")
+            layer = _LAYER.match(name)
+            of_layer = self._globs if layer is None else self._globs_of_layer.setdefault(int(layer[1]), [])
+            of_layer.append(glob)
+        self._with_layer = {name for name in self._literal if _WITH_LAYER.match(name)}
+
+    @property
+    def tells_layers_apart(self) -> bool:
+        """Whether the same module of two layers may be named in one of them alone."""
+        return bool(self._with_layer or self._globs or self._globs_of_layer or self._expressions)
+
+    def name_any(self, names: Sequence[str]) -> bool:
+        """Whether any of a module's names, each from the stack of layers on, is meant."""
+        return any(self._names(name) for name in names)
+
+    def _names(self, name: str) -> bool:
+        layer = _LAYER.match(name)
+        module = name if layer is None else name[layer.end() :]
+        if module not in self._named_modules:
+            self._named_modules[module] = not self._literal.isdisjoint(_runs(module.split(".")))
+        if self._named_modules[module] or (self._with_layer and self._names_layer(name)):
+            return True
+        globs = self._globs if layer is None else [*self._globs, *self._globs_of_layer.get(int(layer[1]), ())]
+        return any(glob.match(name) for glob in globs) or any(
+            expression.match(stack + name) for expression in self._expressions for stack in _STACKS
+        )
+
+    def _names_layer(self, name: str) -> bool:
+        """Whether a literal name from the layer's own on is meant: ``layers.3``, ``3.mlp``."""
+        parts = name.split(".")
+        return not self._with_layer.isdisjoint(_runs(parts, 2))
+
+
+def _runs(parts: Sequence[str], starts: int | None = None) -> list[str]:
+    """Every run of parts, or those that begin with one of the first few."""
+    count = len(parts)
+    begins = range(count if starts is None else min(starts, count))
+    return [".".join(parts[start:end]) for start in begins for end in range(start + 1, count + 1)]
+
+
+def _behind_stack(name: str) -> str:
+    longest = max((stack for stack in _STACKS if name.startswith(stack)), key=len)
+    return name[len(longest) :]
+
+
+def _expression(text: str, where: str) -> re.Pattern[str]:
+    if _NESTED_REPETITION.search(text):
+        raise ModelError(f"{where}: {text!r} repeats a repetition, which can take forever to match")
+    if len(re.findall(r"(?<!\\)[*+{]", text)) > _MOST_REPETITIONS:
+        raise ModelError(f"{where}: {text!r} has more than {_MOST_REPETITIONS} repetitions")
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ModelError(f"{where}: {text!r} is not a regular expression: {error}") from error
+
 
 BLOCK: Final = 128
 """Rows and columns of the weights that share a scale in every measured fp8_block kernel."""
@@ -33,21 +141,7 @@ _GROUP_SIZES: Final = (16, 32, 64, 128, 256, 512, 1024)
 
 
 class Group(NamedTuple):
-    """Modules in one format.
-
-    Attributes
-    ----------
-    dtype : str
-        Their format.
-    targets : ModulePatterns or None
-        Which they are; None for every linear layer and expert.
-    scale_bytes : float
-        Bytes of scales and zero points a weight, where the format's own bytes do not have them.
-    roles : tuple of str
-        The only roles it is for; empty for all.
-    static_scales : bool
-        Whether the scales of their inputs are known.
-    """
+    """Modules in one format."""
 
     dtype: str
     targets: ModulePatterns | None = None
@@ -57,19 +151,7 @@ class Group(NamedTuple):
 
 
 class Quantisation(NamedTuple):
-    """How a checkpoint is quantised: the first group that names a module has it, unless it is excluded.
-
-    Attributes
-    ----------
-    method : str
-        As a person reads it.
-    groups : tuple of Group
-        Formats, and the modules that have them.
-    excluded : ModulePatterns
-        Modules in bf16.
-    kv_dtype : str or None
-        Of the cache; None where nothing is said.
-    """
+    """How a checkpoint is quantised: the first group that names a module has it, unless it is excluded."""
 
     method: str
     groups: tuple[Group, ...]

@@ -1,4 +1,4 @@
-"""One self-contained HTML document: a template, assets, plotly.js and data, written whole or not at all."""
+"""One self-contained HTML document: a template, assets, plotly.js and data, written atomically."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+from fastroof.atomic_files import check_file_place, write_output
 from fastroof.errors import FastroofError
-from fastroof.whole_files import check_file_place, write_output
-
-__all__ = ["checked_page_path", "embedded_json", "plotly_js", "write_page"]
 
 _SUFFIXES: Final = (".html", ".htm")
 
@@ -22,13 +20,7 @@ _ESCAPES: Final = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029
 
 
 def checked_page_path(output: str | Path) -> Path:
-    """Return where a page can be written to, before any time goes into what it will be.
-
-    Raises
-    ------
-    FastroofError
-        If it does not end in .html, or there is no place for a file.
-    """
+    """Return where a page can be written to, before any time goes into what it will be."""
     output = Path(output)
     if output.suffix.lower() not in _SUFFIXES:
         raise FastroofError(f"output {output} must end in .html")
@@ -37,12 +29,7 @@ def checked_page_path(output: str | Path) -> Path:
 
 
 def plotly_js() -> str:
-    """Return plotly.js and its licence, as they can stand in a script element.
-
-    Notes
-    -----
-    The file is shipped: plotly's basic bundle, a quarter of the whole one, has all that the pages draw.
-    """
+    """Return plotly.js and its licence, as they can stand in a script element."""
     folder = resources.files("fastroof.report.html") / "plotly"
     licence = (folder / "LICENSE").read_text(encoding="utf-8")
     program = (folder / "plotly-basic.min.js").read_text(encoding="utf-8")
@@ -52,13 +39,7 @@ def plotly_js() -> str:
 
 
 def embedded_json(document: Any) -> str:
-    r"""Write a JSON document that can stand in an HTML script element, whatever its texts are.
-
-    Examples
-    --------
-    >>> embedded_json("</script>")
-    '"\\u003c/script\\u003e"'
-    """
+    r"""Write a JSON document that can stand in an HTML script element, whatever its texts are."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.translate(_ESCAPES)
 
@@ -73,31 +54,7 @@ def write_page(
     scripts: Sequence[str],
     document: Any,
 ) -> int:
-    """Write a page.
-
-    Parameters
-    ----------
-    output : Path
-        The page; a file of that name is replaced when all of it is there.
-    template : str
-        Asset with the places of the rest.
-    heading, subtitle : str
-        Texts, whatever they hold.
-    styles, scripts : sequence of str
-        Assets, in order.
-    document : dict
-        The data that the scripts draw.
-
-    Returns
-    -------
-    int
-        Its size, B.
-
-    Raises
-    ------
-    FastroofError
-        If the page cannot be written.
-    """
+    """Write a page."""
     page = Template(_asset(template)).substitute(
         title=html.escape(heading),
         subtitle=html.escape(subtitle),

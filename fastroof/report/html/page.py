@@ -2,19 +2,143 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.checks import whole_number
-from fastroof.report.front import choose_rows
-from fastroof.report.html.charts import chart_facts, gpu_roofs, packed_steps
+from fastroof.columns import ORIGINS
+from fastroof.errors import FastroofError
+from fastroof.report.front import ChosenRows, choose_rows
 from fastroof.report.html.document import checked_page_path, write_page
-from fastroof.report.html.table import packed_columns
-from fastroof.report.leading_steps import StepSource
-from fastroof.report.results_file import Results, read_results
+from fastroof.report.results_file import RateColumns, Results, read_results
+from fastroof.report.steps import GROUPS, LeadingStep, StepSource
+from fastroof.units import MS_PER_S
 
-__all__ = ["MAX_ROWS", "ReportFile", "write_report"]
+DIGITS: Final = 6
+"""Significant digits of what the page shows; the results file has them all."""
+
+
+def rounded(value: Any) -> Any:
+    """A number as the page holds it: None for what is not finite, few digits for the others."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        # a number without a fraction needs no decimal point
+        short = float(f"{value:.{DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 2**53 else short
+    return value
+
+
+def packed_columns(results: Results, rows: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Pack columns as the page reads them."""
+    return [_packed(results, name, values) for name, values in rows.items()]
+
+
+def _packed(results: Results, name: str, values: Sequence[Any]) -> dict[str, Any]:
+    kind, unit, meaning = results.describe(name)
+    column: dict[str, Any] = {"name": name, "kind": kind, "unit": unit, "meaning": meaning}
+    if kind == "text":
+        words = list(dict.fromkeys(values))
+        if len(words) == 1:
+            return column | {"constant": words[0]}
+        place = {word: i for i, word in enumerate(words)}
+        return column | {"words": words, "codes": [place[value] for value in values]}
+    numbers = [rounded(value) for value in values]
+    if len(set(numbers)) == 1:
+        return column | {"constant": numbers[0]}
+    return column | {"values": numbers}
+
+
+def chart_facts(results: Results) -> dict[str, Any]:
+    """Say which columns the charts draw, and where limits are."""
+    load = results.load()
+    spec = results.metadata_json("fastroof.spec")
+    workload = results.have(results.kind.workload)
+    return {
+        "x": RateColumns.USER,
+        "y": RateColumns.GPU,
+        "best": _wanted_most(results, spec),
+        "is_complete": spec.get("keep") == "all",
+        "load": load,
+        "curves": results.have(results.kind.curves),
+        "series": results.series(load),
+        "settings": results.have(results.kind.settings),
+        "workload": workload,
+        "chosen": {name: rounded(value) for name, value in results.start_workload().items()},
+        "limits": _limits(spec),
+        "groups": GROUPS,
+    }
+
+
+def _wanted_most(results: Results, spec: dict[str, Any]) -> str:
+    """Column of the sweep's objective."""
+    objective = str(spec.get("objective", RateColumns.GPU))
+    name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(objective, objective)
+    return name if name in results else RateColumns.GPU
+
+
+def _limits(spec: dict[str, Any]) -> dict[str, float]:
+    """Limits of the sweep by the column that they are on."""
+    given = spec.get("constraints") or spec
+    limits = {
+        name: value
+        for name in ("ttft_ms", "tpot_ms", "request_latency_ms", "kv_share", "total_gpus")
+        if isinstance(value := given.get(name), int | float) and value > 0
+    }
+    if "tpot_ms" in limits:
+        limits[RateColumns.USER] = MS_PER_S / limits["tpot_ms"]
+    return limits
+
+
+def packed_steps(source: StepSource, chosen: ChosenRows, rows: dict[str, list[Any]]) -> dict[str, Any]:
+    """Break down the steps of the leading rows."""
+    place = {index: i for i, index in enumerate(chosen.indices.tolist())}
+    steps_of_row = {}
+    for index in chosen.leaders.tolist():
+        row = place[index]
+        steps = source.steps({name: values[row] for name, values in rows.items()})
+        if steps:
+            steps_of_row[str(row)] = [_charts_packed(step) for step in steps]
+    return steps_of_row
+
+
+def _charts_packed(step: LeadingStep) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "what": step.what,
+        "total_us": rounded(step.total_us),
+        "groups": {name: rounded(us) for name, us in step.groups_us.items()},
+        "operators": [
+            [
+                part.name,
+                part.calls,
+                *map(rounded, (part.total_us, part.flops, part.moved_bytes, part.mfu)),
+                part.bound,
+                ORIGINS[part.origin],
+            ]
+            for part in step.operators
+        ],
+    }
+
+
+def gpu_roofs(source: StepSource, names: list[str]) -> dict[str, Any]:
+    """Peaks and bandwidth of the GPUs, by the name that results call them; unknown ones are left out."""
+    roofs = {}
+    for name in names:
+        try:
+            gpu = source.gpu(name)
+        except FastroofError:
+            continue
+        roofs[name] = {
+            "title": gpu.title,
+            "peaks": dict(gpu.peak_flops_per_s),
+            "hbm_bytes_per_s": gpu.hbm_bytes_per_s,
+        }
+    return roofs
+
 
 MAX_ROWS: Final = 20_000
 """Rows on a page by default: about 6 MB of data beside 1.2 MB of plotly.js, and still quick to filter."""
@@ -89,7 +213,7 @@ def write_report(
     Raises
     ------
     FastroofError
-        If the results are none or empty, or the page cannot be written.
+        If the results are missing or empty, or the page cannot be written.
 
     Notes
     -----

@@ -15,7 +15,7 @@ from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
-from fastroof.engines.profile import FP8_SCALES, GEMM_SMOOTHINGS
+from fastroof.engines.kernel_choices import FP8_SCALES, GEMM_SMOOTHINGS
 from fastroof.errors import TableError
 from fastroof.models import load_model
 from fastroof.serving.evidence.fit import OWN_LAYERS, Form, are_told_apart

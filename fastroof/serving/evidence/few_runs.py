@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import predicted_us
+from fastroof.serving.evidence.kernel_times import KernelTimes
 
 __all__ = [
     "CANDIDATES",

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 from fastroof.engines import EngineProfile, recipe_for
-from fastroof.engines.versions import holds_for, is_version
+from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import TableError
 from fastroof.serving.evidence.defects import defect_of
 from fastroof.serving.evidence.rows import ServingRow, dataset_names

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
-from fastroof.engines.versions import holds_for
+from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError, TableError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
@@ -21,7 +21,7 @@ from fastroof.serving.evidence.rows import LARGEST_STEP
 from fastroof.serving.evidence.throughput_rows import ServedModel, ThroughputRow
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
-from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.requests import RequestTimes
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S
 

@@ -13,8 +13,7 @@ from fastroof.engines import KvMemory, engine_of_version
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.plan import compile_plan
-from fastroof.plan.memory import PlanMemory, plan_memory
-from fastroof.plan.memory_room import VISIBLE_SHARE
+from fastroof.plan.memory import VISIBLE_SHARE, PlanMemory, plan_memory
 from fastroof.units import GIB
 
 __all__ = ["LoggedRoom", "kv_room_rows", "main", "memory_of_row"]

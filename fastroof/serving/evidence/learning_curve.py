@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.serving.evidence.few_runs import Costs, fit_few_runs
-from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import predicted_us
+from fastroof.serving.evidence.kernel_times import KernelTimes
 
 __all__ = ["DRAWS", "SIZES", "CurvePoint", "learning_curve"]
 

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.errors import FastroofError
-from fastroof.serving.evidence.calibration import kernel_times
 from fastroof.serving.evidence.few_runs import Costs
-from fastroof.serving.evidence.fit import COSTS, KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import COSTS, predicted_us
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
 from fastroof.serving.evidence.learning_curve import SIZES, learning_curve
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.silicon_sample import read_silicon_sample

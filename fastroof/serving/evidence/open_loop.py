@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from fastroof.arrow import PARQUET_ERRORS, read_parquet
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError, TraceError
 from fastroof.load.own import SERVING_FOLDER
-from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.serving.evidence.record_files import read_records
 from fastroof.serving.evidence.served_as import check_served
 from fastroof.serving.evidence.throughput_rows import (

@@ -13,11 +13,11 @@ import numpy as np
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.evidence.calibration import kernel_times
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
 from fastroof.serving.evidence.few_runs import FITTED, Costs, FewRunsFit, fit_candidate, fit_few_runs
-from fastroof.serving.evidence.fit import COSTS, KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import COSTS, predicted_us
 from fastroof.serving.evidence.fit_errors import FittedCost
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
 from fastroof.serving.evidence.learning_curve import CurvePoint, learning_curve
 from fastroof.serving.evidence.load_generators import GeneratorRun, read_runs
 from fastroof.serving.evidence.rows import ServingRow

@@ -14,9 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.serving.evidence.calibration import kernel_times
 from fastroof.serving.evidence.engine_arguments import read_engine_arguments
-from fastroof.serving.evidence.fit import KernelTimes
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
 from fastroof.serving.evidence.own_runs import OwnRow
 from fastroof.serving.evidence.suspect_kernels import (
     OperatorTimes,

@@ -6,12 +6,12 @@ import os
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from fastroof.atomic_files import check_file_place, write_output
 from fastroof.engines import EngineProfile, KvMemory, OperatorKernel
 from fastroof.engines.data_parallel import ONE_SUM
-from fastroof.engines.layouts import ANY_LAYOUT
+from fastroof.engines.memory import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
-from fastroof.whole_files import check_file_place, write_output
 
 __all__ = ["check_profile_path", "profile_text", "write_profile"]
 

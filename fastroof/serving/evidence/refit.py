@@ -11,12 +11,13 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+from fastroof.atomic_files import write_whole
 from fastroof.config import gpu_names
 from fastroof.engines import EngineProfile, engine_names, load_engine
-from fastroof.serving.evidence.calibration import calibrate, profile_text
+from fastroof.serving.evidence.calibration import calibrate
+from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.serving.evidence.rows import shipped_rows
 from fastroof.tables import load_tables
-from fastroof.whole_files import write_whole
 
 __all__ = ["refit", "with_fit"]
 

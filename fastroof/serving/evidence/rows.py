@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from fastroof.columns import Column
+from fastroof.atomic_files import whole_file
+from fastroof.columns import Column, guarded, unguarded
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import recipe_for, serving_engines
 from fastroof.errors import TableError
@@ -18,8 +19,6 @@ from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.serving.evidence.record_files import read_number, read_records
 from fastroof.serving.evidence.served_as import ServedAs, check_served
-from fastroof.spreadsheet_cells import guarded, unguarded
-from fastroof.whole_files import whole_file
 
 __all__ = [
     "LARGEST_STEP",

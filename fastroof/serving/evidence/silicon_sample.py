@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from fastroof.atomic_files import write_whole
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
@@ -32,7 +33,6 @@ from fastroof.serving.evidence.aiconfigurator_estimates import (
 )
 from fastroof.serving.evidence.rows import LeftOut, ServingRow, read_rows, write_rows
 from fastroof.serving.evidence.sample_cleaning import KV_DTYPE_FROM, RULES, clean_sample
-from fastroof.whole_files import write_whole
 
 __all__ = ["SAMPLE_FILE", "SAMPLE_GPUS", "convert_silicon_sample", "main", "read_silicon_sample"]
 

@@ -23,7 +23,7 @@ from fastroof.serving.evidence.rows import ServingRow, shipped_rows
 from fastroof.serving.evidence.whole_sample import measured_gpus
 from fastroof.simulation import Workload
 from fastroof.simulation.replicas import run_replicas
-from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.tables import load_tables
 

@@ -19,7 +19,8 @@ from fastroof.arrays import Floats
 from fastroof.plan import StepPlan
 from fastroof.plan.explain import OperatorTime
 from fastroof.serving.estimate import ServingEstimate, estimate
-from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import predicted_us
+from fastroof.serving.evidence.kernel_times import KernelTimes
 from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables

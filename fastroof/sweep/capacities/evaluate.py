@@ -15,39 +15,20 @@ from fastroof.errors import GpuError, MissingTableError, PlanError, SimulationEr
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.simulation.capacity import capacity
-from fastroof.sweep.capacities.columns import capacity_columns
-from fastroof.sweep.capacities.spec import CapacitySpec
-from fastroof.sweep.columns import NO_ROUTING
-from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
-
-__all__ = ["evaluate_capacities"]
+from fastroof.sweep.capacities.spec import CapacitySpec, capacity_columns
+from fastroof.sweep.kind import GpuTables
+from fastroof.sweep.units import NO_ROUTING, PlanKey, UnitResult, WorkUnit
 
 
 class _Lost(NamedTuple):
-    """Why there is no plan: the reason that its deployments are counted by, and what to say."""
+    """Why there is no plan: the reason under which its deployments are counted, and the message."""
 
     reason: str
     why: str
 
 
 def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
-    """Find the capacities of a unit's deployments.
-
-    Parameters
-    ----------
-    spec : CapacitySpec
-        What to sweep.
-    unit : WorkUnit
-        Which part of it.
-    tables : GpuTables
-        Of the unit's GPU.
-
-    Returns
-    -------
-    UnitResult
-        A row a deployment that has a plan and room, those that serve nothing within the limits included.
-    """
+    """Find the capacities of a unit's deployments."""
     key = unit.plan
     counts: Counter[str] = Counter(evaluated=unit.size)
     counts["layout"] = unit.size - (unit.stop - unit.start)

@@ -2,24 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
-from fastroof.sweep.capacities.columns import capacity_columns
-from fastroof.sweep.capacities.spec import CapacitySpec
-from fastroof.sweep.capacities.summary import CapacitySummary
-from fastroof.sweep.capacities.units import capacity_pieces
+from fastroof.models import load_model
+from fastroof.sweep.capacities.spec import COLUMNS, CapacitySpec, capacity_columns
 from fastroof.sweep.kind import SweepTotals
-from fastroof.sweep.units import UnitResult, WorkUnit, numbered_units
+from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.units import PlanKey, UnitPiece, UnitResult, WorkUnit, numbered_units, slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.sweep.sources import GpuTables
+    from fastroof.sweep.kind import GpuTables
 
-__all__ = ["CapacitySweep"]
+
+MODE: Final = "capacity"
+DEPLOYMENTS_A_UNIT: Final = 8
+"""A fraction of a second of work."""
+
+
+def capacity_pieces(spec: CapacitySpec) -> Iterator[UnitPiece]:
+    """Yield units in the order of the rows: models, GPUs, splits, formats, runtimes, deployments."""
+    formats = {model: spec.formats(load_model(model)) for model in spec.models}
+    for model, gpu, (tp, split) in itertools.product(spec.models, spec.gpus, spec.splits):
+        gpus_each = tp * split.pp * split.dp
+        possible, impossible = len(spec.deployments(gpus_each)), spec.num_impossible(gpus_each)
+        for (dtype, kv_dtype), runtime in itertools.product(formats[model], spec.runtime):
+            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
+            for start, stop in slices(possible, DEPLOYMENTS_A_UNIT):
+                # the first unit of a plan counts what cannot be laid out
+                size = stop - start + (impossible if start == 0 else 0)
+                yield UnitPiece(key, MODE, start, stop, size, stop == possible)
+
+
+LOST: Final = {
+    "tp": "the model does not divide by tp",
+    "layout": "the GPUs do not divide into replicas",
+    "tables": "no measured table",
+    "plan": "no plan of the model",
+    "engine": "the engine has no room for a request, or its settings contradict each other",
+    "limits": "no rate keeps the limits",
+}
+"""What a deployment is counted as infeasible for, in words."""
+
+
+@dataclass(frozen=True)
+class CapacitySummary(SummaryRows):
+    """What a sweep over capacities did, and the best deployment of each group.
+
+    Attributes
+    ----------
+    best : tuple of dict
+        For each group of the spec's ``per`` the row with the most requests a second of a GPU: values by the
+        names of the columns.
+    candidates : int
+        All deployments, the infeasible ones included.
+    feasible : int
+        Those that keep the limits at some rate.
+    rows : int
+        Rows written.
+    infeasible : dict of str to int
+        The others, by a key of :data:`LOST`.
+    skipped : dict of str to tuple of str
+        What was left out, and what was wrong with it, by such a key.
+    evaluate_s : float
+        Seconds spent simulating, without loading, compiling plans and writing; summed over threads.
+    total_s : float
+        Seconds of the whole call.
+    output : Path
+        The results.
+    """
+
+    kind: ClassVar[str] = "capacities"
+
+    best: tuple[dict[str, Any], ...]
+    candidates: int
+    feasible: int
+    rows: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """Columns of every sweep over capacities, then the percentiles that have a limit, ms."""
+        limited = dict.fromkeys(name for row in self.best for name in row)
+        for column in COLUMNS:
+            limited.pop(column.name, None)
+        return (*COLUMNS, *(Column(name, "float", "ms", "at requests_per_s", 0) for name in limited))
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best deployments, values by the columns' names."""
+        return list(self.best)
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as values that JSON has, but for the path."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -74,19 +158,19 @@ class CapacitySweep:
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Drop rows that other rows of their group leave no place for; the order stays."""
-        from fastroof.sweep.capacities.reductions import reduced_rows
+        # SELF
 
         return reduced_rows(self.spec, rows)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
         """Put rows in the order of the results: by group, the best first."""
-        from fastroof.sweep.capacities.reductions import ordered_rows
+        # SELF
 
         return ordered_rows(self.spec, rows)
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
         """Take the best of each group that serves anything."""
-        from fastroof.sweep.capacities.reductions import best_rows
+        # SELF
 
         return best_rows(self.spec, rows)
 
@@ -103,3 +187,40 @@ class CapacitySweep:
             total_s=totals.total_s,
             output=totals.output,
         )
+
+
+def _by_group(spec: CapacitySpec, rows: pa.Table) -> dict[tuple[Any, ...], list[int]]:
+    """Places of the rows of each group, the most requests a second of a GPU first; equals as they come."""
+    per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
+    keys = [rows[name].to_pylist() for name in spec.per]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, key in enumerate(zip(*keys, strict=True) if keys else [()] * rows.num_rows):
+        groups.setdefault(key, []).append(place)
+    return {key: sorted(places, key=lambda place: -per_gpu[place]) for key, places in groups.items()}
+
+
+def reduced_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
+    """Keep the best of each group, or all; the order stays."""
+    if spec.keep == "all":
+        return rows
+    kept = [place for places in _by_group(spec, rows).values() for place in places[: spec.k]]
+    return _taken(rows, sorted(kept))
+
+
+def ordered_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
+    """Put rows in the order of the file: by group, as they first come, the best first."""
+    return _taken(rows, [place for places in _by_group(spec, rows).values() for place in places])
+
+
+def best_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
+    """Take the best row of each group, of those that serve anything."""
+    per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
+    firsts = (places[0] for places in _by_group(spec, rows).values())
+    return _taken(rows, sorted(place for place in firsts if per_gpu[place] > 0.0))
+
+
+def _taken(rows: pa.Table, places: list[int]) -> pa.Table:
+    """Take some rows; none, too."""
+    import numpy as np
+
+    return rows.take(np.array(places, np.int64))

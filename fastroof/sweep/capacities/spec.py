@@ -3,29 +3,68 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.checks import shown
+from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
+from fastroof.errors import SweepError
 from fastroof.models import load_model
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_sizes
-from fastroof.sweep.capacities.requests import requests_hash, requests_of
-from fastroof.sweep.spec import Names, Sizes, SweepSpec
-from fastroof.sweep.spec_values import checked_choices, checked_names, count_problem
+from fastroof.sweep.spec import Names, Sizes, SweepSpec, checked_choices, checked_names, count_problem
+from fastroof.sweep.units import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYTES
 
 if TYPE_CHECKING:
-    from fastroof.simulation.percentile_limits import Limits
+    from fastroof.simulation.capacity_search import Limits
     from fastroof.simulation.trace import Trace
     from fastroof.simulation.workload import Workload
 
-__all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "CapacitySpec", "Deployment"]
+
+_TRACE_KEYS: Final = ("trace", "format", "limit", "rate_scale")
+_WORKLOAD_KEYS: Final = (
+    "arrivals", "burstiness", "ramp", "requests", "input_tokens", "output_tokens", "cached_tokens", "seed",
+)  # fmt: skip
+_ANY_RATE: Final = 1.0
+"""Requests a second of a workload whose rate is what is searched for."""
+
+
+def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
+    """Read, or describe, the requests that a spec's ``workload`` asks for."""
+    keys = _TRACE_KEYS if "trace" in table else _WORKLOAD_KEYS
+    unknown = [key for key in table if key not in keys]
+    if unknown:
+        both = ", ".join(_WORKLOAD_KEYS) if "trace" not in table else "with a trace, " + ", ".join(keys[1:])
+        or_trace = "" if "trace" in table else "; or trace, the path of a file"
+        raise SweepError(f"unknown key: {', '.join(map(str, unknown))}; the keys are {both}{or_trace}")
+    if "trace" in table:
+        from fastroof.simulation.trace_files import load_trace
+
+        options = {key: value for key, value in table.items() if key != "trace"}
+        trace: Trace = load_trace(table["trace"], **options)
+        return trace
+    from fastroof.simulation.workload import Workload
+
+    given = dict(table)
+    if isinstance(given.get("ramp"), list):
+        given["ramp"] = tuple(given["ramp"])
+    return Workload(rate=_ANY_RATE, **given)
+
+
+def requests_hash(requests: Trace | Workload) -> str:
+    """Hash requests as they are drawn, to tell a file from what it was before."""
+    trace = requests.trace() if hasattr(requests, "trace") else requests
+    arrays = trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.cached_tokens
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
 
 MAX_CANDIDATES: Final = 10**6
 """Most deployments of a sweep: some hours on one core."""
@@ -49,7 +88,7 @@ _WORKLOAD: Final = (
 )
 
 Deployment = tuple[int, int | None, int | None]
-"""Replicas, tokens of a step at most, and requests that run at once at most; None is the engine's own."""
+"""Replicas, max tokens per step and max concurrent requests; None is the engine's default."""
 
 
 class CapacitySpec(SweepSpec):
@@ -78,7 +117,7 @@ class CapacitySpec(SweepSpec):
     )
     max_seqs: Sizes | None = Field(
         None,
-        description=f"requests that a replica runs at once at most, {_SIZES}; default each runtime's own",
+        description=f"max concurrent requests of a replica, {_SIZES}; default: the engine's own",
     )
     workload: dict[str, Any] = Field(description=_WORKLOAD)
     slo: dict[str, float] = Field(description=_SLO)
@@ -193,7 +232,54 @@ class CapacitySpec(SweepSpec):
 
 def _limits(slo: dict[str, Any]) -> Limits:
     """What a table of limits asks for."""
-    from fastroof.simulation.percentile_limits import parsed_limits
+    from fastroof.simulation.capacity_search import parsed_limits
 
     times = {name: most for name, most in slo.items() if name != "goodput"}
     return parsed_limits(times, slo.get("goodput"), math.inf)
+
+
+COLUMNS: Final = (
+    MODEL,
+    GPU,
+    Column("tp", "int", "GPUs", "tensor-parallel size of a replica"),
+    *SPLIT,
+    Column("replicas", "int", "", "replicas that share the requests"),
+    Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
+    DTYPE,
+    KV_DTYPE,
+    RUNTIME,
+    KERNELS,
+    Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
+    Column("max_seqs", "int", "", "max concurrent requests of a replica"),
+    Column("requests_per_s_per_gpu", "float", "1/s", "requests_per_s / total_gpus", 0),
+    Column(
+        "requests_per_s", "float", "1/s", "largest rate that keeps all limits; 0 if none does", 0
+    ),
+    Column(
+        "limit", "text", "",
+        "what breaks first beyond it: a limit's name, goodput, throughput; none if nothing breaks",
+    ),
+    Column("low", "float", "1/s", "requests_per_s with all steps one standard error longer", 0),
+    Column("high", "float", "1/s", "requests_per_s with all steps one standard error shorter", 0),
+    Column("relative_error", "float", "", "that error of a step's time, in ln; empty where unknown"),
+    Column(
+        "sampling_error", "float", "",
+        "relative standard error of requests_per_s by what was drawn; empty with one draw", 0,
+    ),
+    Column("simulations", "int", "", "how often the requests were simulated"),
+    WEIGHT_BYTES,
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit beside the weights of a replica", 0),
+)  # fmt: skip
+"""A row a deployment, whatever the limits."""
+
+
+def capacity_columns(spec: CapacitySpec) -> tuple[Column, ...]:
+    """Return the columns of a spec: each percentile that has a limit is one, at the capacity."""
+    limited = tuple(
+        Column(
+            limit.name, "float", "ms",
+            f"at requests_per_s, at most {limit.most_ms:g}; empty where that is 0", 0,
+        )
+        for limit in spec.limits.percentiles
+    )  # fmt: skip
+    return (*COLUMNS, *limited)

@@ -2,25 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from fastroof.columns import Column
-from fastroof.sweep.deployments.columns import COLUMNS
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.deployments.summary import DeploymentSummary
-from fastroof.sweep.deployments.units import deployment_pieces
-from fastroof.sweep.kind import SweepTotals
-from fastroof.sweep.units import UnitResult, WorkUnit, numbered_units
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-# Cutting a sweep into units needs neither numba nor pyarrow; whatever needs them is imported when it runs.
+from fastroof.arrays import Floats, Longs
+from fastroof.columns import Column
+from fastroof.compiled.deployments import BestTable, Fronts, reduce_best, reduce_pareto
+from fastroof.engines import load_engine
+from fastroof.models import load_model
+from fastroof.models.execution import DTYPES, KV_DTYPES
+from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec, layouts, num_layouts
+from fastroof.sweep.kind import SweepTotals
+from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.units import PlanKey, UnitPiece, UnitResult, WorkUnit, numbered_units, slices
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.sweep.sources import GpuTables
+    from fastroof.sweep.kind import GpuTables
 
-__all__ = ["DeploymentSweep"]
+
+CANDIDATES_A_UNIT: Final = 2**18
+"""A fraction of a second of work: how long an interrupt has to wait."""
+KEPT_A_UNIT: Final = 2**14
+"""Candidates of a unit that writes them all: a row takes half a kB."""
+
+
+def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
+    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, runtimes, candidates."""
+    loads = math.prod(map(len, spec.load_axes.values()))
+    most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
+    formats = {model: spec.formats(load_model(model)) for model in spec.models}
+    for model, gpu, mode, (tp, split) in itertools.product(spec.models, spec.gpus, spec.mode, spec.splits):
+        gpus = tp * split.pp * split.dp
+        possible = len(layouts(spec, mode, gpus))
+        # a unit of what cannot be laid out counts it
+        impossible = (num_layouts(spec, mode, gpus) - possible) * loads
+        for (dtype, kv_dtype), runtime in itertools.product(formats[model], spec.runtime):
+            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
+            for start, stop in slices(possible * loads, most):
+                size = stop - start + (impossible if start == 0 else 0)
+                yield UnitPiece(key, mode, start, stop, size, stop == possible * loads)
+
+
+INFEASIBLE: Final = {
+    "memory": "a request does not fit the memory",
+    "tp": "the model does not divide by tp",
+    "layout": "the GPUs do not divide by tp, or are too few for workers of both kinds",
+    "context": "beyond the model's context",
+    "rate": "the request rate is out of reach",
+    "tables": "no measured table",
+    "plan": "no plan of the model",
+    "plan size": "a step larger than any plan",
+    "whole_prompt": "a prompt is larger than a step, and the engine does not cut it",
+    "ttft": "beyond the TTFT limit",
+    "tpot": "beyond the TPOT limit",
+    "request_latency": "beyond the request latency limit",
+    "kv_share": "beyond the limit on the KV cache",
+    "total_gpus": "beyond the limit on GPUs",
+}
+"""What a candidate is counted as infeasible for, in words."""
+
+
+@dataclass(frozen=True)
+class DeploymentSummary(SummaryRows):
+    """What a sweep over deployments did, and the best deployment of each group.
+
+    Attributes
+    ----------
+    best : tuple of dict
+        For each group of the spec's ``per`` the row with the best objective within the limits: values by
+        the names of :data:`fastroof.sweep.deployments.COLUMNS`.
+    candidates : int
+        All that there are, the infeasible ones included.
+    feasible : int
+        Those that are possible and within all limits.
+    rows : int
+        Rows written.
+    infeasible : dict of str to int
+        The others, by the first reason met: a key of :data:`INFEASIBLE`.
+    skipped : dict of str to tuple of str
+        Plans that could not be compiled: for each reason, what was wrong.
+    histograms : dict of tuple to list of int
+        Where the spec asks for them: for each group's values of the spec's ``per``, how many feasible
+        candidates have an objective from 2**(-20 + i/4) up to 2**(-20 + (i + 1)/4), for i from 0 to 239.
+    evaluate_s : float
+        Seconds spent estimating, without loading, compiling plans and writing; summed over threads.
+    total_s : float
+        Seconds of the whole call.
+    output : Path
+        The results.
+    """
+
+    kind: ClassVar[str] = "deployments"
+
+    best: tuple[dict[str, Any], ...]
+    candidates: int
+    feasible: int
+    rows: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    histograms: dict[tuple[Any, ...], list[int]]
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+    @property
+    def candidates_per_s(self) -> float:
+        """Candidates a second of evaluating, by one thread."""
+        return self.candidates / self.evaluate_s if self.evaluate_s else 0.0
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """:data:`fastroof.sweep.deployments.COLUMNS`."""
+        return COLUMNS
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best deployments, values by the columns' names."""
+        return list(self.best)
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as values that JSON has, but for the path; groups of histograms in words."""
+        histograms = {", ".join(map(str, group)): counts for group, counts in self.histograms.items()}
+        return {**asdict(self), "histograms": histograms, "candidates_per_s": self.candidates_per_s}
+
+
+# Cutting a sweep into units needs neither numba nor pyarrow; whatever needs them is imported when it runs.
+
 
 _NO_LAYOUT: Final = "no number of total_gpus divides by tp into the workers that the mode needs"
 
@@ -72,19 +187,19 @@ class DeploymentSweep:
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Drop rows that other rows of their group leave no place for; the order stays."""
-        from fastroof.sweep.deployments.reductions import reduced_rows
+        # SELF
 
         return reduced_rows(self.spec, rows)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
         """Put rows in the order of the results: by group, the best first, a front from end to end."""
-        from fastroof.sweep.deployments.reductions import ordered_rows
+        # SELF
 
         return ordered_rows(self.spec, rows)
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
         """Take the best of each group that is within the limits."""
-        from fastroof.sweep.deployments.reductions import best_rows
+        # SELF
 
         return best_rows(self.spec, rows)
 
@@ -112,3 +227,77 @@ def _histograms(parts: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[int]]
         before = total.get(group, [0] * len(counts))
         total[group] = [a + b for a, b in zip(before, counts, strict=True)]
     return total
+
+
+def _groups(spec: DeploymentSpec, rows: pa.Table) -> Longs:
+    """Number the group of each row, in the order of the spec's names and of numbers."""
+    orders: dict[str, list[str]] = {
+        "model": [load_model(name).name for name in spec.models],
+        "gpu": list(spec.gpu_names),
+        "mode": list(spec.mode),
+        "dtype": list(DTYPES),
+        "kv_dtype": list(KV_DTYPES),
+        "runtime": [load_engine(name).name for name in spec.runtime],
+    }
+    group_of = np.zeros(rows.num_rows, np.int64)
+    for name in spec.per:
+        if name in orders:
+            codes = pc.index_in(rows[name], value_set=pa.array(orders[name])).to_numpy().astype(np.int64)
+        else:
+            codes = np.unique(rows[name].to_numpy(), return_inverse=True)[1]
+        group_of = np.unique(group_of * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
+    return group_of
+
+
+def _column(rows: pa.Table, name: str) -> Floats:
+    return np.asarray(rows[name].to_numpy(), np.float64)
+
+
+def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
+    """Metric to maximize, of rows within the limits; NaN where a row has no value."""
+    name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(spec.objective, spec.objective)
+    return _column(rows, name) * (-1.0 if spec.objective == "cost" else 1.0)
+
+
+def reduced_rows(
+    spec: DeploymentSpec, rows: pa.Table, keep: str | None = None, k: int | None = None
+) -> pa.Table:
+    """Keep what the spec asks for of rows in the order of their units; their order stays."""
+    keep = spec.keep if keep is None else keep
+    k = spec.k if k is None else k
+    if keep == "all" or not rows.num_rows:
+        return rows
+    groups = _groups(spec, rows)
+    count = int(groups.max()) + 1
+    if keep == "best":
+        # no group keeps more rows than it has
+        shape = (count, min(k, int(np.bincount(groups).max())))
+        table = BestTable(np.empty(shape), np.empty(shape, np.int64), np.zeros(count, np.int64))
+        reduce_best(groups, _objective(spec, rows), table)
+        kept = table.at[np.arange(shape[1]) < table.taken[:, None]]
+    else:
+        shape = (count, int(np.bincount(groups).max()))
+        fronts = Fronts(
+            np.empty(shape), np.empty(shape), np.empty(shape, np.int64), np.zeros(count, np.int64)
+        )
+        per_user = np.nan_to_num(_column(rows, "tokens_per_s_per_user"), nan=0.0)
+        reduce_pareto(groups, per_user, _column(rows, "tokens_per_s_per_gpu"), 0, fronts)
+        kept = fronts.at[np.arange(shape[1]) < fronts.taken[:, None]]
+    return rows.take(pa.array(np.sort(kept)))
+
+
+def best_rows(spec: DeploymentSpec, rows: pa.Table) -> pa.Table:
+    """Take the best row of each group that is within the limits."""
+    return reduced_rows(spec, rows.filter(pc.is_null(rows["exceeds"])), "best", 1)
+
+
+def ordered_rows(spec: DeploymentSpec, rows: pa.Table) -> pa.Table:
+    """Put the kept rows in the order of the file: by group, the best first, a front from end to end."""
+    if spec.keep == "all" or not rows.num_rows:
+        return rows
+    groups = _groups(spec, rows)
+    if spec.keep == "best":
+        value = -_objective(spec, rows)
+    else:
+        value = np.nan_to_num(_column(rows, "tokens_per_s_per_user"), nan=0.0)
+    return rows.take(pa.array(np.lexsort((np.arange(len(groups)), value, groups))))

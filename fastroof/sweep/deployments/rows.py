@@ -10,18 +10,135 @@ import pyarrow as pa
 from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
-from fastroof.compiled import closed_loops
+from fastroof.compiled import closed_loops, steps
 from fastroof.compiled import deployments as loops
 from fastroof.errors import PlanError
+from fastroof.operators.calls import Rows
 from fastroof.plan import StepPlan
+from fastroof.plan.attention import attention_times
+from fastroof.plan.calls import Ranks
+from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.serving.speculation import SpeculatedPlan
-from fastroof.sweep.columns import NO_ROUTING
-from fastroof.sweep.deployments.columns import COLUMNS
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.deployments.step_bounds import BOUNDS, mean_bounds
-from fastroof.sweep.units import WorkUnit
+from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec
+from fastroof.sweep.units import NO_ROUTING, WorkUnit
+from fastroof.units import US_PER_MS, US_PER_S
 
-__all__ = ["candidate_rows", "no_rows", "split_values"]
+BOUNDS: Final = ("compute", "memory", "launch", "communication", "host")
+"""What a step can be bound by, in the order of the codes."""
+_COMMUNICATION, _HOST = 3, 4
+
+
+def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
+    """Find what bounds most of the time of mean steps, decodes alone and mixed ones in their shares."""
+    plan, arena, queries = target.plan, target.plan.arena, float(target.tokens)
+    tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
+    decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_tokens)
+    head_rows = plan.max_seqs if queries == 1.0 else max(plan.max_tokens, plan.max_seqs)
+    logits = _by_bound(plan, "sequences", "", head_rows)
+    decodes, prefill = answers[closed_loops.DECODES], answers[closed_loops.PREFILL_TOKENS]
+    decode_us = answers[closed_loops.DECODE_STEP_MS] * US_PER_MS
+    mixed_us = answers[closed_loops.MIXED_STEP_MS] * US_PER_MS
+    # a single client that wants a single token: the steps are those of its prompt
+    alone = (decode_us == 0.0) & (mixed_us == 0.0)
+    own_us = answers[closed_loops.TTFT_MS] * US_PER_MS / np.ceil(new_tokens / budget)
+    mixed_us = np.where(alone, own_us, mixed_us)
+    prefill = np.where(alone, np.minimum(new_tokens, budget), prefill)
+    share = np.where(alone, 1.0, answers[closed_loops.MIXED_SHARE])
+
+    verified = decodes * (queries - 1.0)
+
+    def rows_us(of_tokens: Floats, m: Floats, seqs: Floats) -> Floats:
+        at = [np.rint(rows + verified).astype(np.int64) for rows in (m, seqs)]
+        bound_us = of_tokens[:, np.minimum(at[0], plan.max_tokens)] + logits[:, at[1]]
+        bound_us[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
+        return bound_us
+
+    total = np.where(decode_us > 0.0, rows_us(decode_tokens, decodes, decodes), 0.0)
+    drafted = _of_draft(target, decodes, answers[closed_loops.KV_LEN])
+    total += np.where(decode_us > 0.0, drafted, 0.0)
+    attention_us = decode_us - total.sum(axis=0)
+    left_us = np.where(decode_us > 0.0, attention_us, 0.0)
+    of_decodes = _attention(plan, True, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN], left_us)
+    total += of_decodes
+    mixed = rows_us(tokens, decodes + prefill, decodes + answers[closed_loops.PROMPTS])
+    # a plan whose decodes take longer beside prefill
+    kv_tokens = decodes * answers[closed_loops.KV_LEN]
+    least_us = arena[steps.MIXED_KV_US] * kv_tokens
+    window = arena[steps.WINDOW]
+    if window > 0.0:
+        seen = decodes * np.minimum(answers[closed_loops.KV_LEN], window)
+        least_us = least_us + arena[steps.MIXED_WINDOW_KV_US] * seen
+    own_us = of_decodes.sum(axis=0)
+    longer = np.where(
+        own_us > 0.0, np.maximum(least_us / np.maximum(own_us, np.finfo(np.float64).tiny), 1.0), 1.0
+    )
+    mixed += of_decodes * longer + drafted
+    mixed[_HOST] += arena[steps.PREFILL_US]
+    chunk = np.clip(np.minimum(new_tokens, prefill), 1.0, None)
+    mixed += _attention(plan, False, prefill / chunk, chunk, mixed_us - mixed.sum(axis=0))
+    floor_us = arena[steps.PREFILL_FLOOR_US]
+    on_host = np.where(np.arange(len(BOUNDS))[:, None] == _HOST, mixed_us, 0.0)
+    mixed = np.where(mixed_us <= floor_us, on_host, mixed)
+    most: Flags = np.argmax((1.0 - share) * total + share * mixed, axis=0).astype(np.uint8)
+    return most
+
+
+def _of_draft(target: SpeculatedPlan, decodes: Floats, kv_len: Floats) -> Floats:
+    """The draft's steps before a verification by what bounds them, us."""
+    draft = target.draft
+    if draft is None:
+        return np.zeros((len(BOUNDS), len(decodes)))
+    batch = np.maximum(decodes, 1.0)
+    at = np.rint(batch).astype(np.int64)
+    step_us = _by_bound(draft, "tokens", "with_prefill", draft.max_tokens)[:, at]
+    step_us += _by_bound(draft, "sequences", "", draft.max_seqs)[:, at]
+    kinds = (attention_times(draft, i, True, batch, kv_len).own_us for i in range(len(draft.attention)))
+    step_us += _attention(draft, True, batch, kv_len, np.sum(list(kinds), axis=0))
+    drafted: Floats = (target.tokens - 1) * step_us
+    return drafted
+
+
+def _largest_term(plan: StepPlan, compute_s: Any, moved_bytes: Any, launch_us: float) -> Any:
+    memory_us = np.asarray(moved_bytes / plan.gpu.hbm_bytes_per_s * US_PER_S)
+    terms = np.broadcast_arrays(np.asarray(compute_s * US_PER_S), memory_us, launch_us)
+    return np.argmax(np.stack(terms), axis=0)
+
+
+def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
+    """Times of the operators over tokens or sequences by what bounds them, at every number of rows, us."""
+    bound_us = np.zeros((len(BOUNDS), limit + 1))
+    at, ranks = np.arange(limit + 1), Ranks.of(plan.layout, plan.execution)
+    for curve in plan.row_curves:
+        call = curve.operator
+        if (call.rows == "sequences") != (rows == "sequences") or call.steps == left_out:
+            continue
+        rows_of_call = ranks.rows(call, limit)
+        latency_us = row_values(curve, int(rows_of_call[-1]))[0][rows_of_call]
+        bound_us[_curve_bound(plan, curve, rows_of_call.astype(np.float64)), at] += call.times * latency_us
+    bound_us[:, 0] = 0.0
+    return bound_us
+
+
+def _curve_bound(plan: StepPlan, curve: RowCurve, rows: Any) -> Any:
+    operator = per_row(curve.operator)
+    if operator.over_link:
+        return np.full(len(rows), _COMMUNICATION)
+    work, moved = operator.row_work(curve.operator, rows)
+    return _largest_term(plan, work / plan.gpu.peak(row_cost(curve.operator).dtype), moved, curve.launch_us)
+
+
+def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_us: Floats) -> Floats:
+    """What attention takes of steps by what bounds it, us: kinds of layers share it by their own time."""
+    left_us = np.maximum(left_us, 0.0)
+    kinds = [attention_times(plan, i, is_decode, batch, x) for i in range(len(plan.attention))]
+    all_us = np.sum([kind.own_us for kind in kinds], axis=0)
+    bound_us = np.zeros((len(BOUNDS), len(left_us)))
+    for part, kind in zip(plan.attention, kinds, strict=True):
+        does = part.phase(is_decode).work_at(plan.gpu, batch, x)
+        bound = _largest_term(plan, np.asarray(does.flops / does.peak), does.moved_bytes, kind.launch_us)
+        share = kind.own_us / all_us if len(kinds) > 1 else 1.0
+        bound_us[bound, np.arange(len(left_us))] += left_us * share
+    return bound_us
 
 
 _LIMIT_NAMES: Final = ("ttft", "tpot", "request_latency", "kv_share", "total_gpus")
@@ -115,7 +232,7 @@ def candidate_rows(
 
 
 def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:
-    """Relative standard error of the mean step of decodes, where the plan knows its errors."""
+    """Relative standard error of the mean decode step, if the plan knows its errors."""
     decodes = np.rint(np.maximum(answers[closed_loops.DECODES], 1.0)).astype(np.int64)
     kv_len = np.rint(answers[closed_loops.KV_LEN]).astype(np.int64)
     try:

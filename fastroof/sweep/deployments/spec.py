@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import (
     BaseModel,
@@ -17,20 +17,149 @@ from pydantic import (
     model_validator,
 )
 
+from fastroof.acceptance import MTP, acceptance_length
 from fastroof.checks import is_number, shown
+from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
-from fastroof.sweep.deployments.layouts import num_layouts
-from fastroof.sweep.deployments.speculation import Speculation
-from fastroof.sweep.spec import MAX_GPUS, MAX_ROWS, Names, Sizes, SweepSpec
-from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem, listed
-from fastroof.sweep.units import Split
+from fastroof.sweep.spec import (
+    MAX_GPUS,
+    MAX_ROWS,
+    SIZES_SCHEMA,
+    Names,
+    Sizes,
+    SweepSpec,
+    checked_choices,
+    checked_names,
+    count_problem,
+    listed,
+    model_name,
+    text,
+)
+from fastroof.sweep.units import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYTES, Split
 
-__all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "MAX_GROUPS", "OBJECTIVES", "Constraints", "DeploymentSpec"]
+
+class LayoutAxes(Protocol):
+    """What a spec says of layouts: numbers of GPUs, or of each kind of worker; None where it does not say."""
+
+    @property
+    def total_gpus(self) -> tuple[int, ...] | None:
+        """GPUs of the whole deployment."""
+
+    @property
+    def replicas(self) -> tuple[int, ...] | None:
+        """Copies of the model that do everything."""
+
+    @property
+    def prefill_workers(self) -> tuple[int, ...] | None:
+        """Workers that only prefill."""
+
+    @property
+    def decode_workers(self) -> tuple[int, ...] | None:
+        """Workers that only decode."""
+
+
+class Layout(NamedTuple):
+    """Replicas, each of which does everything, or workers of both kinds; the others are 0."""
+
+    replicas: int
+    prefill_workers: int
+    decode_workers: int
+
+    def total_gpus(self, gpus_each: int) -> int:
+        """GPUs of all of them."""
+        return gpus_each * sum(self)
+
+
+def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
+    """Count the requested layouts, including impossible ones."""
+    if axes.total_gpus is None:
+        if mode == "aggregated":
+            return len(axes.replicas or (1,))
+        return len(axes.prefill_workers or (1,)) * len(axes.decode_workers or (1,))
+    if mode == "aggregated":
+        return len(axes.total_gpus)
+    return sum(total // gpus_each - 1 if _splits(total, gpus_each) else 1 for total in axes.total_gpus)
+
+
+def layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> tuple[Layout, ...]:
+    """List the possible requested layouts: every split of a number of GPUs into workers."""
+    if mode == "aggregated":
+        replicas = axes.replicas or (1,)
+        if axes.total_gpus is not None:
+            replicas = tuple(total // gpus_each for total in axes.total_gpus if total % gpus_each == 0)
+        return tuple(Layout(count, 0, 0) for count in replicas)
+    if axes.total_gpus is None:
+        both = itertools.product(axes.prefill_workers or (1,), axes.decode_workers or (1,))
+        return tuple(Layout(0, *pair) for pair in both)
+    return tuple(
+        Layout(0, prefill, total // gpus_each - prefill)
+        for total in axes.total_gpus
+        if _splits(total, gpus_each)
+        for prefill in range(1, total // gpus_each)
+    )
+
+
+def _splits(total: int, gpus_each: int) -> bool:
+    return total % gpus_each == 0 and total >= 2 * gpus_each
+
+
+NO_DRAFT = "none"
+"""Value of ``draft`` where drafts take no time."""
+
+
+class Speculation(BaseModel):
+    """Draft tokens that every request verifies in a step, see :class:`fastroof.SpeculativeDecoding`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    num_draft_tokens: int = Field(ge=1, description="tokens that are drafted a step, a whole number above 0")
+    accepted: float | tuple[float, ...] = Field(
+        description="mean tokens that a step says of a request, its own included, or a list of the "
+        "acceptance rates of each position"
+    )
+    draft: str = Field(
+        NO_DRAFT,
+        description="what drafts: a model name or the path of a config.json file, 'mtp' for the model's own "
+        "layer, or 'none' where it takes no time",
+    )
+    draft_tp: int | None = Field(
+        None, ge=1, description="GPUs that a second model is split over, a whole number; default its target's"
+    )
+    draft_dtype: str = Field("auto", description="linear layers of a second model; default its checkpoint's")
+
+    @field_validator("accepted", mode="before")
+    @classmethod
+    def _take_list(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _check_draft(cls, value: Any) -> str:
+        name = text(value)
+        if name not in (NO_DRAFT, MTP):
+            model_name(name)
+        return name
+
+    @model_validator(mode="after")
+    def _check_accepted(self) -> Speculation:
+        acceptance_length(self.num_draft_tokens, self.accepted)
+        return self
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens that a request says in a step."""
+        return acceptance_length(self.num_draft_tokens, self.accepted)
+
+    @property
+    def draft_model(self) -> str | None:
+        """Name or path of the second model, where there is one."""
+        return None if self.draft in (NO_DRAFT, MTP) else self.draft
+
 
 MAX_CANDIDATES: Final = 10**10
 """Most candidates that a sweep estimates: about two hours on one core."""
@@ -74,12 +203,12 @@ def _engines_own(info: ValidationInfo, name: str) -> int:
     own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
     if len(set(own.values())) > 1:
         said = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
-        raise ValueError(f"is needed: by themselves the runtimes differ, {said}")
+        raise ValueError(f"is needed: the engines' defaults differ, {said}")
     return int(own[runtimes[0]])
 
 
 class Constraints(BaseModel):
-    """What a deployment has to keep; a key that is not there is no limit."""
+    """Limits of a deployment; a missing key is no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -95,14 +224,14 @@ class Constraints(BaseModel):
 
 
 class SplitChoice(BaseModel):
-    """One way to split a model over the GPUs of a replica or worker; what is not said is 1."""
+    """One way to split a model over the GPUs of a replica or worker; missing sizes are 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     tp: Size = Field(1, description="a whole number above 0: GPUs that share each layer")
     pp: Size = Field(1, description="a whole number above 0: pipeline stages")
     dp: Size = Field(1, description="a whole number above 0: ranks of attention data parallelism")
-    ep: Size = Field(1, description="a whole number above 0: groups of experts on GPUs of their own")
+    ep: Size = Field(1, description="a whole number above 0: expert-parallel groups")
 
 
 class DeploymentSpec(SweepSpec):
@@ -153,7 +282,7 @@ class DeploymentSpec(SweepSpec):
         ge=1,
         le=2**16,
         validate_default=True,
-        description=f"requests that a replica runs at once, a whole number up to {2**16:,}; default the "
+        description=f"max concurrent requests of a replica, a whole number up to {2**16:,}; default the "
         "runtimes' own",
     )
     prefix_hit: Reals = Field(
@@ -306,7 +435,7 @@ class DeploymentSpec(SweepSpec):
                 problems.append(f"gpu_hour_price: none for {', '.join(missing)}")
         unknown = "request_rate_per_s" if self.request_rate is None else "concurrency"
         if unknown in self.per:
-            problems.append(f"per: {unknown} is no axis of this sweep")
+            problems.append(f"per: {unknown} is not an axis of this sweep")
         return problems
 
     def _check_counts(self) -> None:
@@ -373,3 +502,80 @@ class DeploymentSpec(SweepSpec):
         """Price of a GPU, as results call it, for an hour."""
         prices = self.gpu_hour_price
         return prices.get(gpu) if isinstance(prices, dict) else prices
+
+
+COLUMNS: Final = (
+    MODEL,
+    GPU,
+    Column(
+        "mode", "text", "", "aggregated: replicas do everything; disaggregated: workers prefill or decode"
+    ),
+    Column("tp", "int", "GPUs", "tensor-parallel size of a replica or worker"),
+    *SPLIT,
+    Column("replicas", "int", "", "replicas that share the load evenly; 0 where disaggregated", 0),
+    Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
+    DTYPE,
+    KV_DTYPE,
+    RUNTIME,
+    KERNELS,
+    Column("isl", "int", "tokens", "tokens of a prompt"),
+    Column("osl", "int", "tokens", "tokens of an output"),
+    Column(
+        "concurrency",
+        "float",
+        "",
+        "clients of the whole deployment; those that make the rate, if one was given",
+    ),
+    Column("request_rate_per_s", "float", "1/s", "requested rate; empty if concurrency was requested"),
+    Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
+    Column("prefix_hit", "float", "", "share of a prompt that is found in the prefix cache", 0),
+    Column(
+        "num_draft_tokens", "int", "tokens", "tokens that a request verifies beside its own; 0 without", 0
+    ),
+    Column("accepted", "float", "tokens", "mean tokens accepted per request and step"),
+    Column("draft", "text", "", "what drafts: a model, mtp, or none at no cost; empty without speculation"),
+    Column("prefill_workers", "int", "", "workers that only prefill; 0 where aggregated", 0),
+    Column("decode_workers", "int", "", "workers that only decode; 0 where aggregated", 0),
+    Column("ttft_ms", "float", "ms", "mean time to first token"),
+    Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty where osl is 1"),
+    Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
+    Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
+    Column("tokens_per_s", "float", "tokens/s", "output tokens of the whole deployment"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / total_gpus"),
+    Column(
+        "tokens_per_s_per_user", "float", "tokens/s", "what one client sees after its first token: 1 / tpot"
+    ),
+    Column("requests_per_s", "float", "1/s", "requests that the whole deployment answers"),
+    Column("cost_per_million_tokens", "float", "", "price of a million output tokens; empty without a price"),
+    Column("effective_concurrency", "float", "", "requests of the concurrency that run", 0),
+    Column("decode_step_ms", "float", "ms", "mean decode-only step; 0 if there is none", 0),
+    Column("mixed_step_ms", "float", "ms", "mean step of decodes and prompts; 0 if there is none", 0),
+    Column(
+        "mixed_share", "float", "", "share of the steps that hold prompts, as a decoding request sees them", 0
+    ),
+    Column(
+        "wait_ms", "float", "ms", "share of ttft_ms that is waiting: for room, or for a prefill worker", 0
+    ),
+    Column("kv_share", "float", "", "share of the KV cache's room in use, on a replica or decode worker", 0),
+    WEIGHT_BYTES,
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit beside the weights of a replica or worker"),
+    Column(
+        "bound",
+        "text",
+        "",
+        "what most of the mean step's time is bound by: compute, memory, launch, communication or host",
+    ),
+    Column(
+        "relative_error",
+        "float",
+        "",
+        "standard error of decode_step_ms over it (80 % are within 1.28 of them); empty where "
+        "unknown, as with draft tokens",
+        0,
+    ),
+    Column(
+        "exceeds", "text", "", "first limit exceeded: ttft, tpot, request_latency, kv_share or total_gpus"
+    ),
+    Column("origin", "text", "", "how the mean steps' times were made: measured to modelled"),
+)
+"""A row a deployment under one load."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from fastroof.sweep.recommendations.answer import Recommendation, recommend, recommend_for_spec
 from fastroof.sweep.recommendations.deployment import Deployment, TokenPrice, deployment_of
 from fastroof.sweep.recommendations.files import save_recommendation
-from fastroof.sweep.recommendations.question import deployment_question, layouts_to_try
+from fastroof.sweep.recommendations.recommend import (
+    Recommendation,
+    deployment_question,
+    layouts_to_try,
+    recommend,
+    recommend_for_spec,
+)
 
 __all__ = [
     "Deployment",

@@ -11,11 +11,9 @@ from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch import BenchmarkLoad, Command, EngineCommands, LaunchSettings, engine_commands
 from fastroof.models import TP_SIZES, load_model
-from fastroof.models.published import Published, published_checkpoint
+from fastroof.models.load import Published, published_checkpoint
 from fastroof.sweep.best import Choice
 from fastroof.sweep.deployments import DeploymentSpec
-
-__all__ = ["Deployment", "TokenPrice", "deployment_of"]
 
 ROOM_TRUSTED: Final = 0.9
 """Share of the estimated room for KV cache that the longest sequence may take: an engine that finds less room
@@ -52,7 +50,7 @@ class Deployment:
     profile : EngineProfile
         Of the engine that it was estimated for.
     engine : EngineCommands or None
-        The engine's own commands; None where the runtime is no serving engine.
+        The engine's commands; None if it is not a serving engine.
     copies : int
         Copies of the model; 0 where prefill and decode run apart.
     gpus_each : int
@@ -115,7 +113,7 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
             servers[name] = engine.server(_settings(spec, row, given, checkpoint, profile, role))
         if copies:
             prefix = int(row["isl"] * row["prefix_hit"])
-            # a server calls the model as it was given it
+            # a server names the model by the path or id it was given
             load = BenchmarkLoad(_served(checkpoint.name), row["isl"], row["osl"], clients, prefix)
             benchmark = engine.benchmark(load)
     notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
@@ -163,7 +161,7 @@ def _settings(
 
 
 def _served(name: str) -> str:
-    """A folder as it is found from anywhere; ids stay as they are, and are no options."""
+    """A folder as an absolute path; ids stay unchanged and cannot look like options."""
     if Path(name).is_dir():
         return str(Path(name).resolve())
     return f"./{name}" if name.startswith("-") else name
@@ -186,7 +184,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if engine is None:
-        return [f"runtime {row['runtime']} is no serving engine: there is no command to start it"]
+        return [f"runtime {row['runtime']} is not a serving engine: there is no command to start it"]
     of_versions = f" {profile.versions}" if profile.versions else ", any version"
     notes.append(
         f"estimated for {engine.title}{of_versions} (runtime {profile.name}), from kernels of "

@@ -2,22 +2,164 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.atomic_files import whole_file, write_whole
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES
 from fastroof.sweep.recommendations.deployment import Deployment
-from fastroof.sweep.recommendations.manifest import kubernetes_manifest, label_name
-from fastroof.sweep.recommendations.yaml_text import yaml_documents
-from fastroof.whole_files import whole_file, write_whole
 
 if TYPE_CHECKING:
-    from fastroof.sweep.recommendations.answer import Recommendation
+    from fastroof.sweep.recommendations.recommend import Recommendation
 
-__all__ = ["save_recommendation"]
+
+_NOT_TEXT: Final = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+"""Words that YAML takes for something else than text, in some version of it."""
+
+
+def yaml_documents(*documents: Mapping[str, Any]) -> str:
+    """Write documents of mappings, lists, texts, numbers and booleans, in block style."""
+    return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        lines = []
+        for key, item in value.items():
+            lines += _entry(f"{_key(key)}:", item)
+        return lines
+    lines = []
+    for item in value:
+        if _is_nested(item):
+            first, *others = _lines(item)
+            lines += [f"- {first}", *(f"  {line}" for line in others)]
+        else:
+            lines.append(f"- {_scalar(item)}")
+    return lines
+
+
+def _entry(key: str, item: Any) -> list[str]:
+    if _is_nested(item):
+        return [key, *(f"  {line}" for line in _lines(item))]
+    return [f"{key} {_scalar(item)}"]
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple) and bool(value)
+
+
+def _key(key: str) -> str:
+    is_word = re.fullmatch(r"[A-Za-z][A-Za-z_./-]*", key) is not None
+    return key if is_word and key.lower() not in _NOT_TEXT else _text(key)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _text(value: str) -> str:
+    """A text in double quotes, in ASCII: JSON's, but that YAML knows no pairs of surrogates."""
+    return re.sub(r"[^\x20-\x7e]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(letter: str) -> str:
+    code = ord(letter)
+    return f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"
+
+
+PORT: Final = 8000
+CONFIG_FOLDER: Final = "/etc/fastroof"
+CONFIG_NAME: Final = "engine.yaml"
+START_MINUTES: Final = 60
+"""How long a copy may take to load its weights."""
+
+_LABEL: Final = 50
+_ANY_ADDRESS: Final = "0.0.0.0"
+"""Where a copy listens: pods are reached from outside."""
+
+
+def label_name(text: str) -> str:
+    """Turn any text into the name of an object: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:_LABEL].strip("-") or "model"
+
+
+def kubernetes_manifest(deployment: Deployment) -> str:
+    """Write a deployment's objects as YAML."""
+    assert deployment.engine is not None
+    name = label_name(deployment.checkpoint.name)
+    command = deployment.servers["server"]
+    labels = {"app": name}
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    documents: list[dict[str, Any]] = []
+    if command.config:
+        documents.append(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": name, "labels": labels},
+                "data": {CONFIG_NAME: yaml_documents(command.config)},
+            }
+        )
+        volumes.append({"name": "config", "configMap": {"name": name}})
+        mounts.append({"name": "config", "mountPath": CONFIG_FOLDER})
+    words = command.words(f"{CONFIG_FOLDER}/{CONFIG_NAME}")
+    container = {
+        "name": "server",
+        "image": deployment.engine.image,
+        "command": [*words, "--host", _ANY_ADDRESS],
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "env": [
+            {
+                "name": "HF_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}},
+            }
+        ],
+        "resources": {"limits": {"nvidia.com/gpu": deployment.gpus_each}},
+        "startupProbe": _probe(deployment.engine.health, period=10, failures=START_MINUTES * 6),
+        "readinessProbe": _probe(deployment.engine.health, period=10, failures=3),
+        "volumeMounts": mounts,
+    }
+    documents.append(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "replicas": deployment.copies,
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {"containers": [container], "volumes": volumes},
+                },
+            },
+        }
+    )
+    documents.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
+        }
+    )
+    return yaml_documents(*documents)
+
+
+def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+    }
+
 
 CONFIG: Final = "engine.yaml"
 
@@ -28,7 +170,7 @@ def save_recommendation(recommendation: Recommendation, folder: str | Path) -> l
     Parameters
     ----------
     recommendation : Recommendation
-        What to write; of several models or loads each has a folder of its own.
+        What to write; with several models or loads each gets its own folder.
     folder : str or Path
         Where. Files that are there are replaced, others stay.
 
@@ -70,9 +212,8 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     import pyarrow.csv as pacsv
 
     from fastroof._version import __version__
-    from fastroof.arrow import arrow_schema
-    from fastroof.parquet import write_parquet
-    from fastroof.spreadsheet_cells import guarded_columns
+    from fastroof.arrow import arrow_schema, write_parquet
+    from fastroof.columns import guarded_columns
     from fastroof.sweep.deployments import COLUMNS
 
     table = pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS, {"fastroof_version": __version__}))
@@ -111,11 +252,11 @@ def _expected(row: Mapping[str, Any]) -> list[str]:
     if row["tpot_ms"] is not None:
         said.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
     rate = row["tokens_per_s"] / max(row["replicas"], 1)
-    return [f"Estimated: {', '.join(said)}, {rate:,.4g} output tokens a second of a copy."]
+    return [f"Estimated: {', '.join(said)}, {rate:,.4g} output tokens/s per copy."]
 
 
 def _script(comments: list[str], command: str) -> str:
-    # what a comment quotes has no line of its own
+    # quoted text must not start a new line in a comment
     lines = [f"# {' '.join(comment.split())}" for comment in comments]
     return "\n".join(["#!/bin/sh", *lines, "set -eu", command]) + "\n"
 
@@ -146,7 +287,7 @@ def _start_script(deployment: Deployment, name: str, config: str) -> str:
 
 def _manifest(deployment: Deployment) -> str:
     assert deployment.engine is not None
-    # what a comment quotes has no line of its own
+    # quoted text must not start a new line in a comment
     lines = [
         f"{deployment.copies} copies of {deployment.gpus_each} GPUs. Assumed: the image "
         f"{deployment.engine.image}, GPUs by NVIDIA's device plugin, a secret hf-token for models that need "

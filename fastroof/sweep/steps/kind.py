@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, ClassVar
 from fastroof.columns import Column
 from fastroof.engines import load_engine
 from fastroof.sweep.kind import SweepTotals
-from fastroof.sweep.steps.columns import step_columns
-from fastroof.sweep.steps.spec import StepSpec
-from fastroof.sweep.steps.summary import BestStep, StepSummary, with_standings
-from fastroof.sweep.steps.units import step_pieces
+from fastroof.sweep.steps.spec import (
+    BestStep,
+    StepSpec,
+    StepSummary,
+    step_columns,
+    step_pieces,
+    with_standings,
+)
 from fastroof.sweep.units import UnitResult, WorkUnit, numbered_units
 
 # Cutting a sweep into units needs neither numba nor pyarrow; whatever needs them is imported when it runs.
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastroof.sweep.sources import GpuTables
-
-__all__ = ["StepSweep"]
+    from fastroof.sweep.kind import GpuTables
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
+from fastroof.models import load_model
 from fastroof.ranges import expand_sizes
-from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec
-from fastroof.sweep.spec_values import count_problem
-from fastroof.sweep.units import Split
-
-__all__ = ["MAX_EVALUATIONS", "StepSpec"]
+from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem
+from fastroof.sweep.units import (
+    GPU,
+    KERNELS,
+    MODEL,
+    RUNTIME,
+    SPLIT,
+    WEIGHT_BYTES,
+    PlanKey,
+    Split,
+    UnitPiece,
+    slices,
+)
 
 MAX_BATCH_SIZE: Final = 2**16
 MAX_KV_LEN: Final = 2**28
@@ -47,7 +61,7 @@ class StepSpec(SweepSpec):
         description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file",
     )
     tpot_ms: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="a number of ms above 0, or no such key for no limit"
+        None, gt=0, allow_inf_nan=False, description="a number of ms above 0; omit the key for no limit"
     )
     report_kv_len: int = Field(
         4096, ge=1, le=MAX_KV_LEN, description=f"a whole number from 1 to {MAX_KV_LEN:,}"
@@ -96,3 +110,202 @@ def _check_count(spec: StepSpec, axes: Sequence[str], what: str, most: int, hint
     sizes = {axis: len(getattr(spec, axis)) for axis in axes}
     asked = {axis: size for axis, size in sizes.items() if size > 1 or axis not in Split._fields}
     count_problem(asked, what, most, hint)
+
+
+EVALUATIONS_A_UNIT: Final = 2**26
+"""A fraction of a second of work: how long an interrupt has to wait."""
+ROWS_A_UNIT: Final = 2**18
+
+
+def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
+    """Yield units in the order of the rows: models, layouts, dtypes, kv_dtypes, lengths."""
+    batches = len(spec.batch_size)
+    rows_a_length = batches if spec.keep == "all" else 1
+    most = min(ROWS_A_UNIT // rows_a_length, EVALUATIONS_A_UNIT // batches)
+    for model in spec.models:
+        loaded = load_model(model)
+        longest = loaded.max_position
+        within = sum(kv_len <= longest for kv_len in spec.kv_len)
+        for (tp, split), (dtype, kv_dtype) in itertools.product(spec.splits, spec.formats(loaded)):
+            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.runtime, *split)
+            for start, stop in slices(within, most):
+                yield UnitPiece(key, "steps", start, stop, (stop - start) * batches, stop == within)
+
+
+COLUMNS: Final = (
+    MODEL,
+    GPU,
+    Column("tp", "int", "GPUs", "tensor-parallel size"),
+    *SPLIT,
+    DTYPE,
+    KV_DTYPE,
+    RUNTIME,
+    KERNELS,
+    Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
+    Column(
+        "batch_size",
+        "int",
+        "sequences",
+        "decodes of a rank; 0 if no batch is within the limits",
+        0,
+    ),
+    Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),
+    Column("tokens_per_s", "float", "tokens/s", "output tokens, every rank and stage busy with a batch"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s over the tp x pp x dp GPUs"),
+    Column(
+        "limited_by",
+        "text",
+        "",
+        "what stops the next larger batch (the smallest, where batch_size is 0): memory, tpot, throughput "
+        "(it fits and gives fewer tokens/s) or batch grid (there is none)",
+    ),
+    Column("exceeds", "text", "", "limit that the step breaks: memory or tpot; empty where it keeps both"),
+    Column("origin", "text", "", "how the step's latency was made: measured to modelled"),
+    Column(
+        "relative_error",
+        "float",
+        "",
+        "standard error of the step's time over it (80 % are within 1.28 of them); empty if not requested",
+        0,
+    ),
+    WEIGHT_BYTES,
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit on one GPU beside the weights"),
+)
+"""A row a step: ``limited_by`` is there where the best are kept, ``exceeds`` where all are."""
+
+
+def step_columns(keep: Literal["best", "all"]) -> tuple[Column, ...]:
+    """Columns of the results that keep the best steps, or all of them."""
+    left_out = "exceeds" if keep == "best" else "limited_by"
+    return tuple(column for column in COLUMNS if column.name != left_out)
+
+
+@dataclass(frozen=True)
+class BestStep:
+    """The step of one plan and kv_len that gives the most tokens a second within the limits.
+
+    Attributes
+    ----------
+    model, dtype, kv_dtype : str
+        What runs.
+    tp, pp, dp, ep : int
+        How the model is split.
+    kv_len : int
+        Tokens that each request attends to.
+    batch_size : int
+        Requests in the step; 0 if no batch is within the limits; the times are then None.
+    step_us : float or None
+        Time of the step, us.
+    tokens_per_s, tokens_per_s_per_gpu : float or None
+        Output tokens, tokens/s.
+    limited_by : str
+        What stops the next larger batch: memory, tpot, throughput or batch grid.
+    origin : str or None
+        How the step's latency was made: measured to modelled.
+    relative_error : float or None
+        Standard error of the step's time over it; None where the spec has no ``with_error``.
+    standing : str or None
+        ``best`` of its model in tokens/s a GPU, or ``tie`` where it falls short of that by less than the
+        standard error of the difference; None for the others, and where errors are unknown.
+    """
+
+    model: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    dtype: str
+    kv_dtype: str
+    kv_len: int
+    batch_size: int
+    step_us: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    limited_by: str
+    origin: str | None
+    relative_error: float | None = None
+    standing: str | None = None
+
+
+@dataclass(frozen=True)
+class StepSummary(SummaryRows):
+    """What a sweep over steps did, and the best step of each plan.
+
+    Attributes
+    ----------
+    best : tuple of BestStep
+        One a plan, at the spec's report_kv_len or the evaluated length nearest to it.
+    runtime : str
+        The engine whose steps they are.
+    plans : int
+        Plans that were evaluated.
+    evaluations : int
+        Steps that were timed, or found to be beyond memory.
+    rows : int
+        Rows written.
+    infeasible : dict of str to int
+        Of the evaluations, those beyond ``memory``, and of the others those beyond the ``tpot`` limit.
+    skipped : dict of str to tuple of str
+        What was not evaluated: for each reason, the names of the plans or models.
+    evaluate_s : float
+        Seconds spent timing steps, without loading, compiling and writing; summed over threads.
+    total_s : float
+        Seconds of the whole call.
+    output : Path
+        The results.
+    """
+
+    kind: ClassVar[str] = "steps"
+
+    best: tuple[BestStep, ...]
+    runtime: str
+    plans: int
+    evaluations: int
+    rows: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+    @property
+    def evaluations_per_s(self) -> float:
+        """Steps timed a second of evaluating, by one thread."""
+        return self.evaluations / self.evaluate_s if self.evaluate_s else 0.0
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """Columns of the fields of :class:`BestStep`, in their order."""
+        known = {column.name: column for column in COLUMNS}
+        standing = Column("standing", "text", "", "best of its model, or tie; empty for the others")
+        return tuple(known.get(each.name, standing) for each in fields(BestStep))
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best steps, values by the columns' names."""
+        return [asdict(step) for step in self.best]
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as values that JSON has, but for the path."""
+        return {**asdict(self), "evaluations_per_s": self.evaluations_per_s}
+
+
+def with_standings(steps: Sequence[BestStep]) -> tuple[BestStep, ...]:
+    """Name the best step of its model, and those that cannot be distinguished from it."""
+    best: dict[tuple[str, int], BestStep] = {}
+    for step in steps:
+        leader = best.get((step.model, step.kv_len))
+        if step.relative_error is not None and (leader is None or _rate(step) > _rate(leader)):
+            best[step.model, step.kv_len] = step
+    return tuple(replace(s, standing=_standing(s, best.get((s.model, s.kv_len)))) for s in steps)
+
+
+def _rate(step: BestStep) -> float:
+    return step.tokens_per_s_per_gpu or 0.0
+
+
+def _standing(step: BestStep, best: BestStep | None) -> str | None:
+    if step is best:
+        return "best"
+    if best is None or step.relative_error is None or best.relative_error is None:
+        return None
+    short = math.log(_rate(best) / _rate(step))
+    return "tie" if short < math.hypot(step.relative_error, best.relative_error) else None

@@ -21,7 +21,7 @@ import fastroof
 from fastroof.backends.c import export_c, read_plan_file, write_plan_file
 from fastroof.backends.c.objects import DEFAULT_CPU, object_code
 from fastroof.compiled import plan_files, ragged_steps, steps
-from fastroof.compiled.c_steps import C_LIBRARY
+from fastroof.compiled.c_api import C_LIBRARY
 from fastroof.errors import BackendError
 
 SAMPLE = Path(__file__).parents[2] / "golden_sample" / "roofline_v2" / "step_times.csv"

@@ -11,7 +11,7 @@ import pytest
 import fastroof
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.compiled import plan_files
-from fastroof.compiled.c_facts import CODE_ABSENT, CODE_UNLIKE
+from fastroof.compiled.c_api import CODE_ABSENT, CODE_UNLIKE
 from fastroof.compiled.steps import CODE_SIZES
 from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
 from tests.compiled.test_plan_files import older

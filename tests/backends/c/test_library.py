@@ -16,7 +16,7 @@ import pytest
 import fastroof
 from fastroof.backends.c import export, export_c
 from fastroof.backends.c.objects import FUNCTIONS, object_code
-from fastroof.compiled.c_steps import ABI_VERSION
+from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
 
 AARCH64, X86_64 = 183, 62

@@ -11,10 +11,11 @@ from random import Random
 from typing import Any
 
 import fastroof
+from fastroof.compiled import trusted_files
 from fastroof.errors import FastroofError
 from fastroof.file_access import is_file, matches, read_bytes, recorded
-from fastroof.plan import kept_plans
-from fastroof.plan.kept_plan import KeptPlan, kept_bytes, kept_of
+from fastroof.plan import plan_cache as kept_plans
+from fastroof.plan.plan_cache import KeptPlan, kept_bytes, kept_of
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
@@ -56,9 +57,9 @@ class KeptPlans(Surface):
             "stages": plan_of(max_tokens=64, max_seqs=8, pp=5),
         }
         self.batch = fastroof.StepBatch.from_requests(STEPS)
-        self.roots = kept_plans.cache_roots
+        self.roots = trusted_files.cache_roots
         self.cache = folder / "cache"
-        kept_plans.cache_roots = lambda: (self.cache,)
+        trusted_files.cache_roots = lambda: (self.cache,)
         self.files = {}
         with recorded() as self.read:
             read_bytes(__file__)
@@ -70,7 +71,7 @@ class KeptPlans(Surface):
         self.times = {name: self._timed(plan) for name, plan in self.plans.items()}
 
     def close(self) -> None:
-        kept_plans.cache_roots = self.roots
+        trusted_files.cache_roots = self.roots
 
     def examples(self) -> list[bytes]:
         return [f"{name}\nfile {content.hex()}".encode() for name, content in self.files.items()]

@@ -11,7 +11,7 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
-from fastroof.simulation.pooled_replicas import POOLED_ROUTINGS
+from fastroof.simulation.replicas import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
 from tests.fuzz.made_plans import plan_of

@@ -15,7 +15,7 @@ from fastroof.errors import SweepError
 from fastroof.sweep import DeploymentSpec, StepSpec, checkpoint, load_spec, run_sweep
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.steps import StepSweep
-from fastroof.sweep.steps import units as step_units
+from fastroof.sweep.steps import spec as step_units
 from tests.fuzz.expressions import NAMES, evaluated, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.surface import SkippedError, Surface, Wrong

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fastroof.errors import MeasureError, TableError
 from fastroof.load import load_measured
-from fastroof.load.common_points import codes_of, group_medians
+from fastroof.load.families import codes_of, group_medians
 from kernels_bench.cli import app
 from kernels_bench.output.recorded import read_journals
 from kernels_bench.output.repeatability import repeatability

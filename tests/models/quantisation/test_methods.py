@@ -233,7 +233,7 @@ def test_a_family_may_have_names_of_its_own():
         ({"quant_method": "fp8", "activation_scheme": "lazy"}, "activation_scheme"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt must be"),
         ({"quant_method": "fp8", "ignored_layers": "lm_head"}, "ignored_layers must be a list"),
-        ({"quant_method": "fp8", "ignored_layers": ["re:("]}, "no regular expression"),
+        ({"quant_method": "fp8", "ignored_layers": ["re:("]}, "not a regular expression"),
         ({"quant_method": "fp8", "ignored_layers": ["re:(a+)+b"]}, "repeats a repetition"),
         ({"quant_method": "fp8", "ignored_layers": ["re:" + ".*" * 9 + "x"]}, "more than 5 repetitions"),
         ({"quant_method": "fp8", "ignored_layers": ["model.layers"]}, "is of no module"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastroof.models.quantisation.names import ModulePatterns, layer_module_names
+from fastroof.models.quantisation.scheme import ModulePatterns, layer_module_names
 
 PARTS = ("layers", "0", "1", "10", "mlp", "self_attn", "experts", "q_proj", "gate", "gate_proj", "lm_head")
 NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map(".".join)

@@ -16,19 +16,11 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.engines import CostForm, EngineProfile, StepCosts, engine_names, load_engine
+from fastroof.engines.kernel_choices import FP8_SCALES, GEMM_SMOOTHINGS
 from fastroof.errors import TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence import calibration
-from fastroof.serving.evidence.calibration import (
-    FP8_SCALES,
-    GEMM_SMOOTHINGS,
-    Calibration,
-    _timed,
-    calibrate,
-    kernel_times,
-    profile_text,
-    write_profile,
-)
+from fastroof.serving.evidence.calibration import Calibration, _timed, calibrate
 from fastroof.serving.evidence.fit import Form, are_told_apart, equal_weights, fit_costs, predicted_us
 from fastroof.serving.evidence.fit_choice import FORMS as FORMS_TO_CHOOSE
 from fastroof.serving.evidence.fit_choice import FittedRows, RowLabels
@@ -41,7 +33,8 @@ from fastroof.serving.evidence.fit_errors import (
     unseen_errors,
 )
 from fastroof.serving.evidence.fitted_rows import is_limited_by_admission
-from fastroof.serving.evidence.kernel_times import KernelTimes, plan_of_row, time_rows
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times, plan_of_row, time_rows
+from fastroof.serving.evidence.profile_file import profile_text, write_profile
 from fastroof.serving.evidence.refit import with_fit
 from fastroof.serving.evidence.rows import LARGEST_STEP, shipped_rows, write_rows
 from fastroof.serving.evidence.whole_sample import measured_gpus
@@ -528,13 +521,13 @@ def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text("utf-8") == profile_text(profile)
     with pytest.raises(TableError, match=r"is a \.toml file"):
         write_profile(profile, tmp_path / "mine.json")
-    with pytest.raises(TableError, match="there is no folder"):
+    with pytest.raises(TableError, match="does not exist"):
         write_profile(profile, tmp_path / "nowhere" / "mine.toml")
 
     def full(self: Path, *_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastroof.whole_files.os.replace", full)
+    monkeypatch.setattr("fastroof.atomic_files.os.replace", full)
     with pytest.raises(TableError, match=r"cannot be written \(No space left on device\); nothing is left"):
         write_profile(replace(profile, costs=StepCosts(step_us=6.0)), path)
     assert load_engine(path) == profile

@@ -49,7 +49,7 @@ from fastroof.serving.evidence.throughput_rows import (
 )
 from fastroof.serving.evidence.validation import run_validation
 from fastroof.simulation.engine import run_engine
-from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.requests import RequestTimes
 
 PUBLISHED = "trtllm-0.17-published"
 NEWER = "trtllm-1.1-published"

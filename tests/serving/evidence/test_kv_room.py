@@ -11,7 +11,7 @@ import pytest
 
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import KvMemory
-from fastroof.engines.versions import holds_for
+from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.serving.evidence.kv_room import kv_room_rows, main, memory_of_row
 from fastroof.units import GIB

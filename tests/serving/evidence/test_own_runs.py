@@ -16,11 +16,12 @@ from fastroof.engines import StepCosts, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence import learning_curve_on_sample as on_sample
-from fastroof.serving.evidence.calibration import kernel_times, profile_text
 from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs
-from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import predicted_us
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
 from fastroof.serving.evidence.learning_curve import learning_curve
 from fastroof.serving.evidence.own_runs import fit_own_runs, read_own_runs
+from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.serving.evidence.rows import shipped_rows
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.serving.evidence.calibration import kernel_times
-from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.fit import predicted_us
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
 from fastroof.serving.evidence.planted_faults import OUTCOMES, count_named, simulated_rows
 from fastroof.serving.evidence.suspect_kernels import (
     LEAST_RUNS,

@@ -437,7 +437,7 @@ def test_wrong_commands_say_what_would_do(arguments: tuple[str, ...], words: str
 def test_the_picture_shows_every_row(auto: Validation, unseen: Validation, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
     from fastroof.report import save_figure
-    from fastroof.report.serving_plot import draw_validation
+    from fastroof.report.serving import draw_validation
 
     figure = draw_validation(auto)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -466,7 +466,7 @@ def test_the_picture_shows_every_row(auto: Validation, unseen: Validation, tmp_p
 @pytest.mark.slow
 def test_steps_have_a_panel_of_their_own(h100: fastroof.Tables, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
-    from fastroof.report.serving_plot import draw_validation
+    from fastroof.report.serving import draw_validation
 
     step = MeasuredStep("llama-3.1-8b", "h100", 1, "bf16", "bf16", "decode", (1,), (1023,), 6e3)
     one = draw_validation(run_validation(Measured((), (step,)), h100))

@@ -247,7 +247,7 @@ def test_markdown_has_a_row_a_group(report: SampleValidation) -> None:
 
 def test_the_picture_shows_every_run(report: SampleValidation) -> None:
     pytest.importorskip("matplotlib")
-    from fastroof.report.sample_plot import draw_sample
+    from fastroof.report.serving import draw_sample
 
     figure = draw_sample(report)
     shown = sum(

@@ -18,7 +18,7 @@ from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.evidence.calibration import write_profile
+from fastroof.serving.evidence.profile_file import write_profile
 from fastroof.serving.speculation import speculated
 from fastroof.sweep import best_deployments, load_spec, run_sweep
 
@@ -263,5 +263,5 @@ def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tab
         assert row["max_batched_tokens"] == own.max_num_batched_tokens
         seen = estimate(plan, 2000, 100, row["concurrency"])
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
-    with pytest.raises(ValueError, match=r"max_batched_tokens.*is needed: by themselves the runtimes differ"):
+    with pytest.raises(ValueError, match=r"max_batched_tokens.*is needed: the engines' defaults differ"):
         load_spec({**spec, "runtime": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from fastroof import SweepError, run_sweep
 from fastroof.cli import app
 from fastroof.sweep import DeploymentSpec, load_spec
-from fastroof.sweep.best import CHOICE_COLUMNS, Choice, best_deployments
-from fastroof.sweep.nearest import nearest_to_limits
+from fastroof.sweep.best import CHOICE_COLUMNS, Choice, best_deployments, nearest_to_limits
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-32b"],

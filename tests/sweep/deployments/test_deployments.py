@@ -22,11 +22,13 @@ from fastroof.compiled import deployments as loops
 from fastroof.serving import estimate
 from fastroof.serving.speculation import speculated
 from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, work_units
-from fastroof.sweep.deployments import COLUMNS, evaluate, plans, rows, units
-from fastroof.sweep.deployments.step_bounds import BOUNDS, _of_draft
-from fastroof.sweep.deployments.summary import INFEASIBLE
+from fastroof.sweep.deployments import COLUMNS, evaluate, rows
+from fastroof.sweep.deployments import evaluate as plans
+from fastroof.sweep.deployments import kind as units
+from fastroof.sweep.deployments.kind import INFEASIBLE
+from fastroof.sweep.deployments.rows import BOUNDS, _of_draft
+from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.sources import load_tables_by_gpu
 from fastroof.units import US_PER_MS
 from tests.reference import deployments as naive
 
@@ -145,7 +147,7 @@ def test_threads_and_the_size_of_units_make_no_difference(
     assert pq.read_table(again.output).equals(whole, check_metadata=True)
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 5)
     monkeypatch.setattr(units, "KEPT_A_UNIT", 5)
-    monkeypatch.setattr("fastroof.sweep.collect.HELD_ROWS", 3)
+    monkeypatch.setattr("fastroof.sweep.run.HELD_ROWS", 3)
     assert len(work_units(load_spec(spec))) > 20
     pieces, _ = swept(tmp_path, spec, threads=2)
     assert pq.read_table(pieces.output).equals(whole, check_metadata=True)

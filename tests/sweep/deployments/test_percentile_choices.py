@@ -9,8 +9,7 @@ import pytest
 
 from fastroof import SweepError, Workload, capacity, compile_plan, load_tables
 from fastroof.sweep import best
-from fastroof.sweep.best import Answers, best_deployments
-from fastroof.sweep.percentile_choices import PercentileCapacity, percentile_limits, ranked_anew
+from fastroof.sweep.best import Answers, PercentileCapacity, best_deployments, percentile_limits, ranked_anew
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b"],

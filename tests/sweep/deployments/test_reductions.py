@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastroof.compiled import reductions
-from fastroof.compiled.reductions import BestTable, Fronts
+from fastroof.compiled import deployments as reductions
+from fastroof.compiled.deployments import BestTable, Fronts
 
 pytestmark = pytest.mark.loops
 

@@ -14,10 +14,10 @@ import pytest
 from fastroof.errors import SweepError
 from fastroof.ranges import expand_reals
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
+from fastroof.sweep.best import nearest_spec
 from fastroof.sweep.deployments import spec as spec_module
-from fastroof.sweep.deployments.layouts import Layout, layouts, num_layouts
-from fastroof.sweep.nearest import nearest_spec
-from fastroof.sweep.spec_values import count_problem
+from fastroof.sweep.deployments.spec import Layout, layouts, num_layouts
+from fastroof.sweep.spec import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
@@ -86,7 +86,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
     ("changes", "message"),
     [
         ({"isl": []}, "isl: the list is empty"),
-        ({"tpot_ms": 30}, "tpot_ms: no such key; did you mean constraints.tpot_ms? "),
+        ({"tpot_ms": 30}, "tpot_ms: unknown key; did you mean constraints.tpot_ms? "),
         ({"isl": {"start": 9, "stop": 2, "step": 1}}, "isl: the range is empty: start 9 is above stop 2"),
         ({"osl": 0}, "osl: got 0 at position 0, need whole numbers from 1"),
         ({"concurrency": [4, -1]}, "concurrency: got -1 at position 1"),
@@ -125,8 +125,8 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"gpu_hour_price": {"h200": 3}}, "gpu_hour_price: none for h100"),
         ({"gpu_hour_price": {"h100": True}}, "gpu_hour_price: got True"),
         ({"per": ["model", "colour"]}, "per: got 'colour', need some of model"),
-        ({"per": "request_rate_per_s"}, "per: request_rate_per_s is no axis"),
-        ({"constraints": {"ttft": 5}}, "constraints.ttft: no such key; did you mean ttft_ms?"),
+        ({"per": "request_rate_per_s"}, "per: request_rate_per_s is not an axis"),
+        ({"constraints": {"ttft": 5}}, "constraints.ttft: unknown key; did you mean ttft_ms?"),
         ({"constraints": {"tpot_ms": -1}}, "constraints.tpot_ms: got -1, need a number of ms above 0"),
         ({"constraints": {"total_gpus": 1.5}}, "constraints.total_gpus: got 1.5, need a whole number"),
         ({"constraints": 3}, "constraints: got 3, need a table of limits"),
@@ -134,7 +134,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"gpus": 3}, "gpus: got 3, need GPU names"),
         ({"runtime": "vlm"}, "runtime: runtime must be one of"),
         ({"k": 0}, "k: got 0, need rows of each group"),
-        ({"concurrencies": 3}, "concurrencies: no such key; did you mean concurrency?"),
+        ({"concurrencies": 3}, "concurrencies: unknown key; did you mean concurrency?"),
     ],
 )
 def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:

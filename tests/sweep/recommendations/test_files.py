@@ -17,12 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import SweepError
-from fastroof.models.published import Published
+from fastroof.models.load import Published
 from fastroof.sweep import Recommendation, recommend
 from fastroof.sweep.recommendations import Deployment
-from fastroof.sweep.recommendations.files import save_recommendation
-from fastroof.sweep.recommendations.manifest import label_name
-from fastroof.sweep.recommendations.yaml_text import yaml_documents
+from fastroof.sweep.recommendations.files import label_name, save_recommendation, yaml_documents
 
 yaml = pytest.importorskip("yaml")
 
@@ -190,7 +188,7 @@ def test_what_was_there_stays_where_writing_fails(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fastroof.whole_files.os.replace", full)
+    monkeypatch.setattr("fastroof.atomic_files.os.replace", full)
     with pytest.raises(SweepError, match="No space left"):
         found.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,251 @@
+"""``fastroof tables import aiconfigurator``: tables from that package's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from fastroof.cli.named_plans import import_progress
+from fastroof.cli.options import GPU_NAMES
+from fastroof.cli.output import print_table
+from fastroof.errors import TableError
+
+EPILOG: Final = """\b
+Without a backend all that was measured on the GPU is converted, as it is when the GPU is first named: the
+version in use of each engine, and what others add. With one it is a source of your own and stays as it is.
+
+\b
+Examples:
+  fastroof tables import aiconfigurator h200
+  fastroof tables import aiconfigurator h200 --backend sglang --version 0.5.10 -o my_tables
+  fastroof step --model llama-3.1-8b --decode 64x4096 --tables my_tables/h200
+"""
+
+
+def register(imports: typer.Typer) -> None:
+    """Add the command."""
+    imports.command("aiconfigurator", epilog=EPILOG)(aiconfigurator)
+
+
+def aiconfigurator(
+    gpu: Annotated[
+        str | None, typer.Argument(metavar="[GPU]", help="GPU, or the package's system: h200, b300_sxm.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(*GPU_NAMES, help="The same as an option.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="vllm, sglang or trtllm.  [default: all there are]")
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version of the backend.  [default: the one in use]")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder that gets <gpu>/<source>/.  [default: the user's]"),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the package aiconfigurator_core.  [default: the installed one]"),
+    ] = None,
+    table_format: Annotated[str, typer.Option("--format", help="parquet or csv of a backend.")] = "parquet",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a source of one backend that is already there.")
+    ] = False,
+) -> None:
+    """Convert what aiconfigurator-core measured on a GPU."""
+    from fastroof.load.aiconfigurator import SYSTEMS, system_of
+
+    if table_format not in ("parquet", "csv"):
+        raise TableError(f"--format is parquet or csv, got {table_format!r}")
+    named = [name for name in (gpu, system) if name is not None]
+    if len({system_of(name) for name in named}) != 1:
+        raise TableError(f"name one GPU; the package has tables of {', '.join(SYSTEMS.values())}")
+    chosen = system_of(named[0])
+    if backend is None:
+        for option, given in (("--version", version), ("--format", table_format != "parquet")):
+            if given:
+                raise TableError(f"{option} goes with --backend: without one all there is is converted")
+        folder = _import_all(SYSTEMS[chosen], output, root)
+    else:
+        folder = _import_one(chosen, backend, version, output, root, table_format, overwrite)
+    _print(folder)
+
+
+def _import_all(gpu: str, output: Path | None, root: Path | None) -> Path:
+    from fastroof.load.aiconfigurator import data_folder
+    from fastroof.load.by_name import ensure_imported
+
+    data_folder(root)  # says what to install
+    with import_progress(gpu) as progress:
+        folder = ensure_imported(gpu, progress=progress, always=True, root=output, package=root)
+    assert folder is not None
+    return folder
+
+
+def _import_one(
+    system: str,
+    backend: str,
+    version: str | None,
+    output: Path | None,
+    root: Path | None,
+    table_format: str,
+    overwrite: bool,
+) -> Path:
+    from fastroof.config.paths import user_tables_root
+    from fastroof.load.aiconfigurator import convert_aiconfigurator, data_folder
+    from fastroof.load.package_import import ENGINES, LAST_RANK, current_version
+
+    in_use = current_version(data_folder(root).parent, system, backend)
+    if version is None:
+        version = in_use
+    place = user_tables_root() if output is None else output
+    # registered beside what the GPU has, it serves what that lacks, and what is asked of it by name
+    rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
+    return convert_aiconfigurator(
+        system,
+        backend,
+        version,
+        place,
+        root,
+        "csv" if table_format == "csv" else "parquet",
+        overwrite,
+        rank=rank,
+    )
+
+
+def _print(folder: Path) -> None:
+    from fastroof.load.listing import list_tables
+
+    if not any(folder.rglob("provenance.toml")):
+        typer.echo("all that the package measured on it ships with fastroof")
+        return
+    rows = [
+        (source.source, table.operator, f"{table.rows:,}")
+        for source in list_tables([folder])
+        for table in source.operators
+    ]
+    print_table(("source", "operator", "rows"), rows, left=("source", "operator"))
+    typer.echo(f"wrote {folder}")
+
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Folder that gets <gpu>/<program>/; without it the user's folder of tables."
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="bf16 or fp16: what rows measured in float16 are filed under.")]
+TableFormat = Annotated[str, typer.Option("--format", help="parquet or csv.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a source that is already there.")]
+
+
+def table_format(word: str) -> Literal["parquet", "csv"]:
+    """Check a format."""
+    if word not in ("parquet", "csv"):
+        raise TableError(f"--format is parquet or csv, got {word!r}")
+    return "csv" if word == "csv" else "parquet"
+
+
+def print_source(folder: Path) -> None:
+    """Print the rows of each operator, what was left out, and where they lie."""
+    from fastroof.load.own import list_sources, load_own
+
+    rows = [(name, f"{table.num_rows:,}") for name, table in load_own(folder).tables.items()]
+    print_table(("operator", "rows"), rows, left=("operator",))
+    provenance = list_sources(folder)[0].provenance
+    left_out: dict[str, int] = {}
+    for name, about in (*provenance["imported"].items(), *provenance["operators"].items()):
+        if "ignored" in about:
+            typer.echo(f"not read: {name}: {about['ignored']}")
+        for reason, count in about.get("left_out", {}).items():
+            left_out[reason] = left_out.get(reason, 0) + count
+    for reason, count in left_out.items():
+        typer.echo(f"left out: {count:,} rows: {reason}")
+    typer.echo(f"wrote {folder}")
+
+
+IMPORT_LLMSERVINGSIM_EPILOG: Final = """\b
+Example:
+  fastroof tables import llmservingsim LLMServingSim/profiler/perf --gpu rtx_pro_6000 -o my_tables
+  fastroof step --model llama-3.1-8b --decode 64x4096 --tables my_tables/rtx_pro_6000
+"""
+
+
+def register_import_llmservingsim(imports: typer.Typer) -> None:
+    """Add the command."""
+    imports.command("llmservingsim", epilog=IMPORT_LLMSERVINGSIM_EPILOG)(llmservingsim)
+
+
+def llmservingsim(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Its profiler/perf (or perf_models), or a folder below it."),
+    ],
+    output: Output = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, where the folder has several or names none.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset or config.json of the profiled model, where the folders name no preset's."),
+    ] = None,
+    dtype: Dtype = "bf16",
+    written: TableFormat = "parquet",
+    overwrite: Overwrite = False,
+) -> None:
+    """Convert profiles that LLMServingSim measured."""
+    from fastroof.load.llmservingsim import convert_llmservingsim
+
+    source = convert_llmservingsim(
+        folder,
+        output,
+        gpu=gpu,
+        model=model,
+        dtype=dtype,
+        format=table_format(written),
+        overwrite=overwrite,
+    )
+    print_source(source)
+
+
+IMPORT_VIDUR_EPILOG: Final = """\b
+Example:
+  fastroof tables import vidur vidur/data/profiling --gpu a100 --topology a100_dgx -o my_tables
+  fastroof lookup gemm --m 64 --n 6144 --k 4096 --tables my_tables/a100
+"""
+
+
+def register_import_vidur(imports: typer.Typer) -> None:
+    """Add the command."""
+    imports.command("vidur", epilog=IMPORT_VIDUR_EPILOG)(vidur)
+
+
+def vidur(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Vidur's data/profiling, or a folder below it.")
+    ],
+    output: Output = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, where the folder has several or names none.")
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="Folder of network whose all-reduces are meant: a100_dgx.")
+    ] = None,
+    dtype: Dtype = "bf16",
+    written: TableFormat = "parquet",
+    overwrite: Overwrite = False,
+) -> None:
+    """Convert profiles that Vidur measured."""
+    from fastroof.load.vidur import convert_vidur
+
+    source = convert_vidur(
+        folder,
+        output,
+        gpu=gpu,
+        topology=topology,
+        dtype=dtype,
+        format=table_format(written),
+        overwrite=overwrite,
+    )
+    print_source(source)

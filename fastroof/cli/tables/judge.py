@@ -1,0 +1,411 @@
+"""``fastroof tables campaigns``: what the sources of a GPU say of each other, as errors that answers have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.named_plans import DEFAULT_GPU, table_sets, tables_of
+from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.errors import LookupInputError, TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastroof.load.compare import Comparison
+    from fastroof.tables import Tables
+    from fastroof.tables.coverage import SurveyRow
+    from fastroof.uncertainty.campaign import CampaignFigure
+
+
+EPILOG: Final = """\b
+error: so many relative standard errors around one source's values hold 80 % of the other's; common: the part
+that all calls of a step share. same: kernels of one library in both sources; any, or two engines: what each
+runs. long: at least 4 times the least latency of the family. Rows of families that tests find unsound are
+left out. An empty GPU or family: pooled.
+
+\b
+JSON: made_from, and figures: objects [operator, family, gpu, kernels, length, scale, common, pairs, points].
+"""
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("campaigns", epilog=EPILOG, short_help="Estimate what campaigns differ by.")(campaigns)
+
+
+def campaigns(
+    sets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SET]...",
+            help="GPU/SOURCE, folders, or package:GPU/BACKEND/VERSION.  [default: all of the package]",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write them as TOML, as the shipped ones are.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate from common points what campaigns on one GPU differ by."""
+    from fastroof._version import __version__
+    from fastroof.atomic_files import write_whole
+    from fastroof.load.aiconfigurator import SYSTEMS, available
+    from fastroof.load.write import toml_text
+    from fastroof.uncertainty.campaign import pooled_figures
+
+    words = sets or [f"package:{SYSTEMS[s]}/{backend}/{version}" for s, backend, version in available()]
+    figures = pooled_figures(_pairs(words))
+    rows: list[dict[str, Any]] = [
+        one._asdict() | {"scale": round(one.scale, 4), "common": round(one.common, 4)} for one in figures
+    ]
+    document = {"made_from": {"fastroof": __version__, "sets": words}, "figures": rows}
+    if output is not None:
+        write_whole(output, toml_text(document))
+    if as_json:
+        print_json(document)
+        return
+    text = [
+        (*one[:5], percent(one.scale), percent(one.common), f"{one.pairs}", f"{one.points:,}")
+        for one in figures
+    ]
+    columns = ("operator", "family", "gpu", "kernels", "length", "error", "common", "pairs", "points")
+    print_table(columns, text, left=columns[:5])
+
+
+def _pairs(words: list[str]) -> list[CampaignFigure]:
+    """Compare all sources of each GPU, one GPU after another."""
+    from fastroof.load.compare import compare_sources
+    from fastroof.load.listing import PACKAGE_PREFIX, load_named
+    from fastroof.operators.registry import OPERATORS
+
+    by_gpu: dict[str, list[str]] = {}
+    for word in words:
+        is_there = word.startswith(PACKAGE_PREFIX)
+        gpu = word.removeprefix(PACKAGE_PREFIX).partition("/")[0] if is_there else load_named(word).gpu
+        by_gpu.setdefault(gpu, []).append(word)
+    pairs: list[CampaignFigure] = []
+    for gpu, named in by_gpu.items():
+        typer.echo(f"comparing {len(named)} sources of {gpu}", err=True)
+        loaded = [load_named(word) for word in named]
+        for operator in OPERATORS.values():
+            tables = [one.tables[operator.name] for one in loaded if operator.name in one.tables]
+            if len(tables) > 1 and operator.axes:
+                pairs += compare_sources(operator.name, loaded[0].gpu, tables)
+    return pairs
+
+
+HOLDOUT_EPILOG: Final = """\b
+Errors are absolute, relative to the measured latency; bias is their signed mean. inside: every corner
+around the point was kept and measured; outside: the rest.
+
+\b
+JSON: a list with one object a grid, method and region: operator, grid, method, region, points, mape,
+median, p90, p99, bias, all errors as fractions; with --coverage one a grid and region: operator, grid,
+region, points, level_50, level_80, level_90, level_95 (shares of the points in intervals that claim so much),
+lowest_80, highest_80 (over four draws), quartiles_80 (from small to large errors claimed), median_error.
+"""
+
+
+def register_holdout(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("holdout", epilog=HOLDOUT_EPILOG)(holdout)
+
+
+def holdout(
+    where: Annotated[
+        str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one where a folder holds several.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
+    operator: Annotated[list[str] | None, typer.Option(help="Judge only this operator; repeatable.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Judge only this method; repeatable.")] = None,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Judge the errors that lookups claim, not the lookups.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --coverage: a picture, .png or .svg.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge lookups on left-out points."""
+    if coverage and method:
+        raise LookupInputError("--coverage judges the roofline lookup: it takes no --method")
+    if output is not None and not coverage:
+        raise LookupInputError("--output draws what --coverage finds: pass both")
+    if output is not None:
+        from fastroof.report import check_picture
+
+        check_picture(output)
+    tables = tables_of(gpu or DEFAULT_GPU, None, source) if where is None else tables_of(where, gpu, source)
+    options: dict[str, Any] = {}
+    if operator:
+        options["operators"] = operator
+    if method:
+        options["methods"] = method
+    if not as_json:
+        options["progress"] = lambda words: typer.echo(f"holding out: {words}", err=True)
+    if coverage:
+        _coverage(tables, options, output, as_json=as_json)
+        return
+    rows = tables.holdout(**options)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+        return
+    errors = ("mape", "median", "p90", "p99", "bias")
+    text = [
+        (
+            row.operator,
+            row.grid,
+            row.method,
+            row.region,
+            f"{row.points:,}",
+            *(f"{getattr(row, name) * 100.0:.1f} %" for name in errors),
+        )
+        for row in rows
+    ]
+    columns = ("operator", "grid", "method", "region", "points", "MAPE", "median", "p90", "p99", "bias")
+    print_table(columns, text, left=("operator", "grid", "method", "region"))
+
+
+def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
+    from fastroof.tables.coverage import run_coverage
+
+    rows = run_coverage(tables, **options)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    else:
+        text = [
+            (
+                row.operator,
+                row.grid,
+                row.region,
+                f"{row.points:,}",
+                *(f"{s * 100.0:.0f} %" for s in (row.level_50, row.level_80, row.level_90, row.level_95)),
+                f"{row.lowest_80 * 100.0:.0f} to {row.highest_80 * 100.0:.0f}",
+                " ".join(f"{s * 100.0:.0f}" for s in row.quartiles_80),
+                f"{row.median_error * 100.0:.1f} %",
+            )
+            for row in rows
+        ]
+        columns = (
+            "operator", "grid", "region", "points", "50 %", "80 %", "90 %", "95 %", "80 %, draws",
+            "80 %, quartiles", "error",
+        )  # fmt: skip
+        print_table(columns, text, left=("operator", "grid", "region", "80 %, draws", "80 %, quartiles"))
+    if output is not None:
+        from fastroof.report import save_figure
+        from fastroof.report.serving import draw_coverage
+
+        figure = draw_coverage(rows, source=", ".join(sorted(set(tables.sources.values()))))
+        typer.echo(f"wrote {save_figure(figure, output)}", err=as_json)
+
+
+SETS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION of aiconfigurator-core"
+
+DIFF_EPILOG: Final = """\b
+Example:
+  fastroof tables diff package:h100/vllm/0.24.0 package:h100/sglang/0.5.14 --operator gemm
+
+\b
+Ratios are latency of B / latency of A; rms is of their logarithm. Flagged: a median beyond 1.5 either way
+over at least 8 points. A region holds sizes within a factor of 8.
+
+\b
+JSON: a, b, families and regions: objects [operator, family, region, points, only_a, only_b, median, rms,
+p10, p90, is_flagged].
+"""
+
+
+def register_diff(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("diff", epilog=DIFF_EPILOG, short_help="Compare two campaigns at common points.")(diff)
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=f"The one set: {SETS}.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other set.")],
+    operator: Annotated[list[str] | None, typer.Option(help="Compare only this one; repeatable.")] = None,
+    regions: Annotated[
+        bool, typer.Option("--regions", help="A line for every region, not only flagged ones.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the same kernels of two engines or two versions."""
+    from fastroof.load.compare import diff_tables
+    from fastroof.load.listing import load_named
+
+    difference = diff_tables(load_named(a), load_named(b), names=(a, b), operators=operator)
+    if as_json:
+        print_json(difference.as_dict())
+        return
+    console().print(f"A: {difference.a}\nB: {difference.b}", soft_wrap=True)
+    heads = ("operator", "family", "common", "only A", "only B", "median", "rms", "p10", "p90", "flag")
+    print_table(heads, [_row(d) for d in difference.families], left=("operator", "family"))
+    shown = [d for d in difference.regions if regions or d.is_flagged]
+    if shown:
+        console().print()
+        regional = ("operator", "family", "region", "common", *heads[5:])
+        rows = [(*_row(d)[:2], _words(d.region), *_row(d)[2:3], *_row(d)[5:]) for d in shown]
+        print_table(regional, rows, left=regional[:3])
+    families, in_regions = (
+        f"{sum(d.is_flagged for d in part)} of {len(part)}"
+        for part in (difference.families, difference.regions)
+    )
+    console().print(f"flagged: {families} families, {in_regions} regions", soft_wrap=True)
+
+
+def _row(d: Comparison) -> tuple[str, ...]:
+    ratios = tuple("" if value is None else f"{value:.3f}" for value in (d.median, d.rms, d.p10, d.p90))
+    counts = (f"{d.points:,}", f"{d.only_a:,}", f"{d.only_b:,}")
+    return (d.operator, " ".join(d.family.values()), *counts, *ratios, "flag" if d.is_flagged else "")
+
+
+def _words(region: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {band}" for name, band in region.items())
+
+
+SURVEY_EPILOG: Final = """\b
+inside, outside: mean absolute error of hidden points, every second value of each axis kept. same 80 %: share
+of other sources' values in its 80 % intervals where both ran one library's kernels; any 80 %: of all common
+points, as answers for the other's engine.
+
+\b
+JSON: a list with one object a source and operator: gpu, engine, source, operator, rows, mape_inside,
+mape_outside, hidden, same_80, same_points, any_80, any_points (fractions; null without points), unsound
+(rows of families that tests find unsound).
+"""
+
+HEADS: Final = (
+    "gpu", "engine", "source", "operator", "rows", "inside", "outside", "same 80 %", "points", "any 80 %",
+    "points", "unsound",
+)  # fmt: skip
+
+
+def register_survey(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("survey", epilog=SURVEY_EPILOG, short_help="Judge every source of some GPUs.")(survey)
+
+
+def survey(
+    where: Annotated[list[str], typer.Argument(metavar="GPU|PATH...", help="GPUs' names or folders.")],
+    operator: Annotated[list[str] | None, typer.Option(help="Judge only this one; repeatable.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge every source: rows, hold-out errors, intervals against other campaigns."""
+    from fastroof.tables.coverage import run_survey
+
+    rows: list[SurveyRow] = []
+    for name in where:
+        tables = tables_of(name)
+        rows += run_survey(tables, operators=operator, progress=lambda words: typer.echo(words, err=True))
+    if as_json:
+        print_json([row._asdict() for row in rows])
+        return
+    text = [_cells(row) for row in rows]
+    if markdown:
+        for cells in (HEADS, ("---",) * len(HEADS), *text):
+            typer.echo(f"| {' | '.join(cells)} |")
+        return
+    print_table(HEADS, text, left=HEADS[:4])
+
+
+def _cells(row: SurveyRow) -> tuple[str, ...]:
+    def share(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value * 100.0:.{digits}f} %"
+
+    return (
+        row.gpu,
+        row.engine,
+        row.source,
+        row.operator,
+        f"{row.rows:,}",
+        share(row.mape_inside, 1),
+        share(row.mape_outside, 1),
+        share(row.same_80, 0),
+        f"{row.same_points:,}",
+        share(row.any_80, 0),
+        f"{row.any_points:,}",
+        f"{row.unsound:,}",
+    )
+
+
+FLAG_EPILOG: Final = """\b
+A kernel of a flagged family is served from another source that has it sound, and no answer out of one claims
+a small error. Flags by hand (of other tests) are kept; no row is changed.
+
+\b
+JSON: a list with one object a family: source, operator, keys, test, reason, ratio, excess_us, serves, rows.
+"""
+
+
+def register_flag(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("flag", epilog=FLAG_EPILOG, short_help="Flag families of rows that no kernel took.")(flag)
+
+
+def flag(
+    where: Annotated[
+        list[str],
+        typer.Argument(metavar="GPU|PATH...", help="GPUs' names or folders, whose sources are flagged."),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be flagged; write nothing.")
+    ] = False,
+    modules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Flag nothing; write which modules take longer than their parts."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write into each source's provenance.toml which families of its rows tests find wrong."""
+    if modules is not None:
+        _write_modules(where, modules)
+        return
+    said = [one for name in where for one in _flagged(name, dry_run=dry_run)]
+    if as_json:
+        print_json(said)
+        return
+    for one in said:
+        keys = " ".join(f"{name} {list(cells)}" for name, cells in one["keys"].items())
+        typer.echo(f"{one['source']} {one['operator']} {keys}: {one['test']}: {one['reason']}")
+    typer.echo(f"{len(said)} families {'would be flagged' if dry_run else 'flagged'}")
+
+
+def _flagged(where: str, *, dry_run: bool) -> list[dict[str, Any]]:
+    from fastroof.load.family_checks import flag_source, siblings_of
+    from fastroof.load.own import unsound_families
+
+    sets = table_sets(where)
+    if any(one.source is None for one in sets):
+        raise TableError(f"{where} has no provenance.toml to write into; import the tree first")
+    loaded = [one.load() for one in sets]
+    said: list[dict[str, Any]] = []
+    for measured in loaded:
+        provenance = flag_source(measured, siblings_of(measured, loaded), dry_run=dry_run)
+        for operator, table in measured.tables.items():
+            place = {"source": table.source, "operator": operator}
+            said += [{**place, **family.as_dict()} for family in unsound_families(provenance, operator)]
+    return said
+
+
+def _write_modules(where: list[str], file: Path) -> None:
+    """Write the list that ships, fastroof/load/known_unsound.toml."""
+    from fastroof.atomic_files import write_whole
+    from fastroof.load.write import toml_text
+    from fastroof.tables.module_check import MODULE, module_families
+
+    rows = []
+    for name in where:
+        tables = tables_of(name)
+        for source, families in module_families(tables).items():
+            place = {"gpu": tables.gpu.name, "source": source, "operator": MODULE}
+            rows += [{**place, **family.as_dict()} for family in families]
+    write_whole(file, toml_text({"families": rows}))
+    typer.echo(f"wrote {file}: {len(rows)} families")

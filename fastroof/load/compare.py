@@ -1,0 +1,262 @@
+"""Sources of one GPU against each other: the figures of :mod:`fastroof.uncertainty.campaign`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Longs
+from fastroof.columns import KERNEL, LATENCY
+from fastroof.errors import TableError
+from fastroof.load.families import (
+    Columns,
+    PairedPoints,
+    band_words,
+    bands,
+    codes_of,
+    families_of,
+    paired_points,
+    region_sizes,
+    rows_of_family,
+    split_rows,
+    wanted_operators,
+)
+from fastroof.load.family_checks import find_unsound
+from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.own import UnsoundFamily
+from fastroof.operators.registry import OPERATORS
+from fastroof.uncertainty.campaign import LONG, CampaignFigure, common_scale, engine_pair, scale_of
+
+FEWEST_POINTS: Final = 40
+
+COPIED: Final = 0.3
+"""A pair of which so many points are equal to the last bit is one campaign twice."""
+
+FAMILY_WORDS: Final = ("dtype", "kv_dtype", "mode", "kind")
+"""Of a kernel's words those that campaigns are told apart by; the others name the work, or are too many."""
+
+LIBRARIES: Final = (
+    (r"situ_as_silu", ""),
+    (r"marlin", "marlin"),
+    (r"flashinfer_trtllm|trtllm_?mha|trtllmdecode|trtllmprefill", "trtllm-gen"),
+    (r"fa2$|flash_attn_2", "flash-attention 2"),
+    (r"fa3$|attention_v3", "flash-attention 3"),
+    (r"fa4$|attention_v4", "flash-attention 4"),
+    (r"fused_moe_triton$|_tritonexperts$", "fused_moe"),
+    (r"deepgemm", "deepgemm"),
+    (r"flashinfer_cutlass|torch_flow_cutlass", "cutlass"),
+    (r"fidecode|fiprefill|^flashinfer$|_flashinfer$", "flashinfer"),
+)
+"""Words in a kernel's name and the library that it is of; an empty one is nobody else's. Attention written in
+Triton and the custom all-reduces are each engine's own: they began as one and are up to 1.6 times apart."""
+
+LINEAR: Final = ("gemm", "bf16", "cublas")
+"""bf16 GEMMs are torch's linear in all three engines, whatever their tables call it."""
+
+
+def campaign_family(operator: str, words: Mapping[str, str]) -> str:
+    """Name a kernel's family as campaigns are compared by."""
+    text = [c.name for c in OPERATORS[operator].keys if c.name in FAMILY_WORDS]
+    return " ".join(str(words[name]) for name in text)
+
+
+def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) -> Iterator[CampaignFigure]:
+    """Compare every two sources of an operator, where both are sound."""
+    sound = [(one, sound_rows(one, [t for t in tables if t is not one])) for one in tables]
+    for (one, is_sound), (other, is_sound_there) in itertools.combinations(sound, 2):
+        a, b = _some(one, is_sound), _some(other, is_sound_there)
+        if not a.num_rows or not b.num_rows:
+            continue
+        for family, points in same_kernels(a, b):
+            for kernels, some in points.items():
+                yield from _figures(family, gpu, kernels, some)
+            if a.engine and b.engine and a.engine != b.engine and "any" in points:
+                yield from _figures(family, gpu, engine_pair(a.engine, b.engine), points["any"])
+
+
+def _figures(family: str, gpu: str, kernels: str, points: PairedPoints) -> Iterator[CampaignFigure]:
+    if is_copy(points):
+        return
+    between_us = np.sqrt(points.a_us * points.b_us)
+    is_long = between_us >= LONG * between_us.min()
+    for length, part in (("short", ~is_long), ("long", is_long)):
+        some = points.some(part)
+        count = int(part.sum())
+        if count >= FEWEST_POINTS:
+            log_ratio = some.log_ratio
+            common = common_scale(log_ratio, _octaves(some))
+            scale = scale_of(log_ratio)
+            yield CampaignFigure(points.operator, family, gpu, kernels, length, scale, common, 1, count)
+
+
+def same_kernels(a: MeasuredTable, b: MeasuredTable) -> Iterator[tuple[str, dict[str, PairedPoints]]]:
+    """Pair two sources' points by family: all, and those that one library's kernels took in both."""
+    by_family: dict[str, list[dict[str, str]]] = {}
+    for words, _ in families_of(a.operator, a.columns):
+        by_family.setdefault(campaign_family(a.operator, words), []).append(words)
+    for family, members in by_family.items():
+        parts: dict[str, list[PairedPoints]] = {}
+        for words in members:
+            one, other = rows_of_family(a, words), rows_of_family(b, words)
+            if one is None or other is None:
+                continue
+            of_one, of_other = _libraries(a, family, one), _libraries(b, family, other)
+            for library in sorted(set(of_one)):
+                left = _rows(one, of_one == library)
+                for kernels, keep in (("same", of_other == library), ("any", np.full(len(of_other), True))):
+                    if keep.any():
+                        points = paired_points(a.operator, left, _rows(other, keep)).common()
+                        parts.setdefault(kernels, []).append(points)
+        joined = {kernels: _joined(points) for kernels, points in parts.items()}
+        yield family, {kernels: points for kernels, points in joined.items() if len(points.a_us)}
+
+
+def _libraries(table: MeasuredTable, family: str, columns: Columns) -> Array:
+    """Library of each row's kernel; the source's own name where it is nobody else's."""
+    if (table.operator, family) == LINEAR[:2]:
+        return np.full(len(columns[LATENCY.name]), LINEAR[2], object)
+    words = columns.get(KERNEL.name)
+    own = f"{table.engine or table.source} "
+    if words is None:
+        return np.full(len(columns[LATENCY.name]), own, object)
+    named = {word: _library(str(word)) or own + str(word) for word in set(words.tolist())}
+    return np.array([named[word] for word in words.tolist()], object)
+
+
+def _library(kernel: str) -> str:
+    found = (name for pattern, name in LIBRARIES if re.search(pattern, kernel, re.IGNORECASE))
+    return next(found, "")
+
+
+def is_copy(points: PairedPoints) -> bool:
+    """Whether two sources have one campaign's rows: NCCL's of several engines, a file that stands in."""
+    return bool(np.mean(points.log_ratio == 0.0) > COPIED)
+
+
+def sound_rows(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> Bools:
+    """Rows of a table that are in no family that a test finds unsound."""
+    keep = np.full(table.num_rows, True)
+    found: tuple[UnsoundFamily, ...] = find_unsound(table, siblings)
+    for family in found:
+        if not family.serves:
+            keep &= ~family.holds(table.columns)
+    return keep
+
+
+def _some(table: MeasuredTable, keep: Bools) -> MeasuredTable:
+    return MeasuredTable(
+        table.operator, _rows(table.columns, keep), table.source, provenance=table.provenance
+    )
+
+
+def _rows(columns: Columns, keep: Bools) -> dict[str, Array]:
+    return {name: values[keep] for name, values in columns.items()}
+
+
+def _joined(parts: list[PairedPoints]) -> PairedPoints:
+    columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+    a_us, b_us = (np.concatenate([getattr(p, side) for p in parts]) for side in ("a_us", "b_us"))
+    return PairedPoints(parts[0].operator, columns, a_us, b_us)
+
+
+def _octaves(points: PairedPoints) -> Longs:
+    """Octave of each point's first size: of tokens, batch or message."""
+    sizes = next(iter(region_sizes(points.operator, points.columns).values()))
+    return np.asarray(np.floor(np.log2(sizes)), np.int64)
+
+
+FAR_APART: Final = 1.5
+"""Two campaigns whose median ratio is beyond this did not measure one kernel."""
+
+TABLE_DIFF_FEWEST_POINTS: Final = 8
+"""A family or region of fewer points is no family."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two tables compare over a family, or over one region of its shapes."""
+
+    operator: str
+    family: Mapping[str, str]
+    region: Mapping[str, str]
+    points: int
+    only_a: int
+    only_b: int
+    median: float | None
+    rms: float | None
+    p10: float | None
+    p90: float | None
+    is_flagged: bool
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """What :func:`diff_tables` returns."""
+
+    a: str
+    b: str
+    families: tuple[Comparison, ...]
+    regions: tuple[Comparison, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values that JSON can hold."""
+        return asdict(self)
+
+
+def diff_tables(
+    a: MeasuredTables,
+    b: MeasuredTables,
+    names: tuple[str, str] = ("A", "B"),
+    operators: Sequence[str] | None = None,
+) -> TableDiff:
+    """Compare two table sets at the points that both have."""
+    wanted = wanted_operators(a, b, names, operators, TableError)
+    families: list[Comparison] = []
+    regions: list[Comparison] = []
+    for operator in wanted:
+        columns = (t.tables[operator].columns if operator in t.tables else None for t in (a, b))
+        for family, points in _families(paired_points(operator, *columns)):
+            families.append(_compared(points, family, {}))
+            regions += [_compared(part, family, sizes) for sizes, part in _regions(points.common())]
+    return TableDiff(*names, tuple(families), tuple(regions))
+
+
+def _families(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
+    for words, rows in families_of(points.operator, {**points.columns, LATENCY.name: points.a_us}):
+        yield words, points.some(rows)
+
+
+def _regions(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
+    if not len(points.a_us):
+        return
+    band = {name: bands(sizes) for name, sizes in region_sizes(points.operator, points.columns).items()}
+    for rows in split_rows(codes_of(band.values())):
+        yield {name: band_words(int(of[rows[0]])) for name, of in band.items()}, points.some(rows)
+
+
+def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[str, str]) -> Comparison:
+    log_ratio = points.common().log_ratio
+    count = len(log_ratio)
+    p10, median, p90 = (
+        np.exp(np.quantile(log_ratio, (0.1, 0.5, 0.9))).tolist() if count else (None, None, None)
+    )
+    return Comparison(
+        operator=points.operator,
+        family=family,
+        region=region,
+        points=count,
+        only_a=int(np.isnan(points.b_us).sum()),
+        only_b=int(np.isnan(points.a_us).sum()),
+        median=median,
+        rms=float(np.sqrt(np.mean(log_ratio**2))) if count else None,
+        p10=p10,
+        p90=p90,
+        is_flagged=median is not None
+        and count >= TABLE_DIFF_FEWEST_POINTS
+        and max(median, 1.0 / median) > FAR_APART,
+    )

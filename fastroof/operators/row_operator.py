@@ -1,0 +1,228 @@
+"""Operators whose time depends on a number of rows alone, as plans use them: tokens, or sequences.
+
+A plan holds calls (:mod:`fastroof.operators.calls`): an operator with its shape on one GPU. What a call
+costs, from measured tables or from a datasheet, and how good that is, its operator says.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Flags, Floats
+from fastroof.columns import ORIGIN, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.operator import Answers, Columns, DatasheetClass, Key, Operator, unit_us
+from fastroof.pack import SIZE_LIMIT, PackedCurve, pack_curve
+from fastroof.uncertainty.leave_one_out import (
+    LocalErrors,
+    MeasuredGrid,
+    calibrated_errors,
+    calibration_factor,
+    measured_grid,
+    relative_variance,
+)
+from fastroof.units import US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
+
+
+class RowCost(NamedTuple):
+    """FLOPs and bytes of one call of an operator: linear in its rows."""
+
+    flops_per_row: float
+    bytes_per_row: float
+    fixed_bytes: float
+    dtype: str
+
+
+class RowNodes(NamedTuple):
+    """A call's latency against its rows, piecewise linear."""
+
+    axis: Floats
+    value: Floats
+    flag: Flags
+    launch_us: float
+
+
+class CurveOptions(NamedTuple):
+    """How measured tables are read for a plan."""
+
+    method: str = "roofline"
+    gemm_smoothing: str = "none"
+    fp8_scales: str = "dynamic"
+
+
+class PerRowOperator(Operator):
+    """An operator that plans call over rows."""
+
+    datasheet_error: ClassVar[float | None] = None
+
+    @abstractmethod
+    def row_cost(self, call: Any) -> RowCost:
+        """FLOPs and compulsory bytes of one call, a row and fixed."""
+
+    def row_work(self, call: Any, rows: Floats) -> tuple[Floats, Floats]:
+        """FLOPs and compulsory bytes of one call at numbers of rows."""
+        cost = self.row_cost(call)
+        return cost.flops_per_row * rows, cost.fixed_bytes + cost.bytes_per_row * rows
+
+    @abstractmethod
+    def row_key(self, call: Any) -> Key:
+        """What a call's latency depends on: not its role, nor how often it runs."""
+
+    @abstractmethod
+    def serving(self, call: Any, tables: Tables) -> MeasuredTable | None:
+        """The measured table that a call's latencies come from; None where a datasheet serves."""
+
+    def has_every_row(self, call: Any, tables: Tables, options: CurveOptions) -> bool:
+        """Whether :meth:`row_nodes` are all rows up to the last: no few of them are piecewise linear."""
+        return options.method != "roofline"
+
+    @abstractmethod
+    def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Latency of a call against its rows, from measured tables."""
+
+    @abstractmethod
+    def row_variance(self, call: Any, tables: Tables, rows: Floats) -> Floats | None:
+        """Squared relative standard error of a call at numbers of rows."""
+
+    def table_points(self, call: Any, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """The kernel that a call is looked up as, and its sizes at numbers of rows; None without a lookup."""
+        return None
+
+    def shared_error(self, tables: Tables) -> float | None:
+        """Relative standard error that all calls of the operator share; None where nothing tells it."""
+        return None
+
+    @abstractmethod
+    def row_datasheet(self, call: Any) -> DatasheetClass:
+        """What the datasheet model assumes of a call."""
+
+    def datasheet_nodes(self, call: Any, gpu: GpuSpec) -> RowNodes:
+        """Latency of a call against its rows, from a datasheet."""
+        cost, assumed = self.row_cost(call), self.row_datasheet(call)
+        bytes_per_s = gpu.nvlink_bytes_per_s if self.over_link else gpu.hbm_bytes_per_s
+        flops_slope = cost.flops_per_row / gpu.peak(cost.dtype) * US_PER_S
+        bytes_slope, fixed = (b / bytes_per_s * US_PER_S for b in (cost.bytes_per_row, cost.fixed_bytes))
+        kink = [fixed / (flops_slope - bytes_slope)] if fixed and flops_slope > bytes_slope else []
+        axis = np.array([0.0, *kink, SIZE_LIMIT])
+        bound = np.maximum(flops_slope * axis, fixed + bytes_slope * axis)
+        flag = np.full(len(axis), ORIGIN_MODELLED, np.uint8)
+        return RowNodes(axis, assumed.launch_us + bound / assumed.efficiency, flag, assumed.launch_us)
+
+    def looked_up_nodes(
+        self, tables: Tables, method: str, max_rows: int, sizes: dict[str, Any], launch_us: float
+    ) -> RowNodes:
+        """Nodes at every number of rows, where few would not be piecewise linear in the rows."""
+        lookup = tables.lookup(self.name, method=method, **sizes)
+        axis = np.r_[0.0, np.arange(1, max_rows + 1), SIZE_LIMIT]
+        at = np.r_[0, :max_rows, max_rows - 1]
+        return RowNodes(axis, lookup.latency_us[at], lookup.origin[at], launch_us)
+
+
+class PackedSizes(NamedTuple):
+    """One kernel's curve."""
+
+    curve: PackedCurve
+    sizes: Floats
+    coordinate: Callable[[Floats], Floats]
+
+
+def _itself(sizes: Floats) -> Floats:
+    return sizes
+
+
+class SizedOperator(Operator):
+    """An operator with one axis."""
+
+    is_linear: ClassVar[bool] = False
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """B at sizes, us; ``launch_us`` is the smallest latency of the kernel."""
+        raise self._no_lookups()
+
+    def flops_per_unit(self, key: Key) -> float:
+        """FLOPs of one unit of the size; NaN where it computes nothing."""
+        return math.nan
+
+    def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedSizes:
+        """One kernel's curve; beyond its ends latency / B is held."""
+        sizes = rows[self.axes[0].name].astype(np.float64)
+        latency_us = rows["latency_us"]
+        bound_us = self.roofline(key, gpu, float(latency_us.min()))
+        if self.is_linear:
+            curve = pack_curve(sizes, latency_us, bound_us, rows.get(ORIGIN))
+            return PackedSizes(curve, curve.axis[1:-1], _itself)
+        curve = pack_curve(bound_us(sizes), latency_us, _itself, rows.get(ORIGIN))
+        return PackedSizes(curve, np.unique(sizes), bound_us)
+
+    def packed(self, tables: Tables, key: Key) -> PackedSizes:
+        """One kernel's curve."""
+        return tables.packed(self, key)
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look one kernel up; methods other than roofline keep size / latency, as MFU is for a curve."""
+        from fastroof.compiled import points
+        from fastroof.compiled.guides import curve_latency_us
+
+        (size,) = sizes
+        out, mfu, origin = answers
+        packed = self.packed(tables, key)
+        curve_latency_us(packed.curve, packed.coordinate(size), out, origin)
+        if method != "roofline":
+            _keep_rate(packed, method, size, out, origin)
+        work = self.flops_per_unit(key)
+        if math.isnan(work):
+            mfu.fill(math.nan)
+        else:
+            points.curve_mfu(size, unit_us(tables.gpu, key[0], work), out, mfu)
+
+    def _measured_grid(self, tables: Tables, key: Key) -> MeasuredGrid:
+        rows = tables.rows(self, key)
+        latency_us = rows["latency_us"]
+        bound_us = self.roofline(key, tables.gpu, float(latency_us.min()))
+        sizes = (rows[self.axes[0].name].astype(np.float64),)
+        return measured_grid(sizes, latency_us, bound_us, is_spike=rows[ORIGIN] != ORIGIN_MEASURED)
+
+    def local_errors(self, tables: Tables, key: Key) -> LocalErrors:
+        """Local errors of one kernel, calibrated over those with the first and the last key in common."""
+
+        def factor() -> float:
+            alike = [k for k in tables.groups(self.name) if k[0] == key[0] and k[-1] == key[-1]]
+            return calibration_factor(self._measured_grid(tables, k) for k in alike)
+
+        def errors() -> LocalErrors:
+            shared = tables.kept(("calibration", self.name, key[0], key[-1]), factor)
+            return calibrated_errors(self._measured_grid(tables, key), shared)
+
+        return tables.kept(("local errors", self.name, key), errors)
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency."""
+        return np.sqrt(relative_variance(self.local_errors(tables, key), sizes))
+
+
+def _keep_rate(packed: PackedSizes, method: str, sizes: Floats, out: Floats, origin: Flags) -> None:
+    """Replace what was not measured by size / rate, the rate of a measured size or between two."""
+    nodes = packed.sizes
+    rate = nodes / packed.curve.value[1:-1]
+    if method == "linear_mfu":
+        other = sizes / np.interp(sizes, nodes, rate)
+    else:
+        last = len(nodes) - 1
+        node = np.clip(np.searchsorted(nodes, sizes, side="right") - 1, 0, last)
+        if method == "nearest":
+            above = np.minimum(node + 1, last)
+            # further than the geometric mean of its neighbours; a tie goes to the smaller one
+            beyond = sizes * sizes > nodes[node] * nodes[above]
+            node = np.where(beyond & (sizes >= nodes[0]), above, node)
+        other = sizes / rate[node]
+        origin[origin != ORIGIN_MEASURED] = ORIGIN_EXTRAPOLATED
+    np.copyto(out, other, where=origin != ORIGIN_MEASURED)

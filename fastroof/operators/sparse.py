@@ -1,0 +1,421 @@
+"""Attention blocks of sparse attention with an indexer (DSA), measured as one: DeepSeek-V3.2, GLM-5.
+
+An indexer scores every token for every query, in fp8, and attention goes over the 2048 best: its cost grows
+with kv_len without end, that of attention up to there. SGLang's prompts attend to all tokens of sequences
+that are no longer, by another kernel and without scores: lookups do not interpolate between the two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Floats
+from fastroof.columns import Column
+from fastroof.operators.attention_work import BATCH, PrefixUs, prefix_within
+from fastroof.operators.compressed import compressed_model_names
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    measured_us,
+    size_columns,
+    text_columns,
+)
+from fastroof.operators.mla import (
+    MODULE_COLUMNS,
+    NUM_HEADS,
+    LatentModule,
+    attended,
+    causal_pairs,
+    decodes,
+    model_names,
+    module_bytes,
+    module_rows,
+    projections,
+    prompts,
+    shapes_of,
+    unknown_models,
+)
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, by_word, element_bytes
+from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
+from fastroof.operators.widths import COMPRESSED_SHAPES, ENTRY, INDEX_DIM, INDEX_HEADS, LATENT_SHAPES, WINDOW
+from fastroof.pack.ragged import RaggedTable, Segment
+from fastroof.units import ACTIVATION_BYTES
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+
+ROUNDS: Final = 20
+"""Of reweighting, by which least squares of shares become least absolute shares."""
+
+NEGLIGIBLE: Final = 0.02
+"""A share of a latency below which errors count alike."""
+
+
+def sparse_prefix_us(operator: RaggedPrefill, tables: Tables, key: Key, window: int) -> PrefixUs:
+    """Price of a prefix: fitted where prompts after long ones were measured, else B's times latency / B."""
+    lender = operator.step_kernels(tables, key)[0].key
+    own, lent = (operator.prefix_prices(one, tables.gpu, window) for one in (key, lender))
+    fitted = tables.kept(
+        ("fitted prefix", operator.name, lender, window),
+        lambda: fitted_price(tables.packed(operator, lender), lent, window),
+    )
+    if fitted is None:
+        return own.times(operator.prefix_ratio(tables, key))
+    return PrefixUs(*(us * (a / b if b > 0.0 else 1.0) for us, a, b in zip(fitted, own, lent, strict=True)))
+
+
+def fitted_price(table: RaggedTable, least: PrefixUs, window: int) -> PrefixUs | None:
+    """Fit the four parts of a price to measured prompts after a prefix."""
+    batch, q_len, prefix = table.points()
+    if not window or prefix.max() <= window:
+        return None
+    fresh_us, origin = np.empty(len(batch)), np.zeros(len(batch), np.uint8)
+    table.latency((batch, q_len, np.zeros_like(prefix)), fresh_us, origin)
+    pairs, tokens = prefix_within(q_len, q_len + prefix, window)
+    parts = batch[:, None] * np.stack([q_len * prefix, prefix, pairs, tokens], axis=1)
+    some = prefix > 0.0
+    shares = parts[some] / table.latency_us[some, None]
+    paid = 1.0 - fresh_us[some] / table.latency_us[some]
+    bound = np.array(least)
+    return PrefixUs(*(bound + _least_absolute(shares, paid - shares @ bound)).tolist())
+
+
+def _least_absolute(parts: Floats, wanted: Floats) -> Floats:
+    """Weights of the parts, none negative, by which they come nearest to what is wanted."""
+    scale = np.sqrt((parts**2).mean(axis=0))
+    scale[scale == 0.0] = 1.0
+    parts = parts / scale
+    weights, found = np.ones(len(wanted)), np.zeros(parts.shape[1])
+    for _ in range(ROUNDS):
+        weighted = parts * weights[:, None]
+        found = _least_squares(weighted.T @ parts, weighted.T @ wanted)
+        weights = 1.0 / np.maximum(np.abs(parts @ found - wanted), NEGLIGIBLE)
+    return np.asarray(found / scale)
+
+
+def _least_squares(squares: Floats, products: Floats) -> Floats:
+    """Minimum of a quadratic over weights that are not negative: of every set of them that may be above 0."""
+    count = len(products)
+    best, least = np.zeros(count), 0.0
+    for size in range(1, count + 1):
+        for chosen in itertools.combinations(range(count), size):
+            some = list(chosen)
+            weights = np.linalg.lstsq(squares[np.ix_(some, some)], products[some], rcond=None)[0]
+            value = -float(products[some] @ weights)
+            if (weights >= 0.0).all() and value < least:
+                best, least = np.zeros(count), value
+                best[some] = weights
+    return best
+
+
+_COLUMNS: Final = (*MODULE_COLUMNS, *text_columns("model", "gemm_type"), *MEASURED)
+_SHARED: Final = "-shared-index"
+_INDEX_DTYPE: Final = "fp8"
+_DENSE_TOKENS: Final = 131_072
+"""SGLang attends in full to sequences of up to topk tokens, while all of them are no more than so many.
+
+All 50,621 rows of the H100 whose kernel is named for it are such, and no other row is."""
+
+
+def _shares_an_index(raw: Raw) -> Array:
+    """Rows of layers that attend to what another layer's indexer picked."""
+    kernel = raw["kernel_source"].astype(str)
+    skips = np.char.find(kernel, "skip_indexer") >= 0
+    indexes = (np.char.find(kernel, "indexer") >= 0) & ~skips
+    shares = skips.copy()
+    for model in set(raw["model"]):
+        rows = raw["model"] == model
+        if (rows & skips).sum() > (rows & indexes).sum():
+            shares |= rows & ~indexes
+    return shares
+
+
+def _package_rows(raw: Raw) -> ForeignRows:
+    model = model_names(raw["model"])
+    model = np.where(_shares_an_index(raw), model + _SHARED, model)
+    rows = module_rows(raw, model)
+    return ForeignRows(rows.columns, rows.left_out | unknown_models(model))
+
+
+def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
+    """The indexer's projections over some tokens, and its scores of some (query, token) pairs."""
+    shape = shapes_of(columns["model"])
+    hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
+    queries = np.where(pairs > 0.0, q_lora * heads * dim + hidden * heads, 0.0)
+    own = queries + hidden * dim
+    return [
+        WorkPart(np.asarray(2.0 * tokens * own), columns["dtype"]),
+        WorkPart(np.asarray(2.0 * heads * dim * pairs), _INDEX_DTYPE),
+    ]
+
+
+def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
+    """Its weights once, and one key a cached token in fp8."""
+    shape = shapes_of(columns["model"])
+    hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
+    weights = (q_lora * heads * dim + hidden * dim) * element_bytes(columns["dtype"])
+    return np.asarray(weights + cached * dim)
+
+
+_DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3.2"}
+
+
+def _latent_flops(columns: Columns, pairs: Floats) -> Floats:
+    shape = shapes_of(columns["model"])
+    widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
+    return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
+
+
+def _expanded_flops(columns: Columns, pairs: Floats) -> Floats:
+    shape = shapes_of(columns["model"])
+    widths = shape.nope_dim + shape.rope_dim + shape.v_dim
+    return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
+
+
+def _is_dense(columns: Columns) -> Array:
+    """Which rows are attended to in full: as their coordinates tell, or the kernel's name."""
+    if SEGMENT in columns:
+        return columns[SEGMENT]
+    if "kernel" in columns:
+        return np.asarray(np.char.find(columns["kernel"].astype(str), "_dense_") >= 0)
+    return np.asarray(False)
+
+
+class DsaPrefill(LatentModule, RaggedPrefill):
+    """A block of sparse attention over prompts or chunks."""
+
+    name = "dsa_prefill"
+    rank = 100
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"dsa_prefill": DatasheetClass(310.0, 0.42)}
+    summary = "A sparse attention block (DSA) over prompts."
+    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
+    axes = (
+        BATCH,
+        Column("q_len", "int", "tokens", "new tokens of each sequence"),
+        Column("kv_len", "int", "tokens", "tokens scored: prefix plus q_len"),
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
+    packed_words = ("kernel",)
+    holdouts = (HoldoutGrid("dsa_prefill", "every second", {}, {}),)
+    coverages = (HoldoutGrid("dsa_prefill", "all", {}, {}),)
+    package_files = (
+        PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),
+    )
+
+    def segment(self, key: Key, rows: Columns) -> Segment | None:
+        """Sequences that another kernel attends to in full, where the rows name one."""
+        topk = LATENT_SHAPES[key[3]].topk
+
+        def is_dense(batch: Floats, q_len: Floats, prefix: Floats) -> Array:
+            kv_len = q_len + prefix
+            return np.asarray((kv_len <= topk) & (batch * kv_len <= _DENSE_TOKENS))
+
+        dense = is_dense(rows["batch_size"], rows["q_len"], rows["kv_len"] - rows["q_len"])
+        kernels = rows.get("kernel", np.full(len(dense), ""))
+        return None if set(kernels[dense]) & set(kernels[~dense]) else is_dense
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, the indexer, and absorbed attention to what it picks; or expanded attention to all."""
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        tokens = batch * q_len
+        is_dense = _is_dense(columns)
+        all_pairs = batch * causal_pairs(q_len, kv_len)
+        picked = batch * causal_pairs(q_len, kv_len, shapes_of(columns["model"]).topk)
+        scored = np.where(is_dense, 0.0, all_pairs)
+        latent, expanded = _latent_flops(columns, picked), _expanded_flops(columns, all_pairs)
+        return [
+            *projections(columns, tokens, np.where(is_dense, batch * kv_len, 0.0)),
+            *_indexer(columns, tokens, scored),
+            WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
+        ]
+
+    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix, fitted where long ones were measured."""
+        return sparse_prefix_us(self, tables, key, window)
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, what of the cache all queries may pick and the indexer's keys once."""
+        return self._bytes(columns, np.asarray(columns["q_len"], np.float64))
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """The same where all queries of a sequence pick the same tokens."""
+        return self._bytes(columns, np.asarray(1.0))
+
+    def _bytes(self, columns: Columns, picking: Floats) -> Floats:
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        read = np.minimum(kv_len, picking * shapes_of(columns["model"]).topk)
+        own = module_bytes(columns, batch * q_len, batch * read)
+        return own + _indexer_bytes(columns, batch * kv_len)
+
+
+class DsaDecode(LatentModule):
+    """A block of sparse attention over one new token a sequence."""
+
+    name = "dsa_decode"
+    rank = 102
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"dsa_decode": DatasheetClass(37.0, 0.32)}
+    summary = "A DSA block, one new token a sequence."
+    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens scored, the new one included"))
+    defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
+    holdouts = (HoldoutGrid("dsa_decode", "every second", {}, {}),)
+    coverages = (HoldoutGrid("dsa_decode", "all", {}, {}),)
+    package_files = (
+        PackageFile("sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),
+    )
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, the indexer, and absorbed attention to what it picks."""
+        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        picked = batch * attended(kv_len, shapes_of(columns["model"]).topk)
+        return [
+            *projections(columns, batch),
+            *_indexer(columns, batch, batch * kv_len),
+            WorkPart(_latent_flops(columns, picked), columns["attn_dtype"]),
+        ]
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, the picked tokens of the cache and the indexer's keys."""
+        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        own = module_bytes(columns, batch, batch * attended(kv_len, shapes_of(columns["model"]).topk))
+        return own + _indexer_bytes(columns, batch * kv_len)
+
+
+MQA_LOGITS: Final = "mqa_logits"
+TOPK: Final = "topk"
+ATTENTION: Final = "attention"
+_NO_SCORES: Final = "none"
+_SCORE_BYTES: Final = 4
+
+_SPARSE_PARTS_COLUMNS: Final = (
+    *MODULE_COLUMNS,
+    *text_columns("model", "kernel_source"),
+    *size_columns("compress_ratio"),
+    # 0 where there are no more tokens than are picked: nothing runs
+    Column("latency", "float", "ms", "measured latency", 0),
+)
+_OPTIONAL: Final = (*text_columns("score_mode"), *size_columns("local_num_heads"), *RUN)
+
+
+def _convert(part: str) -> Any:
+    def convert(raw: Raw) -> ForeignRows:
+        model = compressed_model_names(model_names(raw["model"]))
+        rows = len(model)
+        # v1_flat: the kernel's version and the scores; flat, top_last: the scores
+        modes = raw.get("score_mode", np.full(rows, _NO_SCORES, object)).astype(str)
+        version, _, scores = np.char.rpartition(np.char.replace(modes, "top_last", "top-last"), "_").T
+        named = np.where(version == "", part, np.char.add(f"{part}_", version))
+        columns = {
+            "part": named.astype(object),
+            "model": model,
+            "scores": np.char.replace(scores, "top-last", "top_last").astype(object),
+            "compress_ratio": raw["compress_ratio"],
+            "num_heads": raw.get("local_num_heads", raw["num_heads"]),
+            "batch_size": raw["batch_size"],
+            "q_len": raw["isl"],
+            "kv_len": raw["isl"] + raw["step"],
+            **measured_us(raw),
+        }
+        known = {*COMPRESSED_SHAPES, *LATENT_SHAPES}
+        out = {f"model {m}": model == m for m in sorted(set(model)) if m not in known}
+        return ForeignRows(columns, out | {"nothing to pick, so nothing ran": raw["latency"] <= 0.0})
+
+    return convert
+
+
+def _topk(model: str) -> float:
+    shape: Any = COMPRESSED_SHAPES.get(model) or LATENT_SHAPES.get(model)
+    return float(shape.topk) if shape else np.nan
+
+
+def _index_width(model: str) -> float:
+    if model in COMPRESSED_SHAPES:
+        return float(INDEX_HEADS * INDEX_DIM)
+    shape = LATENT_SHAPES.get(model)
+    return float(shape.index_heads * shape.index_dim) if shape else np.nan
+
+
+class SparsePart(RaggedPrefill):
+    """One part of a block, over new tokens after a prefix."""
+
+    name = "sparse_part"
+    rank = 116
+    summary = "Scores, top-k or attention of a sparse block."
+    about = (
+        "Part is mqa_logits, topk (topk_v1, topk_v2: two kernels) or attention. Scores are flat or top_last "
+        "of a top-k, none of the others. kv-len counts the prefix and the new tokens."
+    )
+    keys = (
+        Column("part", "text", "", "mqa_logits, topk, topk_v1, topk_v2 or attention"),
+        Column("model", "text", "", "model whose widths the part has: glm-5, deepseek-v4-flash"),
+        Column("scores", "text", "", "what a top-k picks from: flat, top_last; none of other parts"),
+        Column("compress_ratio", "int", "", "tokens an entry of the cache: 1, 4 or 128"),
+        NUM_HEADS,
+    )
+    axes = (
+        BATCH,
+        Column("q_len", "int", "tokens", "new tokens of each sequence"),
+        Column("kv_len", "int", "tokens", "tokens scored: prefix plus q_len"),
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "scores": _NO_SCORES}
+    holdouts = (HoldoutGrid("sparse_part", "every second", {}, {}),)
+    coverages = (HoldoutGrid("sparse_part", "all", {}, {}),)
+    package_files = tuple(
+        PackageFile("sparse_attention", file, _SPARSE_PARTS_COLUMNS, _convert(part), _OPTIONAL)
+        for file, part in (
+            ("dsv4_paged_mqa_logits_module_perf", MQA_LOGITS),
+            ("glm5_mqa_logits_module_perf", MQA_LOGITS),
+            ("dsv4_csa_topk_calib_perf", TOPK),
+            ("glm5_topk_module_perf", TOPK),
+            ("dsv4_hca_attn_module_perf", ATTENTION),
+            ("glm5_dsa_attn_module_perf", ATTENTION),
+        )
+    )
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Scores in fp8; comparisons of a top-k, one a score; attention to what is picked."""
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        model, part, ratio = columns["model"], columns["part"].astype(str), columns["compress_ratio"]
+        scored = batch * causal_pairs(q_len, kv_len) / ratio
+        logits = 2.0 * by_word(model, _index_width) * scored
+        is_logits, is_attention = part == MQA_LOGITS, part == ATTENTION
+        attention = 4.0 * columns["num_heads"] * ENTRY * self._attended(columns)
+        return [
+            WorkPart(np.where(is_logits, logits, 0.0), "fp8"),
+            WorkPart(np.where(is_attention, attention, np.where(is_logits, 0.0, scored)), "bf16"),
+        ]
+
+    def _attended(self, columns: Columns) -> Array:
+        """(query, entry) pairs: the picked ones, of a heavily compressed cache all; with the window's."""
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        ratio = np.asarray(columns["compress_ratio"], np.float64)
+        most = np.where(ratio > INDEX_HEADS, np.inf, by_word(columns["model"], _topk))
+        near = np.where(ratio > 1, causal_pairs(q_len, kv_len, WINDOW), 0.0)
+        return np.asarray(batch * (causal_pairs(q_len, kv_len, ratio * most) / ratio + near))
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Keys once and scores, or scores alone, or queries, outputs and the cache."""
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        part, ratio = columns["part"].astype(str), columns["compress_ratio"]
+        scores = _SCORE_BYTES * batch * causal_pairs(q_len, kv_len) / ratio
+        keys = batch * kv_len / ratio * INDEX_DIM
+        queries = 2.0 * ACTIVATION_BYTES * batch * q_len * columns["num_heads"] * ENTRY
+        picked = np.minimum(kv_len / ratio, by_word(columns["model"], _topk))
+        attention = queries + batch * picked * ENTRY
+        return np.asarray(
+            np.where(part == MQA_LOGITS, keys + scores, np.where(part == ATTENTION, attention, scores))
+        )
+
+
+OPERATORS: Final = (
+    DsaPrefill(),
+    DsaDecode(),
+    SparsePart(),
+)

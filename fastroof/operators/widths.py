@@ -1,0 +1,77 @@
+"""Widths of models with latent attention, by the name that tables key their modules by.
+
+A module (projections, attention, output projection) is measured for a model, and so is named by it; models
+that share these widths share the rows (DeepSeek-R1 and Kimi K2 those of deepseek-v3, at their own heads).
+The widths are facts of the models' config.json files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+
+class LatentShape(NamedTuple):
+    """Widths of one layer's latent attention, or of many rows'; heads are those of a call."""
+
+    hidden: Any
+    q_lora_rank: Any
+    kv_lora_rank: Any
+    nope_dim: Any
+    rope_dim: Any
+    v_dim: Any
+    index_heads: Any = 0
+    index_dim: Any = 0
+    topk: Any = 0
+
+
+LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
+    "deepseek-v3": LatentShape(7168, 1536, 512, 128, 64, 128),
+    "deepseek-v3.2": LatentShape(7168, 1536, 512, 128, 64, 128, 64, 128, 2048),
+    "glm-5": LatentShape(6144, 2048, 512, 192, 64, 256, 32, 128, 2048),
+    "glm-5-shared-index": LatentShape(6144, 2048, 512, 192, 64, 256, 0, 0, 2048),
+}
+"""``glm-5-shared-index`` are the layers of GLM-5.2 that attend to what another layer's indexer picked."""
+
+
+def shape_name(shape: LatentShape) -> str | None:
+    """Name under which modules of these widths were measured; None where none were."""
+    return next((name for name, known in LATENT_SHAPES.items() if known == shape), None)
+
+
+CSA: Final = 4
+HCA: Final = 128
+"""Tokens an entry of the cache."""
+ENTRY: Final = 512
+"""Width of an entry, key and value at once, and of a query head."""
+ROPE_DIM: Final = 64
+"""Elements of either that are rotated."""
+INDEX_HEADS: Final = 64
+INDEX_DIM: Final = 128
+WINDOW: Final = 128
+O_LORA_RANK: Final = 1024
+HEADS_A_GROUP: Final = 8
+"""Heads that share one part of the output's low-rank projection."""
+WINDOW_ALONE: Final = "-window"
+"""What the name of a model ends in for its layers with the window alone: kernels of HCA without entries."""
+
+
+class CompressedShape(NamedTuple):
+    """Widths of one layer that differ between models."""
+
+    hidden: int
+    num_heads: int
+    q_lora_rank: int
+    topk: int
+    has_entries: bool = True
+
+
+_MEASURED: Final = {
+    "deepseek-v4-flash": CompressedShape(4096, 64, 1024, 512),
+    "deepseek-v4-pro": CompressedShape(7168, 128, 1536, 1024),
+}
+
+COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = _MEASURED | {
+    f"{name}{WINDOW_ALONE}": shape._replace(has_entries=False) for name, shape in _MEASURED.items()
+}
+"""By the names that tables have."""

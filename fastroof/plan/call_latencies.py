@@ -1,0 +1,175 @@
+"""Every call of a step, looked up: curves of those over rows, and blocks of attention."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.compiled.grids import grid_latency_us
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.execution import Execution
+from fastroof.models.step import StepCalls, step_calls
+from fastroof.operators.attention_work import PrefixUs
+from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel
+from fastroof.plan.arena import scaled_block
+from fastroof.plan.attention import step_attention
+from fastroof.plan.calls import (
+    ONCE,
+    Floors,
+    Ranks,
+    RowCall,
+    in_decodes,
+    in_prompts,
+    in_two_batches,
+    interleaved,
+    kv_gather,
+    launches,
+    row_calls,
+    shared_prefix,
+)
+from fastroof.plan.curves import CurveSource
+
+
+class LayerAttention(NamedTuple):
+    """Attention of one layer of a kind: its blocks, and what stands after it in a step."""
+
+    kind: int
+    call: AttentionCall | MixerCall
+    before: int
+    decode_block: Floats
+    prefill_block: Floats
+    prefix_us: PrefixUs
+    sources: tuple[str, str]
+
+
+def looked_up(
+    model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
+) -> tuple[list[RowCall], list[LayerAttention]]:
+    """Look up every call of a step over rows, and its attention."""
+    if layout.cp > 1:
+        return _in_shared_prompts(model, layout, execution, curves, row_limit)
+    return _every_call(model, layout, execution, curves, row_limit)
+
+
+def _every_call(
+    model: ModelSpec,
+    layout: Layout,
+    execution: Execution,
+    curves: CurveSource,
+    row_limit: int,
+    whole: Layout | None = None,
+) -> tuple[list[RowCall], list[LayerAttention]]:
+    """Every call of a step over rows, and its attention; ``whole`` is the layout whose GPUs share prompts."""
+    ranks = Ranks.of(layout, execution)
+    rows: list[RowCall] = []
+    attention: list[LayerAttention] = []
+    for kind, call in _in_order(model, step_calls(model, layout, execution)):
+        if isinstance(call, AttentionCall | MixerCall):
+            for gather in kv_gather(model.kinds[kind], whole) if whole else ():
+                rows += row_calls(curves, gather, kind, ranks, row_limit)
+            decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
+            attention.append(
+                LayerAttention(
+                    kind,
+                    call,
+                    len(rows),
+                    curves.attention_block(decodes),
+                    curves.attention_block(prompts),
+                    curves.prefix_us(prompts),
+                    (curves.attention_source(decodes), curves.attention_source(prompts)),
+                )
+            )
+        else:
+            rows += row_calls(curves, call, kind, ranks, row_limit)
+    if execution.two_batches_from:
+        return _in_two_batches(rows, attention, execution.two_batches_from, ranks)
+    return rows, attention
+
+
+def _in_shared_prompts(
+    model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
+) -> tuple[list[RowCall], list[LayerAttention]]:
+    """The same where GPUs share the new tokens of prompts."""
+    ranks, cp = Ranks.of(layout, execution), layout.cp
+    whole, attention = _every_call(model, layout, execution, curves, row_limit)
+    shares, theirs = _every_call(
+        model, layout.of_prompts, execution, curves, -(-row_limit // cp), whole=layout
+    )
+    prompts = in_prompts(shares, layout, ranks, row_limit)
+    for part in theirs:
+        # at the end of what stands before it
+        floor = launches(part.kind, _least_us(part.prefill_block), layout, ranks, row_limit)
+        prompts[part.before - 1] = (*prompts[part.before - 1], floor)
+    cuts = list(zip(_cuts(whole, attention), _cuts(shares, theirs), strict=True))
+    rows, places = interleaved(in_decodes(whole), prompts, [(one[0], other[0]) for one, other in cuts])
+    before = [place for place, (one, _) in zip(places, cuts, strict=True) if one[1]]
+    return rows, [
+        part._replace(
+            before=place,
+            prefill_block=scaled_block(part.prefill_block, 1.0 / cp),
+            prefix_us=shared_prefix(part.prefix_us, cp),
+        )
+        for part, place in zip(attention, before, strict=True)
+    ]
+
+
+def _cuts(rows: Sequence[RowCall], attention: Sequence[LayerAttention]) -> list[tuple[int, bool]]:
+    """Where attention stands, and where calls of another kind of layers start."""
+    starts = [place for place in range(1, len(rows)) if rows[place].kind != rows[place - 1].kind]
+    return sorted([*((place, False) for place in starts), *((part.before, True) for part in attention)])
+
+
+def _in_two_batches(
+    rows: Sequence[RowCall], attention: Sequence[LayerAttention], starts: tuple[int, ...], ranks: Ranks
+) -> tuple[list[RowCall], list[LayerAttention]]:
+    """Every kind's calls as two halves of a batch run them."""
+    made: list[RowCall] = []
+    places = [0]
+    for kind, group in itertools.groupby(rows, lambda call: call.kind):
+        calls = list(group)
+        if kind == ONCE:
+            parts = [*((call,) for call in calls), ()]
+        else:
+            least_us = [
+                (_least_us(part.decode_block), _least_us(part.prefill_block))
+                for part in attention
+                if part.kind == kind
+            ]
+            floors = (
+                Floors(*(sum(us) * 1.0 for us in zip(*least_us, strict=True)))
+                if least_us
+                else Floors(0.0, 0.0)
+            )
+            parts = in_two_batches(calls, floors, starts, ranks)
+        for part in parts[:-1]:
+            made += part
+            places.append(len(made))
+        made += parts[-1]
+        places[-1] = len(made)
+    return made, [part._replace(before=places[part.before]) for part in attention]
+
+
+def _least_us(block: Floats) -> float:
+    """Latency of the smallest attention that a block times, us."""
+    value, flag = np.empty(1), np.empty(1, np.uint8)
+    grid_latency_us(block, np.ones(1), np.ones(1), value, flag)
+    return float(value[0])
+
+
+def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:
+    """Calls in the order of the step, each with the number of its kind; of several kinds, named by it."""
+    yield from ((ONCE, call) for call in made.before)
+    for number, (kind, calls) in enumerate(zip(model.kinds, made.layers, strict=True)):
+        yield from ((number, _named(call, kind.name) if len(model.layers) > 1 else call) for call in calls)
+    yield from ((ONCE, call) for call in made.after)
+
+
+def _named(call: Call, kind: str) -> Call:
+    if isinstance(call, Parallel):
+        return Parallel(tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
+    return replace(call, name=f"{call.name} ({kind})")

@@ -1,0 +1,445 @@
+"""Calls that depend on a number of rows alone, at every number of the step's tokens or sequences.
+
+What a step is made of is settled here: which path of two parallel ones takes longer, how many rows the
+ranks of attention data parallelism have together, and which calls steps of decodes alone run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.columns import ORIGIN_MODELLED
+from fastroof.compiled.grids import sum_rows
+from fastroof.errors import PlanError
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.exchange import experts_send, sends_to_experts
+from fastroof.models.execution import Execution
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.layers import LayerKind
+from fastroof.operators.attention_work import PrefixUs
+from fastroof.operators.calls import (
+    AttentionCall,
+    Call,
+    Collective,
+    Elementwise,
+    MixerCall,
+    Parallel,
+    Role,
+    RowOperator,
+    Rows,
+)
+from fastroof.pack import SIZE_LIMIT
+from fastroof.plan.curves import CurveSource, RowCurve
+
+ONCE = -1
+"""The kind of calls that run once a step."""
+
+Section = Literal["tokens", "decode_tokens", "sequences"]
+"""Arrays of an arena: steps with prefill or of both, steps of decodes alone, sequences."""
+
+_OF_ALL_RANKS: Final = ("experts_gather",)
+"""Roles of calls over a rank's own tokens whose time follows those of all ranks."""
+
+
+class RowCall(NamedTuple):
+    """One call, looked up."""
+
+    kind: int
+    curve: RowCurve
+    latency_us: Floats
+    origin: Flags
+    is_of_all_ranks: bool = False
+
+    def is_in(self, section: Section) -> bool:
+        """Whether an array of the arena holds it."""
+        call = self.curve.operator
+        if call.rows == "sequences" or section == "sequences":
+            return call.rows == section
+        return call.steps in ("all", "with_prefill" if section == "tokens" else "decode_only")
+
+
+class RowSums(NamedTuple):
+    """Times of the calls that depend on a number of rows alone, us: a row a plan."""
+
+    tokens_us: Floats
+    decode_tokens_us: Floats
+    logits_us: Floats
+    expert_us: Floats | None = None
+    decode_expert_us: Floats | None = None
+
+    def of_plan(self, row: int) -> RowSums:
+        """Times of one plan: its row."""
+        tokens_us, decode_us = _rows_of(row, self.tokens_us, self.decode_tokens_us)
+        sums = RowSums(tokens_us, decode_us, self.logits_us[row])
+        if self.expert_us is None or self.decode_expert_us is None:
+            return sums
+        expert_us, decode_expert_us = _rows_of(row, self.expert_us, self.decode_expert_us)
+        return sums._replace(expert_us=expert_us, decode_expert_us=decode_expert_us)
+
+
+def _rows_of(row: int, one: Floats, other: Floats) -> tuple[Floats, Floats]:
+    """A row of two arrays, which stay one where they are."""
+    own = one[row]
+    return own, own if other is one else other[row]
+
+
+class Ranks(NamedTuple):
+    """Ranks of attention data parallelism, and how much more tokens the most loaded one has than the mean."""
+
+    dp: int
+    imbalance: float
+
+    @classmethod
+    def of(cls, layout: Layout, execution: Execution) -> Ranks:
+        """Those of a plan."""
+        return cls(layout.dp, execution.dp_imbalance)
+
+    def expert_tokens(self, tokens: Any) -> Any:
+        """Tokens of all ranks, where the most loaded one has so many."""
+        if self.imbalance == 1.0:
+            return tokens * self.dp
+        return np.ceil(np.asarray(tokens) * (self.dp / self.imbalance)).astype(np.int64)
+
+    def rows(self, call: RowOperator, limit: int) -> Longs:
+        """Rows of a call in steps of 0, 1, ... ``limit`` tokens or sequences."""
+        steps = np.arange(limit + 1)
+        return np.asarray(self.expert_tokens(steps) if call.rows == "expert_tokens" else steps)
+
+    def of_step(self, tokens: int, sequences: int) -> dict[Rows, int]:
+        """How many rows a call has in a step of so many tokens and sequences on the most loaded rank."""
+        return {
+            "tokens": tokens,
+            "sequences": sequences,
+            "expert_tokens": int(self.expert_tokens(tokens)),
+        }
+
+
+def row_calls(
+    curves: CurveSource, call: Call, kind: int, ranks: Ranks, row_limit: int
+) -> tuple[RowCall, ...]:
+    """Look a call up at every number of rows; none for attention, several for parallel paths."""
+    if isinstance(call, AttentionCall | MixerCall):
+        return ()
+    if isinstance(call, Parallel):
+        return _longest_path(
+            [[_looked_up(curves, c, kind, ranks, row_limit) for c in path] for path in call.paths], ranks
+        )
+    return (_looked_up(curves, call, kind, ranks, row_limit),)
+
+
+def _looked_up(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, row_limit: int) -> RowCall:
+    most = ranks.of_step(row_limit, row_limit)[call.rows]
+    curve = curves.row_curve(call, most)
+    latency_us, origin = curves.row_values(call, most)
+    if most > row_limit:
+        rows = ranks.rows(call, row_limit)
+        latency_us, origin = latency_us[rows], origin[rows]
+    is_of_all = ranks.dp > 1 and (call.rows == "expert_tokens" or call.role in _OF_ALL_RANKS)
+    return RowCall(kind, curve, latency_us, origin, is_of_all)
+
+
+def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[RowCall, ...]:
+    """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
+    path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
+    longest = np.argmax(path_us, axis=0)
+    is_of_all = any(part.is_of_all_ranks for path in paths for part in path)
+    calls = []
+    for number, path in enumerate(paths):
+        for part in path:
+            latency_us = np.where(longest == number, part.latency_us, 0.0)
+            curve = every_row(part.curve, latency_us, part.origin, ranks)
+            calls.append(part._replace(curve=curve, latency_us=latency_us, is_of_all_ranks=is_of_all))
+    return tuple(calls)
+
+
+def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCurve:
+    """A curve with a node at every number of rows that a step can have."""
+    axis = np.r_[0.0, ranks.rows(curve.operator, len(latency_us) - 1)[1:], SIZE_LIMIT]
+    nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
+    return RowCurve(
+        curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us, curve.source, curve.share
+    )
+
+
+def sums_of(
+    calls: Sequence[RowCall],
+    counts: Sequence[Sequence[int]],
+    max_tokens: int,
+    max_seqs: int,
+    are_ranks_alike: bool = False,
+) -> RowSums:
+    """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
+    layers = np.c_[np.asarray(counts, np.float64), np.ones(len(counts))]  # ONCE is the last
+    times = np.array([call.curve.operator.times for call in calls], np.float64)
+    times = times * layers[:, [call.kind for call in calls]]
+
+    def summed(section: Section, limit: int, is_of_all_ranks: bool = False) -> Floats:
+        of = [
+            i
+            for i, call in enumerate(calls)
+            if call.is_in(section) and (call.is_of_all_ranks or not is_of_all_ranks)
+        ]
+        sums = np.zeros((len(times), limit + 1))
+        if not of:
+            return sums
+        sum_rows(np.stack([calls[i].latency_us for i in of]), times[:, of].copy(), sums)
+        return sums
+
+    tokens_us = summed("tokens", max_tokens)
+    same = all(call.curve.operator.steps == "all" for call in calls)
+    decode_tokens_us = tokens_us if same else summed("decode_tokens", max_tokens)
+    sums = RowSums(tokens_us, decode_tokens_us, summed("sequences", max_seqs))
+    of_all = [call for call in calls if call.is_of_all_ranks]
+    if not are_ranks_alike or not of_all:
+        return sums
+    expert_us = summed("tokens", max_tokens, is_of_all_ranks=True)
+    same = all(call.curve.operator.steps == "all" for call in of_all)
+    decode_us = expert_us if same else summed("decode_tokens", max_tokens, is_of_all_ranks=True)
+    return sums._replace(expert_us=expert_us, decode_expert_us=decode_us)
+
+
+def origins_of(calls: Sequence[RowCall], section: Section, limit: int) -> Flags:
+    """Largest origin of the calls of a section, at every number of rows up to a limit."""
+    made = np.zeros(limit + 1, np.uint8)
+    for call in calls:
+        if call.is_in(section):
+            np.maximum(made, call.origin[: limit + 1], out=made)
+    return made
+
+
+OTHER_HALF: Final = "attention of the other half"
+"""What is called so: the floor of attention, which a second half pays again."""
+
+_ON_THE_WAY: Final = ("experts_dispatch", "experts_combine")
+_SHARED: Final = "shared_"
+
+_Part = Literal["before", "dispatch", "routed", "shared", "combine"]
+
+
+class Floors(NamedTuple):
+    """Least time of a layer's attention, us: decodes', and prompts'."""
+
+    decode_us: float
+    prefill_us: float
+
+
+def check_two_batches(
+    model: ModelSpec, layout: Layout, execution: Execution, engine: str, starts: tuple[int, ...]
+) -> None:
+    """Refuse plans whose halves would have nothing to take turns with."""
+    reasons = []
+    if not starts:
+        reasons.append(f"{engine} has no such option: runtime 'sglang' or 'vllm'")
+    topks = [kind.mlp.topk for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
+    if not topks:
+        reasons.append("a model without routed experts sends them nothing")
+    elif not all(sends_to_experts(layout, execution.exchange, topk) for topk in topks):
+        ranks = layout.stage_gpus
+        reasons.append(
+            "engines overlap an all-to-all with computing: "
+            f"exchange='alltoall', with dp and ep {ranks}, over 1"
+        )
+    elif any(experts_send(layout, execution.exchange, topk) for topk in topks):
+        reasons.append("the kernel of its experts sends their tokens itself: exchange='alltoall' sends apart")
+    if reasons:
+        raise PlanError(f"{model.name} does not run in two batches in {layout}: {'; '.join(reasons)}")
+
+
+def in_two_batches(
+    calls: Sequence[RowCall], floors: Floors, starts: tuple[int, ...], ranks: Ranks
+) -> list[tuple[RowCall, ...]]:
+    """Calls of one kind of layers as two halves of a batch run them."""
+    if not any(_role(call) in _ON_THE_WAY for call in calls):
+        return [*((call,) for call in calls), ()]
+    sections = [
+        _in_section(calls, floor_us, start, ranks, is_decode)
+        for floor_us, start, is_decode in zip(floors, starts, (True, False), strict=True)
+    ]
+    return [tuple(part for section in pair for part in section) for pair in zip(*sections, strict=True)]
+
+
+def _role(call: RowCall) -> Role:
+    return call.curve.operator.role
+
+
+def _part(call: RowCall) -> _Part:
+    role = _role(call)
+    if role in _ON_THE_WAY:
+        return "dispatch" if role == "experts_dispatch" else "combine"
+    if role == "experts":
+        return "routed"
+    return "shared" if role.startswith(_SHARED) else "before"
+
+
+def _in_section(
+    calls: Sequence[RowCall], floor_us: float, start: int, ranks: Ranks, is_decode: bool
+) -> list[tuple[RowCall, ...]]:
+    """Calls of one kind of steps; none for those of the other."""
+    steps: Literal["decode_only", "with_prefill"] = "decode_only" if is_decode else "with_prefill"
+    tokens = np.arange(len(calls[0].latency_us))
+    is_split = tokens >= max(start, 2)
+    halves = (tokens + 1) // 2, tokens // 2
+    run = [call.curve.operator.steps in ("all", steps) for call in calls]
+    us: dict[_Part, list[Floats]] = {
+        part: [np.zeros(len(tokens)) for _ in halves]
+        for part in ("before", "dispatch", "routed", "shared", "combine")
+    }
+    for call, runs in zip(calls, run, strict=True):
+        if runs:
+            for number, half in enumerate(halves):
+                us[_part(call)][number] += call.curve.operator.times * call.latency_us[half]
+    before = [one + floor_us for one in us["before"]]
+    routed, shared = us["routed"], us["shared"]
+    beside: dict[_Part, tuple[Floats, Floats]] = {
+        "dispatch": (routed[1], before[0]),
+        "combine": (shared[0] + before[1], shared[1] + routed[0]),
+    }
+    made: list[tuple[RowCall, ...]] = []
+    for call, runs in zip(calls, run, strict=True):
+        if not runs:
+            made.append(())
+            continue
+        operator = replace(call.curve.operator, steps=steps)
+        split_us = sum(call.latency_us[half] for half in halves)
+        origin = np.maximum(call.origin[halves[0]], call.origin[halves[1]])
+        part = _part(call)
+        if part in beside:
+            seen = sum(
+                np.maximum(whole - covered, 0.0)
+                / np.maximum(whole, np.finfo(float).tiny)
+                * call.latency_us[half]
+                for whole, covered, half in zip(us[part], beside[part], halves, strict=True)
+            )
+            split_us, origin = seen, np.full_like(origin, ORIGIN_MODELLED)
+            operator = replace(operator, name=f"{operator.name}, not overlapped")
+        latency_us = np.where(is_split, split_us, call.latency_us)
+        made.append((_call(call, operator, latency_us, np.where(is_split, origin, call.origin), ranks),))
+    return [*made, (_other_half(calls[0], floor_us, is_split, steps, ranks),)]
+
+
+def _other_half(
+    like: RowCall,
+    floor_us: float,
+    is_split: Bools,
+    steps: Literal["decode_only", "with_prefill"],
+    ranks: Ranks,
+) -> RowCall:
+    """The floor of attention, once more where a batch is split."""
+    role: Role = "decode_attention" if steps == "decode_only" else "prefill_attention"
+    operator = Elementwise(role, OTHER_HALF, 1, 0.0, steps=steps)
+    latency_us = np.where(is_split, floor_us, 0.0)
+    origin = np.where(is_split, ORIGIN_MODELLED, 0).astype(np.uint8)
+    curve = RowCurve(operator, like.curve.axis, like.curve.value, like.curve.flag, floor_us)
+    return _call(RowCall(like.kind, curve, latency_us, origin), operator, latency_us, origin, ranks)
+
+
+def _call(like: RowCall, operator: object, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCall:
+    curve = replace(like.curve, operator=operator)  # type: ignore[arg-type]
+    return like._replace(
+        curve=every_row(curve, latency_us, origin.astype(np.uint8), ranks),
+        latency_us=latency_us,
+        origin=origin,
+    )
+
+
+def check_context_parallel(
+    model: ModelSpec, layout: Layout, engine: str, is_known: bool, overlaps: bool
+) -> None:
+    """Refuse what no engine shares so, or no plan times."""
+    if layout.cp == 1:
+        return
+    reasons = []
+    if not is_known:
+        reasons.append(f"{engine} has no context parallelism of prefill: runtime 'sglang' or 'vllm'")
+    if any(_passes_state(kind) for kind in model.kinds):
+        reasons.append("a state passes from one part of a prompt to the next, so parts cannot run at once")
+    if overlaps:
+        reasons.append("no plan times it together with two batches: two_batch_overlap=False")
+    if reasons:
+        raise PlanError(f"{model.name} does not run with cp {layout.cp}: {'; '.join(reasons)}")
+
+
+def _passes_state(kind: LayerKind) -> bool:
+    """Whether what a sequence keeps in a layer goes from token to token, not only of its last ones."""
+    return bool(kind.attention.state_bytes(Layout())) and getattr(kind.attention, "is_recurrent", True)
+
+
+def kv_gather(kind: LayerKind, layout: Layout) -> list[Collective]:
+    """What brings every GPU the keys and values of a prompt's new tokens, of one layer."""
+    row_bytes = kind.attention.kv_bytes_per_token(layout, "bf16")
+    if layout.cp == 1 or not row_bytes:
+        return []
+    gather = Collective(
+        "kv_gather", "kv all-gather", 1, "all_gather", layout.cp, float(row_bytes), stride=layout.tp
+    )
+    return [gather]
+
+
+def shared_prefix(price: PrefixUs, cp: int) -> PrefixUs:
+    """Price of a prefix whose pairs are shared, and whose tokens every GPU reads."""
+    return price._replace(pair=price.pair / cp, window_pair=price.window_pair / cp)
+
+
+def in_decodes(calls: Sequence[RowCall]) -> list[tuple[RowCall, ...]]:
+    """Calls in steps of decodes alone, and those over sequences in all."""
+    made: list[tuple[RowCall, ...]] = []
+    for call in calls:
+        operator = call.curve.operator
+        if operator.rows == "sequences":
+            made.append((call,))
+        elif operator.steps == "with_prefill":
+            made.append(())
+        else:
+            curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
+            made.append((call._replace(curve=curve),))
+    return made
+
+
+def in_prompts(
+    calls: Sequence[RowCall], layout: Layout, ranks: Ranks, limit: int
+) -> list[tuple[RowCall, ...]]:
+    """Calls in steps with prefill, by the tokens of a whole rank."""
+    share = -(-np.arange(limit + 1) // layout.cp)
+    made: list[tuple[RowCall, ...]] = []
+    for call in calls:
+        operator = call.curve.operator
+        if operator.rows == "sequences" or operator.steps == "decode_only":
+            made.append(())
+            continue
+        own = 1.0 if operator.rows == "expert_tokens" else 1.0 / layout.cp
+        curve = replace(call.curve, operator=replace(operator, steps="with_prefill"), share=own)
+        latency_us, origin = call.latency_us[share], call.origin[share]
+        curve = every_row(curve, latency_us, origin, ranks)
+        made.append((call._replace(curve=curve, latency_us=latency_us, origin=origin),))
+    return made
+
+
+def launches(kind: int, floor_us: float, layout: Layout, ranks: Ranks, limit: int) -> RowCall:
+    """What sharing attention's time takes too much off: its launch is no smaller than one GPU's."""
+    operator = Elementwise("prefill_attention", "attention launch, not shared", 1, 0.0, steps="with_prefill")
+    latency_us = np.full(limit + 1, floor_us * (1.0 - 1.0 / layout.cp))
+    origin = np.full(limit + 1, ORIGIN_MODELLED, np.uint8)
+    curve = RowCurve(operator, latency_us, latency_us, origin, floor_us)
+    return RowCall(kind, every_row(curve, latency_us, origin, ranks), latency_us, origin)
+
+
+def interleaved(
+    decodes: Sequence[Sequence[RowCall]],
+    prompts: Sequence[Sequence[RowCall]],
+    cuts: Sequence[tuple[int, int]],
+) -> tuple[list[RowCall], list[int]]:
+    """Put calls of both kinds of steps in one order."""
+    made: list[RowCall] = []
+    places: list[int] = []
+    first = second = 0
+    for one, other in (*cuts, (len(decodes), len(prompts))):
+        made += itertools.chain(*decodes[first:one], *prompts[second:other])
+        places.append(len(made))
+        first, second = one, other
+    return made, places[:-1]

@@ -1,0 +1,397 @@
+"""Calibration curve: the share of hidden points that intervals cover against the share they claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.errors import FastroofError
+from fastroof.report.front import in_turns, rows_where, swept_words
+from fastroof.report.plots import (
+    COLOURS,
+    INK,
+    LINE_COLOURS,
+    LINE_LOOKS,
+    QUIET,
+    legends_below,
+    new_figure,
+    style,
+    write_titles,
+)
+from fastroof.report.results_file import RateColumns, Results
+from fastroof.tables.coverage import LEVELS, CoverageRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+    from fastroof.serving.evidence.whole_sample import SampleValidation
+
+
+WANTED: Final = (0.75, 0.85)
+"""What 80 % intervals are to cover."""
+
+
+def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
+    """Draw the coverage of intervals inside the measured range, a line a grid."""
+    inside = [row for row in rows if row.region == "inside"]
+    with style():
+        figure = new_figure(7.5, 6.2)
+        axes = figure.subplots()
+        claimed = [100.0 * level for level in LEVELS]
+        axes.plot([0.0, 100.0], [0.0, 100.0], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
+        low, high = (100.0 * share for share in WANTED)
+        axes.fill_between([78.0, 82.0], low, high, color=QUIET, alpha=0.2, linewidth=0)
+        for row, colour in zip(inside, LINE_COLOURS * len(inside), strict=False):
+            covered = [100.0 * s for s in (row.level_50, row.level_80, row.level_90, row.level_95)]
+            label = f"{row.operator.replace('_', ' ')}, {row.grid}: {100.0 * row.level_80:.0f} % of 80 %"
+            axes.plot(claimed, covered, color=colour, marker="o", markersize=5, label=label)
+        axes.set_xlim(45.0, 100.0)
+        axes.set_ylim(45.0, 100.0)
+        axes.set_xlabel("claimed, %")
+        axes.set_ylabel("covered, % of hidden points")
+        axes.legend(loc="lower right", frameon=False, fontsize=9.5)
+        parts = ("A quarter of every axis hidden, grey: 75 to 85 %", source)
+        write_titles(figure, "Intervals of lookups on hidden points", "; ".join(filter(None, parts)))
+    return figure
+
+
+BAND: Final = 0.1
+PANEL_IN: Final = 4.9
+SERVING_PLOT_POINT_COLOURS: Final = (
+    *(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "orange", "sky")),
+    INK,
+    QUIET,
+)
+SERVING_PLOT_MARKERS: Final = "osD^vPXd"
+
+
+class _Panel(NamedTuple):
+    title: str
+    unit_of: str
+    quantities: tuple[str, ...]
+
+
+PANELS: Final = (
+    _Panel("Time per output token", "TPOT", ("tpot", "decode")),
+    _Panel("Time to first token", "TTFT", ("ttft",)),
+    _Panel("Whole requests", "end to end", ("e2e",)),
+    _Panel("Throughput, as time", "time of an output token", ("throughput",)),
+    _Panel("Whole steps", "step", ("decode", "prefill", "mixed", "unequal")),
+)
+STEPS: Final = "steps"
+OWN: Final = "fastroof"
+
+
+def draw_validation(report: Validation) -> Figure:
+    """Draw predictions against what was measured, and aiconfigurator-core's below where there are any."""
+    shown = [(panel, rows) for panel in PANELS if (rows := _rows_of(report.rows, panel))]
+    if not shown:
+        raise FastroofError("nothing was judged, so there is nothing to draw")
+    datasets = list(dict.fromkeys(row.dataset for row in report.rows))
+    peers = any(not math.isnan(row.aic_ms) for _, rows in shown for row in rows)
+    with style():
+        figure = new_figure(PANEL_IN * len(shown) + 0.3, (2 if peers else 1) * 4.4 + 0.8)
+        all_axes = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
+        for (panel, rows), column in zip(shown, all_axes.T, strict=True):
+            limits = _serving_plot_limits(rows)
+            _serving_plot_draw(column[0], panel, OWN, rows, [r.predicted_ms for r in rows], datasets, limits)
+            if peers:
+                aic = [row.aic_ms for row in rows]
+                _serving_plot_draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
+        seen = "constants fitted without each row's model" if report.unseen else f"runtime {report.runtime}"
+        write_titles(
+            figure,
+            f"Predicted against measured serving on {report.gpu}",
+            f"{seen}; shaded: within 10 %; in brackets: mean absolute error, rows",
+        )
+    return figure
+
+
+def _rows_of(rows: Sequence[PredictedTime], panel: _Panel) -> list[PredictedTime]:
+    return [
+        r
+        for r in rows
+        if r.quantity in panel.quantities and (r.dataset == STEPS) == (panel.unit_of == "step")
+    ]
+
+
+def _serving_plot_limits(rows: Sequence[PredictedTime]) -> tuple[float, float]:
+    times = [t for r in rows for t in (r.measured_ms, r.predicted_ms, r.aic_ms) if not math.isnan(t)]
+    return min(times) / 1.25, max(times) * 1.25
+
+
+def _serving_plot_draw(
+    axes: Axes,
+    panel: _Panel,
+    who: str,
+    rows: Sequence[PredictedTime],
+    predicted_ms: Sequence[float],
+    datasets: Sequence[str],
+    limits: tuple[float, float],
+) -> None:
+    low, high = limits
+    line = np.array(limits)
+    axes.fill_between(line, line * (1.0 - BAND), line * (1.0 + BAND), color="#dfe7ee", linewidth=0)
+    axes.plot(line, line, color=QUIET, linewidth=1.0)
+    for i, dataset in enumerate(datasets):
+        pairs = [
+            (row.measured_ms, ms)
+            for row, ms in zip(rows, predicted_ms, strict=True)
+            if row.dataset == dataset and not math.isnan(ms)
+        ]
+        if not pairs:
+            continue
+        measured, predicted = np.array(pairs).T
+        fitted = ", fitted" if who == OWN and any(r.fitted for r in rows if r.dataset == dataset) else ""
+        of_set = [row for row in rows if row.dataset == dataset]
+        errors = [row.error if who == OWN else row.aic_error for row in of_set]
+        mape = float(np.nanmean(np.abs(errors)))
+        axes.scatter(
+            measured,
+            predicted,
+            s=15,
+            alpha=0.65,
+            linewidths=0,
+            color=SERVING_PLOT_POINT_COLOURS[i % len(SERVING_PLOT_POINT_COLOURS)],
+            marker=SERVING_PLOT_MARKERS[i % len(SERVING_PLOT_MARKERS)],
+            label=f"{dataset} [{mape:.1%}, {len(pairs)}{fitted}]",
+        )
+    axes.set_title(f"{panel.title}: {who}")
+    axes.set_xlabel(f"measured {panel.unit_of} (ms)")
+    axes.set_ylabel(f"predicted {panel.unit_of} (ms)")
+    for axis in (axes.xaxis, axes.yaxis):
+        log_ticks(axis, low, high)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", fontsize=7, framealpha=0.85, edgecolor="none", handletextpad=0.2)
+    else:
+        axes.text(0.5, 0.5, "no predictions", transform=axes.transAxes, ha="center", color=QUIET)
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """Ticks at 1, 2, 5 of each decade, or at the decades where those would be many."""
+    from matplotlib.ticker import NullLocator
+
+    axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if math.log10(high / low) < 3 else (1,)
+    ticks = [step * 10.0**e for e in decades for step in steps if low <= step * 10.0**e <= high]
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_minor_locator(NullLocator())
+
+
+BANDS: Final = ((0.25, "#eef2f6"), (0.10, "#d9e3ec"))
+"""Widths around the diagonal and their fills, the widest first."""
+
+POINT_COLOURS: Final = (
+    *(COLOURS[name] for name in ("blue", "vermilion", "green", "purple", "orange", "sky")), INK, QUIET,
+)  # fmt: skip
+MARKERS: Final = "os^DvPX"
+QUANTITIES: Final = (
+    ("TPOT", "Time per output token", ("tpot", "decode")),
+    ("TTFT", "Time to first token, without queueing", ("ttft",)),
+)
+JUDGED: Final = ("judged", "independent")
+
+
+def draw_sample(report: SampleValidation) -> Figure:
+    """Draw predictions of all GPUs against what was measured."""
+    if not report.times:
+        raise FastroofError("nothing was judged, so there is nothing to draw")
+    with style():
+        figure = new_figure(12.4, 11.6)
+        for column, (unit, title, quantities) in enumerate(QUANTITIES):
+            times = [time for time in report.times if time.quantity in quantities]
+            judged = [time for time in times if time.kind in JUDGED]
+            apart = [time for time in times if time.kind not in JUDGED]
+            limits = _limits(times)
+            above, below = (figure.add_subplot(2, 2, 1 + 2 * row + column) for row in range(2))
+            _draw(above, title, unit, judged, limits, by_kind=False)
+            _draw(below, f"{title}: kinds apart", unit, apart, limits, by_kind=True)
+        how = f"constants fitted without each run's {report.split}" if report.split else report.runtime
+        write_titles(
+            figure,
+            f"Predicted against measured: {report.represented} runs on {len(report.gpus)} GPUs",
+            f"{how}; shaded: within 10 and 25 %; in brackets: mean absolute error, runs",
+        )
+    return figure
+
+
+def _limits(times: Sequence[PredictedTime]) -> tuple[float, float]:
+    shown = [ms for time in times for ms in (time.measured_ms, time.predicted_ms)]
+    return (min(shown) / 1.25, max(shown) * 1.25) if shown else (1.0, 1000.0)
+
+
+def _draw(
+    axes: Axes,
+    title: str,
+    unit: str,
+    times: Sequence[PredictedTime],
+    limits: tuple[float, float],
+    *,
+    by_kind: bool,
+) -> None:
+    line = np.array(limits)
+    for share, fill in BANDS:
+        axes.fill_between(line, line * (1.0 - share), line * (1.0 + share), color=fill, linewidth=0)
+    axes.plot(line, line, color=QUIET, linewidth=1.0)
+    engines = sorted({time.engine for time in times})
+    names = sorted({time.kind if by_kind else time.gpu for time in times})
+    for i, name in enumerate(names):
+        mine = [time for time in times if (time.kind if by_kind else time.gpu) == name]
+        label = f"{name} [{np.mean([abs(time.error) for time in mine]):.1%}, {len(mine)}]"
+        for engine, marker in zip(engines, MARKERS, strict=False):
+            points = [(time.measured_ms, time.predicted_ms) for time in mine if time.engine == engine]
+            if not points:
+                continue
+            measured, predicted = np.array(points).T
+            axes.scatter(
+                measured, predicted, s=11, alpha=0.55, linewidths=0, marker=marker,
+                color=POINT_COLOURS[i % len(POINT_COLOURS)], label=label,
+            )  # fmt: skip
+            label = "_nolegend_"
+    if engines and not by_kind:
+        for engine, marker in zip(engines, MARKERS, strict=False):
+            axes.scatter([], [], s=16, color=QUIET, marker=marker, label=engine)
+    axes.set_title(title)
+    axes.set_xlabel(f"measured {unit} (ms)")
+    axes.set_ylabel(f"predicted {unit} (ms)")
+    for axis in (axes.xaxis, axes.yaxis):
+        log_ticks(axis, *limits)
+    axes.set_xlim(*limits)
+    axes.set_ylim(*limits)
+    if times:
+        axes.legend(loc="upper left", fontsize=7.5, framealpha=0.85, edgecolor="none", handletextpad=0.2)
+    else:
+        axes.text(0.5, 0.5, "no runs", transform=axes.transAxes, ha="center", color=QUIET)
+
+
+_LABELS: Final = {
+    "ttft_ms": "TTFT (ms)",
+    "tpot_ms": "TPOT (ms)",
+    RateColumns.GPU: "tokens/s per GPU",
+    "concurrency": "concurrency (requests)",
+    "request_rate_per_s": "requests/s",
+    "batch_size": "batch size (sequences)",
+    "kv_len": "kv_len (tokens)",
+}
+_FEW_TICKS: Final = 14
+_FEW_MARKERS: Final = 40
+_WIDE: Final = 4.0
+"""An axis is logarithmic where the largest load is so many times the smallest."""
+_LEAST_TICK: Final = 0.07
+"""Share of the axis between two ticks, at least."""
+
+
+def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
+    """Draw the curves of the settings with the most tokens/s per GPU over the load.
+
+    Parameters
+    ----------
+    results : Results
+        What :func:`fastroof.report.read_results` returns.
+    **wanted
+        Values that columns must hold, such as ``isl=4000``; None is any.
+
+    Returns
+    -------
+    Figure
+        For :func:`fastroof.report.save_figure`.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed, a column is not there, or no row is left.
+    """
+    load = results.load()
+    rows = rows_where(results, **wanted)
+    series = results.series(load)
+    along = results.numbers(load)
+    rate = np.where(results.is_within(), results.numbers(RateColumns.GPU), 0.0)
+    groups = results.groups(series)
+    indices = np.flatnonzero(rows & np.isfinite(along))
+    order = indices[np.lexsort((along[indices], groups[indices]))]
+    curves = [c for c in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1) if len(c)]
+    models = results.codes("model")[0]
+    turns = in_turns([int(models[c[0]]) for c in curves], [float(rate[c].max()) for c in curves])
+    shown = [curves[i] for i in turns[: len(LINE_LOOKS)]]
+    columns = {name: results.codes(name) for name in series}
+    differ = [name for name, (codes, _) in columns.items() if len({int(codes[c[0]]) for c in shown}) > 1]
+    if {"tp", "total_gpus"} <= set(differ):
+        differ.remove("total_gpus")
+    limits = results.metadata_json("fastroof.spec").get("constraints") or {}
+    with style():
+        figure = new_figure(12.0, 5.6)
+        for axes, name in zip(figure.subplots(1, 2), results.kind.curves, strict=True):
+            values = results.numbers(name)
+            for curve, (colour, marker) in zip(shown, LINE_LOOKS, strict=False):
+                words = _words({column: columns[column] for column in differ}, int(curve[0]))
+                axes.plot(
+                    along[curve], values[curve], color=colour, markersize=4.5,
+                    marker=marker if len(curve) <= _FEW_MARKERS else None, label=words,
+                )  # fmt: skip
+            _set_axes(axes, np.unique(along[np.concatenate(shown)]), load, name)
+            limit = limits.get(name)
+            if isinstance(limit, int | float) and limit <= axes.get_ylim()[1]:
+                axes.axhline(limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
+        if differ:
+            legends_below(figure, [(figure, *figure.axes[0].get_legend_handles_labels())])
+        what, workload = swept_words(results, np.concatenate(shown))
+        most = f"{len(shown)} settings with the most tokens/s per GPU of each model, of {len(curves):,}"
+        chosen = most if len(curves) > len(shown) else f"{len(shown)} setting{'s' * (len(shown) != 1)}"
+        write_titles(
+            figure,
+            f"{what}: {' and '.join(_LABELS[n].partition(' (')[0] for n in results.kind.curves)}",
+            "; ".join(filter(None, (workload, chosen))),
+        )
+    return figure
+
+
+def _set_axes(axes: Axes, loads: Any, load: str, name: str) -> None:
+    low, high = float(loads[0]), float(loads[-1])
+    is_log = low > 0.0 and high >= _WIDE * low
+    if is_log:
+        axes.set_xscale("log", base=2)
+    doubled = 2.0 ** np.arange(0.0, 40.0)
+    wanted = loads if len(loads) <= _FEW_TICKS else doubled[(doubled >= low) & (doubled <= high)]
+    ticks = _apart(wanted, np.log(wanted) if is_log else wanted) if len(wanted) else []
+    # of loads that crowd on a linear axis even numbers say more
+    if is_log or len(ticks) == len(loads):
+        axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
+        axes.minorticks_off()
+    heights = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
+    low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
+    if name.endswith("_ms") and high > 50.0 * low > 0.0:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0.0, high * 1.08 if high > 0.0 else 1.0)
+    axes.set_xlabel(_LABELS[load])
+    axes.set_ylabel(_LABELS[name])
+
+
+def _apart(ticks: Any, places: Any) -> list[float]:
+    """Ticks whose labels leave room for each other."""
+    least = (places[-1] - places[0]) * _LEAST_TICK
+    kept: list[int] = []
+    for i in range(len(ticks)):
+        if not kept or places[i] - places[kept[-1]] >= least:
+            kept.append(i)
+    return [float(ticks[i]) for i in kept]
+
+
+def _words(columns: dict[str, tuple[Any, list[Any]]], row: int) -> str:
+    """Settings that distinguish curves; kinds of workers with a count of 0 are left out."""
+    words = []
+    for name, (codes, values) in columns.items():
+        value = values[int(codes[row])] if codes[row] >= 0 else "-"
+        if value == 0 and (name == "replicas" or name.endswith("_workers")):
+            continue
+        alone = name in ("model", "gpu", "dtype", "mode")
+        words.append(str(value) if alone else f"{name.replace('_', ' ')} {value}")
+    return ", ".join(words)

@@ -1,0 +1,415 @@
+"""The steps behind rows of a sweep's results, broken down by operator."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.checks import is_number
+from fastroof.config import GpuSpec, load_gpu
+from fastroof.errors import FastroofError
+from fastroof.models import load_model
+from fastroof.models.execution import AUTO, ROUTINGS
+from fastroof.models.layout import split_words
+from fastroof.report.front import in_turns, rows_where, swept_words
+from fastroof.report.plots import (
+    COLOURS,
+    INK,
+    LINE_LOOKS,
+    QUIET,
+    component_words,
+    legends_below,
+    new_figure,
+    style,
+    write_titles,
+)
+from fastroof.report.results_file import RateColumns, Results
+from fastroof.units import MS_PER_S, TB, TFLOP, US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fastroof.plan import StepPlan
+    from fastroof.plan.explain import OperatorTime
+    from fastroof.tables import Tables
+
+
+GROUPS: Final = (
+    "linear layers",
+    "experts",
+    "decode attention",
+    "prefill attention",
+    "norms, rope, activation",
+    "communication",
+    "LM head",
+    "runtime",
+)
+"""What a step's operators are summed up as, in the order in which they are drawn."""
+
+_NEARLY_WHOLE: Final = 0.03
+"""Prompts a step that are so near a whole number are that many."""
+_MAX_TOKENS: Final = 8192
+_MAX_SEQS: Final = 1024
+
+
+class LeadingStep(NamedTuple):
+    """One step of a row, by operator."""
+
+    name: str
+    what: str
+    total_us: float
+    groups_us: dict[str, float]
+    operators: tuple[OperatorTime, ...]
+
+
+class _Requests(NamedTuple):
+    name: str
+    what: str
+    requests: list[tuple[int, int]]
+
+
+@dataclass
+class StepSource:
+    """Plans of the rows of one results file, compiled on demand."""
+
+    results: Results
+    problems: dict[str, int] = field(default_factory=dict)
+    _plans: dict[tuple[Any, ...], StepPlan] = field(default_factory=dict, repr=False)
+    _tables: dict[str, Tables | None] = field(default_factory=dict, repr=False)
+
+    def steps(self, row: Mapping[str, Any]) -> list[LeadingStep]:
+        """Break down the steps of one row; empty where that fails, which ``problems`` then says."""
+        try:
+            wanted = steps_of_row(self.results.kind.name, row)
+            return [self._explained(self._plan(row, wanted), step) for step in wanted]
+        except FastroofError as error:
+            self.problems[str(error)] = self.problems.get(str(error), 0) + 1
+            return []
+
+    def gpu(self, name: str) -> GpuSpec:
+        """Return the GPU that results call ``name``."""
+        given = self._spec.get("gpus", [self._spec.get("gpu", name)])
+        for gpu in (name, *given):
+            try:
+                spec = load_gpu(gpu)
+            except FastroofError:
+                continue
+            if spec.name == name:
+                return spec
+        return load_gpu(name)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the measured tables are others than those the sweep was made from."""
+        loaded = [tables for tables in self._tables.values() if tables is not None]
+        # results of earlier versions know those sources alone that come first
+        then = self.results.metadata.get("fastroof.sources_hash", "")
+        if then:
+            return any(tables.sources_hash not in then for tables in loaded)
+        then = self.results.metadata.get("fastroof.tables_hash", "")
+        return bool(then) and any(tables.content_hash not in then for tables in loaded)
+
+    @property
+    def _spec(self) -> dict[str, Any]:
+        return self.results.metadata_json("fastroof.spec")
+
+    def _plan(self, row: Mapping[str, Any], wanted: Sequence[_Requests]) -> StepPlan:
+        from fastroof.plan import compile_plan
+
+        tokens = max(sum(new for new, _ in step.requests) for step in wanted)
+        seqs = max(len(step.requests) for step in wanted)
+        size = (_room(tokens, _MAX_TOKENS), _room(seqs, _MAX_SEQS))
+        words = [row.get(name) for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")]
+        split = _split(row)
+        key = (*words, *split.values(), *size)
+        if key not in self._plans:
+            model, gpu, tp, dtype, kv_dtype, runtime = words
+            spec = self.gpu(str(gpu))
+            with warnings.catch_warnings():
+                # that nothing was measured, which the page says in its own words
+                warnings.simplefilter("ignore", UserWarning)
+                self._plans[key] = compile_plan(
+                    self._model(str(model)),
+                    spec,
+                    self._measured(spec),
+                    tp=tp if isinstance(tp, int) else 1,
+                    dtype=str(dtype or AUTO),
+                    kv_dtype=str(kv_dtype or AUTO),
+                    runtime=self._runtime(str(runtime or "kernels")),
+                    method=str(self._spec.get("method", "roofline")),
+                    max_tokens=size[0],
+                    max_seqs=size[1],
+                    **split,
+                )
+        return self._plans[key]
+
+    def _measured(self, gpu: GpuSpec) -> Tables | None:
+        from fastroof.tables import load_tables
+
+        if gpu.name not in self._tables:
+            where = self._spec.get("tables")
+            self._tables[gpu.name] = (
+                None
+                if where == "datasheet"
+                else load_tables(where or gpu.name, gpu=gpu.name, source=self._spec.get("source"))
+            )
+        return self._tables[gpu.name]
+
+    def _model(self, name: str) -> Any:
+        """The preset of that name, or the spec's path of a model that is called so."""
+        for given in self._spec.get("models", ()):
+            try:
+                model = load_model(given)
+            except FastroofError:
+                continue
+            if model.name == name:
+                return model
+        return load_model(name)
+
+    def _runtime(self, name: str) -> str:
+        given = self._spec.get("runtime", name)
+        paths = [given] if isinstance(given, str) else given
+        return next((path for path in paths if str(path).endswith(f"{name}.toml")), name)
+
+    def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
+        explanation = plan.explain(step.requests)
+        components = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
+        groups = dict.fromkeys(GROUPS, 0.0)
+        for part in explanation.operators:
+            groups[components.get(part.role, part.role.replace("_", " "))] += part.total_us
+        # the page lists what the engine adds by its group
+        operators = tuple(part for part in explanation.operators if part.role != "runtime")
+        kept = {name: us for name, us in groups.items() if us > 0}
+        return LeadingStep(step.name, step.what, explanation.total_us, kept, operators)
+
+
+def _split(row: Mapping[str, Any]) -> dict[str, Any]:
+    """How a row's model is split beside tp; results of before layouts say nothing of it."""
+    split: dict[str, Any] = {name: int(_number(row.get(name), 1)) for name in ("pp", "dp", "ep")}
+    routing = row.get("routing")
+    return split | {"routing": routing if routing in ROUTINGS else None}
+
+
+def _room(needed: int, usual: int) -> int:
+    """The usual size of a plan, or the next power of two: few sizes, so that rows share plans."""
+    return usual if needed <= usual else 1 << (needed - 1).bit_length()
+
+
+def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
+    """Describe the steps that a row of results represents."""
+    if kind == "steps":
+        batch, kv_len = int(row["batch_size"] or 0), int(row["kv_len"])
+        if not batch:
+            raise FastroofError("no batch is within the limits")
+        return [_decodes(batch, max(kv_len, 2))]
+    if _number(row.get("num_draft_tokens"), 0.0) > 0.0:
+        raise FastroofError("a step that verifies draft tokens is not broken down by operator")
+    numbers = {name: _number(row.get(name)) for name in _NEEDED}
+    missing = [name for name in _NEEDED if math.isnan(numbers[name])]
+    if missing:
+        raise FastroofError(f"the row has no {', '.join(missing)}")
+    workers = max(1, int(_number(row.get("replicas"), 0)), int(_number(row.get("decode_workers"), 0)))
+    # a worker's batches in flight are as many of them, each on tp GPUs
+    split = _split(row)
+    workers *= split["pp"] * split["dp"]
+    # tokens a second of one of them; total_gpus counts those that prefill too, which hides it
+    rate = _number(row.get("tokens_per_s")) / workers
+    if math.isnan(rate):
+        rate = numbers["tokens_per_s_per_gpu"] * numbers["tp"]
+    isl, osl, step_s = int(numbers["isl"]), int(numbers["osl"]), numbers["tpot_ms"] / MS_PER_S
+    batch = max(1, round(rate * step_s))
+    decodes = _decodes(batch, max(2, isl + osl // 2))
+    budget = int(_number(row.get("max_batched_tokens"), _MAX_TOKENS))
+    cached = int(_number(row.get("prefix_hit"), 0.0) * isl)
+    new = max(1, isl - cached)
+    if row.get("mode") == "disaggregated":
+        return [decodes, _prompts("prefill step", [], min(new, budget), new, cached)]
+    mixed = _number(row.get("mixed_share"), 0.0)
+    if mixed <= 0.0:
+        return [decodes]
+    running = max(1.0, _number(row.get("effective_concurrency"), math.inf) / workers)
+    arrivals = rate / osl * step_s * new / mixed * (1.0 - 1.0 / running)
+    prompts = max(1, round(arrivals / new))
+    if abs(arrivals / new - prompts) < _NEARLY_WHOLE:
+        # as they come: measured GEMMs may take a quarter more time for a few tokens more or less
+        arrivals = prompts * new
+    tokens = max(1, min(round(arrivals), max(1, budget - batch)))
+    return [decodes, _prompts("step with prompts", decodes.requests, tokens, new, cached)]
+
+
+_NEEDED: Final = ("isl", "osl", "tpot_ms", "tokens_per_s_per_gpu", "tp")
+
+
+def _decodes(batch: int, kv_len: int) -> _Requests:
+    noun = "request" if batch == 1 else "requests"
+    return _Requests("decode step", f"{batch:,} {noun} at kv_len {kv_len:,}", [(1, kv_len - 1)] * batch)
+
+
+def _prompts(name: str, decodes: list[tuple[int, int]], tokens: int, prompt: int, cached: int) -> _Requests:
+    """Prompt tokens as whole prompts, and one chunk half-way through its prompt for the rest of them."""
+    whole, rest = divmod(tokens, prompt)
+    chunks = [(prompt, cached)] * whole
+    if rest:
+        chunks.append((rest, cached + (prompt - rest) // 2))
+    words = f"{tokens:,} prompt tokens"
+    if len(chunks) > 1:
+        words += f" of {len(chunks):,} requests"
+    if decodes:
+        words += f", with {len(decodes):,} decode{'s' * (len(decodes) != 1)}"
+    return _Requests(name, words, [*decodes, *chunks])
+
+
+def _number(value: Any, default: float = math.nan) -> float:
+    return float(value) if is_number(value) else default
+
+
+def achieved(part: OperatorTime) -> tuple[float, float] | None:
+    """Place an operator under a roofline: FLOPs a byte, and FLOP/s; None where it computes nothing."""
+    if part.flops <= 0 or part.moved_bytes <= 0 or part.total_us <= 0:
+        return None
+    return part.flops / part.moved_bytes, part.flops / part.total_us * US_PER_S
+
+
+_MOST_ROWS: Final = len(LINE_LOOKS)
+_GROUP_COLOURS: Final = dict(
+    zip(
+        GROUPS,
+        (
+            *(COLOURS[c] for c in ("blue", "orange", "vermilion", "green", "yellow", "purple", "sky")),
+            QUIET,
+        ),
+        strict=True,
+    )
+)
+_INTENSITIES: Final = (0.3, 2e4)
+
+
+def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
+    """Draw what the decode steps of the best rows are made of, and where they are under the roofline.
+
+    Parameters
+    ----------
+    results : Results
+        What :func:`fastroof.report.read_results` returns.
+    **wanted
+        Values that columns must hold, such as ``isl=4000``; None is any.
+
+    Returns
+    -------
+    Figure
+        For :func:`fastroof.report.save_figure`; a row for each model, GPU, tp and dtype with the most
+        tokens/s per GPU: six of them, alternating between models.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed, no row is left, or no row's plan can be compiled any more.
+    """
+    rows = rows_where(results, **wanted)
+    best = _best_rows(results, rows)
+    source = StepSource(results)
+    columns = results.rows(np.sort(best))
+    place = {int(index): i for i, index in enumerate(np.sort(best))}
+    leading = []
+    for index in best.tolist():
+        row = {name: values[place[index]] for name, values in columns.items()}
+        leading += [(row, step) for step in source.steps(row)[:1]]
+    if not leading:
+        raise FastroofError(f"no step of {results.path} can be broken down: {'; '.join(source.problems)}")
+    gpu = source.gpu(str(leading[0][0]["gpu"]))
+    with style():
+        figure = new_figure(13.0, 5.8)
+        halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1.0))
+        left, right = (half.subplots() for half in halves)
+        _draw_bars(left, leading)
+        _draw_roofline(right, leading, gpu)
+        below = zip(halves, (left, right), strict=True)
+        legends_below(figure, [(half, *axes.get_legend_handles_labels()) for half, axes in below], size=9.0)
+        what, workload = swept_words(results, rows)
+        chosen = "decode step of the row with the most tokens/s per GPU, by setting"
+        write_titles(
+            figure, f"{what}: what the best steps are made of", "; ".join(filter(None, (workload, chosen)))
+        )
+    return figure
+
+
+def _best_rows(results: Results, rows: Any) -> Any:
+    """Best row within the limits of each model, GPU, tp and dtype, the highest rates of each model first."""
+    rate = np.where(rows & results.is_within(), results.numbers(RateColumns.GPU), np.nan)
+    usable = np.flatnonzero(np.isfinite(rate))
+    if not len(usable):
+        raise FastroofError(f"no row of {results.path} is within the limits")
+    groups = results.groups(results.have(("model", "gpu", "mode", "tp", "dtype")))
+    order = usable[np.lexsort((-rate[usable], groups[usable]))]
+    first = order[np.diff(groups[order], prepend=-1) != 0]
+    turns = in_turns(results.codes("model")[0][first].tolist(), rate[first].tolist())
+    return first[turns[:_MOST_ROWS]]
+
+
+def _words(row: dict[str, Any]) -> str:
+    load = f"batch {row['batch_size']}" if "batch_size" in row else f"{row['concurrency']:g} clients"
+    mode = "" if row.get("mode", "aggregated") == "aggregated" else f"{row['mode']}, "
+    return f"{row['model']}, {split_words(row)},\n{mode}{row['dtype']}, {load}"
+
+
+def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) -> None:
+    names = [name for name in GROUPS if any(name in step.groups_us for _, step in leading)]
+    start = np.zeros(len(leading))
+    at = np.arange(len(leading))
+    for name in names:
+        wide = np.array([step.groups_us.get(name, 0.0) for _, step in leading]) / US_PER_MS
+        axes.barh(
+            at, wide, left=start, height=0.62, color=_GROUP_COLOURS[name], edgecolor="white", label=name
+        )
+        start += wide
+    axes.set_yticks(at, [_words(row) for row, _ in leading])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("decode step (ms)")
+
+
+def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
+    top = max(gpu.peak_flops_per_s.values())
+    low, high = _INTENSITIES
+    slope = np.array([low, top / gpu.hbm_bytes_per_s])
+    axes.plot(slope, slope * gpu.hbm_bytes_per_s / TFLOP, color=INK, linewidth=1.6)
+    names: dict[float, list[str]] = {}
+    for dtype, peak in gpu.peak_flops_per_s.items():
+        names.setdefault(peak, []).append(dtype)
+    for peak, dtypes in names.items():
+        axes.plot([peak / gpu.hbm_bytes_per_s, high], [peak / TFLOP] * 2, color=INK, linewidth=1.6)
+        words = f"{', '.join(dtypes)} {peak / TFLOP:,.5g} TFLOP/s"
+        axes.annotate(
+            words,
+            (high, peak / TFLOP),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            size=9.0,
+        )
+    for (row, step), (colour, marker) in zip(leading, LINE_LOOKS, strict=False):
+        for part in step.operators:
+            point = achieved(part)
+            if point is not None:
+                size = 20.0 + 500.0 * part.total_us / step.total_us
+                axes.scatter(
+                    point[0], point[1] / TFLOP, s=size, color=colour, alpha=0.3, marker=marker, linewidths=0
+                )
+        work = sum(part.flops for part in step.operators)
+        moved = sum(part.moved_bytes for part in step.operators if part.bound != "communication")
+        axes.scatter(
+            work / moved, work / step.total_us * US_PER_S / TFLOP, s=90, color=colour, marker=marker,
+            edgecolors=INK, label=_words(row).replace("\n", " "), zorder=4,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(low, high))
+    axes.set_ylim(top=top / TFLOP * 2.5)
+    axes.set_xlabel("FLOP per compulsory byte")
+    axes.set_ylabel("achieved TFLOP/s on one GPU")
+    axes.set_title(f"{gpu.title}, HBM {gpu.hbm_bytes_per_s / TB:.2f} TB/s; outlined: whole steps", size=10.0)

@@ -1,0 +1,304 @@
+"""Means and percentiles of requests, exact, and of all gaps between tokens, from a histogram."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from fastroof.arrays import Bools, Floats, Longs
+from fastroof.arrow import arrow_schema
+from fastroof.atomic_files import check_file_place, whole_file, write_errors
+from fastroof.checks import is_number, shown
+from fastroof.columns import Column
+from fastroof.compiled.simulation.state import FINISHED
+from fastroof.errors import BatchError, FastroofError
+from fastroof.simulation.engine import SERIES, STATUS_WORDS
+from fastroof.units import US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.simulation.engine import Outcomes
+    from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.trace import Trace
+
+
+PERCENTILES: Final = (50, 90, 95, 99)
+"""Percentiles that every answer has, beside the mean."""
+
+MANTISSA_BITS: Final = 7
+GAP_ERROR: Final = 2.0 ** -(MANTISSA_BITS + 1)
+"""Largest relative error of a percentile of gaps: half the width of a bin, over its lower end."""
+
+
+def percentile(values: Floats, percent: float) -> float:
+    """Return one percentile of some values."""
+    if not len(values):
+        return math.nan
+    place = (len(values) - 1) * (percent / 100.0)
+    below = math.floor(place)
+    above = min(below + 1, len(values) - 1)
+    low, high = np.partition(values, (below, above))[[below, above]].tolist()
+    share = place - below
+    # the same sum as numpy's, to the last bit; inf less inf would be nan
+    if share == 0.0 or low == high:
+        return float(low)
+    return float(high - (high - low) * (1.0 - share) if share >= 0.5 else low + (high - low) * share)
+
+
+def spread(values: Floats) -> dict[str, float]:
+    """Return the mean and the percentiles of some values, as answers name them."""
+    if not len(values):
+        return dict.fromkeys(_NAMES, math.nan)
+    found: Any = np.percentile(values, PERCENTILES).tolist()
+    return dict(zip(_NAMES, (float(values.mean()), *found), strict=True))
+
+
+_NAMES: Final = ("mean", *(f"p{percent}" for percent in PERCENTILES))
+
+
+def gap_values_us(num_bins: int, first_exponent: int) -> Floats:
+    """Return the middle of each bin of a histogram of gaps, us."""
+    per_power = 1 << MANTISSA_BITS
+    power, step = np.divmod(np.arange(num_bins), per_power)
+    return np.asarray(np.ldexp(1.0 + (step + 0.5) / per_power, power + first_exponent))
+
+
+def gap_spread(counts: Longs, values: Floats) -> dict[str, float]:
+    """Return the mean and the percentiles of what a histogram counts."""
+    upto = np.cumsum(counts)
+    total = int(upto[-1]) if len(upto) else 0
+    if not total:
+        return dict.fromkeys(_NAMES, math.nan)
+    answers = {"mean": float(counts @ values) / total}
+    for percent in PERCENTILES:
+        place = (total - 1) * (percent / 100.0)
+        below = math.floor(place)
+        # the value of rank r is that of the first bin with more than r up to it
+        low, high = values[np.searchsorted(upto, (below, min(below + 1, total - 1)), side="right")].tolist()
+        answers[f"p{percent}"] = low + (high - low) * (place - below)
+    return answers
+
+
+LIMITS: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
+"""What a limit may be on."""
+
+
+class RequestTimes(NamedTuple):
+    """Times of requests, an element a request in the order that the outcomes have."""
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    e2e_ms: Floats
+    is_finished: Bools
+    has_gaps: Bools
+
+    @classmethod
+    def of(cls, trace: Trace, outcomes: Outcomes) -> RequestTimes:
+        """Work out the times of an engine's outcomes."""
+        finished = np.asarray(outcomes.status) == FINISHED
+        first_us, arrival_us = outcomes.first_us, outcomes.arrival_us
+        last_us = np.where(finished, outcomes.last_us, np.nan)
+        gaps = trace.output_tokens - 1.0
+        gaps[gaps == 0.0] = np.nan
+        return cls(
+            (first_us - arrival_us) / US_PER_MS,
+            (last_us - first_us) / gaps / US_PER_MS,
+            (last_us - arrival_us) / US_PER_MS,
+            finished,
+            trace.output_tokens > 1,
+        )
+
+    def of_finished(self, name: str) -> Floats:
+        """Times of the requests that finished, where they have such a time: what percentiles are over."""
+        values: Floats = getattr(self, name)
+        kept = self.is_finished & self.has_gaps if name == "tpot_ms" else self.is_finished
+        return values if kept.all() else values[kept]
+
+    def percentile(self, name: str, percent: float) -> float:
+        """Return a percentile over all requests, where one that did not finish took for ever."""
+        values: Floats = getattr(self, name)
+        if not self.is_finished.all():
+            values = np.where(self.is_finished, values, math.inf)
+        if name == "tpot_ms" and not self.has_gaps.all():
+            values = values[self.has_gaps]
+        return percentile(values, percent)
+
+    def within(self, limits: Mapping[str, float]) -> Bools:
+        """Which requests finished and kept all limits; an output of one token keeps any TPOT."""
+        kept = self.is_finished.copy()
+        for name, limit_ms in limits.items():
+            values: Floats = getattr(self, name)
+            within = values <= limit_ms
+            kept &= within | ~self.has_gaps if name == "tpot_ms" else within
+        return kept
+
+    def goodput(self, limits: Mapping[str, float], duration_us: float) -> dict[str, Any]:
+        """Say how many requests kept all limits, and how many of them a second."""
+        kept = int(self.within(limits).sum())
+        return {
+            "limits": dict(limits),
+            "requests": kept,
+            "share": kept / len(self.ttft_ms),
+            "requests_per_s": kept / duration_us * US_PER_S if duration_us > 0.0 else math.nan,
+        }
+
+
+def checked_limits(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return limits as floats by name, those that were given."""
+    limits = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if not is_number(value) or value <= 0:
+            raise BatchError(f"{name} must be milliseconds above 0, got {shown(value)}")
+        limits[name] = float(value)
+    return limits
+
+
+SERIES_COLUMNS: Final = (
+    Column("time_s", "float", "s", "where the stretch of time begins", 0),
+    Column("running", "float", "", "mean requests that run", 0),
+    Column("waiting", "float", "", "mean requests that wait", 0),
+    Column("kv_use", "float", "", "mean share of the KV cache that requests hold", 0),
+    Column("busy", "float", "", "share of the time in which steps run", 0),
+    Column(
+        "computed_tokens_per_s", "float", "tokens/s", "tokens of prompts and answers that steps compute", 0
+    ),
+    Column("output_tokens_per_s", "float", "tokens/s", "tokens that come out", 0),
+)
+"""Columns of :meth:`Simulation.series`."""
+
+
+# places in the outcomes' series
+RUNNING_US, WAITING_US, BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS = range(len(SERIES))
+
+
+def series_table(outcomes: Outcomes, engines: int, made_from: Mapping[str, str]) -> pa.Table:
+    """Lay the series out as a table, up to the end of the last step; of so many that step by themselves."""
+    width_us, end_us = float(outcomes.bin_us), float(outcomes.counters["end_us"])
+    count = min(max(int(np.ceil(end_us / width_us)), 1), len(outcomes.series))
+    series = outcomes.series[:count]
+    starts_us = np.arange(count) * width_us
+    # the last stretch ends with the run
+    length_us = np.minimum(starts_us + width_us, end_us) - starts_us
+    length_us = np.where(length_us > 0.0, length_us, width_us)
+    blocks = float(outcomes.counters["num_gpu_blocks"])
+    values: dict[str, Any] = {
+        "time_s": starts_us / US_PER_S,
+        "running": series[:, RUNNING_US] / length_us,
+        "waiting": series[:, WAITING_US] / length_us,
+        "kv_use": series[:, BLOCKS_US] / length_us / max(blocks, 1.0),
+        "busy": series[:, BUSY_US] / length_us / engines,
+        "computed_tokens_per_s": series[:, NEW_TOKENS] / length_us * US_PER_S,
+        "output_tokens_per_s": series[:, OUTPUT_TOKENS] / length_us * US_PER_S,
+    }
+    stretch = {"fastroof.stretch_s": repr(width_us / US_PER_S)}
+    schema = arrow_schema(SERIES_COLUMNS, {**made_from, **stretch})
+    return pa.table([pa.array(values[name], from_pandas=True) for name in schema.names], schema=schema)
+
+
+def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str, Any]:
+    """Say how full the engines were: means over the run, and the most at any step."""
+    totals, counters = outcomes.series.sum(axis=0), outcomes.counters
+    over_us = duration_us if duration_us > 0.0 else np.nan
+    # none where all requests were rejected
+    blocks = max(float(counters["num_gpu_blocks"]), 1.0)
+
+    def use(place: int, peak: str, whole: float) -> dict[str, float]:
+        return {"mean": float(totals[place]) / over_us / whole, "peak": float(counters[peak]) / whole}
+
+    return {
+        "running": use(RUNNING_US, "peak_running", 1.0),
+        "waiting": use(WAITING_US, "peak_waiting", 1.0),
+        "kv_use": use(BLOCKS_US, "peak_blocks", blocks),
+        "busy": float(totals[BUSY_US]) / over_us / engines,
+    }
+
+
+def mean_step(outcomes: Outcomes, settings: EngineSettings, ranks: int = 1) -> tuple[float, float]:
+    """Return the mean number of running requests of a rank, over busy time, and the tokens each holds."""
+    running_us, _, blocks_us, busy_us = outcomes.series[:, : BUSY_US + 1].sum(axis=0).tolist()
+    if not (running_us > 0.0 and busy_us > 0.0):
+        return 1.0, 1.0
+    return running_us / busy_us / ranks, blocks_us * settings.block_size / running_us
+
+
+REQUEST_COLUMNS: Final = (
+    Column("arrival_s", "float", "s", "when the request was sent", 0),
+    Column("input_tokens", "int", "tokens", "tokens of its prompt"),
+    Column("output_tokens", "int", "tokens", "tokens of its answer, the first included"),
+    Column("ttft_ms", "float", "ms", "time to first token; empty where it never came"),
+    Column("tpot_ms", "float", "ms", "time per output token after the first; empty where there is none"),
+    Column("e2e_ms", "float", "ms", "time to the last token; empty where it never came"),
+    Column("preemptions", "int", "", "how often it lost its KV cache and computed it again", 0),
+    Column("replica", "int", "", "which replica served it, from 0; empty where none did", 0),
+    Column("status", "text", "", "finished, timed_out or rejected"),
+)
+"""Columns of :attr:`Simulation.requests`."""
+
+CACHED_COLUMN: Final = Column(
+    "cached_tokens",
+    "int",
+    "tokens",
+    "tokens of its prompt that it found in the prefix cache; empty if unknown",
+    0,
+)
+"""One more, where a prefix cache was simulated."""
+
+
+def request_table(
+    trace: Trace, outcomes: Outcomes, times: RequestTimes, made_from: Mapping[str, str]
+) -> pa.Table:
+    """Lay requests out as a table, in the order of the trace's file."""
+    values: dict[str, Any] = {
+        "arrival_s": outcomes.arrival_us / US_PER_S,
+        "input_tokens": trace.input_tokens,
+        "output_tokens": trace.output_tokens,
+        "ttft_ms": times.ttft_ms,
+        "tpot_ms": times.tpot_ms,
+        "e2e_ms": times.e2e_ms,
+        "preemptions": outcomes.preemptions,
+    }
+    found = outcomes.cached_tokens
+    shown = REQUEST_COLUMNS if found is None else (*REQUEST_COLUMNS, CACHED_COLUMN)
+    schema = arrow_schema(shown, made_from)
+    columns = {
+        name: pa.array(trace.in_file_order(value), schema.field(name).type, from_pandas=True)
+        for name, value in values.items()
+    }
+    replica = trace.in_file_order(outcomes.replica)
+    columns["replica"] = pa.array(replica, schema.field("replica").type, mask=replica < 0)
+    if found is not None:
+        cached = trace.in_file_order(found)
+        columns["cached_tokens"] = pa.array(cached, schema.field("cached_tokens").type, mask=cached < 0)
+    codes = pa.array(trace.in_file_order(np.asarray(outcomes.status)).astype(np.int8))
+    columns["status"] = pa.DictionaryArray.from_arrays(codes, list(STATUS_WORDS)).cast(pa.string())
+    return pa.table([columns[field.name] for field in schema], schema=schema)
+
+
+def checked_requests_path(path: str | Path) -> Path:
+    """Return where requests can be written to, before any time goes into what they will be."""
+    path = Path(path)
+    if path.suffix.lower() not in (".parquet", ".csv"):
+        # a number is what other programs' option of this name takes
+        drawn = "; num_requests (--num-requests) says how many are drawn" if str(path).isdigit() else ""
+        raise FastroofError(f"requests {path} must end in .parquet or .csv{drawn}")
+    check_file_place(path, f"requests {path}")
+    return path
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table of requests whole or not at all, as the name's end says."""
+    with write_errors(f"requests {path}"), whole_file(path) as unfinished:
+        if path.suffix.lower() == ".csv":
+            from pyarrow import csv
+
+            csv.write_csv(table, unfinished)
+        else:
+            from fastroof.arrow import write_parquet
+
+            write_parquet(table, unfinished)

@@ -1,0 +1,445 @@
+"""What to run for a model on some GPUs within limits: the best deployment, and its commands."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.arrow import ArrowRows
+from fastroof.checks import check_progress, shown, whole_number
+from fastroof.config import load_gpu
+from fastroof.engines import EngineProfile, load_engine
+from fastroof.errors import SweepError
+from fastroof.models import TP_SIZES, ModelSpec, load_model
+from fastroof.sweep.best import Answer, Answers, best_deployments
+from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+BUDGETS: Final = (2048, 8192)
+"""Tokens of a step that are tried, beside the engines' own."""
+
+MOST_GPUS: Final = 2**16
+MOST_CLIENTS: Final = 2**20
+CLIENTS_A_GPU_APART: Final = 8
+"""Numbers of clients that are tried lie one apart for so many GPUs, two for twice as many."""
+
+MOST_STAGES: Final = 8
+
+Names = str | Path | Sequence[str | Path]
+
+
+def deployment_question(
+    model: str | Path,
+    gpu: Names = "h100",
+    *,
+    total_gpus: int,
+    isl: int,
+    osl: int,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    request_latency_ms: float | None = None,
+    dtype: Names = "auto",
+    kv_dtype: Names = "auto",
+    runtime: Names | None = None,
+    max_batched_tokens: int | Sequence[int] | None = None,
+    max_seqs: int | None = None,
+    prefix_hit: float = 0.0,
+    gpu_hour_price: float | Mapping[str, float] | None = None,
+    objective: str | None = None,
+    tables: str | Path | None = None,
+    allow_modelled: bool = False,
+) -> DeploymentSpec:
+    """Return the deployments to compare for a model on a number of GPUs.
+
+    Parameters
+    ----------
+    model : str or Path
+        Preset, Hugging Face id of one, or path of a config.json.
+    gpu : str, Path or sequence of them
+        GPUs to choose from, each by itself.
+    total_gpus : int
+        How many there are of one kind; copies of the model fill them.
+    isl, osl : int
+        Tokens of a prompt and of an output.
+    ttft_ms, tpot_ms, request_latency_ms : float, optional
+        Longest means, ms.
+    dtype, kv_dtype : str or sequence of str
+        Formats to choose from; ``auto`` is the checkpoint's.
+    runtime : str, Path or sequence of them, optional
+        Engines to choose from; by default what sweeps of deployments assume.
+    max_batched_tokens : int or sequence of int, optional
+        Tokens of a step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt where
+        one of them cuts none.
+    max_seqs : int, optional
+        Maximum number of concurrent requests of a copy (default: the engine's own).
+    prefix_hit : float
+        Share of each prompt that is found in the prefix cache.
+    gpu_hour_price : float or mapping, optional
+        Price of a GPU for an hour, for all or by GPU.
+    objective : str, optional
+        As in a spec; by default the least cost where prices are given, else the most tokens a second and GPU.
+    tables : str or Path, optional
+        A folder of measured tables, or ``datasheet`` to do without; by default each GPU's own.
+    allow_modelled : bool
+        Whether the datasheet model may replace kernels that were not measured.
+
+    Returns
+    -------
+    DeploymentSpec
+        Every layout of :func:`layouts_to_try`, with every number of clients up to all that can run.
+
+    Raises
+    ------
+    SweepError
+        Saying what is wrong with what was given.
+
+    Examples
+    --------
+    >>> spec = deployment_question("llama-3.1-8b", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
+    >>> [split.tp for split in spec.split], spec.max_batched_tokens, spec.concurrency[-1]
+    ([1, 2], (2048, 8192), 2049)
+    """
+    whole_number("total_gpus", total_gpus, most=MOST_GPUS, error=SweepError)
+    loaded = load_model(model)
+    gpus = [load_gpu(name) for name in _listed(gpu)]
+    node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])
+    default = "tokens_per_s_per_gpu" if gpu_hour_price is None else "cost"
+    limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
+    values: dict[str, Any] = {
+        "models": [str(model)],
+        "gpus": [str(name) for name in _listed(gpu)],
+        "split": layouts_to_try(loaded, total_gpus, node),
+        "total_gpus": total_gpus,
+        "isl": isl,
+        "osl": osl,
+        "dtype": _listed(dtype),
+        "kv_dtype": _listed(kv_dtype),
+        "prefix_hit": prefix_hit,
+        "constraints": {name: limit for name, limit in limits.items() if limit is not None},
+        "objective": default if objective is None else objective,
+        "concurrency": 1,
+        "allow_modelled": allow_modelled,
+    }
+    if tables is not None:
+        values["tables"] = str(tables)
+    if isinstance(gpu_hour_price, Mapping):
+        values["gpu_hour_price"] = dict(gpu_hour_price)
+    elif gpu_hour_price is not None:
+        values["gpu_hour_price"] = gpu_hour_price
+    if runtime is not None:
+        values["runtime"] = [str(name) for name in _listed(runtime)]
+    if max_seqs is not None:
+        values["max_seqs"] = max_seqs
+    # what else there is to say follows from what the spec has made of that
+    values["max_batched_tokens"] = BUDGETS[0] if max_batched_tokens is None else max_batched_tokens
+    spec = load_spec(values)
+    assert isinstance(spec, DeploymentSpec)
+    changes: dict[str, Any] = {"concurrency": _clients(total_gpus, spec.max_seqs)}
+    if max_batched_tokens is None:
+        changes["max_batched_tokens"] = _budgets([load_engine(name) for name in spec.runtime], spec.isl[0])
+    spec = load_spec(values | changes)
+    assert isinstance(spec, DeploymentSpec)
+    return spec
+
+
+def layouts_to_try(model: ModelSpec, total_gpus: int, node_gpus: int) -> list[dict[str, int]]:
+    """List the ways to lay a copy of a model out that are tried on a number of GPUs.
+
+    Copies fill the GPUs, and one stays within a node (up to eight GPUs of a link): every tp there; with
+    experts every tp with the data parallelism of attention that is left, experts whole on their GPUs or split
+    over all of them. Beyond a node it is cut into stages, each a node and eight of them at most.
+
+    Examples
+    --------
+    >>> layouts_to_try(load_model("llama-3.1-70b"), 16, 8)[-2:]
+    [{'tp': 8}, {'tp': 8, 'pp': 2}]
+    >>> layouts_to_try(load_model("qwen3-30b-a3b"), 2, 8)
+    [{'tp': 1}, {'tp': 2}, {'tp': 2, 'ep': 2}, {'tp': 1, 'dp': 2}, {'tp': 1, 'dp': 2, 'ep': 2}]
+    """
+    sizes = [size for size in TP_SIZES if size <= node_gpus and total_gpus % size == 0]
+    splits: list[dict[str, int]] = []
+    for gpus in sizes:
+        if not model.has_experts:
+            splits.append({"tp": gpus})
+            continue
+        for tp, has_groups in itertools.product(reversed(TP_SIZES), (False, True)):
+            if gpus % tp or (has_groups and gpus == 1):
+                continue
+            split = {"tp": tp}
+            if gpus > tp:
+                split["dp"] = gpus // tp
+            if has_groups:
+                split["ep"] = gpus
+            splits.append(split)
+    stages = [2**power for power in range(1, MOST_STAGES.bit_length())]
+    beyond = [pp for pp in stages if sizes[-1] == node_gpus and total_gpus % (pp * node_gpus) == 0]
+    return splits + [{"tp": node_gpus, "pp": pp} for pp in beyond]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _clients(total_gpus: int, max_seqs: int) -> list[int]:
+    """Numbers of clients, up to one more than can run on single GPUs."""
+    apart = max(total_gpus // CLIENTS_A_GPU_APART, 1)
+    most = min(total_gpus * max_seqs + apart, MOST_CLIENTS)
+    return sorted({1, *range(apart, most + 1, apart)})
+
+
+def _budgets(engines: Sequence[EngineProfile], isl: int) -> list[int]:
+    """Tokens of a step: what is common, what the engines have, and whole prompts where they are not cut."""
+    own = {engine.scheduling.max_num_batched_tokens for engine in engines}
+    budgets = sorted({*BUDGETS, *own})
+    if isl > budgets[-1] and any(not engine.scheduling.chunked_prefill for engine in engines):
+        budgets.append(1 << (isl - 1).bit_length())
+    return budgets
+
+
+MOST_GPUS_TRIED: Final = 64
+
+
+@dataclass(frozen=True)
+class Recommendation(ArrowRows):
+    """What to run, and how.
+
+    Attributes
+    ----------
+    answers : Answers
+        For each model the recommended deployment and runners-up, as :func:`fastroof.sweep.best_deployments`
+        has them.
+    deployments : tuple of Deployment or None
+        How to run the recommended ones, in the same order; None if nothing is within the limits.
+    specs : tuple of DeploymentSpec
+        What was compared, one spec per model; a single one if a spec was given.
+    would_fit : dict of str to dict
+        Models whose weights leave no room on the GPUs: the row of a deployment that has some, on more GPUs.
+    """
+
+    answers: Answers
+    deployments: tuple[Deployment | None, ...]
+    specs: tuple[DeploymentSpec, ...]
+    would_fit: dict[str, dict[str, Any]]
+
+    def to_arrow(self) -> pa.Table:
+        """Lay the recommended deployments and the runners-up out as an Arrow table, a row each.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``place``, ``standing`` and ``behind`` of the best, then
+            :data:`fastroof.sweep.deployments.COLUMNS`.
+        """
+        return self.answers.to_arrow()
+
+    def _repr_html_(self) -> str:
+        """Return the recommended deployments and the runners-up as a notebook shows them."""
+        return self.answers._repr_html_()
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write scripts, manifests and rows to a folder; see :func:`fastroof.sweep.save_recommendation`."""
+        from fastroof.sweep.recommendations.files import save_recommendation
+
+        return save_recommendation(self, folder)
+
+
+def recommend(
+    model: Names,
+    gpu: Names = "h100",
+    *,
+    total_gpus: int,
+    isl: int,
+    osl: int,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    request_latency_ms: float | None = None,
+    dtype: Names = "auto",
+    kv_dtype: Names = "auto",
+    runtime: Names | None = None,
+    max_batched_tokens: int | Sequence[int] | None = None,
+    max_seqs: int | None = None,
+    prefix_hit: float = 0.0,
+    gpu_hour_price: float | Mapping[str, float] | None = None,
+    objective: str | None = None,
+    tables: str | Path | None = None,
+    allow_modelled: bool = False,
+    runners_up: int = 3,
+    percentile: float | None = None,
+    requests: int = 10_000,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recommendation:
+    """Say what to run for models on a number of GPUs within limits.
+
+    Parameters
+    ----------
+    model : str, Path or sequence of them
+        Presets, Hugging Face ids of them, or paths of config.json files; each is answered by itself.
+    gpu : str, Path or sequence of them
+        GPUs to choose from.
+    total_gpus : int
+        How many there are of one kind.
+    isl, osl : int
+        Tokens of a prompt and of an output.
+    ttft_ms, tpot_ms, request_latency_ms : float, optional
+        Longest means, ms.
+    dtype, kv_dtype : str or sequence of str
+        Formats to choose from; ``auto`` is the checkpoint's.
+    runtime : str, Path or sequence of them, optional
+        Engines to choose from; by default what sweeps of deployments assume.
+    max_batched_tokens, max_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
+        As :func:`fastroof.sweep.deployment_question` takes them.
+    runners_up, percentile, requests, seed, threads, progress
+        As :func:`fastroof.sweep.best_deployments` takes them.
+
+    Returns
+    -------
+    Recommendation
+        For each model the best deployment, what comes next, and the engine's own command; the number of
+        clients is the one that does best within the limits.
+
+    Raises
+    ------
+    SweepError
+        Saying what is wrong with what was given.
+    ModelError
+        If a model is unknown.
+    TableError
+        If the tables cannot be read.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> found = fastroof.recommend("meta-llama/Llama-3.1-8B-Instruct", "h100", total_gpus=1, isl=1000,
+    ...                            osl=100, ttft_ms=200, tpot_ms=15)
+    >>> found.deployments[0].servers["server"].words()[:3]
+    ['vllm', 'serve', 'meta-llama/Llama-3.1-8B-Instruct']
+    """
+    try:
+        models: list[str | Path] = [model] if isinstance(model, str | Path) else list(model)
+    except TypeError:
+        raise SweepError(f"model must be a name or path, or several, got {shown(model)}") from None
+    if not models:
+        raise SweepError("model: the list is empty, need at least one")
+    question: dict[str, Any] = {
+        "gpu": gpu, "isl": isl, "osl": osl, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms,
+        "request_latency_ms": request_latency_ms, "dtype": dtype, "kv_dtype": kv_dtype, "runtime": runtime,
+        "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit,
+        "gpu_hour_price": gpu_hour_price, "objective": objective,
+        "tables": tables, "allow_modelled": allow_modelled,
+    }  # fmt: skip
+    by_name = {load_model(one).name: one for one in models}
+    specs = [deployment_question(one, total_gpus=total_gpus, **question) for one in by_name.values()]
+    options: dict[str, Any] = {
+        "runners_up": runners_up, "percentile": percentile, "requests": requests, "seed": seed,
+        "threads": threads,
+    }  # fmt: skip
+    found = _recommended(specs, options, progress)
+    for answer in found.answers.answers:
+        name = answer.group["model"]
+        if not answer.choices and answer.nearest is None and answer.infeasible.get("memory"):
+            row = _on_more_gpus(by_name[name], total_gpus, question, threads)
+            if row is not None:
+                found.would_fit[name] = row
+    return found
+
+
+def recommend_for_spec(
+    spec: DeploymentSpec | Mapping[str, Any] | str | Path,
+    *,
+    gpu_hour_price: float | Mapping[str, float] | None = None,
+    runners_up: int = 3,
+    percentile: float | None = None,
+    requests: int = 10_000,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recommendation:
+    """Say what to run of the deployments that a spec asks for, and how.
+
+    Parameters
+    ----------
+    spec : DeploymentSpec, mapping, str or Path
+        As :func:`fastroof.sweep.best_deployments` takes it.
+    gpu_hour_price : float or mapping, optional
+        Price of a GPU for an hour in place of the spec's.
+    runners_up, percentile, requests, seed, threads, progress
+        As :func:`fastroof.sweep.best_deployments` takes them.
+
+    Returns
+    -------
+    Recommendation
+        For each model and load.
+
+    Raises
+    ------
+    SweepError
+        If the spec is wrong, or not one of deployments.
+    """
+    loaded = load_spec(spec, None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price})
+    options: dict[str, Any] = {
+        "runners_up": runners_up, "percentile": percentile, "requests": requests, "seed": seed,
+        "threads": threads,
+    }  # fmt: skip
+    if not isinstance(loaded, DeploymentSpec):
+        raise SweepError("the spec is not one of deployments, which have isl, osl and concurrency")
+    return _recommended([loaded], options, progress)
+
+
+def _recommended(
+    specs: Sequence[DeploymentSpec],
+    options: Mapping[str, Any],
+    progress: Callable[[int, int], None] | None,
+) -> Recommendation:
+    check_progress(progress, "the candidates done and all there are", SweepError)
+    began = time.perf_counter()
+    total = sum(spec.num_candidates for spec in specs)
+    done = 0
+    answers: list[Answer] = []
+    deployments: list[Deployment | None] = []
+    skipped: list[str] = []
+    candidates, objective = 0, ""
+    for spec in specs:
+        before = done
+
+        def told(of_spec: int, _: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + of_spec, total)
+
+        found = best_deployments(spec, **options, progress=told)
+        for answer in found.answers:
+            answers.append(answer)
+            deployments.append(deployment_of(spec, answer.choices[0]) if answer.choices else None)
+        skipped += found.skipped
+        candidates += found.candidates
+        objective = found.objective
+        done += spec.num_candidates
+    whole = Answers(tuple(answers), objective, candidates, tuple(skipped), time.perf_counter() - began)
+    return Recommendation(whole, tuple(deployments), tuple(specs), {})
+
+
+def _on_more_gpus(
+    model: str | Path, total_gpus: int, question: Mapping[str, Any], threads: int
+) -> dict[str, Any] | None:
+    """The row of a deployment on more GPUs that holds a model which these do not; None if none is tried."""
+    limits = {"ttft_ms": None, "tpot_ms": None, "request_latency_ms": None}
+    gpus = 2 ** total_gpus.bit_length()
+    while gpus <= MOST_GPUS_TRIED:
+        spec = deployment_question(model, total_gpus=gpus, **{**question, **limits})
+        few = load_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})
+        assert isinstance(few, DeploymentSpec)
+        choices = best_deployments(few, runners_up=0, threads=threads).answers[0].choices
+        if choices:
+            return choices[0].row
+        gpus *= 2
+    return None
