@@ -38,7 +38,7 @@ def number_array(value: Any) -> Array | None:
 def refused(value: Any) -> str:
     """Say what was given that :func:`number_array` refuses, after what would have done."""
     if isinstance(value, np.ma.MaskedArray):
-        return f"and masked entries are none, got {shown(value)}"
+        return f"and masked entries are not numbers, got {shown(value)}"
     return f"got {shown(value)}"
 
 

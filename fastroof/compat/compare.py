@@ -1,4 +1,4 @@
-"""Steps timed by fastroof, roofline V2, InferSim and the datasheet model, side by side, with reasons."""
+"""Steps timed by fastroof, roofline V1 and V2, InferSim and the datasheet model, with reasons."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from fastroof.compat.compare_causes import differences
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
 from fastroof.compat.compare_roofline_v2 import (
     infersim_tree,
+    roofline_v1_facts,
+    roofline_v1_time,
     roofline_v2_facts,
     roofline_v2_time,
     roofline_v2_tree,
@@ -33,10 +35,12 @@ from fastroof.compat.compare_steps import (
     is_fp8,
     modelled_components,
     plan_time,
+    roofline_v1_obstacle,
     roofline_v2_obstacle,
 )
+from fastroof.compat.roofline_v1 import Calibration
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, TableError
+from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, PlanError, TableError
 from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
@@ -67,12 +71,15 @@ def compare(
     tables: Tables | None = None,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
+    roofline_v1: Calibration | None = None,
 ) -> Comparison:
-    """Time steps by four methods, by component, with the reasons for their differences."""
+    """Time steps by every method, by component, with the reasons for their differences."""
     steps = _steps(decode, prefill)
     for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
         if not isinstance(root, str | Path | None):
             raise TableError(f"{name} must be the path of a tree, got {shown(root)}")
+    if not isinstance(roofline_v1, Calibration | None):
+        raise PlanError(f"roofline_v1 must be a Calibration, got {shown(roofline_v1)}")
     model = model if isinstance(model, ModelSpec) else load_model(model)
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     if tables is None:
@@ -91,11 +98,13 @@ def compare(
         allow_modelled=allow_modelled,
         roofline_v2_root=roofline_v2_root,
         infersim_root=infersim_root,
+        roofline_v1=roofline_v1,
     )
     constants = {
         "fastroof": {"bf16 TFLOP/s": spec.peak("bf16") / TFLOP}
         | ({"fp8 TFLOP/s": spec.peak("fp8") / TFLOP} if is_fp8(case.dtype) else {})
         | {"memory TB/s": spec.hbm_bytes_per_s / TB},
+        "roofline_v1": {} if roofline_v1 is None else asdict(roofline_v1),
         "roofline_v2": {name: float(value) for name, value in case.hardware.items()},
         "infersim": asdict(case.infersim.gpus[spec.name]),
         "datasheet": {f"{name} efficiency": kind.efficiency for name, kind in CLASSES.items()}
@@ -105,10 +114,13 @@ def compare(
     modelled = modelled_components(case.plan, steps[0])
     trees = {
         "fastroof": own + (f"; modelled, in part or whole: {', '.join(modelled)}" if modelled else ""),
+        "roofline_v1": "none",
         "roofline_v2": "none" if case.roofline_v2 is None else _place(own, "bf16", roofline_v2_root),
         "infersim": _place(own, case.dtype, infersim_root),
         "datasheet": "none",
     }
+    if roofline_v1 is None:
+        del constants["roofline_v1"], trees["roofline_v1"]
     compared = tuple(_compared(case, step) for step in steps)
     return Comparison(
         model.name, spec.name, case.layout, case.dtype, case.plan.runtime, constants, trees, compared
@@ -123,6 +135,7 @@ def compare_case(
     *,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
+    roofline_v1: Calibration | None = None,
     **options: Any,
 ) -> Case:
     """Plans, trees and configs that all methods time steps with; arguments as of :func:`compare`."""
@@ -142,6 +155,7 @@ def compare_case(
         warnings.simplefilter("ignore", UserWarning)
         datasheet = compile_plan(model, gpu, None, **options)
     why_not = {
+        "roofline_v1": roofline_v1_obstacle(sizes, dtype),
         "roofline_v2": roofline_v2_obstacle(sizes, dtype),
         "infersim": infersim_obstacle(sizes, plan.layout, dtype),
     }
@@ -174,6 +188,7 @@ def compare_case(
         own_trees={"roofline_v2": roofline_v2_root is None, "infersim": same_rows},
         infersim_dtype=infersim_dtype,
         why_not=why_not,
+        roofline_v1=roofline_v1,
     )
 
 
@@ -215,15 +230,19 @@ def _infersim_tables(
 def _compared(case: Case, step: Step) -> ComparedStep:
     own = plan_time("fastroof", case.plan, step)
     timed: dict[str, Callable[[], MethodTime]] = {
+        "roofline_v1": partial(roofline_v1_time, case, step),
         "roofline_v2": partial(roofline_v2_time, case, step),
         "infersim": partial(infersim_time, case, step),
         "datasheet": partial(plan_time, "datasheet", case.datasheet, step),
     }
     facts: dict[str, Callable[[MethodTime], dict[str, Any]]] = {
+        "roofline_v1": partial(roofline_v1_facts, case, step, own),
         "roofline_v2": partial(roofline_v2_facts, case, step, own),
         "infersim": partial(infersim_facts, case, step, own),
         "datasheet": lambda _: datasheet_facts(case, step),
     }
+    if case.roofline_v1 is None:
+        del timed["roofline_v1"]
     times, told = [own], []
     for method, time_step in timed.items():
         why_not = case.why_not.get(method, "")

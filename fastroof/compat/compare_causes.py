@@ -32,6 +32,20 @@ def _infersim(component: str, name: str, holds: str, us: str, sentence: str) -> 
     return Cause("infersim", component, name, holds, us, sentence)
 
 
+ROOFLINE_V1: Final = (
+    Cause("roofline_v1", "linear", "one MFU", "always", "linear_us",
+        "every GEMM of a {phase} has the fitted MFU {mfu:g}, whatever its shape; tp scales it by a power"),
+    Cause("roofline_v1", "attention", "vector peak", "always", "attention_us",
+        "attention runs at {vector:g} of the peak; no kernel was measured"),
+    Cause("roofline_v1", "communication", "no all-reduce", "split", "communication_us",
+        "it has no all-reduce"),
+    Cause("roofline_v1", "lm_head", "no LM head", "always", "lm_head_us", "it has no LM head"),
+    Cause("roofline_v1", "elementwise", "no norms", "always", "elementwise_us",
+        "it has no norms, rotary embedding, KV write or activation"),
+    Cause("roofline_v1", "memory", "bytes of the step", "always", "memory_us",
+        "the step takes at least its bytes at {bandwidth:g} of the peak bandwidth"),
+)  # fmt: skip
+
 ROOFLINE_V2: Final = (
     _v2("linear", "weights floor", "always", "linear_floor_us",
         "no GEMM is faster than its weights at {tb_per_s:.2f} TB/s, the peak times its bandwidth factor"),
@@ -186,7 +200,7 @@ DATASHEET: Final = (
     ),
 )  # fmt: skip
 
-CAUSES: Final = (*ROOFLINE_V2, *INFERSIM, *DATASHEET)
+CAUSES: Final = (*ROOFLINE_V1, *ROOFLINE_V2, *INFERSIM, *DATASHEET)
 """Known causes, by method and in the order in which they are reported."""
 
 

@@ -1,4 +1,4 @@
-"""Roofline V2's column of a comparison, and the facts that explain its differences."""
+"""The columns of roofline V2 and V1 in a comparison, and the facts that explain their differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.compat import infersim, roofline_v2
+from fastroof.compat import infersim, roofline_v1, roofline_v2
 from fastroof.compat.compare_infersim import BALANCED, UP_SHARE
 from fastroof.compat.compare_steps import COMPONENTS, Case, ComparedModel, MethodTime, Step, linear_us
 from fastroof.compat.roofline_v2.steps import Hardware, ModelSizes
@@ -44,6 +44,37 @@ def _step(step: Step) -> tuple[list[tuple[int, int]], list[int]]:
     if step.phase == "decode":
         return [], [step.tokens - 1] * step.batch_size
     return [(0, step.tokens)] * step.batch_size, []
+
+
+def roofline_v1_time(case: Case, step: Step) -> MethodTime:
+    """Time of a step by component; its total is :func:`fastroof.compat.roofline_v1.step_us`'s."""
+    assert case.roofline_v1 is not None
+    arguments = (case.model_config, case.hardware, case.roofline_v1, case.plan.tp, [_step(step)])
+    prefill, decode = roofline_v1.phases(*arguments)
+    _, parts = decode if step.phase == "decode" else prefill
+    components = dict.fromkeys(COMPONENTS, 0.0) | {
+        "linear": float(parts.gemm_s[0]) * US_PER_S,
+        "attention": float(parts.attention_s[0]) * US_PER_S,
+        "memory": float(parts.memory_s[0]) * US_PER_S,
+    }
+    return MethodTime("roofline_v1", components, float(roofline_v1.step_us(*arguments)[0]))
+
+
+def roofline_v1_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -> dict[str, Any]:
+    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
+    fitted = case.roofline_v1
+    assert fitted is not None
+    is_decode = step.phase == "decode"
+    apart_us = {name: other.components_us[name] - own.components_us[name] for name in COMPONENTS}
+    return {
+        "always": True,
+        "split": case.plan.tp > 1,
+        "phase": step.phase,
+        "mfu": fitted.mfu_decode if is_decode else fitted.mfu_prefill,
+        "vector": fitted.vector_peak_fraction,
+        "bandwidth": fitted.bw_decode_factor if is_decode else fitted.bw_prefill_factor,
+        **{f"{name}_us": us for name, us in apart_us.items()},
+    }
 
 
 def roofline_v2_time(case: Case, step: Step) -> MethodTime:

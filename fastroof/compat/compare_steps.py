@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from fastroof.compat.infersim import InfersimTables
+from fastroof.compat.roofline_v1 import Calibration
 from fastroof.compat.roofline_v2 import RooflineV2Tables
 from fastroof.compat.roofline_v2.steps import NO_EXPERTS
 from fastroof.errors import ModelError
@@ -99,9 +100,18 @@ def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
     """Why roofline V2 cannot represent a case; empty where it can."""
     if model.experts:
         return f"{NO_EXPERTS}; and V2's tables have no MFU of any"
-    if dtype != "bf16":
-        return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
-    return ""
+    return _bf16_only(dtype)
+
+
+def roofline_v1_obstacle(model: ComparedModel, dtype: str) -> str:
+    """Why roofline V1 cannot represent a case; empty where it can."""
+    return NO_EXPERTS if model.experts else _bf16_only(dtype)
+
+
+def _bf16_only(dtype: str) -> str:
+    if dtype == "bf16":
+        return ""
+    return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
 
 
 def is_fp8(dtype: str) -> bool:
@@ -115,8 +125,8 @@ COMPONENTS: Final = (
 """Parts of a step. ``experts`` are routed and shared ones, with their router; ``memory`` is what
 roofline V2's bytes of the whole step take beyond its FLOPs."""
 
-METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
-"""The methods, in the order in which they are shown."""
+METHODS: Final = ("fastroof", "roofline_v1", "roofline_v2", "infersim", "datasheet")
+"""The methods, in the order in which they are shown; roofline V1 only with its calibration."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class ComparedStep:
 
     def time(self, method: str) -> MethodTime:
         """One method's time."""
-        return self.times[METHODS.index(method)]
+        return next(time for time in self.times if time.method == method)
 
 
 @dataclass(frozen=True)
@@ -203,6 +213,7 @@ class Case:
     own_trees: Mapping[str, bool] = field(default_factory=dict)
     infersim_dtype: str = ""
     why_not: Mapping[str, str] = field(default_factory=dict)
+    roofline_v1: Calibration | None = None
 
     @property
     def layout(self) -> Layout:

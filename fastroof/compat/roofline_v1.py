@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,15 @@ class Calibration:
             raise PlanError(f"calibration: {'; '.join(wrong)}")
 
 
+class Parts(NamedTuple):
+    """Seconds of one phase of every step: GEMMs, attention, what its bytes add to them, and the total."""
+
+    gemm_s: Floats
+    attention_s: Floats
+    memory_s: Floats
+    total_s: Floats
+
+
 @dataclass(frozen=True)
 class _Phase:
     """What a phase is divided by."""
@@ -70,10 +79,12 @@ class _Phase:
     bytes_per_s: float
     gpus: float
 
-    def seconds(self, gemm_flops: Floats, attention_flops: Floats, moved_bytes: Floats) -> Floats:
-        compute_s = gemm_flops / self.gemm_flops_per_s + attention_flops / self.attention_flops_per_s
-        longer: Floats = np.maximum(compute_s, moved_bytes / self.bytes_per_s) / self.gpus
-        return longer
+    def parts_s(self, gemm_flops: Floats, attention_flops: Floats, moved_bytes: Floats) -> Parts:
+        gemm_s, attention_s = gemm_flops / self.gemm_flops_per_s, attention_flops / self.attention_flops_per_s
+        compute_s = gemm_s + attention_s
+        longer_s = np.maximum(compute_s, moved_bytes / self.bytes_per_s)
+        parts = gemm_s, attention_s, longer_s - compute_s, longer_s
+        return Parts(*(part / self.gpus for part in parts))
 
 
 @np.errstate(all="ignore")  # what is not finite is refused
@@ -122,6 +133,24 @@ def step_us(
     >>> step_us(model, {"TFlopsPeak": 989.5, "BwPeakTBs": 3.35}, fitted, 1, [([], [4096] * 8)]).round()
     array([8655.])
     """
+    (prefill_tokens, prefill), (decode_tokens, decode) = phases(
+        model_config, hardware, calibration, tp, steps
+    )
+    tokens = prefill_tokens + decode_tokens
+    weighted_s = prefill_tokens * prefill.total_s + decode_tokens * decode.total_s
+    mean_s: Floats = weighted_s / np.maximum(tokens, 1.0)
+    refuse_infinite(prefill.total_s, decode.total_s, mean_s)
+    return mean_s * US_PER_S
+
+
+def phases(
+    model_config: Mapping[str, Any],
+    hardware: Mapping[str, Any],
+    calibration: Calibration,
+    tp: int,
+    steps: Steps,
+) -> tuple[tuple[Floats, Parts], tuple[Floats, Parts]]:
+    """New tokens and seconds by part of every step's prefill and decode; arguments as of :func:`step_us`."""
     sizes = ModelSizes.from_config(model_config)
     gpu = Hardware.from_config(hardware)
     gpus = np.float64(checked_tp(tp))
@@ -150,19 +179,15 @@ def step_us(
     )
     progress, new = batch.prefill_progress, batch.prefill_new_tokens
     one = np.ones_like(batch.decode_progress)
-    prefill_tokens, prefill_s = _phase(sizes, prefill, progress, new, progress + new, batch.prefill_offsets)
-    decode_tokens, decode_s = _phase(
-        sizes, decode, batch.decode_progress, one, batch.decode_progress, batch.decode_offsets
+    return (
+        _phase(sizes, prefill, progress, new, progress + new, batch.prefill_offsets),
+        _phase(sizes, decode, batch.decode_progress, one, batch.decode_progress, batch.decode_offsets),
     )
-    tokens = prefill_tokens + decode_tokens
-    mean_s: Floats = (prefill_tokens * prefill_s + decode_tokens * decode_s) / np.maximum(tokens, 1.0)
-    refuse_infinite(prefill_s, decode_s, mean_s)
-    return mean_s * US_PER_S
 
 
 def _phase(
     sizes: ModelSizes, phase: _Phase, progress: Longs, new_tokens: Longs, context: Longs, offsets: Longs
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Parts]:
     """New tokens and seconds of one phase of every step; 0 if a step has no such requests."""
     num_steps = len(offsets) - 1
     step = np.repeat(np.arange(num_steps), np.diff(offsets))
@@ -177,9 +202,9 @@ def _phase(
     moved: Floats = activation_bytes * new * np.where(one, 0.75, 0.85)
     moved += kv_bytes * new + kv_bytes * progress * np.where(one, 0.80, 0.92)
     tokens = total(new)
-    seconds = phase.seconds(
+    seconds = phase.parts_s(
         2.0 * tokens * sizes.num_layers * sizes.layer_weights,
         4.0 * sizes.num_layers * sizes.num_heads * sizes.head_dim * total(new * context),
         total(moved) + sizes.weight_bytes,
     )
-    return tokens, np.where(tokens > 0.0, seconds, 0.0)
+    return tokens, Parts(*(np.where(tokens > 0.0, part, 0.0) for part in seconds))

@@ -18,7 +18,7 @@ class MixedAttention:
 
     Its decodes take ``max(decode attention, ns x query heads of a GPU x KV tokens of all decodes x layers)``:
     one call serves chunks and decodes, which reads the cache for each query head by itself and does not split
-    it. Steps of decodes alone, and of prompts alone, are not touched.
+    it. Decode-only and prefill-only steps are not touched.
 
     Attributes
     ----------

@@ -81,8 +81,8 @@ class ServingEstimate(ArrowResult):
     effective_concurrency : float or ndarray of float64
         Requests that run concurrently.
     decode_step_us, mixed_step_us : float or ndarray of float64
-        Mean decode-only step, and mean step of decodes and prompts, us; 0 if there is none. With speculative
-        decoding its draft is part of it.
+        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With
+        speculative decoding its draft is part of it.
     mixed_share : float or ndarray of float64
         Share of the steps that hold prompts, as a decoding request sees them. Where prompts run first a
         mixed step has only prompts, after which no request gets a token: TPOT is the mean step over one
@@ -132,7 +132,9 @@ class ServingEstimate(ArrowResult):
         Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits for room", 0),
         Column("effective_concurrency", "float", "", "requests that run concurrently"),
         Column("decode_step_us", "float", "us", "mean decode-only step; 0 if there is none", 0),
-        Column("mixed_step_us", "float", "us", "mean step of decodes and prompts; 0 if there is none", 0),
+        Column(
+            "mixed_step_us", "float", "us", "mean mixed step (decodes and prompts); 0 if there is none", 0
+        ),
         Column("mixed_share", "float", "", "share of the steps that hold prompts", 0),
         Column("decodes", "float", "", "requests that decode in a step; 0 where osl is 1", 0),
         Column(
@@ -316,7 +318,7 @@ def estimate(
 
     Where prompts run first, decode steps hold all c and everybody's cycle is n = osl - 1 of them and the
     prompts of all. With e, the share of the others that ends in the same step as a request, and g prompts
-    that so come together, in W of steps that are full but for the last, done in O in the mean::
+    that so come together, in W of steps that are full but for the last, done in O on average::
 
         e    = 1 without a spread: all clients, who started together, stay together ("waves")
              = 1/osl with one, in the long run; after j requests erf(1/(4 s sqrt(j))), s steps the deviation

@@ -175,8 +175,8 @@ def raise_scenario(
         room = int(min(max_kv_tokens, MAX_KV_LEN))
         raise PlanRangeError(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
-            f"room for {room} on {plan.tp} x {plan.gpu.name}: use a larger tp, a smaller dtype or kv_dtype, or "
-            "shorter requests"
+            f"room for {room} on {plan.tp} x {plan.gpu.name}: use a larger tp, a smaller dtype or "
+            "kv_dtype, or shorter requests"
         )
     what, option = ("tokens", "max_tokens") if code == CODE_TOKENS else ("sequences", "max_seqs")
     limit = plan.max_tokens if code == CODE_TOKENS else plan.max_seqs

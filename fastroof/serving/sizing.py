@@ -269,7 +269,7 @@ def estimate_with_images(
     Returns
     -------
     ServingEstimate
-        As of :func:`estimate`. Steps of decodes alone are the plan's; those with prompts take the encoder's
+        As of :func:`estimate`. Decode-only steps are the plan's; those with prompts take the encoder's
         time too.
 
     Raises

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 else:
     # Hidden from type checkers, to which a module with __getattr__ has every name there is.
     _MODULE_OF = {
-        "DisaggregatedSimulation": "disaggregated_simulation",
+        "DisaggregatedSimulation": "disaggregated",
         "EngineSettings": "settings",
         "Link": "disaggregated",
         "Simulation": "simulation",
         "Trace": "trace",
         "Workload": "workload",
-        "hit_rate": "prefix_sharing",
+        "hit_rate": "trace_columns",
         "load_trace": "trace_files",
         "simulate": "deployment",
-        "simulate_disaggregated": "disaggregated_simulation",
+        "simulate_disaggregated": "disaggregated",
     }
 
     def __getattr__(name):

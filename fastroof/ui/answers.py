@@ -54,7 +54,7 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     workload = Workload(requests=CAPACITY_REQUESTS, input_tokens=prompts, output_tokens=outputs)
     plan = store.plan(view, view.capacity_sizes).plan
     _check_work(plan, workload, view)
-    # sizes that are None are the engine's own
+    # sizes of None are the engine's defaults
     options: dict[str, Any] = {"max_num_batched_tokens": view.max_batched_tokens}
     options |= {"max_num_seqs": None, "block_size": None, **limits}
     found = capacity(plan, workload, **options)
@@ -245,8 +245,8 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
     memory, share = plan.memory, _kv_share(plan, view)
     if share is None:
         notes.append(
-            f"the weights and the working set of a step leave no room for KV cache on {plan.gpu.title}: more "
-            "GPUs, or a smaller format, would do"
+            f"the weights and the working set of a step leave no room for KV cache on {plan.gpu.title}: use "
+            "more GPUs or a smaller format"
         )
     elif share > 1.0:
         most = int(memory.max_sequences(view.decode_kv_len))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 KINDS: Final = ("decode", "prefill", "mixed")
-"""Steps of decodes, of a prompt, and of both."""
+"""Decode, prefill and mixed steps."""
 
 PERCENTILES: Final = (50, 90, 95, 99)
 """Of times that have limits, in capacities."""

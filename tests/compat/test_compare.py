@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.cli.compare import EPILOG
-from fastroof.compat import infersim, roofline_v2
+from fastroof.compat import infersim, roofline_v1, roofline_v2
 from fastroof.compat.compare import compare, compare_case
 from fastroof.compat.compare_causes import CAUSES, TOLD_FROM, differences
 from fastroof.compat.compare_infersim import constants_of, infersim_facts
-from fastroof.compat.compare_roofline_v2 import roofline_v2_facts
+from fastroof.compat.compare_roofline_v2 import roofline_v1_facts, roofline_v2_facts
 from fastroof.compat.compare_steps import (
     COMPONENTS,
     METHODS,
@@ -30,6 +30,7 @@ from fastroof.compat.compare_steps import (
 )
 from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
 
+FITTED = roofline_v1.Calibration(mfu_prefill=0.6, mfu_decode=0.3)
 DECODE = [(1, 1024), (32, 4096), (24, 3000)]
 PREFILL = [2048, 3000, 100]
 CASES = [("llama-2-7b", 1), ("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("qwen3-32b", 2), ("qwen2.5-7b", 4)]
@@ -38,12 +39,13 @@ CASES = [("llama-2-7b", 1), ("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("qwen3-3
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> Comparison:
     model, tp = request.param
-    return compare(model, "h100", decode=DECODE, prefill=PREFILL, tp=tp, tables=h100)
+    return compare(model, "h100", decode=DECODE, prefill=PREFILL, tp=tp, tables=h100, roofline_v1=FITTED)
 
 
 def case_of(found: Comparison, tables: fastroof.Tables) -> Any:
     steps = tuple(step.step for step in found.steps)
-    return compare_case(fastroof.load_model(found.model), tables.gpu, tables, steps, tp=found.tp)
+    model = fastroof.load_model(found.model)
+    return compare_case(model, tables.gpu, tables, steps, tp=found.tp, roofline_v1=FITTED)
 
 
 @pytest.mark.slow
@@ -88,6 +90,7 @@ def test_every_difference_is_told_and_adds_up(compared: Comparison, h100: fastro
     for found in compared.steps:
         own = found.time("fastroof")
         facts_of = {
+            "roofline_v1": roofline_v1_facts(case, found.step, own, found.time("roofline_v1")),
             "roofline_v2": roofline_v2_facts(case, found.step, own, found.time("roofline_v2")),
             "infersim": infersim_facts(case, found.step, own, found.time("infersim")),
             "datasheet": datasheet_facts(case, found.step),
@@ -136,6 +139,17 @@ def test_tp_and_head_dim_reasons(h100: fastroof.Tables) -> None:
     assert "80 for the head_dim, which is 128" in v2["attention", "head_dim"]
     assert "tp = 4" in v2["linear", "TP scaling"]
     assert "600 tokens" in causes(found, 1, "roofline_v2")["attention", "bucket"]
+
+
+def test_roofline_v1_is_compared_only_with_its_calibration(h100: fastroof.Tables) -> None:
+    without = compare("llama-2-7b", "h100", decode=[(32, 4096)], tables=h100)
+    assert "roofline_v1" not in without.trees
+    code, out, _ = run("--model", "llama-2-7b", "--decode", "32x4096", "--roofline-v1", "0.6,0.3", "--json")
+    case = case_of(without, h100)
+    steps = [([], [4095] * 32)]
+    expected = roofline_v1.step_us(case.model_config, case.hardware, FITTED, 1, steps)[0]
+    assert code == 0
+    assert json.loads(out)["steps"][0]["methods"]["roofline_v1"]["total_us"] == expected
 
 
 def test_a_remainder_is_said_to_be_unexplained() -> None:
@@ -260,6 +274,8 @@ def test_every_json_key_is_in_the_help() -> None:
     "arguments",
     [
         ("--model", "llama-2-7b"),
+        ("--model", "llama-2-7b", "--decode", "1x1024", "--roofline-v1", "0.6"),
+        ("--model", "llama-2-7b", "--decode", "1x1024", "--roofline-v1", "0.6,-1"),
         ("--model", "llama-2-7b", "--decode", "32*4096"),
         ("--model", "llama-2-7b", "--decode", "1x1"),
         ("--model", "llama-2-7b", "--prefill", "2048@0"),

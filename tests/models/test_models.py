@@ -501,8 +501,16 @@ def test_kv_heads_are_replicated_where_they_are_fewer_than_gpus() -> None:
 @pytest.mark.parametrize(
     ("changes", "tp", "complaint"),
     [
-        ({"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 64}, 8, "28 query.*valid: tp=1, 2, 4"),
-        ({"num_attention_heads": 24, "num_key_value_heads": 3, "head_dim": 64}, 2, "3 KV heads nei.*valid: tp=1"),
+        (
+            {"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 64},
+            8,
+            "28 query.*: tp=1, 2, 4",
+        ),
+        (
+            {"num_attention_heads": 24, "num_key_value_heads": 3, "head_dim": 64},
+            2,
+            "3 KV heads nei.*: tp=1",
+        ),
         ({"intermediate_size": 1026}, 4, "MLP width of 1026 does not divide by 4; valid: tp=1, 2"),
         ({"intermediate_size": 1025, "num_attention_heads": 2}, 4, "2 query heads.*; an MLP width of 1025"),
     ],

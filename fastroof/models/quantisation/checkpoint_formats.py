@@ -28,7 +28,7 @@ QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Fields of a config.json that say how its weights are stored."""
 
 EXPERT_DTYPE: Final = "expert_dtype"
-"""Beside them: the format of experts alone, in DeepSeek-V4's files."""
+"""Next to it: the format of experts only, in DeepSeek-V4's files."""
 
 _HF_QUANT_FILE: Final = "hf_quant_config.json"
 

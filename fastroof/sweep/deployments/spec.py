@@ -549,7 +549,7 @@ COLUMNS: Final = (
     Column("cost_per_million_tokens", "float", "", "price of a million output tokens; empty without a price"),
     Column("effective_concurrency", "float", "", "requests of the concurrency that run", 0),
     Column("decode_step_ms", "float", "ms", "mean decode-only step; 0 if there is none", 0),
-    Column("mixed_step_ms", "float", "ms", "mean step of decodes and prompts; 0 if there is none", 0),
+    Column("mixed_step_ms", "float", "ms", "mean mixed step (decodes and prompts); 0 if there is none", 0),
     Column(
         "mixed_share", "float", "", "share of the steps that hold prompts, as a decoding request sees them", 0
     ),

@@ -71,7 +71,7 @@ function typed(input) {
   if (!isWrong) change({ [input.name]: value });
 }
 
-// Show a view in the controls; what somebody types in is left alone.
+// Show a view in the controls; the field being typed in is left alone.
 export function showControls(view) {
   for (const [name, value] of Object.entries(view)) {
     const element = control(name);

@@ -124,8 +124,8 @@ export function showLayouts(answered) {
 }
 
 function bestWords() {
-  if (!curves.length) return ["No layout can serve it: more GPUs, another format or shorter requests would do."];
-  if (!answer.best) return ["No layout keeps the limits at any number of clients: looser limits or more GPUs would do."];
+  if (!curves.length) return ["No layout can serve it: use more GPUs, another format or shorter requests."];
+  if (!answer.best) return ["No layout keeps the limits at any number of clients: use looser limits or more GPUs."];
   const curve = curves.find((one) => one.number === answer.best.layout);
   const i = answer.best.point;
   const margins = Object.entries(answer.best.margins).sort(([, a], [, b]) => a - b).map(([name, left]) => `${NAMES[name]} has ${percent(left)} left`);

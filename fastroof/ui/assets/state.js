@@ -13,7 +13,7 @@ let timer = 0;
 function read(name, text) {
   if (FLAGS.includes(name)) return text === "1";
   if (OPTIONAL.includes(name) && text === "") return null;
-  // what is no number goes to the server as it is, which says what would do
+  // text that is not a number goes to the server unchanged, which returns the valid values
   if (NUMBERS.includes(name) || OPTIONAL.includes(name)) return text !== "" && Number.isFinite(+text) ? +text : text;
   return text;
 }

@@ -55,7 +55,7 @@ function isRenamed(a, b) {
 }
 
 // What is chosen on the page; shown holds the rows that the filters leave, sort is null where the best are first,
-// and isChosen says that somebody selected the row.
+// and isChosen says that the user selected the row.
 const state = { shown: allRows, selected: null, isChosen: false, colour: null, sort: null, page: 0 };
 
 // Of two rows the better one first: those within the limits, then by what the sweep wanted most of.

@@ -38,7 +38,7 @@ const ROW_GROUPS = [
     cost_per_million_tokens: "price of a million output tokens",
   }],
   ["Inside", {
-    effective_concurrency: "requests that run at once", step_us: "a step", decode_step_ms: "a step of decodes alone",
+    effective_concurrency: "requests that run concurrently", step_us: "a step", decode_step_ms: "a decode-only step",
     mixed_step_ms: "a step with prompts", mixed_share: "steps that hold prompts", kv_share: "KV cache in use",
     weight_bytes: "weights on a GPU", max_kv_tokens: "room for KV cache", bound: "time is mostly bound by",
     limited_by: "a larger batch is stopped by", exceeds: "limit exceeded", origin: "how times were made",

@@ -14,7 +14,7 @@ function write(found, column) {
   return Number.isInteger(found) || Math.abs(found) >= 1e4 ? whole.format(found) : short.format(found);
 }
 
-// Plotly reads some tags in its texts: names are to be shown as they are.
+// Plotly reads some tags in its texts: names must be shown unchanged.
 function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }

@@ -1,4 +1,4 @@
-// The table of percentiles, and what stands beside it.
+// The table of percentiles, and its notes.
 
 const KEYS = ["mean", "p50", "p90", "p95", "p99"];
 

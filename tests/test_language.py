@@ -1,0 +1,58 @@
+"""Plain English: none of the phrases that .github/STYLE.md replaces is in texts that people read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+REPLACED = {
+    r"one's own": "your own, custom",
+    r"in the mean": "mean, on average",
+    r"would do": "valid, use X instead",
+    r"(?<!there )(?:is|are) none": "is not an X, is invalid",
+    r"[Bb]eside (?:it|them)": "next to it, compared with it",
+    r"where (?:there (?:is|are) none|nobody)": "if missing, by default",
+    r"written whole": "written atomically",
+    r"lent|loans?|lenders?": "donor",
+    r"[Ss]omebody(?:'s)?": "the user, another program",
+    r"would rather|may be had|(?:is|are) to be": "prefers, is available, must be",
+    r"[Ss]teps? of decodes": "decode step",
+    r"give or take": "±",
+    r"what there should be": "metric to maximize",
+}
+PHRASE = re.compile("|".join(rf"(?P<p{i}>\b(?:{phrase})\b)" for i, phrase in enumerate(REPLACED)))
+GLOSSARY = CHECKOUT / ".github" / "STYLE.md"  # it quotes them
+
+
+def texts() -> list[Path]:
+    folders = ("fastroof", "kernels_bench", "benchmarks", ".github", "bench_data")
+    sources = [path for folder in folders for path in (CHECKOUT / folder).rglob("*") if path.is_file()]
+    readmes = [path for path in sources if path.suffix in (".py", ".md", ".html", ".js")]
+    own = [path for path in readmes if path != GLOSSARY and not {"vendored", "plotly"} & set(path.parts)]
+    return sorted([CHECKOUT / "README.md", *own])
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in texts()}), ids=lambda f: str(f.relative_to(CHECKOUT))
+)
+def test_no_replaced_phrase_is_left(folder: Path) -> None:
+    found = []
+    for path in texts():
+        if path.parent != folder:
+            continue
+        # a phrase may be broken over two lines, of a comment or of adjacent strings
+        for match in PHRASE.finditer(text := path.read_text(encoding="utf-8")):
+            line = text.count("\n", 0, match.start()) + 1
+            instead = list(REPLACED.values())[int(match.lastgroup[1:])]  # type: ignore[index]
+            found.append(f"{path.relative_to(CHECKOUT)}:{line}: {match.group()!r}: write {instead}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["a plan of one's own", "a step of decodes", "in the mean, 3 us", "8 would do"]
+)
+def test_a_replaced_phrase_is_found(text: str) -> None:
+    assert PHRASE.search(text)
