@@ -95,7 +95,7 @@ BAD_REQUESTS: dict[str, Callable[[int, random.Random], Got]] = {
 
 
 class HttpConnection:
-    """A connection that is kept for messages, and one of its own for each request that is none."""
+    """A connection that is kept for messages, and another for each request that is wrong."""
 
     bad_kinds = (*BAD_LINES, *BAD_REQUESTS)
 

@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--route", choices=[*sorted(ROUTES), "all"], default="stdio")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--pause-ms", type=float, default=0.0, help="of clients between bursts, in the mean")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="mean pause of a client between bursts")
     parser.add_argument("--leave-every-s", type=float, default=1.0, help="of the client that leaves rudely")
     parser.add_argument("--no-load", action="store_true", help="the soak alone")
     parser.add_argument("--json", type=Path, help="file to write the figures to")

@@ -18,7 +18,7 @@ try:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from fastroof.backends.serve.http_listener import HttpListener, serve_until_told
+    from fastroof.backends.serve.http_listener import HttpListener, serve_until_stopped
 except ModuleNotFoundError as error:
     missing = str(error.name).partition(".")[0]
     raise BackendError(f"the page needs {missing}: run pip install 'fastroof[ui]'") from None
@@ -110,7 +110,7 @@ def serve_page(
         if opens_browser:
             webbrowser.open(page.url)
 
-    serve_until_told(make, listens, CLOSING_S)
+    serve_until_stopped(make, listens, CLOSING_S)
 
 
 MOST_BYTES: Final = 2**12

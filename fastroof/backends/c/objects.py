@@ -50,7 +50,7 @@ def object_code(cpu: str | None = None, target: str | None = None) -> bytes:
     Raises
     ------
     BackendError
-        If LLVM does not know the CPU, the target is none of those, or loops are not compiled in this process.
+        If LLVM does not know the CPU, the target is not one of those, or loops are not compiled here.
     """
     if target is not None and target not in TARGETS:
         raise BackendError(f"there is no object code for {target!r}: {', '.join(TARGETS)} can be targets")

@@ -111,7 +111,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     Raises
     ------
     BackendError
-        If it is not a plan file, is one of another version, is not whole, or holds times that are none or
+        If it is not a plan file, is one of another version, is incomplete, or holds invalid times or
         another description than plans have.
     OSError
         If it cannot be read.

@@ -303,11 +303,11 @@ class PlanClient:
                     raise BackendError(f"the request failed: {error or type(error).__name__}") from None
                 raise
         if status != 200:
-            told = _parsed(reply)
-            of = getattr(errors, str(told.get("error")), None)
+            answer = _parsed(reply)
+            of = getattr(errors, str(answer.get("error")), None)
             refused = of if isinstance(of, type) and issubclass(of, FastroofError) else BackendError
             counted = f" (counted from step {before})" if before else ""
-            raise refused(f"{told.get('message')}{counted}")
+            raise refused(f"{answer.get('message')}{counted}")
         return reply
 
     def _exchange(self, path: str, kind: str, body: bytes) -> tuple[int, bytes | memoryview]:

@@ -100,7 +100,7 @@ class ServeMetrics:
                 lambda: calls.running,
             ),
             ("fastroof_connections", "Open connections.", connections),
-            ("fastroof_draining", "1 once the server is told to stop.", lambda: calls.is_draining),
+            ("fastroof_draining", "1 once the server is stopping.", lambda: calls.is_draining),
         ):
             Gauge(name, words, registry=registry).set_function(now)
         registry.register(_Ended(calls))
@@ -110,8 +110,8 @@ class ServeMetrics:
             "fastroof_plan_info", "What is served.", ("plan", "model", "gpu", "tp"), registry=registry
         )
         for name, plan in plans.items():
-            told = plan.describe()
-            plan_info.labels(name, *(str(told[what]) for what in ("model", "gpu", "tp"))).set(1)
+            described = plan.describe()
+            plan_info.labels(name, *(str(described[what]) for what in ("model", "gpu", "tp"))).set(1)
 
     def count(self, form: str, error: Exception | None, num_steps: int, seconds: float) -> None:
         """Count a message, its steps and how long it took to answer."""

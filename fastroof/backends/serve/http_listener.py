@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fastroof.backends.serve.http_requests import Calls
 
 DRAIN_S: Final = 30.0
-"""Seconds that calls have to end in, once a server is told to stop."""
+"""Seconds that calls have to end in, once a server is stopping."""
 
 HEAD_S: Final = 10.0
 IDLE_S: Final = 60.0
@@ -325,7 +325,7 @@ def _sleep(pause_s: float) -> bool:
     return False
 
 
-def serve_until_told(
+def serve_until_stopped(
     make: Callable[[], HttpListener], ready: Callable[[int], None] | None, drain_timeout_s: float
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the calls in flight; a second signal cuts them off."""
@@ -349,7 +349,7 @@ def _stop_signals() -> Iterator[Callable[[float], bool]]:
     here.setblocking(False)
     there.setblocking(False)
 
-    def told(number: int, frame: Any) -> None:
+    def noted(number: int, frame: Any) -> None:
         with contextlib.suppress(BlockingIOError):
             there.send(b"!")
 
@@ -359,7 +359,7 @@ def _stop_signals() -> Iterator[Callable[[float], bool]]:
         here.recv(1)
         return True
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, noted) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield arrived
     finally:

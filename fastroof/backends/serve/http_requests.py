@@ -49,8 +49,8 @@ class Refused(Exception):
 
 def refusal(status: int, error: str | FastroofError, headers: dict[str, str] | None = None) -> Response:
     """Answer with an error in the form of all of them."""
-    told = error if isinstance(error, FastroofError) else BackendError(error)
-    return Response(write_reply(error_reply(told)), status, headers, media_type=JSON_TYPE)
+    raised = error if isinstance(error, FastroofError) else BackendError(error)
+    return Response(write_reply(error_reply(raised)), status, headers, media_type=JSON_TYPE)
 
 
 def framing_fault(data: bytes) -> str:
@@ -127,8 +127,8 @@ async def read_body(request: Request, most_bytes: int, bodies: Bodies) -> bytes:
     Meanwhile its connection has asked, and no more: if there are too many, it may have to give way.
     """
     words = f"a message is longer than {most_bytes} bytes: send several"
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and (len(told) > 18 or int(told) > most_bytes):
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and (len(length) > 18 or int(length) > most_bytes):
         raise Refused(413, words, Connection="close")
     request.scope["state"][ASKS]()
     try:
@@ -195,7 +195,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
-        def told(value: T | None, error: BaseException | None) -> None:
+        def finish(value: T | None, error: BaseException | None) -> None:
             self._waiting -= 1
             if result.done():
                 return  # nobody waits any more
@@ -210,7 +210,7 @@ class Workers:
             except BaseException as raised:
                 value, error = None, raised
             with suppress(RuntimeError):  # the loop has closed
-                loop.call_soon_threadsafe(told, value, error)
+                loop.call_soon_threadsafe(finish, value, error)
 
         self._waiting += 1
         if self._waiting > self._started < self._most:

@@ -51,7 +51,7 @@ except ModuleNotFoundError as error:
 
 from fastroof.backends.serve.answer import ServedPlans, as_refusal
 from fastroof.backends.serve.arrow_steps import ARROW_TYPE, read_steps, write_times
-from fastroof.backends.serve.http_listener import DRAIN_S, HttpListener, serve_until_told
+from fastroof.backends.serve.http_listener import DRAIN_S, HttpListener, serve_until_stopped
 from fastroof.backends.serve.http_requests import (
     JSON_TYPE,
     LET_IN,
@@ -175,7 +175,7 @@ def serve_http(
     BackendError
         As :class:`HttpServer`; or outside of a program's main thread, the only one to get signals.
     """
-    serve_until_told(
+    serve_until_stopped(
         lambda: HttpServer(plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits),
         ready,
         drain_timeout_s,

@@ -68,8 +68,10 @@ def serve_stdio(
     BackendError
         If there are no plans, or more than the limits allow. A message never raises.
 
-    Notes ----- After a signal every line that had arrived whole is answered, one that had arrived in part
-    gets an error, and the function returns. A second signal ends the process at once.
+    Notes
+    -----
+    After a signal every line that had arrived whole is answered, one that had arrived in part gets an error,
+    and the function returns. A second signal ends the process at once.
     """
     served = ServedPlans(plans, limits)
     with _stop_signals() as stop_fd:
@@ -167,7 +169,7 @@ class Inflow:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the server was told to stop, rather than the stream ended."""
+        """Whether the server was stopped, rather than the stream ended."""
         return self._left is not None
 
     def read_into(self, room: memoryview) -> int:
