@@ -122,7 +122,7 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP with an error in the form of all of them."""
-        body = write_reply(error_reply(BackendError(f"this is not an HTTP/1.1 request: {msg}")))
+        body = write_reply(error_reply(BackendError(f"this is not a request of HTTP/1.1: {msg}")))
         headers = [("content-type", JSON_TYPE), ("content-length", str(len(body))), ("connection", "close")]
         for event in (
             h11.Response(status_code=400, headers=headers),
