@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.conftest import Timed
+from fastroof.bench import Baseline, Workload
 from fastroof.compat import infersim
 from tests.reference import infersim as reference
 
@@ -48,41 +50,34 @@ def _sizes(*tops: int) -> list[Any]:
     return [rng.integers(1, top, LOOKUPS) for top in tops]
 
 
-def _seconds_each(plain: Callable[[int], Any], rows: int, tree: reference.Tree | None) -> float:
-    """Seconds of one plain evaluation; with a tree every one reads its files again, as InferSim does."""
-    began = time.perf_counter()
-    for i in range(rows):
-        if tree is not None:
-            tree.split.clear()
-        plain(i)
-    return (time.perf_counter() - began) / rows
-
-
 def _compare(
-    benchmark: Any,
+    timed: Timed,
     tree: reference.Tree,
     mine: Callable[[], Any],
     plain: Callable[[int], Any],
     rows: int = LOOKUPS,
     plain_rows: int = PLAIN_LOOKUPS,
 ) -> None:
-    """Time both, check that they agree, print evaluations a second and the ratios."""
-    found = np.atleast_2d(benchmark.pedantic(mine, rounds=5, warmup_rounds=1))
-    expected = [plain(i) for i in range(plain_rows)]
-    np.testing.assert_array_equal(found[:, :plain_rows].T, np.array(expected).reshape(plain_rows, -1))
-    if benchmark.stats is None:
-        return
-    mine_s = benchmark.stats.stats.median / rows
-    ratios = {
-        "plain Python": _seconds_each(plain, plain_rows, None) / mine_s,
-        "plain Python that reads its file a lookup": _seconds_each(plain, plain_rows // 10, tree) / mine_s,
-    }
-    benchmark.extra_info.update(ratios)
-    words = [f"{ratio:.3g} x {name}" for name, ratio in ratios.items()]
-    print(f"\n{benchmark.name}: {1e-6 / mine_s:.2f} M/s, {', '.join(words)}")
+    """Time public functions, and plain Python that reads its files once or, as InferSim, for each row."""
+
+    def plainly(rows: int, reads: bool = False) -> Any:
+        found = []
+        for i in range(rows):
+            if reads:
+                tree.split.clear()
+            found.append(plain(i))
+        return np.array(found)
+
+    few = plain_rows // 10
+    baselines = (
+        Baseline("plain Python", partial(plainly, plain_rows), plain_rows, 0.0),
+        Baseline("plain Python that reads its file a lookup", partial(plainly, few, True), few, None),
+    )
+    title = f"{rows:,} rows"
+    timed(Workload("infersim", title, "row", rows, lambda: np.atleast_2d(mine()).T, baselines=baselines))
 
 
-def test_attn_decode_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
+def test_attn_decode_mfu(timed: Timed, tables: Any, tree: Any) -> None:
     batch, kv_len = _sizes(512, 131_072)
     heads = {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}
 
@@ -91,14 +86,14 @@ def test_attn_decode_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
         return reference.attn_decode_mfu(tree, "H20", "mha", (16, 2, 256), *query)
 
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.attn_decode_mfu(tables, "H20", **heads, batch_size=batch, kv_len=kv_len),
         plain,
     )
 
 
-def test_attn_decode_mfu_mla(benchmark: Any, tables: Any, tree: Any) -> None:
+def test_attn_decode_mfu_mla(timed: Timed, tables: Any, tree: Any) -> None:
     batch, kv_len = _sizes(512, 131_072)
     heads = {"num_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
@@ -107,40 +102,40 @@ def test_attn_decode_mfu_mla(benchmark: Any, tables: Any, tree: Any) -> None:
         return reference.attn_decode_mfu(tree, "H800", "mla", (128, 512, 64), *query)
 
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.attn_decode_mfu(tables, "H800", **heads, batch_size=batch, kv_len=kv_len),
         plain,
     )
 
 
-def test_attn_prefill_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
+def test_attn_prefill_mfu(timed: Timed, tables: Any, tree: Any) -> None:
     (seq_len,) = _sizes(65_536)
     heads = {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.attn_prefill_mfu(tables, "H20", **heads, seq_len=seq_len),
         lambda i: reference.attn_prefill_mfu(tree, "H20", "mha", (16, 2, 256), int(seq_len[i])),
     )
 
 
-def test_attn_prefill_mfu_mla(benchmark: Any, tables: Any, tree: Any) -> None:
+def test_attn_prefill_mfu_mla(timed: Timed, tables: Any, tree: Any) -> None:
     (seq_len,) = _sizes(65_536)
     heads = {"num_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.attn_prefill_mfu(tables, "H800", **heads, seq_len=seq_len),
         lambda i: reference.attn_prefill_mfu(tree, "H800", "mla", (128, 128, 64), int(seq_len[i])),
     )
 
 
-def test_gemm_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
+def test_gemm_mfu(timed: Timed, tables: Any, tree: Any) -> None:
     """Every lookup another shape of the larger table: nothing is shared between neighbours."""
     m, k, n = _sizes(40_000, 8192, 12_288)
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.gemm_mfu(tables, "H20", m, k, n),
         lambda i: reference.gemm_mfu(tree, "H20", int(m[i]), int(k[i]), int(n[i])),
@@ -148,7 +143,7 @@ def test_gemm_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_grouped_gemm_mfu(benchmark: Any, tables: Any, tree: Any, phase: str) -> None:
+def test_grouped_gemm_mfu(timed: Timed, tables: Any, tree: Any, phase: str) -> None:
     (tokens,) = _sizes(40_000)
     num_gpus = np.random.default_rng(1).choice([1, 2, 4, 8, 16], LOOKUPS)
 
@@ -158,7 +153,7 @@ def test_grouped_gemm_mfu(benchmark: Any, tables: Any, tree: Any, phase: str) ->
         return reference.grouped_gemm_mfu(tree, "H20", phase, layer, int(tokens[i]))
 
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.grouped_gemm_mfu(
             tables, "H20", phase, **LAYER, num_gpus=num_gpus, tokens_per_gpu=tokens
@@ -168,17 +163,17 @@ def test_grouped_gemm_mfu(benchmark: Any, tables: Any, tree: Any, phase: str) ->
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_gdn_latency_us(benchmark: Any, tables: Any, tree: Any, phase: str) -> None:
+def test_gdn_latency_us(timed: Timed, tables: Any, tree: Any, phase: str) -> None:
     (tokens,) = _sizes(40_000)
     _compare(
-        benchmark,
+        timed,
         tree,
         lambda: infersim.gdn_latency_us(tables, "H20", phase, **GDN, tokens=tokens),
         lambda i: reference.gdn_latency_us(tree, "H20", phase, (4, 16, 128, 32, 128), int(tokens[i])),
     )
 
 
-def test_evaluate(benchmark: Any, tables: Any, tree: Any) -> None:
+def test_evaluate(timed: Timed, tables: Any, tree: Any) -> None:
     rng = np.random.default_rng(0)
     columns = {
         "tp_size": rng.choice([1, 2, 4], SCENARIOS),
@@ -199,4 +194,4 @@ def test_evaluate(benchmark: Any, tables: Any, tree: Any) -> None:
         result = infersim.evaluate(tables, MODEL, {**scenario, **columns})
         return [result["ttft_ms"].to_numpy(), result["tpot_ms"].to_numpy()]
 
-    _compare(benchmark, tree, mine, plain, SCENARIOS, PLAIN_SCENARIOS)
+    _compare(timed, tree, mine, plain, SCENARIOS, PLAIN_SCENARIOS)

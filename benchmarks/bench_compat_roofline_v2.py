@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from benchmarks.conftest import Timed
+from fastroof.bench import Baseline, Workload
 from fastroof.compat import roofline_v2 as v2
 from tests.reference import roofline_v2 as naive
 
@@ -44,42 +46,26 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both(v2.load(root), naive.Tables(root))
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    """Median of three runs after a warm one."""
-    work()
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return sorted(times)[1]
+def _compare(
+    timed: Timed, unit: str, count: int, mine: Callable[[], Any], naively: Callable[[], Any]
+) -> None:
+    few = NAIVE_STEPS if unit == "step" else NAIVE_LOOKUPS
+    baseline = Baseline("naive Python", naively, few, 0.0)
+    timed(Workload("roofline_v2", f"{count:,} {unit}s", unit, count, mine, baselines=(baseline,)))
 
 
-def _report(benchmark: Any, count: int, naive_s: float) -> None:
-    """Print how many a second, and how many times the naive port's."""
-    if benchmark.stats is None:
-        return
-    mine_s = benchmark.stats.stats.median / count
-    words = f"{1e-6 / mine_s:.2f} M/s, {naive_s / mine_s:.3g} x naive Python"
-    benchmark.extra_info["ratios"] = words
-    print(f"\n{benchmark.name}: {words}")
-
-
-def test_decode_steps(benchmark: Any, both: Both) -> None:
+def test_decode_steps(timed: Timed, both: Both) -> None:
     """Steps of 32 decodes at random progress, through arrays."""
     progress = np.random.default_rng(0).integers(1, 8192, STEPS * BATCH)
     no_prefill = np.zeros(STEPS + 1, np.int64)
     batch = v2.StepRequests([], [], no_prefill, progress, np.arange(STEPS + 1) * BATCH)
-    got = benchmark.pedantic(
-        lambda: v2.step_us(both.mine, MODEL, HARDWARE, 1, batch), rounds=5, warmup_rounds=1
-    )
     model = naive.Model(both.naive, MODEL, HARDWARE, 1)
     few = progress[: NAIVE_STEPS * BATCH].reshape(NAIVE_STEPS, BATCH).tolist()
-    assert [model.step([], step)[0] for step in few] == got[:NAIVE_STEPS].tolist()
-    _report(benchmark, STEPS, _seconds(lambda: [model.step([], step) for step in few]) / NAIVE_STEPS)
+    mine = partial(v2.step_us, both.mine, MODEL, HARDWARE, 1, batch)
+    _compare(timed, "step", STEPS, mine, lambda: [model.step([], step)[0] for step in few])
 
 
-def test_mixed_steps(benchmark: Any, both: Both) -> None:
+def test_mixed_steps(timed: Timed, both: Both) -> None:
     """Steps of 32 decodes and two chunks."""
     steps = STEPS // 10
     rng = np.random.default_rng(0)
@@ -92,23 +78,19 @@ def test_mixed_steps(benchmark: Any, both: Both) -> None:
         decodes.ravel(),
         np.arange(steps + 1) * BATCH,
     )
-    got = benchmark.pedantic(
-        lambda: v2.step_us(both.mine, MODEL, HARDWARE, 1, batch), rounds=5, warmup_rounds=1
-    )
     model = naive.Model(both.naive, MODEL, HARDWARE, 1)
     few = list(zip(chunks[:NAIVE_STEPS].tolist(), decodes[:NAIVE_STEPS].tolist(), strict=True))
-    assert [model.step(*step)[0] for step in few] == got[:NAIVE_STEPS].tolist()
-    _report(benchmark, steps, _seconds(lambda: [model.step(*step) for step in few]) / NAIVE_STEPS)
+    mine = partial(v2.step_us, both.mine, MODEL, HARDWARE, 1, batch)
+    _compare(timed, "step", steps, mine, lambda: [model.step(*step)[0] for step in few])
 
 
 def _lookups(
-    benchmark: Any, sizes: list[Any], mine: Callable[..., Any], reference: Callable[..., float]
+    timed: Timed, sizes: list[Any], mine: Callable[..., Any], reference: Callable[..., float]
 ) -> None:
-    got = benchmark.pedantic(lambda: mine(*sizes), rounds=5, warmup_rounds=1)
     few = list(zip(*(size[:NAIVE_LOOKUPS].tolist() for size in sizes), strict=True))
-    assert [reference(*point) for point in few] == got[:NAIVE_LOOKUPS].tolist()
-    naive_s = _seconds(lambda: [reference(*point) for point in few]) / NAIVE_LOOKUPS
-    _report(benchmark, len(sizes[0]), naive_s)
+    _compare(
+        timed, "lookup", len(sizes[0]), lambda: mine(*sizes), lambda: [reference(*point) for point in few]
+    )
 
 
 def _sizes(*largest: int) -> list[Any]:
@@ -116,27 +98,27 @@ def _sizes(*largest: int) -> list[Any]:
     return [rng.integers(1, limit, LOOKUPS) for limit in largest]
 
 
-def test_lookup_decode(benchmark: Any, both: Both) -> None:
+def test_lookup_decode(timed: Timed, both: Both) -> None:
     _lookups(
-        benchmark,
+        timed,
         _sizes(513, 131_073),
         lambda batch, kv: v2.decode_mfu(both.mine, SHAPE, batch, kv, 1),
         lambda batch, kv: naive.decode_mfu(both.naive, SHAPE, batch, kv, 1),
     )
 
 
-def test_lookup_prefill(benchmark: Any, both: Both) -> None:
+def test_lookup_prefill(timed: Timed, both: Both) -> None:
     _lookups(
-        benchmark,
+        timed,
         _sizes(32_769),
         lambda seq_len: v2.prefill_mfu(both.mine, SHAPE, seq_len),
         lambda seq_len: naive.prefill_mfu(both.naive, SHAPE, seq_len),
     )
 
 
-def test_lookup_gemm(benchmark: Any, both: Both) -> None:
+def test_lookup_gemm(timed: Timed, both: Both) -> None:
     _lookups(
-        benchmark,
+        timed,
         _sizes(131_073, 9000, 12_000),
         lambda m, k, n: v2.gemm_mfu(both.mine, m, k, n),
         lambda m, k, n: naive.gemm_mfu(both.naive, m, k, n),

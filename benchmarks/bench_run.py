@@ -16,7 +16,7 @@ from benchmarks import cases
 from benchmarks.conftest import Timed
 from fastroof import compile_plan
 from fastroof.bench import WORKLOADS, Baseline, Setup, Workload
-from fastroof.bench.inputs import decode_sizes, ragged_decodes
+from fastroof.bench.workload import decode_sizes, ragged_decodes
 from fastroof.bench.workloads import homogeneous_decode, ragged
 
 LARGE = "FASTROOF_BENCH_LARGE"

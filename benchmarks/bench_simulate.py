@@ -2,7 +2,7 @@
 
 Steps that only decode and steps with a chunk each, at batches of 1 to 1,024 and at ten thousand requests to
 ten million; the plain scheduler in Python, Vidur and Dynamo's mocker where they are installed; a real trace;
-capacities; the command. Seconds are of the processor, for others may run beside it.
+capacities; the command. Seconds are of the processor, for others may run at the same time.
 """
 
 from __future__ import annotations

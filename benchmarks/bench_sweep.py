@@ -11,9 +11,9 @@ from benchmarks import cases
 from benchmarks.conftest import Timed
 from fastroof import compile_plan, run_sweep
 from fastroof.bench import WORKLOADS, Setup
-from fastroof.bench.inputs import sweep_axes
 from fastroof.bench.numpy_steps import NumpySteps
-from fastroof.bench.sweeps import numpy_best
+from fastroof.bench.workload import sweep_axes
+from fastroof.bench.workloads import numpy_best
 
 
 def test_written(timed: Timed, setup: Setup) -> None:

@@ -18,10 +18,9 @@ from benchmarks.baselines import (
     scipy_interpolator,
 )
 from fastroof.bench import WORKLOADS, Baseline, Setup, Workload
-from fastroof.bench.inputs import decode_sizes, ragged_decodes
 from fastroof.bench.lookups import lookup_points
-from fastroof.bench.sweeps import sweep_plans
-from fastroof.bench.workloads import homogeneous_decode, ragged
+from fastroof.bench.workload import decode_sizes, ragged_decodes
+from fastroof.bench.workloads import homogeneous_decode, ragged, sweep_plans
 from fastroof.models import LayerGroup
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
 from fastroof.plan import compile_plan

@@ -48,7 +48,7 @@ def engine(plan: fastroof.StepPlan, **given: Any) -> EngineSettings:
 
 
 def cpu_s(work: Callable[[], Any]) -> float:
-    """Seconds of the processor that this process's threads take for something: others may run beside it."""
+    """Processor seconds that this process takes for some work."""
     before = time.process_time()
     work()
     return time.process_time() - before
@@ -59,7 +59,7 @@ def served(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings) -> O
 
 
 def poisson_trace(requests: int, per_s: float, seed: int = 1) -> Trace:
-    """Prompts of 1,024 tokens and outputs of 200 in the mean, both lognormal."""
+    """Prompts of 1,024 tokens and outputs of mean 200, both lognormal."""
     random = np.random.default_rng(seed)
 
     def lengths(mean: float, most: int) -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import fastroof
 from benchmarks import cases
 from fastroof.bench import WORKLOADS, Measured, Setup, Workload, measure, new_setup, this_machine
-from fastroof.bench.words import share_of, time_of_ns
+from fastroof.bench.timing import share_of, time_of_ns
 from fastroof.units import GB
 
 ABSENT = "not installed"

@@ -12,8 +12,6 @@ from typing import Final
 from fastroof.command_group import new_app
 from kernels_bench import commands
 
-__all__ = ["app", "main"]
-
 EPILOG: Final = """\b
 Examples:
   kernels-bench providers
@@ -36,6 +34,7 @@ COMMANDS: Final = (
     "run",
     "allreduce",
     "steps",
+    "bundle",
     "tables",
     "merge",
     "validate",
@@ -50,16 +49,5 @@ for _name in COMMANDS:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments after the program's name; those of the process by default.
-
-    Raises
-    ------
-    SystemExit
-        Always, with the exit code.
-    """
+    """Run the command line."""
     app(args=None if argv is None else list(argv), prog_name="kernels-bench")

@@ -10,37 +10,22 @@ from typing import Annotated, Any, Final
 
 import typer
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_UNFINISHED",
-    "SET_WORDS",
-    "DeadlineOfPart",
-    "HostGpu",
-    "Json",
-    "Output",
-    "Overwrite",
-    "PointsSeed",
-    "Rank",
-    "print_json",
-    "print_table",
-]
-
 EXIT_INTERRUPTED: Final = 130
 EXIT_UNFINISHED: Final = 1
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the source that is written.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the source that the folder holds.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write the source to.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing source in the folder.")]
 Rank = Annotated[
     int | None,
-    typer.Option(help="Place among the sources of the GPU: the lowest serves an operator; 100 by default."),
+    typer.Option(help="Rank among the GPU's sources; the lowest serves an operator.  [default: 100]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 HostGpu = Annotated[
-    str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
+    str | None, typer.Option(help="GPU name or gpu.toml.  [default: what the driver reports]")
 ]
 PointsSeed = Annotated[int, typer.Option(help="Seed of the order of points and of their inputs.")]
 DeadlineOfPart = Annotated[
-    float | None, typer.Option(help="Seconds after which everything is done; run again to go on.")
+    float | None, typer.Option(help="Maximum seconds for everything; run again to continue.")
 ]
 SET_WORDS: Final = (
     "a folder of tables, a journal (.jsonl) or the folder of a run, the name of a GPU, or gpu:source as in "
@@ -50,7 +35,7 @@ SET_WORDS: Final = (
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document, with null for what is no number."""
+    """Print one JSON document, with null for NaN and infinities."""
     typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 

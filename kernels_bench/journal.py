@@ -23,14 +23,13 @@ from fastroof.columns import MEASURED_US
 from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 
-__all__ = ["Journal", "done_keys", "find_journals", "read_journal", "starts"]
-
 FSYNC_EVERY_S: Final = 1.0
 """A power cut loses at most this much; a killed process loses nothing that was appended."""
 MAX_ERRORS: Final = 2
 """A point that failed is tried once more by a resumed run: a lost device fails innocent points too."""
 
-_TYPES: Final = ("start", "row", "sentinel", "skip", "end")
+RUN_TYPES: Final = ("start", "row", "sentinel", "skip", "end")
+"""Types of record in the journal of a run."""
 _STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
 
 _MOST_BITS: Final = 2**63 - 1
@@ -73,56 +72,19 @@ _NEEDED: Final = {
 }
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Read every whole line of a journal.
-
-    Parameters
-    ----------
-    path : Path
-        A ``journal-<run>.jsonl``.
-
-    Returns
-    -------
-    list of dict
-        In the order they were written, each with its ``type``: start, row, sentinel, skip or end.
-        Clock, power and temperature that the device did not tell are NaN. A last line without its
-        newline, which a kill leaves behind, is dropped.
-
-    Raises
-    ------
-    MeasureError
-        If the file cannot be read, or a line before the last is no record.
-    """
-    return [record for record, _ in _whole_lines(Path(path))]
+def read_journal(path: Path, types: Sequence[str] = RUN_TYPES) -> list[dict[str, Any]]:
+    """Read every whole line of a journal."""
+    return [record for record, _ in _whole_lines(Path(path), types)]
 
 
 def starts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the start lines: one for the run, one more for each time it was resumed.
-
-    Parameters
-    ----------
-    records : sequence of mapping
-        What :func:`read_journal` returned.
-    """
+    """Return the start lines: one for the run, one more for each time it was resumed."""
     return [r for r in records if r["type"] == "start"]
 
 
 def done_keys(records: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the keys of points that a resumed run must not touch again.
 
-    Parameters
-    ----------
-    records : sequence of mapping
-        What :func:`read_journal` returned.
-
-    Returns
-    -------
-    set of str
-        Points with a row, and points that were skipped for good: out of memory, unsupported, a failed
-        check, or two errors.
-
-    Examples
-    --------
     >>> sorted(done_keys([{"type": "row", "key": "a"}, {"type": "skip", "key": "b", "kind": "error"}]))
     ['a']
     """
@@ -137,33 +99,16 @@ def done_keys(records: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def find_journals(folder: Path) -> list[Path]:
-    """Return the journals of an output folder, oldest run first.
-
-    Parameters
-    ----------
-    folder : Path
-        What ``kernels-bench run -o`` was given.
-    """
+    """Return the journals of an output folder, oldest run first."""
     return sorted(Path(folder).glob("journal-*.jsonl"))
 
 
 class Journal:
-    """A journal that is open for appending, by one process at a time.
+    """A journal that is open for appending, by one process at a time."""
 
-    Parameters
-    ----------
-    path : Path
-        The file; made where it is not there yet, with its folder.
-    seconds : callable
-        A rising clock in seconds, for how often the disk is told to keep what was written.
-
-    Raises
-    ------
-    MeasureError
-        If another process has it open, it holds a broken line, or the disk refuses.
-    """
-
-    def __init__(self, path: Path, seconds: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, path: Path, seconds: Callable[[], float] = monotonic, types: Sequence[str] = RUN_TYPES
+    ) -> None:
         self.path = Path(path)
         self._seconds = seconds
         try:
@@ -173,7 +118,7 @@ class Journal:
             raise MeasureError(f"{self.path} cannot be opened for writing: {error.strerror}") from None
         try:
             self._lock()
-            whole = list(_whole_lines(self.path))
+            whole = list(_whole_lines(self.path, types))
             self.records = [record for record, _ in whole]
             self._end = sum(size for _, size in whole)
             os.ftruncate(self._file, self._end)
@@ -183,18 +128,7 @@ class Journal:
         self._synced_at = seconds()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record as one line.
-
-        Parameters
-        ----------
-        record : mapping
-            With ``type``; NaN and infinities become null, which JSON has.
-
-        Raises
-        ------
-        MeasureError
-            If the disk is full or refuses; what was there before is intact.
-        """
+        """Write one record as one line."""
         line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             os.ftruncate(self._file, self._end)  # what an interrupted append left
@@ -209,8 +143,8 @@ class Journal:
         except OSError as error:
             self._cut()
             raise MeasureError(
-                f"{self.path} cannot be written: {error.strerror}; every row before is kept: "
-                f"make room, then `kernels-bench resume {self.path.parent}` goes on"
+                f"{self.path} cannot be written: {error.strerror}; every earlier row is safe: "
+                "make room and continue (`kernels-bench resume`, or `kernels-bench steps` once more)"
             ) from None
         self._end += len(line)
         self.records.append(parse_json(line, "a record", MeasureError))
@@ -236,14 +170,14 @@ class Journal:
         try:
             self.close()
         except MeasureError:
-            if error is None:  # else the first error says more
+            if error is None:  # else the first error is more useful
                 raise
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            # A file system without locks is no reason not to measure.
+            # Measuring works on file systems without locks too.
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise MeasureError(
                     f"{self.path} is being written by another run; let it end, or give another -o"
@@ -257,7 +191,7 @@ class Journal:
             return
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _whole_lines(path: Path, types: Sequence[str]) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield each record with the bytes its line takes, newline included."""
     try:
         data = path.read_bytes()
@@ -269,20 +203,20 @@ def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             record = parse_json(line, "a record", MeasureError)
         except MeasureError:
             record = None
-        if not isinstance(record, dict) or record.get("type") not in _TYPES:
+        if not isinstance(record, dict) or record.get("type") not in types:
             raise MeasureError(
-                f"{path}, line {number}: no record of a run, starts with {line[:40]!r}; "
-                f"need a JSON object of type {', '.join(_TYPES)}: delete the line to go on without it"
+                f"{path}, line {number}: not a record of a run, starts with {line[:40]!r}; "
+                f"need a JSON object of type {', '.join(types)}: delete the line to continue without it"
             )
         if wrong := _wrong(record, line):
-            raise MeasureError(f"{path}, line {number}: a {record['type']} line {wrong}: delete it to go on")
+            raise MeasureError(f"{path}, line {number}: a {record['type']} line {wrong}: delete it")
         if record["type"] in ("row", "sentinel"):
             record |= {name: math.nan for name in _STATE if record.get(name) is None}
         yield record, len(line) + 1
 
 
 def _wrong(record: Mapping[str, Any], line: bytes) -> str | None:
-    """Say what a record holds that no run writes."""
+    """Return what a record holds that no run writes."""
     if missing := [name for name in _NEEDED.get(record["type"], ()) if name not in record]:
         return f"has no {', '.join(missing)}"
     for name, (is_right, what) in _FIELDS.items():
@@ -295,7 +229,7 @@ def _wrong(record: Mapping[str, Any], line: bytes) -> str | None:
         try:
             json.dumps(record, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return "has text that is no Unicode"
+            return "has text that is not Unicode"
     return None
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from fastroof.models.dense import DenseShard, split
 
-__all__ = ["Experts", "ModelShape"]
-
 
 class Experts(NamedTuple):
     """The experts of a MoE layer: how many, how many a token takes, and the width of one."""
@@ -20,39 +18,23 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a transformer that its kernels' shapes follow from.
+    """The sizes of a transformer that its kernels' shapes follow from."""
 
-    Attributes
-    ----------
-    name : str
-        What the model is called.
-    num_q_heads, num_kv_heads, head_dim : int
-        Attention heads of the whole model, and the width of one.
-    hidden : int
-        Width of the residual stream.
-    vocab : int
-        Rows of the LM head, without padding.
-    intermediate : int
-        Width of the dense MLP; of one expert, without being given, where the layers have experts.
-    experts : Experts or None
-        The experts of a MoE model.
-    tp : tuple of int
-        Tensor-parallel sizes it is measured for.
-
-    Raises
-    ------
-    ValueError
-        If the sizes cannot be those of a model, or a tp does not divide them.
-    """
-
+    # What the model is called.
     name: str
+    # Attention heads of the whole model, and the width of one.
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    # Width of the residual stream.
     hidden: int
+    # Rows of the LM head, without padding.
     vocab: int
+    # Width of the dense MLP; of one expert, without being given, where the layers have experts.
     intermediate: int = 0
+    # The experts of a MoE model.
     experts: Experts | None = None
+    # Tensor-parallel sizes it is measured for.
     tp: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
@@ -81,7 +63,7 @@ class ModelShape:
         return split(self, tp)
 
     def heads(self, tp: int) -> tuple[int, int, int]:
-        """Query heads, KV heads (replicated where there are fewer than GPUs) and head width on one GPU."""
+        """Query heads, KV heads (replicated if fewer than GPUs) and head width on one GPU."""
         share = self.share(tp)
         return share.num_q_heads, share.num_kv_heads, self.head_dim
 
@@ -97,8 +79,6 @@ class ModelShape:
     def linear(self, tp: int) -> list[tuple[int, int]]:
         """Outputs and inputs (n, k) of a layer's GEMMs on one GPU; of a MoE layer, the router's too.
 
-        Examples
-        --------
         >>> ModelShape("m", 32, 8, 128, 4096, 128256, intermediate=14336).linear(1)
         [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
         """

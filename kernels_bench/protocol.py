@@ -1,48 +1,59 @@
-"""The few interfaces that the parts of kernels_bench meet at: providers, timers, monitors, clocks."""
+"""What the parts of kernels_bench meet at: points, providers, timers, monitors, clocks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastroof.arrays import Floats
-from kernels_bench.points import Point
+from fastroof.operators.registry import OPERATORS
 
-__all__ = ["Availability", "Clock", "DeviceState", "Monitor", "Prepared", "Provider", "Timer", "Timing"]
+
+@dataclass(frozen=True)
+class Point:
+    """One kernel at one size, named by the columns of its operator's table."""
+
+    # A key of :data:`fastroof.operators.registry.OPERATORS`: gemm, attention_prefill, attention_decode, ...
+    operator: str
+    # Every key and axis column of that schema but the latency: ``{"dtype": "bf16", "m": 64, ...}``.
+    values: Mapping[str, Any]
+    # Which points a time budget drops first: the highest number. 0 is never dropped before 1.
+    priority: int = field(default=0, compare=False)
+    # The part of the grid it belongs to; a line of ``kernels-bench plan``.
+    group: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """Stable text that names the point: what resuming and merging go by."""
+        return f"{self.operator} {json.dumps(dict(self.values), sort_keys=True)}"
+
+    @property
+    def family(self) -> str:
+        """The points that share one correctness check: same operator, dtypes and head shape."""
+        keys = {c.name: self.values[c.name] for c in OPERATORS[self.operator].keys}
+        return f"{self.operator} {json.dumps(keys, sort_keys=True)}"
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a provider works on this host.
+    """Whether a provider works on this host."""
 
-    Attributes
-    ----------
-    works : bool
-        Whether it can measure here.
-    reason : str
-        Why not, in words a person can act on; empty where it works.
-    versions : mapping of str to str
-        Versions of what it uses, for the provenance.
-    """
-
+    # Whether it can measure here.
     works: bool
+    # Why not, as advice; empty if it works.
     reason: str = ""
+    # Versions of what it uses, for the provenance.
     versions: Mapping[str, str] | None = None
 
 
 class Prepared(Protocol):
-    """Inputs of one point on the device, ready to launch.
+    """Inputs of one point on the device, ready to launch."""
 
-    Attributes
-    ----------
-    kernel : str
-        The kernel or library call that is measured, for the ``kernel`` column.
-    num_sets : int
-        Input sets that calls rotate over, together larger than twice the L2.
-    """
-
+    # The kernel or library call that is measured, for the ``kernel`` column.
     kernel: str
+    # Input sets that calls rotate over, together larger than twice the L2.
     num_sets: int
 
     def run(self, index: int) -> None:
@@ -70,27 +81,14 @@ class Provider(Protocol):
         """Why this point is not for this provider; None where it is."""
 
     def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        """Make random inputs for a point, of at most ``max_bytes`` in all.
-
-        Raises
-        ------
-        MemoryError
-            If the device cannot hold them; ``torch.cuda.OutOfMemoryError`` is turned into it.
-        """
+        """Make random inputs for a point, of at most ``max_bytes`` in all."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed replays of one point, in us per call.
+    """Timed replays of one point, in us per call."""
 
-    Attributes
-    ----------
-    latency_us, p25_us, p75_us, min_us : float
-        Median, quartiles and minimum over the replays.
-    num_replays : int
-        Timed replays.
-    """
-
+    # Median, quartiles and minimum over the replays.
     latency_us: float
     p25_us: float
     p75_us: float
@@ -107,7 +105,7 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What the device says of itself right after a point; NaN where it does not say."""
+    """Device state right after a point; NaN if not reported."""
 
     sm_clock_mhz: float = float("nan")
     power_w: float = float("nan")

@@ -1,4 +1,4 @@
-"""Replays of a point: how many calls and replays a timing takes, and what they say of it."""
+"""Replays of a point: how many calls and replays a timing takes, and its statistics."""
 
 from __future__ import annotations
 
@@ -12,68 +12,39 @@ import numpy as np
 from fastroof.errors import MeasureError
 from kernels_bench.protocol import DeviceState, Timing
 
-__all__ = [
-    "ReplayRule",
-    "Schedule",
-    "is_suspicious",
-    "pilot_calls",
-    "relative_iqr",
-    "schedule",
-    "summarise",
-    "suspicion",
-]
-
 MAX_RELATIVE_IQR: Final = 0.05
 MAX_CLOCK_SHARE: Final = 0.03
 
 
 @dataclass(frozen=True)
 class ReplayRule:
-    """What a measurement of one point is made of.
+    """What a measurement of one point is made of."""
 
-    Attributes
-    ----------
-    warm_up_us : float
-        Replays before the timed ones last at least this, us.
-    replay_us : float
-        A replay lasts at least this, us.
-    num_replays : int
-        Replays that are timed and kept.
-    least_replays : int
-        Replays that a point has even where ``point_us`` is used up.
-    point_us : float
-        What the timed replays of one point may take, us: a prefill of 10 ms is not replayed 20 times.
-    dropped : int
-        First replays that are timed and dropped.
-    max_calls : int
-        Most calls in one graph, since each takes the host about 5 us to capture.
-    """
-
+    # Replays before the timed ones last at least this, us.
     warm_up_us: float = 3000.0
+    # A replay lasts at least this, us.
     replay_us: float = 500.0
+    # Replays that are timed and kept.
     num_replays: int = 20
+    # Replays that a point has even where ``point_us`` is used up.
     least_replays: int = 5
+    # What the timed replays of one point may take, us: a prefill of 10 ms is not replayed 20 times.
     point_us: float = 120_000.0
+    # First replays that are timed and dropped.
     dropped: int = 1
+    # Most calls in one graph, since each takes the host about 5 us to capture.
     max_calls: int = 2048
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a point is timed once it is known how long a call takes.
+    """How a point is timed once it is known how long a call takes."""
 
-    Attributes
-    ----------
-    calls : int
-        Calls in one replay.
-    warm_up : int
-        Replays before the timed ones.
-    replays : int
-        Timed replays, the dropped ones included.
-    """
-
+    # Calls in one replay.
     calls: int
+    # Replays before the timed ones.
     warm_up: int
+    # Timed replays, the dropped ones included.
     replays: int
 
 
@@ -85,28 +56,6 @@ def pilot_calls(num_sets: int, rule: ReplayRule) -> int:
 def schedule(call_us: float, num_sets: int, rule: ReplayRule | None = None) -> Schedule:
     """Decide how many calls a replay has, and how many replays there are.
 
-    Parameters
-    ----------
-    call_us : float
-        About how long one call takes, us.
-    num_sets : int
-        Input sets that the calls rotate over.
-    rule : ReplayRule, optional
-        The lengths to keep.
-
-    Returns
-    -------
-    Schedule
-        Whole rounds over the input sets: a part of a round would have the next replay find its first
-        inputs still in the L2. Where even one round is above ``max_calls``, the sets beyond are not used.
-
-    Raises
-    ------
-    MeasureError
-        If the call took no time, or the provider prepared no input.
-
-    Examples
-    --------
     >>> schedule(5.0, num_sets=30)
     Schedule(calls=120, warm_up=5, replays=21)
     >>> schedule(10_000.0, num_sets=1)
@@ -131,28 +80,6 @@ def schedule(call_us: float, num_sets: int, rule: ReplayRule | None = None) -> S
 def summarise(replays_us: Sequence[float], calls: int, dropped: int = 1) -> Timing:
     """Summarise timed replays as microseconds a call.
 
-    Parameters
-    ----------
-    replays_us : sequence of float
-        Duration of each replay in the order they ran, us.
-    calls : int
-        Calls in each replay.
-    dropped : int
-        First replays to leave out: they still carry the start of the graph.
-
-    Returns
-    -------
-    Timing
-        No other replay is left out: one slow replay in twenty moves neither median nor quartiles, and
-        many slow ones are what :func:`is_suspicious` is for.
-
-    Raises
-    ------
-    MeasureError
-        If nothing is left, or a duration is not above zero.
-
-    Examples
-    --------
     >>> summarise([900.0, 500.0, 510.0, 490.0], calls=100).latency_us
     5.0
     """
@@ -169,24 +96,7 @@ def relative_iqr(timing: Timing) -> float:
 
 
 def suspicion(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> tuple[bool, bool]:
-    """Say what speaks against a measurement.
-
-    Parameters
-    ----------
-    timing : Timing
-        What was timed.
-    state : DeviceState
-        What the device said right after.
-    clocks_mhz : sequence of float
-        SM clocks of the last round of sentinels; those it did not tell are NaN.
-
-    Returns
-    -------
-    tuple of bool
-        Whether the quartiles are more than 5 % of the median apart, and whether the clock is more
-        than 3 % outside those of the sentinels. A GEMM that draws full power runs at a lower clock
-        than a copy, so what counts is the range of the sentinels, not one of them.
-    """
+    """Return what speaks against a measurement."""
     clocks = [c for c in clocks_mhz if math.isfinite(c)]
     off = False
     if clocks and math.isfinite(state.sm_clock_mhz):
@@ -196,5 +106,5 @@ def suspicion(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -
 
 
 def is_suspicious(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> bool:
-    """Say whether a point should be measured again: either of :func:`suspicion`."""
+    """Return whether a point should be measured again: either of :func:`suspicion`."""
     return any(suspicion(timing, state, clocks_mhz))

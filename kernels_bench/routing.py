@@ -10,11 +10,11 @@
     and rounded. None exceeds the tokens, since a token takes an expert once: what is above goes to the
     least loaded. So do published tables draw them, with A 1.01 and 1.2
     (ai-dynamo/aiconfigurator, collector/helper.py@006afd7, Apache-2.0). They draw each expert by itself,
-    here each comes from a slice of its own of equal probability, so that every size of a table has the
+    here each comes from its own slice of equal probability, so that every size of a table has the
     distribution's shape and not the luck of its draw.
 
 Experts are spread over GPUs in equal runs of their numbers. The GPU that is measured is the most loaded
-one, as a step goes on when the last has its result: its experts are numbered first.
+one, as a step continues when the last has its result: its experts are numbered first.
 """
 
 from __future__ import annotations
@@ -27,39 +27,16 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import MeasureError
 
-__all__ = ["DISTRIBUTIONS", "expert_loads", "route"]
-
 DISTRIBUTIONS: Final = ("balanced", "uniform", "power_law_1.01", "power_law_1.2")
 LARGEST_SHARE: Final = 0.8
 """Of the tokens, that the densest power law reaches before it is scaled."""
 FEW: Final = 0.01, 2.0
-"""Where there are no more assignments than experts."""
+"""If there are no more assignments than experts."""
 
 
 def expert_loads(num_tokens: int, topk: int, num_experts: int, distribution: str, seed: int) -> Longs:
     """Draw how many tokens each expert takes.
 
-    Parameters
-    ----------
-    num_tokens, topk, num_experts : int
-        Tokens of the step (of all GPUs), experts that a token takes, experts of the layer.
-    distribution : str
-        One of :data:`DISTRIBUTIONS`, or a power law of another exponent.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    ndarray of int64
-        Shape (num_experts,), ``num_tokens * topk`` in all, none above ``num_tokens``.
-
-    Raises
-    ------
-    MeasureError
-        If a token takes more experts than there are, or the distribution is another.
-
-    Examples
-    --------
     >>> expert_loads(3, 2, 4, "balanced", seed=0).tolist()
     [2, 1, 2, 1]
     """
@@ -81,26 +58,7 @@ def expert_loads(num_tokens: int, topk: int, num_experts: int, distribution: str
 
 
 def route(num_tokens: int, topk: int, num_experts: int, moe_ep: int, distribution: str, seed: int) -> Longs:
-    """Draw which experts each token takes.
-
-    Parameters
-    ----------
-    num_tokens, topk, num_experts, distribution, seed
-        As in :func:`expert_loads`.
-    moe_ep : int
-        GPUs that the experts are spread over.
-
-    Returns
-    -------
-    ndarray of int64
-        Shape (num_tokens, topk), no expert twice in a row. The most loaded GPU has experts 0 to
-        ``num_experts / moe_ep - 1``.
-
-    Raises
-    ------
-    MeasureError
-        If the experts do not divide by the GPUs, or as :func:`expert_loads` does.
-    """
+    """Draw which experts each token takes."""
     if moe_ep < 1 or num_experts % moe_ep:
         raise MeasureError(f"{num_experts} experts do not divide by {moe_ep} GPUs")
     by_gpu = expert_loads(num_tokens, topk, num_experts, distribution, seed).reshape(moe_ep, -1)
@@ -117,7 +75,7 @@ def route(num_tokens: int, topk: int, num_experts: int, moe_ep: int, distributio
 def _exponent(distribution: str) -> float:
     found = re.fullmatch(r"power_law_(\d+(?:\.\d+)?)", distribution)
     if found is None or float(found[1]) == 1.0:
-        raise MeasureError(f"distribution {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
+        raise MeasureError(f"unknown distribution {distribution!r}; valid are {', '.join(DISTRIBUTIONS)}")
     return float(found[1])
 
 

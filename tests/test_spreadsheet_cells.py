@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.accuracy.rows import read_rows, shipped_rows, write_rows
 from fastroof.columns import guarded, guarded_columns, unguarded
-from fastroof.serving.evidence.rows import read_rows, shipped_rows, write_rows
 from fastroof.sweep.results import ResultFile
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", '=HYPERLINK("http://x","y")', "'=1"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fastroof.bench.lookups import lookup_workloads
-from fastroof.bench.machine import Machine, this_machine
 from fastroof.bench.report import BenchReport, report_document, run_workloads
-from fastroof.bench.timing import Measured, measure
+from fastroof.bench.timing import Machine, Measured, measure, this_machine
 from fastroof.bench.workload import Baseline, Setup, Workload, new_setup
 from fastroof.bench.workloads import WORKLOADS
 

@@ -15,8 +15,6 @@ from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables import Tables
 
-__all__ = ["LOOKUP_OPERATORS", "lookup_points", "lookup_workloads"]
-
 LOOKUP_OPERATORS: Final = tuple(o.name for o in OPERATORS.values() if o.answers_lookups)
 SEED: Final = 7
 SIZE_BYTES: Final = 8

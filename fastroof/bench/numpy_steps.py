@@ -1,7 +1,7 @@
 """Steps in NumPy: every lookup of a step by searchsorted, without a plan and without compiled loops.
 
 Only measured nodes are taken from fastroof, by public lookups; each interpolation is written out here,
-so that an agreement of the two says something.
+so that an agreement of the two is evidence.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.plan import StepPlan
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
-
-__all__ = ["CHUNK", "NumpySteps", "searched"]
-
 
 CHUNK: Final = 16_384
 """Steps at a time: what a chunk needs stays in the cache."""

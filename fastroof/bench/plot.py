@@ -1,4 +1,4 @@
-"""A picture of a report: time a unit of each workload beside its baselines."""
+"""A picture of a report: time a unit of each workload and its baselines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.bench.report import BenchReport
-from fastroof.bench.words import share_of, time_of_ns
+from fastroof.bench.timing import share_of, time_of_ns
 from fastroof.errors import FastroofError
 from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["draw_bench"]
 
 MARKS: Final[dict[str, tuple[str, str]]] = {
     "fastroof": ("o", COLOURS["blue"]),
@@ -70,7 +68,7 @@ def draw_bench(report: BenchReport) -> Figure:
         axes.set_yticks(range(len(results)), [one.workload.name for one in results])
         axes.set_ylim(len(results) - 0.4, -0.6)
         low, high = axes.get_xlim()
-        # room for the words beside the slowest mark
+        # room for the words next to the slowest mark
         axes.set_xlim(low, high * max(10.0, (high / low) ** 0.36))
         decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
         step = 1 + len(decades) // 8

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastroof.bench.machine import Machine, this_machine
-from fastroof.bench.timing import Measured, measure
+from fastroof.bench.timing import Machine, Measured, measure, this_machine
 from fastroof.bench.workload import Setup, Workload
 from fastroof.checks import whole_number
-
-__all__ = ["BenchReport", "report_document", "run_workloads"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def run_workloads(
     setup : Setup
         What they were made of.
     workloads : iterable of Workload
-        Each is asked for when the one before it is done, so that their arrays need not fit together.
+        Each is made when the previous one is done, so that their arrays need not fit into memory together.
     rounds : int
         Times that each is run after its first call.
     progress : callable
@@ -64,7 +61,7 @@ def run_workloads(
     Raises
     ------
     FastroofError
-        If rounds is no whole number of at least 1, or a baseline disagrees.
+        If rounds is not a whole number of at least 1, or a baseline disagrees.
     """
     whole_number("rounds", rounds)
     machine = this_machine()
@@ -103,21 +100,23 @@ def report_document(report: BenchReport) -> dict[str, Any]:
         },
         "versions": report.machine.versions,
         "settings": report.settings,
-        "results": [
-            {
-                "name": one.workload.name,
-                "title": one.workload.title,
-                "unit": one.workload.unit,
-                "count": one.workload.count,
-                "first_call_s": one.first_s,
-                "rounds_s": list(one.rounds_s),
-                "ns_per_unit": one.ns_per_unit,
-                "units_per_s": one.units_per_s,
-                "bytes_per_unit": one.workload.bytes_per_unit,
-                "bytes_per_s": one.bytes_per_s,
-                "baseline_ns_per_unit": one.baseline_ns,
-                "times_as_fast_as": one.ratios,
-            }
-            for one in report.results
-        ],
+        "results": [result_document(one) for one in report.results],
+    }
+
+
+def result_document(one: Measured) -> dict[str, Any]:
+    """Return a measured workload as the JSON document has it."""
+    return {
+        "name": one.workload.name,
+        "title": one.workload.title,
+        "unit": one.workload.unit,
+        "count": one.workload.count,
+        "first_call_s": one.first_s,
+        "rounds_s": list(one.rounds_s),
+        "ns_per_unit": one.ns_per_unit,
+        "units_per_s": one.units_per_s,
+        "bytes_per_unit": one.workload.bytes_per_unit,
+        "bytes_per_s": one.bytes_per_s,
+        "baseline_ns_per_unit": one.baseline_ns,
+        "times_as_fast_as": one.ratios,
     }

@@ -5,8 +5,6 @@ from __future__ import annotations
 from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.jit import jit
 
-__all__ = ["stream_decodes", "stream_lookups", "stream_out", "stream_prefills", "stream_requests"]
-
 
 @jit
 def stream_decodes(batch_size: Ints, kv_len: Ints, out: Floats) -> None:

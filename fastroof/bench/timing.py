@@ -1,18 +1,22 @@
-"""Rounds: a workload and its baselines by turns, so that all of them meet the same load."""
+"""Timing a workload and its baselines by turns, on which machine, and how times and rates are written."""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from fastroof._version import __version__
 from fastroof.bench.workload import Baseline, Workload
 from fastroof.errors import FastroofError
-
-__all__ = ["Measured", "check_agreement", "measure", "seconds_of"]
+from fastroof.processors import usable_processors
 
 NS_PER_S: Final = 1e9
 
@@ -128,3 +132,94 @@ def seconds_of(work: Workload | Baseline) -> tuple[float, Any]:
     answers = work.run()
     took = time.perf_counter() - began
     return (float(answers), None) if work.reports_seconds else (took, answers)
+
+
+VECTORS: Final = ("avx512f", "avx2", "avx")
+"""Instruction sets that decide how many steps a loop takes at once, the widest first."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where figures come from.
+
+    Attributes
+    ----------
+    cpu : str
+        Name of the processor, as the system gives it.
+    cores : int
+        Processors that this process may run on.
+    load_average : float
+        Mean number of runnable processes over the last minute; nan if the system has no such number.
+    versions : dict of str to str
+        Of fastroof, numba, numpy and python.
+    """
+
+    cpu: str
+    cores: int
+    load_average: float
+    versions: dict[str, str]
+
+
+def this_machine() -> Machine:
+    """Look at the machine this runs on."""
+    versions = {"fastroof": __version__, "numba": version("numba"), "numpy": version("numpy")}
+    versions["python"] = platform.python_version()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    return Machine(_cpu_name(), usable_processors(), load, versions)
+
+
+def _cpu_name() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        facts: dict[str, str] = {}
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+        if "model name" in facts:
+            widest = next((w for w in VECTORS if w in facts.get("flags", "").split()), "no AVX")
+            family, model = (facts.get(name, "?") for name in ("cpu family", "model"))
+            return f"{facts['model name']} (family {family}, model {model}, {widest})"
+    return platform.processor() or platform.machine()
+
+
+_TIMES: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+_RATES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def time_of_ns(ns: float) -> str:
+    """Write a time in the unit it is read in best.
+
+    Examples
+    --------
+    >>> time_of_ns(1.934), time_of_ns(310_000_000.0)
+    ('1.93 ns', '310 ms')
+    """
+    factor, unit = next(((f, u) for f, u in _TIMES if ns >= f), _TIMES[-1])
+    return f"{_three_digits(ns / factor)} {unit}"
+
+
+def rate_of(units_per_s: float) -> str:
+    """Write units a second: ``517 M/s``.
+
+    Examples
+    --------
+    >>> rate_of(517e6), rate_of(1.25)
+    ('517 M/s', '1.25 /s')
+    """
+    factor, prefix = next(((f, p) for f, p in _RATES if units_per_s >= f), _RATES[-1])
+    return f"{_three_digits(units_per_s / factor)} {prefix}/s"
+
+
+def share_of(share: float) -> str:
+    """Write a share in percent.
+
+    Examples
+    --------
+    >>> share_of(0.612), share_of(0.0134)
+    ('61 %', '1.3 %')
+    """
+    return f"{share * 100.0:.0f} %" if share >= 0.0995 else f"{share * 100.0:.2g} %"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

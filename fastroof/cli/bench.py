@@ -142,7 +142,7 @@ def _say(name: str) -> None:
 
 
 def _print(report: BenchReport) -> None:
-    from fastroof.bench.words import rate_of, share_of, time_of_ns
+    from fastroof.bench.timing import rate_of, share_of, time_of_ns
 
     machine, settings = report.machine, report.settings
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())

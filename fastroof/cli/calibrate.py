@@ -1,84 +1,61 @@
-"""``fastroof calibrate``: fits an engine's profile to measured serving rows."""
+"""``fastroof calibrate``: fits an engine's profile to a user's own runs."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import DEFAULT_GPU, tables_of
+from fastroof.cli.checkout import CheckoutCommand
+from fastroof.cli.named_plans import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit
 from fastroof.errors import FastroofError
 
-if TYPE_CHECKING:
-    from fastroof.serving.evidence.calibration import Calibration
-    from fastroof.tables import Tables
-
-DEFAULT_ENGINE: Final = "vllm"
-EVERY_GPU: Final = "all"
-
 EPILOG: Final = """\b
 Examples:
-  fastroof calibrate --engine vllm --gpu all
-  fastroof calibrate --engine vllm --rows my_runs.csv --output mine.toml
   fastroof calibrate --runs results/ --engine-args serve.txt --gpu h100 --output mine.toml
   fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
 
-Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
-optional columns of fastroof.serving.evidence.rows.ROW_COLUMNS. Rows with a reason in left_out are not fitted.
+Runs are what load generators wrote of one engine; --engine-args says how that engine was started. Few runs
+determine few costs: how many are fitted, and whether they stay near the packaged profile, is chosen by
+leaving each run out. It prints errors on unseen runs after 3, 5, 10 and 20 runs, kernels that look wrong in
+the runs, and why runs were left out. Intervals are 95 %, from a bootstrap over runs.
 
-Runs are what load generators wrote of one engine, which --engine-args says how it was started. Few runs tell
-few costs: how many are fitted, and whether they stay near the packaged profile, is chosen by leaving each run
-out. Shown are errors on runs unseen after 3, 5, 10 and 20 runs, kernels that look wrong in the runs, and why
-runs were left out.
-
-Each data set of a GPU weighs the same, errors are relative, costs are shared by all models and tp. Intervals
-are 95 %, from a bootstrap over (model, tp, GPU). Which costs there are is chosen by rows too, by leaving
-models out in turn. Unseen: each model, GPU and version, with all of that chosen and fitted without it.
-Runs that waited to be admitted, draft tokens or are known to be defective are not fitted; it says how many.
+Without --runs it fits the rows that ship, or a CSV of rows. That needs a checkout of fastroof and takes other
+options: python -m benchmarks.accuracy fit --help.
 
 \b
-JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, GPU and version,
-errors, data sets), costs: a list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, gpus,
-tps, and mape and bias of kernels, fitted and unseen as fractions], without, without_gpu, without_version
-(name: costs), output (the profile written, or null).
+JSON: profile (its parts), evidence (command, hashes, intervals, errors), costs: a list [name, us, low_us,
+high_us], chosen, chosen_by (error of each candidate), errors, suspects, curve, runs, warnings, output (the
+profile written, or null).
 """
+
+
+class CalibrateCommand(CheckoutCommand):
+    """Fits the rows that ship without own runs."""
+
+    elsewhere = "fit"
+    data = ("--runs",)
+    with_data = ("--engine-args", "--engine-version", "--model")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("calibrate", epilog=EPILOG)(calibrate)
+    app.command("calibrate", epilog=EPILOG, cls=CalibrateCommand)(calibrate)
 
 
 def calibrate(
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose rows to fit, by profile: vllm-0.12.  [default: vllm, or what the runs are of]"
-        ),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Fit this data set only; repeatable.  [default: all]")
-    ] = None,
-    rows: Annotated[
-        Path | None,
-        typer.Option(help="CSV of measured rows.  [default: those that ship with the GPU's tables]"),
-    ] = None,
     runs: Runs = None,
     engine_args: EngineArgs = None,
-    engine_version: Annotated[
-        str | None, typer.Option(help="With --runs: the engine's version, such as 0.15.1.")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine.  [default: the one in --engine-args]")] = None,
+    engine_version: Annotated[str | None, typer.Option(help="Version of the engine, such as 0.15.1.")] = None,
     model: OwnModel = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(*GPU_NAMES, help="GPU, which one where a folder holds several, or all with runs."),
+        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one if a folder holds several.")
     ] = None,
     tables: Annotated[
         str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
@@ -92,64 +69,22 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit an engine's profile to measured serving."""
-    from fastroof.serving.evidence.calibration import RESAMPLES, calibrate
+    """Fit an engine's profile to your own runs.
+
+    Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
+    runs that the fit did not see.
+    """
+    from fastroof.serving.evidence.own_runs import RESAMPLES, fit_own_runs
     from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
-    from fastroof.serving.evidence.rows import read_rows, shipped_rows
 
     if output is not None:
         check_profile_path(output)
-    if runs:
-        if rows is not None or dataset:
-            raise FastroofError("--runs stands instead of --rows and --dataset; give one of them")
-        settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu}
-        _calibrate_own(runs, engine_args, settings, tables, source, output, bootstrap, as_json)
-        return
-    if engine_args is not None or engine_version is not None or model is not None:
+    if not runs:
         raise FastroofError("--engine-args, --engine-version and --model go with --runs")
-    engine = engine or DEFAULT_ENGINE
-    loaded = _tables(engine, gpu, tables, source)
-    options: list[tuple[str, Any]] = [("--engine", engine), *(("--dataset", name) for name in dataset or ())]
-    options += [("--rows", rows), ("--gpu", gpu), ("--tables", tables), ("--source", source)]
-    options += [("--bootstrap", bootstrap)]
-    given = [str(word) for option in options if option[1] is not None for word in option]
-    fitted = calibrate(
-        [row for name in loaded for row in shipped_rows(name)] if rows is None else read_rows(rows),
-        loaded,
-        engine,
-        datasets=dataset,
-        resamples=RESAMPLES if bootstrap is None else bootstrap,
-        name=None if output is None else output.stem,
-        command=shlex.join(["fastroof", "calibrate", *given]),
-    )
-    if output is not None:
-        write_profile(fitted.profile, output)
-    if as_json:
-        print_json(_document(fitted, output))
-        return
-    _print(fitted)
-    if output is not None:
-        typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
-
-
-def _calibrate_own(
-    runs: list[Path],
-    engine_args: Path | None,
-    settings: dict[str, str | None],
-    tables: str | None,
-    source: str | None,
-    output: Path | None,
-    bootstrap: int | None,
-    as_json: bool,
-) -> None:
-    """Fit a profile to what load generators wrote."""
-    from fastroof.serving.evidence.calibration import RESAMPLES
-    from fastroof.serving.evidence.own_runs import fit_own_runs
-    from fastroof.serving.evidence.profile_file import write_profile
-
+    settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu}
     own = own_runs_of(runs, engine_args, settings, warn=not as_json)
-    gpu = own.engines[0].gpu
-    loaded = tables_of(gpu, None, source) if tables is None else tables_of(tables, gpu, source)
+    of_gpu = own.engines[0].gpu
+    loaded = tables_of(of_gpu, None, source) if tables is None else tables_of(tables, of_gpu, source)
     words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs)]
     words += [] if engine_args is None else [f"--engine-args={engine_args}"]
     fitted = fit_own_runs(
@@ -167,108 +102,3 @@ def _calibrate_own(
     print_own_fit(fitted, own)
     if output is not None:
         typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
-
-
-def _tables(engine: str, gpu: str | None, tables: str | None, source: str | None) -> dict[str, Tables]:
-    """Tables by GPU: of one, or of all that an engine's runs ship of."""
-    from fastroof.serving.evidence.rows import shipped_rows
-
-    if gpu != EVERY_GPU:
-        one = (
-            tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
-        )
-        return {one.gpu.name: one}
-    if tables is not None:
-        raise FastroofError("--gpu all reads every GPU's own tables; leave --tables out")
-    from fastroof import gpu_names
-
-    ran = [name for name in gpu_names() if any(r.engine_profile.name == engine for r in shipped_rows(name))]
-    return {name: tables_of(name, None, source) for name in ran}
-
-
-def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
-    profile = asdict(fitted.profile)
-    return {
-        "evidence": profile.pop("evidence"),
-        "profile": profile,
-        "costs": [cost._asdict() for cost in fitted.costs],
-        "datasets": [one._asdict() for one in fitted.datasets],
-        **{
-            name: {left_out: asdict(other.costs) for left_out, other in profiles.items()}
-            for name, profiles in (
-                ("without", fitted.without),
-                ("without_gpu", fitted.without_gpu),
-                ("without_version", fitted.without_version),
-            )
-        },
-        "output": None if output is None else str(output),
-    }
-
-
-def _print(fitted: Calibration) -> None:
-    profile, kernels = fitted.profile, fitted.profile.kernels
-    print_facts(
-        [
-            ("profile", profile.name),
-            ("engine", fitted.engine),
-            ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
-            ("costs", ", ".join(profile.fit.costs if profile.fit else ()) or "none beside its kernels"),
-            ("residual", _residual(profile.costs.residual)),
-            *((f"not fitted, {rows}", why) for why, rows in profile.evidence["not_fitted"].items()),
-        ]
-    )
-    out = console()
-    out.print()
-    ranges = {
-        cost.name: sorted(getattr(other.costs, cost.name, 0.0) for other in fitted.without.values())
-        for cost in fitted.costs
-    }
-    print_table(
-        ("cost", "us", "95 % interval", "one model left out"),
-        [
-            (cost.name, f"{cost.us:.3g}", _range(cost.low_us, cost.high_us), _range(*ranges[cost.name]))
-            for cost in fitted.costs
-        ],
-        left=("cost",),
-    )
-    out.print()
-    columns = ("data set", "rows", "gpu", "tp", "kernels", "fitted", "unseen model", "gpu", "version")
-    print_table(
-        columns,
-        [
-            (
-                one.dataset,
-                str(one.rows),
-                " ".join(one.gpus),
-                " ".join(map(str, one.tps)),
-                _error(one.kernels_mape, one.kernels_bias),
-                _error(one.fitted_mape, one.fitted_bias),
-                _error(one.unseen_mape, one.unseen_bias),
-                _error(one.unseen_gpu_mape, one.unseen_gpu_bias),
-                _error(one.unseen_version_mape, one.unseen_version_bias),
-            )
-            for one in fitted.datasets
-        ],
-        left=("data set", "gpu", "tp"),
-    )
-    out.print("MAPE and (bias) of the time per output token", soft_wrap=True)
-    for what, errors in fitted.profile.evidence["errors"].items():
-        out.print(
-            f"{what.replace('_', ' ')}: {errors['mape']:.1%} over {errors['rows']:.0f} rows", soft_wrap=True
-        )
-
-
-def _residual(residual: float) -> str:
-    if not residual:
-        return "unknown: there is no other model to judge on"
-    return f"{residual * 100.0:.1f} % standard error on models that a fit did not see"
-
-
-def _range(*ends: float) -> str:
-    if not ends or math.isnan(ends[0]):
-        return "-"
-    return f"{ends[0]:.3g} to {ends[-1]:.3g}"
-
-
-def _error(mape: float, bias: float) -> str:
-    return "-" if math.isnan(mape) else f"{mape * 100.0:.1f} % ({bias * 100.0:+.1f})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.model_roster import print_roster
+from fastroof.cli.checkout import checkout_module
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_json, print_table
 from fastroof.errors import PlanError
@@ -150,7 +150,8 @@ def models(
             "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"
         )
     if roster:
-        print_roster(model or (), gpu or (), engine or (), failed, as_json)
+        judging = checkout_module("roster", "fastroof models --roster", "roster")
+        judging.print_roster(model or (), gpu or (), engine or (), failed, as_json)
         return
     if support:
         print_support(model or (), gpu or (), engine or (), dtype or (), as_json)

@@ -1,4 +1,4 @@
-"""One's own runs in commands: the options that name them, and what a fit of them prints."""
+"""Own runs in commands: their options, and what a fit of them prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Runs = Annotated[
     typer.Option(
         "--runs",
         metavar="PATH",
-        help="What a load generator wrote, or a folder of it; repeatable: vllm bench serve, "
+        help="File of a load generator, or a folder of such files; repeatable: vllm bench serve, "
         "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf.",
     ),
 ]
@@ -28,19 +28,19 @@ EngineArgs = Annotated[
     Path | None,
     typer.Option(
         help="With --runs: how the engine was started: its command line in a .txt, or its flags as .json, "
-        ".toml or .yaml.  [default: engine_args.* beside each run]"
+        ".toml or .yaml.  [default: engine_args.* in each run's folder]"
     ),
 ]
 OwnModel = Annotated[
     str | None,
-    typer.Option(help="With --runs: preset or config.json, where the engine's arguments name another path."),
+    typer.Option(help="With --runs: preset or config.json, if the engine's arguments name another path."),
 ]
 
 
 def own_runs_of(
     runs: Sequence[Path], engine_args: Path | None, given: Mapping[str, Any], *, warn: bool = True
 ) -> OwnRuns:
-    """Read runs, and say on stderr what is not represented."""
+    """Read runs, and print warnings to stderr."""
     from fastroof.serving.evidence.own_runs import read_own_runs
 
     own = read_own_runs(runs, engine_args, given)
@@ -50,7 +50,7 @@ def own_runs_of(
 
 
 def print_warnings(own: OwnRuns) -> None:
-    """Say on stderr what files said that is not represented, and what was assumed."""
+    """Print to stderr what is not represented, and what is assumed."""
     for words in own.warnings:
         typer.echo(f"note: {words}", err=True)
 
@@ -89,7 +89,7 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
 
 
 def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
-    """Print a fit of one's own runs."""
+    """Print a fit of a user's own runs."""
     engine = own.engines[0]
     version = f" {engine.version}" if engine.version else ", version unknown"
     models = ", ".join(dict.fromkeys(row.model for row in fitted.rows))
@@ -157,17 +157,17 @@ def _suspects(fitted: OwnFit) -> str:
     if fitted.suspects:
         return "\n".join(map(str, fitted.suspects))
     if len(fitted.rows) < LEAST_RUNS:
-        return f"whether a kernel looks wrong is told from {LEAST_RUNS} runs on"
+        return f"{LEAST_RUNS} runs are needed to tell whether a kernel looks wrong"
     return "no kernel looks wrong: what its multiplier would explain is within the runs' own scatter"
 
 
 def _more(fitted: OwnFit) -> str:
     """What more runs would gain, in words: from the last two points of the curve."""
     if len(fitted.curve) < 2:
-        return "\nmore runs would tell how far the fit is off: with 5 or more the error after 3 is shown too"
+        return "\n5 runs or more also show the error after 3"
     before, last = fitted.curve[-2], fitted.curve[-1]
     gained = before.mape - last.mape
-    words = "little more is to be gained" if gained < 0.005 else "more runs of other loads should gain still"
+    words = "more runs gain little" if gained < 0.005 else "more runs of other loads should gain still"
     return f"\nfrom {before.runs} to {last.runs} runs the error fell by {gained * 100.0:.1f} points: {words}"
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
-    from fastroof.serving.evidence.whole_sample import SampleValidation
 
 
 WANTED: Final = (0.75, 0.85)
@@ -62,12 +61,12 @@ def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
 
 BAND: Final = 0.1
 PANEL_IN: Final = 4.9
-SERVING_PLOT_POINT_COLOURS: Final = (
+POINT_COLOURS: Final = (
     *(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "orange", "sky")),
     INK,
     QUIET,
 )
-SERVING_PLOT_MARKERS: Final = "osD^vPXd"
+MARKERS: Final = "osD^vPXd"
 
 
 class _Panel(NamedTuple):
@@ -98,11 +97,11 @@ def draw_validation(report: Validation) -> Figure:
         figure = new_figure(PANEL_IN * len(shown) + 0.3, (2 if peers else 1) * 4.4 + 0.8)
         all_axes = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
         for (panel, rows), column in zip(shown, all_axes.T, strict=True):
-            limits = _serving_plot_limits(rows)
-            _serving_plot_draw(column[0], panel, OWN, rows, [r.predicted_ms for r in rows], datasets, limits)
+            limits = _limits(rows)
+            _draw(column[0], panel, OWN, rows, [r.predicted_ms for r in rows], datasets, limits)
             if peers:
                 aic = [row.aic_ms for row in rows]
-                _serving_plot_draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
+                _draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
         seen = "constants fitted without each row's model" if report.unseen else f"runtime {report.runtime}"
         write_titles(
             figure,
@@ -120,12 +119,12 @@ def _rows_of(rows: Sequence[PredictedTime], panel: _Panel) -> list[PredictedTime
     ]
 
 
-def _serving_plot_limits(rows: Sequence[PredictedTime]) -> tuple[float, float]:
+def _limits(rows: Sequence[PredictedTime]) -> tuple[float, float]:
     times = [t for r in rows for t in (r.measured_ms, r.predicted_ms, r.aic_ms) if not math.isnan(t)]
     return min(times) / 1.25, max(times) * 1.25
 
 
-def _serving_plot_draw(
+def _draw(
     axes: Axes,
     panel: _Panel,
     who: str,
@@ -157,8 +156,8 @@ def _serving_plot_draw(
             s=15,
             alpha=0.65,
             linewidths=0,
-            color=SERVING_PLOT_POINT_COLOURS[i % len(SERVING_PLOT_POINT_COLOURS)],
-            marker=SERVING_PLOT_MARKERS[i % len(SERVING_PLOT_MARKERS)],
+            color=POINT_COLOURS[i % len(POINT_COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
             label=f"{dataset} [{mape:.1%}, {len(pairs)}{fitted}]",
         )
     axes.set_title(f"{panel.title}: {who}")
@@ -184,92 +183,6 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
     ticks = [step * 10.0**e for e in decades for step in steps if low <= step * 10.0**e <= high]
     axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_minor_locator(NullLocator())
-
-
-BANDS: Final = ((0.25, "#eef2f6"), (0.10, "#d9e3ec"))
-"""Widths around the diagonal and their fills, the widest first."""
-
-POINT_COLOURS: Final = (
-    *(COLOURS[name] for name in ("blue", "vermilion", "green", "purple", "orange", "sky")), INK, QUIET,
-)  # fmt: skip
-MARKERS: Final = "os^DvPX"
-QUANTITIES: Final = (
-    ("TPOT", "Time per output token", ("tpot", "decode")),
-    ("TTFT", "Time to first token, without queueing", ("ttft",)),
-)
-JUDGED: Final = ("judged", "independent")
-
-
-def draw_sample(report: SampleValidation) -> Figure:
-    """Draw predictions of all GPUs against what was measured."""
-    if not report.times:
-        raise FastroofError("nothing was judged, so there is nothing to draw")
-    with style():
-        figure = new_figure(12.4, 11.6)
-        for column, (unit, title, quantities) in enumerate(QUANTITIES):
-            times = [time for time in report.times if time.quantity in quantities]
-            judged = [time for time in times if time.kind in JUDGED]
-            apart = [time for time in times if time.kind not in JUDGED]
-            limits = _limits(times)
-            above, below = (figure.add_subplot(2, 2, 1 + 2 * row + column) for row in range(2))
-            _draw(above, title, unit, judged, limits, by_kind=False)
-            _draw(below, f"{title}: kinds apart", unit, apart, limits, by_kind=True)
-        how = f"constants fitted without each run's {report.split}" if report.split else report.runtime
-        write_titles(
-            figure,
-            f"Predicted against measured: {report.represented} runs on {len(report.gpus)} GPUs",
-            f"{how}; shaded: within 10 and 25 %; in brackets: mean absolute error, runs",
-        )
-    return figure
-
-
-def _limits(times: Sequence[PredictedTime]) -> tuple[float, float]:
-    shown = [ms for time in times for ms in (time.measured_ms, time.predicted_ms)]
-    return (min(shown) / 1.25, max(shown) * 1.25) if shown else (1.0, 1000.0)
-
-
-def _draw(
-    axes: Axes,
-    title: str,
-    unit: str,
-    times: Sequence[PredictedTime],
-    limits: tuple[float, float],
-    *,
-    by_kind: bool,
-) -> None:
-    line = np.array(limits)
-    for share, fill in BANDS:
-        axes.fill_between(line, line * (1.0 - share), line * (1.0 + share), color=fill, linewidth=0)
-    axes.plot(line, line, color=QUIET, linewidth=1.0)
-    engines = sorted({time.engine for time in times})
-    names = sorted({time.kind if by_kind else time.gpu for time in times})
-    for i, name in enumerate(names):
-        mine = [time for time in times if (time.kind if by_kind else time.gpu) == name]
-        label = f"{name} [{np.mean([abs(time.error) for time in mine]):.1%}, {len(mine)}]"
-        for engine, marker in zip(engines, MARKERS, strict=False):
-            points = [(time.measured_ms, time.predicted_ms) for time in mine if time.engine == engine]
-            if not points:
-                continue
-            measured, predicted = np.array(points).T
-            axes.scatter(
-                measured, predicted, s=11, alpha=0.55, linewidths=0, marker=marker,
-                color=POINT_COLOURS[i % len(POINT_COLOURS)], label=label,
-            )  # fmt: skip
-            label = "_nolegend_"
-    if engines and not by_kind:
-        for engine, marker in zip(engines, MARKERS, strict=False):
-            axes.scatter([], [], s=16, color=QUIET, marker=marker, label=engine)
-    axes.set_title(title)
-    axes.set_xlabel(f"measured {unit} (ms)")
-    axes.set_ylabel(f"predicted {unit} (ms)")
-    for axis in (axes.xaxis, axes.yaxis):
-        log_ticks(axis, *limits)
-    axes.set_xlim(*limits)
-    axes.set_ylim(*limits)
-    if times:
-        axes.legend(loc="upper left", fontsize=7.5, framealpha=0.85, edgecolor="none", handletextpad=0.2)
-    else:
-        axes.text(0.5, 0.5, "no runs", transform=axes.transAxes, ha="center", color=QUIET)
 
 
 _LABELS: Final = {

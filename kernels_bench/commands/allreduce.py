@@ -16,23 +16,19 @@ if TYPE_CHECKING:
     from fastroof.config.gpu import GpuSpec
     from kernels_bench.run.run_options import RunReport
 
-__all__ = ["register"]
-
 GLOO_RANKS: Final = 2
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("allreduce", short_help="Measure all-reduce over several GPUs of this host.")(allreduce)
-    app.command("collectives", short_help="Measure what else several GPUs send each other.")(collectives)
+    app.command("collectives", short_help="Measure all-gather, reduce-scatter and all-to-all.")(collectives)
 
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the journal and the tables.")]
-Gpus = Annotated[
-    str, typer.Option(help="Numbers of GPUs, with commas; those of 2,4,8 that are here without it.")
-]
+Gpus = Annotated[str, typer.Option(help="Numbers of GPUs, comma-separated.  [default: 2,4,8 as available]")]
 Backend = Annotated[
-    str, typer.Option(help="nccl; or gloo, which proves the harness on a CPU with few small messages.")
+    str, typer.Option(help="nccl, or gloo to test the harness on a CPU with a few small messages.")
 ]
 
 
@@ -108,7 +104,7 @@ def _worlds(given: str, backend: str) -> list[int]:
 
     words = [word.strip() for word in given.split(",") if word.strip()]
     if bad := [word for word in words if not word.isdecimal()]:
-        raise MeasureError(f"--gpus {bad[0]!r} is no number of GPUs; give one or more, as in 2,4,8")
+        raise MeasureError(f"--gpus {bad[0]!r} is not a number of GPUs; use numbers such as 2,4,8")
     wanted = [int(word) for word in words]
     if backend == "gloo":
         # Ranks on a CPU are as many as one asks for.
@@ -176,7 +172,7 @@ def _need_torch() -> None:
 
 
 def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
-    """Return the journal to go on with, a new one where the folder has none, and the run's name."""
+    """Return the journal to continue, a new one where the folder has none, and the run's name."""
     from kernels_bench.journal import find_journals, read_journal, starts
     from kernels_bench.output.table_sets import TABLES_FOLDER
     from kernels_bench.run.facts import new_run_id

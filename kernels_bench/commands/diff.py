@@ -11,8 +11,6 @@ from kernels_bench.command_options import SET_WORDS, Json, print_json, print_tab
 from kernels_bench.output.diff import Difference, KeyDifference, diff_tables
 from kernels_bench.output.table_sets import gpu_of, load_table_set
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""
@@ -23,10 +21,10 @@ def _diff(
     a: Annotated[str, typer.Argument(metavar="A", help=f"The one set: {SET_WORDS}.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other set.")],
     operator: Annotated[
-        list[str] | None, typer.Option(help="Compare only this operator; may be given again.")
+        list[str] | None, typer.Option(help="Compare only this operator; repeatable.")
     ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="A line for each dtype and head shape too.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios into this .png or .svg file.")] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="Also print a line per dtype and head shape.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Plot the ratios to this .png or .svg file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two table sets point by point: latency of B over latency of A."""

@@ -10,12 +10,10 @@ import typer
 from kernels_bench.command_options import SET_WORDS, Json, print_json
 from kernels_bench.output.table_sets import load_table_set
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to an application."""
-    export = typer.Typer(help="Write measured tables in the layout of another program.", no_args_is_help=True)
+    export = typer.Typer(help="Write measured tables in the format of another program.", no_args_is_help=True)
     export.callback()(lambda: None)
     export.command("infersim")(_export_infersim)
     app.add_typer(export, name="export")
@@ -26,7 +24,7 @@ def _export_infersim(
     tables: Annotated[str, typer.Option(help=f"What to export: {SET_WORDS}.")] = "h100",
     gemm_dtype: Annotated[
         str | None,
-        typer.Option(help="GEMMs to write: InferSim has one GEMM file a GPU. bf16 where there are some."),
+        typer.Option(help="dtype of the GEMMs: InferSim has one file per GPU.  [default: bf16 if measured]"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace this GPU's folders.")] = False,
     as_json: Json = False,

@@ -14,8 +14,6 @@ from kernels_bench.command_options import EXIT_INTERRUPTED
 from kernels_bench.jobs.job_files import MOUNT, JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import Ended, submit_kubernetes, submit_slurm
 
-__all__ = ["register"]
-
 SECONDS_PER_MINUTE = 60
 
 Name = Annotated[str, typer.Option(help="Name of the job.")]
@@ -23,24 +21,24 @@ Gpus = Annotated[int, typer.Option(help="GPUs of the job; more than one measures
 Cpus = Annotated[int, typer.Option(help="CPU cores of the job.")]
 Memory = Annotated[int, typer.Option(help="Host memory of the job, GiB.")]
 Time = Annotated[int, typer.Option("--time", help="Time limit of the job, minutes.")]
-Budget = Annotated[int | None, typer.Option(help="Seconds to measure for; the whole grid without it.")]
-Grid = Annotated[str, typer.Option(help="Grid, by name or by path as the job sees it.")]
+Budget = Annotated[int | None, typer.Option(help="Seconds to measure.  [default: the whole grid]")]
+Grid = Annotated[str, typer.Option(help="Grid, by name or by its path inside the job.")]
 Rest = Annotated[list[str] | None, typer.Argument(help="Further arguments of kernels-bench run, after --.")]
 File = Annotated[Path | None, typer.Option("-o", help="Write the job file here instead of printing it.")]
-Submit = Annotated[bool, typer.Option("--submit", help="Hand it to the cluster and follow it to its end.")]
-Poll = Annotated[float, typer.Option(hidden=True, min=0.0, help="Seconds between looks at the job.")]
+Submit = Annotated[bool, typer.Option("--submit", help="Submit the job and follow it until it ends.")]
+Poll = Annotated[float, typer.Option(hidden=True, min=0.0, help="Seconds between status checks.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to an application."""
-    job = typer.Typer(help="Write a job file that measures on a cluster's GPU.", no_args_is_help=True)
+    job = typer.Typer(help="Write a job file that measures on a cluster.", no_args_is_help=True)
     job.command("slurm")(_slurm)
     job.command("kubernetes")(_kubernetes)
     app.add_typer(job, name="job")
 
 
 def _slurm(
-    output: Annotated[str, typer.Option(help="Folder of the run, on a file system that nodes share.")],
+    output: Annotated[str, typer.Option(help="Folder of the run, on a file system shared by all nodes.")],
     arguments: Rest = None,
     name: Name = "kernels-bench",
     image: Annotated[
@@ -52,8 +50,8 @@ def _slurm(
     minutes: Time = 30,
     budget: Budget = None,
     grid: Grid = "",
-    partition: Annotated[str, typer.Option(help="Partition with the GPU.")] = "",
-    account: Annotated[str, typer.Option(help="Account that pays.")] = "",
+    partition: Annotated[str, typer.Option(help="Partition that has the GPU.")] = "",
+    account: Annotated[str, typer.Option(help="Account to charge.")] = "",
     file: File = None,
     submit: Submit = False,
     poll_seconds: Poll = 10.0,
@@ -80,7 +78,7 @@ def _slurm(
 
 
 def _kubernetes(
-    image: Annotated[str, typer.Option(help="Container image with kernels-bench and torch in it.")],
+    image: Annotated[str, typer.Option(help="Container image that has kernels-bench and torch.")],
     claim: Annotated[str, typer.Option(help="Persistent volume claim that the results are written to.")],
     arguments: Rest = None,
     output: Annotated[str, typer.Option(help="Folder of the run, on the claim.")] = "kernels-bench",
@@ -93,9 +91,7 @@ def _kubernetes(
     grid: Grid = "",
     user: Annotated[
         int | None,
-        typer.Option(
-            help="User id to run as, where the image's own user is root; OpenShift picks one itself."
-        ),
+        typer.Option(help="User id to run as, if the image's user is root; OpenShift chooses one itself."),
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace to submit to.")] = "",
     file: File = None,
@@ -141,7 +137,7 @@ def _follow(submit: Callable[[], Ended], where: str) -> None:
     try:
         ended = submit()
     except KeyboardInterrupt:
-        typer.echo(f"no longer following; the job goes on, and its tables will be {where}", err=True)
+        typer.echo(f"no longer following; the job continues, and its tables will be {where}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     typer.echo(f"{ended.job}: {ended.state}; the tables are {where}")
 

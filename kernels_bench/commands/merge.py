@@ -8,8 +8,6 @@ import typer
 
 from kernels_bench.command_options import SET_WORDS, Json, Output, Overwrite, Rank, print_json, print_table
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""
@@ -21,7 +19,7 @@ def _merge(
     output: Output,
     prefer: Annotated[
         str,
-        typer.Option(help="Providers, best first, as in vllm,flashinfer: which of them to take at a point."),
+        typer.Option(help="Providers by preference, such as vllm,flashinfer, if several measured a point."),
     ] = "",
     overwrite: Overwrite = False,
     rank: Rank = None,

@@ -21,36 +21,23 @@ from kernels_bench.grid.estimate import (
     unfit,
 )
 from kernels_bench.grid.grid import DEFAULT_GRID, Grid, grid_names, load_grid
-from kernels_bench.points import Point
-
-__all__ = ["Plan", "make_plan", "register"]
+from kernels_bench.protocol import Point
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid on a card: its points, what each takes, and which are left out.
+    """A grid on a card: its points, what each takes, and which are left out."""
 
-    Attributes
-    ----------
-    grid : Grid
-        What is measured.
-    gpu : GpuSpec
-        Where.
-    points : list of Point
-        Every point of the grid.
-    estimates : dict of str to Estimate
-        By the point's key; ``seconds`` of the first point of a shape, by priority, include its first call.
-    unfit : list of (Point, str)
-        Points the card cannot measure, and why.
-    kept, dropped : list of Point
-        The points it can measure, and of those what a budget leaves out.
-    """
-
+    # What is measured.
     grid: Grid
     gpu: GpuSpec
+    # Every point of the grid.
     points: list[Point]
+    # By the point's key; ``seconds`` of the first point of a shape, by priority, include its first call.
     estimates: dict[str, Estimate]
+    # Points the card cannot measure, and why.
     unfit: list[tuple[Point, str]]
+    # The points it can measure, and of those what a budget leaves out.
     kept: list[Point]
     dropped: list[Point]
 
@@ -64,27 +51,7 @@ class Plan:
 
 
 def make_plan(grid: Grid, gpu: GpuSpec, budget_s: float | None = None) -> Plan:
-    """Lay out a grid on a card.
-
-    Parameters
-    ----------
-    grid : Grid
-        What is to be measured.
-    gpu : GpuSpec
-        The card.
-    budget_s : float, optional
-        Seconds that the whole run may take.
-
-    Returns
-    -------
-    Plan
-        The estimates, and what is left out.
-
-    Raises
-    ------
-    MeasureError
-        If the budget does not hold the sentinels.
-    """
+    """Lay out a grid on a card."""
     points = grid.points()
     ordered = sorted(points, key=lambda point: point.priority)
     estimates = {
@@ -109,12 +76,12 @@ def _plan(
     grid: Annotated[
         str, typer.Argument(help=f"A grid's TOML file, or one of {', '.join(grid_names())}.")
     ] = DEFAULT_GRID,
-    gpu: Annotated[str, typer.Option(help="The card it is estimated for: a name, or a gpu.toml.")] = "h100",
+    gpu: Annotated[str, typer.Option(help="GPU to estimate for: a name or a gpu.toml.")] = "h100",
     budget: Annotated[
-        float | None, typer.Option(help="Seconds the run may take: says which points are dropped.")
+        float | None, typer.Option(help="Seconds to spend; shows which points are dropped.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    list_points: Annotated[bool, typer.Option("--points", help="List every point, a line each.")] = False,
+    list_points: Annotated[bool, typer.Option("--points", help="List every point, one per line.")] = False,
 ) -> None:
     """Show what a grid would measure, before anything runs: points, seconds, memory, and what is dropped."""
     plan = make_plan(load_grid(grid), load_gpu(gpu), budget)

@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("providers", short_help="List what can launch kernels here, and what cannot.")(providers)
+    app.command("providers", short_help="List the providers, and why some do not work here.")(providers)
 
 
 def providers(

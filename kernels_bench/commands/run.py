@@ -1,4 +1,4 @@
-"""``kernels-bench run`` and ``resume``: measure a grid, or go on with what was begun."""
+"""``kernels-bench run`` and ``resume``: measure a grid, or continue a run."""
 
 from __future__ import annotations
 
@@ -17,51 +17,46 @@ from fastroof.errors import MeasureError
 from kernels_bench.command_options import EXIT_INTERRUPTED, EXIT_UNFINISHED, HostGpu, PointsSeed
 
 if TYPE_CHECKING:
-    from kernels_bench.points import Point
+    from kernels_bench.protocol import Point
     from kernels_bench.run.request import Request
     from kernels_bench.run.run_options import Progress, RunReport
 
-__all__ = ["Reporter", "register"]
-
 PLAIN_EVERY_S: Final = 10.0
 
-Deadline = Annotated[
-    float | None, typer.Option(help="Seconds after which everything is done and the tables are written.")
-]
+Deadline = Annotated[float | None, typer.Option(help="Maximum seconds, writing the tables included.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("run", short_help="Measure the points of a grid, and write tables.")(run)
-    app.command("resume", short_help="Go on with a run that stopped early.")(resume)
+    app.command("resume", short_help="Continue a run that stopped early.")(resume)
 
 
 def run(
-    grid: Annotated[
-        str | None, typer.Argument(help="A grid's TOML file or name; the default grid without it.")
-    ] = None,
+    grid: Annotated[str | None, typer.Argument(help="Grid, by name or TOML file.  [default: h100]")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the journal and the tables.")
     ] = None,
     gpu: HostGpu = None,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds: drops the points of the lowest priority that exceed it.")
+        float | None, typer.Option(help="Seconds to spend; points of the lowest priority are dropped.")
     ] = None,
     deadline: Deadline = None,
     seed: PointsSeed = 0,
     providers: Annotated[
-        str, typer.Option(help="Names in order of choice, with commas; cpu only when asked for.")
+        str,
+        typer.Option(help="Providers by preference, comma-separated.  [default: all that work, except cpu]"),
     ] = "",
-    only: Annotated[str, typer.Option(help="Operators, with commas; all without it.")] = "",
+    only: Annotated[str, typer.Option(help="Operators, comma-separated.  [default: all]")] = "",
     resume_from: Annotated[
-        Path | None, typer.Option("--resume", metavar="JOURNAL", help="Go on with this journal.")
+        Path | None, typer.Option("--resume", metavar="JOURNAL", help="Continue this journal.")
     ] = None,
 ) -> None:
     """Measure the points of a grid, and write the tables that fastroof reads.
 
-    Each point is appended to OUTPUT/journal-<run>.jsonl as it finishes: a run that is killed goes on with
-    `kernels-bench resume OUTPUT`. OUTPUT is then a folder for fastroof.load_tables. Exit codes: 0 done or
-    at the deadline, 1 the device was lost or no provider is left (resume goes on), 2 an error,
+    Each point is appended to OUTPUT/journal-<run>.jsonl as it finishes: `kernels-bench resume OUTPUT`
+    continues a run that was killed. OUTPUT is then a folder for fastroof.load_tables. Exit codes: 0 done or
+    at the deadline, 1 the device was lost or no provider is left (resume continues), 2 an error,
     130 interrupted.
     """
     from kernels_bench.run.request import Request
@@ -80,10 +75,10 @@ def run(
 
 
 def resume(
-    output: Annotated[Path, typer.Argument(help="The folder that `run -o` was given, or its journal.")],
+    output: Annotated[Path, typer.Argument(help="Output folder of the run, or its journal.")],
     deadline: Deadline = None,
 ) -> None:
-    """Go on with a run that was killed, interrupted or stopped at its deadline: the same grid and options."""
+    """Continue a run that was killed, interrupted or stopped at its deadline, with the same options."""
     from kernels_bench.journal import find_journals
 
     if output.is_file():
@@ -159,7 +154,7 @@ def terminable() -> Iterator[None]:
 
 
 class Reporter:
-    """Shows how a run goes on standard error: a bar on a terminal, else a line every ten seconds."""
+    """Shows the progress of a run on standard error: a bar on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -182,7 +177,7 @@ class Reporter:
             self._bar.stop()
 
     def start(self, points: Sequence[Point], title: str) -> None:
-        """Say what begins."""
+        """Return what begins."""
         self.say(f"{len(points):,} points on {title}")
         if self._bar is not None:
             self._task = self._bar.add_task("", total=len(points))

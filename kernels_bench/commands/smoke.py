@@ -12,10 +12,7 @@ import typer
 from fastroof.errors import MeasureError
 
 if TYPE_CHECKING:
-    from kernels_bench.points import Point
-    from kernels_bench.protocol import Monitor, Provider, Timer
-
-__all__ = ["register"]
+    from kernels_bench.protocol import Monitor, Point, Provider, Timer
 
 EXIT_FAILED: Final = 1
 DEADLINE_S: Final = 60.0
@@ -25,16 +22,16 @@ Record = Mapping[str, Any]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("smoke", short_help="Try every provider on one point of each operator; keep nothing.")(smoke)
+    app.command("smoke", short_help="Try every provider on one point of each operator; save nothing.")(smoke)
 
 
 def smoke(
     providers: Annotated[
-        str, typer.Option(help="Names, with commas; every one that works without it, but cpu.")
+        str, typer.Option(help="Providers, comma-separated.  [default: all that work, except cpu]")
     ] = "",
-    deadline: Annotated[float, typer.Option(help="Seconds after which no point begins.")] = DEADLINE_S,
+    deadline: Annotated[float, typer.Option(help="Begin no point after this many seconds.")] = DEADLINE_S,
 ) -> None:
-    """Check and time one point an operator with every provider that works here; keep nothing.
+    """Check and time one point an operator with every provider that works here; save nothing.
 
     Each result is printed as soon as it is measured, one line each; the line ends with ok if the point
     agrees with its reference.

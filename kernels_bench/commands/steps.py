@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.checks import shown
+from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 from kernels_bench.command_options import EXIT_UNFINISHED, DeadlineOfPart, HostGpu
+from kernels_bench.commands.run import terminable
 
 if TYPE_CHECKING:
     from fastroof.models import DenseModel
     from kernels_bench.protocol import Monitor, Timer, Timing
     from kernels_bench.steps.measure import StepSkip, StepsReport
     from kernels_bench.steps.step_points import StepPoint
-
-__all__ = ["register"]
+    from kernels_bench.vllm_steps.session import EngineOptions
 
 POINT_US: Final = 400_000.0
 """Timed replays of one step take at most this: a prefill of 300 ms is replayed five times."""
 CPU_BYTES: Final = 2**30
+ENGINE: Final = "vllm"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,10 +34,16 @@ def register(app: typer.Typer) -> None:
 
 
 def steps(
-    model: Annotated[str, typer.Option(help="Preset, config.json or its folder; runs on one GPU.")],
+    model: Annotated[
+        str,
+        typer.Option(help="Preset, config.json or its folder; on one GPU. With --engine several, by comma."),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of steps.csv and steps.toml.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="vllm: whole steps of vLLM itself. Default: its kernels in one CUDA graph.")
+    ] = "",
     grid: Annotated[
         bool, typer.Option("--grid", help="Print the steps, their memory and seconds; measure nothing.")
     ] = False,
@@ -43,17 +53,46 @@ def steps(
         typer.Option(help="Format of linear layers: bf16, fp8, fp8_block, or auto: that of the model."),
     ] = "auto",
     providers: Annotated[
-        str, typer.Option(help="Attention in order of choice, with commas; cpu only when asked for.")
+        str, typer.Option(help="Attention providers by preference, comma-separated; cpu only if named.")
     ] = "",
     deadline: DeadlineOfPart = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, inputs and order.")] = 0,
+    level: Annotated[
+        int,
+        typer.Option(
+            help="With --engine, first try: 0 as vLLM compiles, 1 no torch.compile, 2 eager.",
+            min=0,
+            max=2,
+        ),
+    ] = 0,
+    engine_args: Annotated[
+        str, typer.Option(metavar="JSON", help="With --engine: arguments of vLLM's EngineArgs.")
+    ] = "{}",
+    closed_loop: Annotated[
+        bool, typer.Option(help="With --engine: run 64 and 16 clients for 12 s each after the steps.")
+    ] = True,
+    least: Annotated[
+        float, typer.Option(metavar="SECONDS", help="With --engine: begin no model with less time left.")
+    ] = 70.0,
 ) -> None:
-    """Measure whole forward steps with random weights, each as one CUDA graph.
+    """Measure whole forward steps with random weights.
 
-    Decode, prefill, mixed and unequal batches; the embedding, LM head and KV cache are in bf16. Steps that
-    OUTPUT/steps.csv has already are not measured again, so the same command goes on with what a deadline or a
-    kill left. Exit codes: 0 done, 1 stopped at the deadline, 2 an error.
+    By default the model's kernels run in one CUDA graph: decode, prefill, mixed and unequal batches; the
+    embedding, LM head and KV cache are in bf16. With `--engine vllm` an installed vLLM runs its own
+    scheduler, model and sampler, one process per model; `--gpu cpu` tries its CPU build on tiny sizes. Steps
+    that OUTPUT/steps.csv already has are not measured again, so the same command continues after a deadline
+    or a kill. Exit codes: 0 done, 1 stopped at the deadline or a model failed, 2 an error.
     """
+    if engine not in ("", ENGINE):
+        raise MeasureError(f"unknown engine {shown(engine)}; valid is {ENGINE}")
+    if deadline is not None and not deadline > 0:
+        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
+    if engine:
+        if dtype != "auto" or providers or seed:
+            raise MeasureError("--dtype, --providers and --seed are for steps without --engine")
+        options = _engine_options(gpu, deadline, least, level, closed_loop, engine_args)
+        _engine_steps([name.strip() for name in model.split(",") if name.strip()], output, grid, options)
+        return
     from fastroof.models import DenseModel, load_model
     from kernels_bench.steps.step_model import refuses_model
 
@@ -67,8 +106,6 @@ def steps(
         return
     if output is None:
         raise MeasureError("give -o FOLDER, where steps.csv goes, or --grid to see the steps")
-    if deadline is not None and not deadline > 0:
-        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
     report = _measure(spec, weights, output, gpu, providers, deadline, seed)
     typer.echo(
         f"{report.measured} steps measured, {report.present} were there, {len(report.skips)} skipped: "
@@ -77,6 +114,63 @@ def steps(
     if report.stopped:
         typer.echo(report.stopped)
         raise typer.Exit(EXIT_UNFINISHED)
+
+
+def _engine_options(
+    gpu: str | None,
+    deadline_s: float | None,
+    least_s: float,
+    level: int,
+    loops: bool,
+    engine_args: str,
+) -> EngineOptions:
+    from kernels_bench.vllm_steps.session import EngineOptions
+
+    arguments = parse_json(engine_args.encode(), "--engine-args", MeasureError)
+    if not isinstance(arguments, dict):
+        raise MeasureError(f"--engine-args is a JSON object of names and values, got {shown(engine_args)}")
+    return EngineOptions(gpu, deadline_s, least_s, level, loops, arguments, _say_record)
+
+
+def _engine_steps(models: list[str], output: Path | None, grid: bool, options: EngineOptions) -> None:
+    """Measure steps of vLLM itself, or print which."""
+    from kernels_bench.run.card import CPU
+    from kernels_bench.vllm_steps.model_folder import engine_model
+    from kernels_bench.vllm_steps.points import TINY, default_points
+    from kernels_bench.vllm_steps.session import measure_engine_steps
+
+    loaded = [engine_model(name) for name in models]
+    if not loaded:
+        raise MeasureError("--model names no model")
+    if grid:
+        for point in TINY if options.gpu == CPU else default_points():
+            typer.echo(str(point))
+        return
+    if output is None:
+        raise MeasureError("give -o FOLDER, where steps.csv goes, or --grid to see the steps")
+    with terminable():
+        report = measure_engine_steps(loaded, output, options)
+    typer.echo(f"{report.measured} steps measured, {report.present} were there: {output / 'steps.csv'}")
+    for problem in report.problems:
+        typer.echo(problem)
+    if report.problems:
+        raise typer.Exit(EXIT_UNFINISHED)
+
+
+def _say_record(record: Mapping[str, Any]) -> None:
+    kind, where = record["type"], record.get("model", "")
+    if kind == "engine":
+        typer.echo(f"{where}: ready in {record['init_s']:.0f} s, {record['kv_tokens']:,} tokens of KV cache")
+    elif kind == "step":
+        row = record["row"]
+        sizes = "x".join(map(str, record["sizes"]))
+        spread = (row["p75_us"] - row["p25_us"]) / row["latency_us"]
+        typer.echo(f"{where}: {record['phase']} {sizes}: {row['latency_us']:,.1f} us, IQR {spread:.1%}")
+    elif kind == "unfit":
+        sizes = "x".join(map(str, record["sizes"]))
+        typer.echo(f"{where}: {record['phase']} {sizes}: skipped: {record['reason']}")
+    elif kind == "closed_loop":
+        typer.echo(f"{where}: {record['clients']} clients: {record['output_tokens_per_s']:,.0f} tokens/s")
 
 
 def _measure(
@@ -139,7 +233,7 @@ def _measure(
 
 
 def _usable(for_points_bytes: int) -> int:
-    """Return what a step may take: nearly all, since nothing else is measured beside it."""
+    """Return what a step may take: nearly all, since nothing else is measured then."""
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info()

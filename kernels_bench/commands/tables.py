@@ -10,8 +10,6 @@ import typer
 from kernels_bench.command_options import Json, Output, Overwrite, Rank, print_json
 from kernels_bench.output.table_sets import journals_of
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""

@@ -13,9 +13,6 @@ from kernels_bench.journal import read_journal
 from kernels_bench.output.table_sets import gpu_of, journals_of, load_table_set
 from kernels_bench.output.validate import Validation, validate_tables
 
-__all__ = ["register"]
-
-
 EXIT_INVALID: Final = 1
 
 

@@ -10,8 +10,6 @@ from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import MeasureError
 from fastroof.ranges import expand_sizes
 
-__all__ = ["MAX_VALUES", "CheckedTable"]
-
 MAX_VALUES: Final = 1_000_000
 """Most values of a range, and most points of a group: more is a slip, and would take weeks to measure."""
 MAX_SIZE: Final = 2**40
@@ -20,20 +18,6 @@ MAX_SIZE: Final = 2**40
 class CheckedTable:
     """A TOML table whose errors say where it is.
 
-    Parameters
-    ----------
-    where : str
-        The file and the table, as a message opens with it.
-    data : mapping
-        The table.
-
-    Raises
-    ------
-    MeasureError
-        If ``data`` is no table; the methods raise it for values that cannot be.
-
-    Examples
-    --------
     >>> CheckedTable("grid a.toml", {"m": {"start": 1, "stop": 8, "factor": 2}}).sizes("m")
     [1, 2, 4, 8]
     """
@@ -75,7 +59,7 @@ class CheckedTable:
         words = self._texts(key, given if isinstance(given, list) else [given])
         for text in words:
             if known and text not in known:
-                raise MeasureError(f"{self.where}: {key} {shown(text)} is none of {', '.join(known)}")
+                raise MeasureError(f"{self.where}: unknown {key} {shown(text)}; valid are {', '.join(known)}")
         return words
 
     def _texts(self, key: str, given: list[Any]) -> list[str]:

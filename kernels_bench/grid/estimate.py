@@ -19,21 +19,10 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.rotating import L2_MULTIPLE
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.sentinels import SENTINEL_EVERY
-
-__all__ = [
-    "SENTINEL_PRIORITY",
-    "Estimate",
-    "estimate",
-    "estimate_all",
-    "first_call_seconds",
-    "fit_budget",
-    "run_seconds",
-    "unfit",
-]
 
 SETUP_S: Final = 6e-3
 """Making one set of inputs and reading the device's state."""
@@ -52,40 +41,19 @@ SENTINEL_PRIORITY: Final = 0
 
 
 class Estimate(NamedTuple):
-    """What one point is expected to take.
+    """What one point is expected to take."""
 
-    Attributes
-    ----------
-    latency_us : float
-        Of one call, from the roofline at rates that kernels reach.
-    seconds : float
-        Of measuring it, set-up and warm-up included.
-    device_bytes : int
-        Of device memory for its inputs and outputs.
-    """
-
+    # Of one call, from the roofline at rates that kernels reach.
     latency_us: float
+    # Of measuring it, set-up and warm-up included.
     seconds: float
+    # Of device memory for its inputs and outputs.
     device_bytes: int
 
 
 def estimate(point: Point, gpu: GpuSpec) -> Estimate:
     """Estimate what one point takes.
 
-    Parameters
-    ----------
-    point : Point
-        The point.
-    gpu : GpuSpec
-        The card it is measured on.
-
-    Returns
-    -------
-    Estimate
-        Latency, seconds and memory.
-
-    Examples
-    --------
     >>> from fastroof.config import load_gpu
     >>> point = Point("gemm", {"dtype": "bf16", "m": 4096, "n": 4096, "k": 4096})
     >>> estimate(point, load_gpu("h100")).latency_us.__round__()
@@ -95,29 +63,7 @@ def estimate(point: Point, gpu: GpuSpec) -> Estimate:
 
 
 def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
-    """Estimate what each point takes.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        The points, of any operators.
-    gpu : GpuSpec
-        The card they are measured on.
-
-    Returns
-    -------
-    list of Estimate
-        In the order of ``points``.
-
-    Notes
-    -----
-    Latency is the launch plus the larger of FLOPs and bytes over the rates that kernels reach. A point
-    takes a set-up of 6 ms, what drawing the weights of many experts takes, the capture of its graphs, and
-    the replays of :func:`kernels_bench.replays.schedule`: 3 ms of warm-up and about 12 ms of measuring for
-    a short call.
-    Its memory is that of as many sets of its inputs and outputs as exceed twice the L2 together. Where
-    the card has no units for a dtype, the bytes alone count; :func:`unfit` names such points.
-    """
+    """Estimate what each point takes."""
     estimates: list[Estimate | None] = [None] * len(points)
     rows_of: dict[str, list[int]] = {}
     for i, point in enumerate(points):
@@ -158,19 +104,6 @@ def _seconds(call_us: float, num_sets: int) -> float:
 def first_call_seconds(points: Sequence[Point]) -> list[float]:
     """Estimate what first calls take beyond their points: imports, and kernels that are compiled.
 
-    Parameters
-    ----------
-    points : sequence of Point
-        The points, in the order of measuring.
-
-    Returns
-    -------
-    list of float
-        Seconds of each point: those of an operator's import at its first point, those of compiling at the
-        first of each shape, 0 for all others. The constants are guesses until a GPU host has measured them.
-
-    Examples
-    --------
     >>> first_call_seconds([Point("gemm", {"dtype": "bf16", "m": 1, "n": 64, "k": 64})])
     [0.0]
     """
@@ -190,20 +123,7 @@ def first_call_seconds(points: Sequence[Point]) -> list[float]:
 
 
 def run_seconds(points: Sequence[Point], gpu: GpuSpec) -> float:
-    """Seconds of measuring all points, with first calls, and the sentinels again every 200 points.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        The points; those of priority 0 are the sentinels.
-    gpu : GpuSpec
-        The card.
-
-    Returns
-    -------
-    float
-        Without start-up, reference checks and points that are measured again.
-    """
+    """Seconds of measuring all points, with first calls, and the sentinels again every 200 points."""
     seconds = [one.seconds for one in estimate_all(points, gpu)]
     sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
     return sum(seconds) + sum(first_call_seconds(points)) + _sentinel_rounds(len(points)) * sentinel_s
@@ -215,20 +135,7 @@ def _sentinel_rounds(num_points: int) -> int:
 
 
 def unfit(points: Sequence[Point], gpu: GpuSpec) -> list[tuple[Point, str]]:
-    """Name the points that a card cannot measure.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        The points.
-    gpu : GpuSpec
-        The card.
-
-    Returns
-    -------
-    list of (Point, str)
-        Each with the reason: memory, or a dtype that the card has no units for.
-    """
+    """Return the points that a GPU cannot measure, with reasons."""
     usable_bytes = USABLE_MEMORY * gpu.hbm_bytes
     left_out = []
     for point, one in zip(points, estimate_all(points, gpu), strict=True):
@@ -246,34 +153,7 @@ def unfit(points: Sequence[Point], gpu: GpuSpec) -> list[tuple[Point, str]]:
 
 
 def fit_budget(points: Sequence[Point], gpu: GpuSpec, budget_s: float) -> tuple[list[Point], list[Point]]:
-    """Drop whole points until the rest is estimated to fit a number of seconds.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        The grid.
-    gpu : GpuSpec
-        The card.
-    budget_s : float
-        Seconds for the whole run, sentinels included.
-
-    Returns
-    -------
-    kept, dropped : list of Point
-        Both in the order of ``points``.
-
-    Raises
-    ------
-    MeasureError
-        If the budget is no time, or too short for the sentinels alone.
-
-    Notes
-    -----
-    The points of the highest priority number go first. The one level that fits in part is thinned
-    evenly: along each line of points (one kernel of one group, its sizes in the grid's order) the ends
-    rank first, then the points that halve the gaps, and so on; every line keeps the same share of its
-    points. The order does not depend on the budget, so a larger budget keeps what a smaller one kept.
-    """
+    """Drop whole points until the rest is estimated to fit a number of seconds."""
     if not (math.isfinite(budget_s) and budget_s > 0):
         raise MeasureError(f"a budget is a number of seconds above zero, got {budget_s!r}")
     seconds = [one.seconds for one in estimate_all(points, gpu)]

@@ -29,9 +29,7 @@ from kernels_bench.grid.estimate import SENTINEL_PRIORITY
 from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
-
-__all__ = ["DEFAULT_GRID", "Grid", "Group", "grid_names", "load_grid", "shapes_of"]
+from kernels_bench.protocol import Point
 
 GRIDS: Final = Path(__file__).parent / "grids"
 DEFAULT_GRID: Final = "h100"
@@ -42,63 +40,37 @@ _MODEL_KEYS: Final = ("name", "heads", "hidden", "intermediate", "experts", "voc
 
 @dataclass(frozen=True)
 class Group:
-    """One ``[[group]]`` of a grid: a line of ``kernels-bench plan``.
+    """One ``[[group]]`` of a grid: a line of ``kernels-bench plan``."""
 
-    Attributes
-    ----------
-    name, operator : str
-        What it is called, and the operator of all its points.
-    priority : int
-        0 for sentinels; the points of the highest number are dropped first.
-    candidates : tuple of Point
-        Its points within its limits.
-    num_beyond_limits : int
-        Combinations that its limits left out.
-    """
-
+    # What it is called, and the operator of all its points.
     name: str
     operator: str
+    # 0 for sentinels; the points of the highest number are dropped first.
     priority: int
+    # Its points within its limits.
     candidates: tuple[Point, ...]
+    # Combinations that its limits left out.
     num_beyond_limits: int = 0
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of one grid file.
+    """The points of one grid file."""
 
-    Attributes
-    ----------
-    name, title : str
-        Name of the file without its ending, and what it says of itself.
-    path : Path
-        The file.
-    sha256 : str
-        Of the file's bytes, for the provenance.
-    models : tuple of ModelShape
-        The models whose shapes it derives.
-    groups : tuple of Group
-        In the order of the file.
-    """
-
+    # Name of the file without its ending, and its title.
     name: str
     title: str
     path: Path
+    # Of the file's bytes, for the provenance.
     sha256: str
+    # The models whose shapes it derives.
     models: tuple[ModelShape, ...]
+    # In the order of the file.
     groups: tuple[Group, ...]
 
     def points(self) -> list[Point]:
         """List every point once, in the order of the file.
 
-        Returns
-        -------
-        list of Point
-            A point of several groups belongs to the one with the lowest priority number, of equals to
-            the first.
-
-        Examples
-        --------
         >>> load_grid("smoke").points()[0].values
         {'dtype': 'bf16', 'm': 256, 'n': 4096, 'k': 4096}
         """
@@ -121,13 +93,6 @@ class Grid:
 def grid_names() -> list[str]:
     """Return the grids that come with the package, sorted.
 
-    Returns
-    -------
-    list of str
-        Names that :func:`load_grid` takes.
-
-    Examples
-    --------
     >>> grid_names()
     ['cpu', 'first_run', 'h100', 'moe', 'smoke']
     """
@@ -137,25 +102,6 @@ def grid_names() -> list[str]:
 def load_grid(path: Path | str | None = None) -> Grid:
     """Read a grid file and check every key of it.
 
-    Parameters
-    ----------
-    path : Path or str, optional
-        A TOML file, or a name out of :func:`grid_names`, which wins over a file of the same spelling; the
-        default grid without it.
-
-    Returns
-    -------
-    Grid
-        Its groups and points.
-
-    Raises
-    ------
-    MeasureError
-        If the file cannot be read, has an unknown key or a value that cannot be; the message names the
-        file, the group and the key.
-
-    Examples
-    --------
     >>> load_grid().name
     'h100'
     """
@@ -229,7 +175,7 @@ def _group(where: str, data: Any, models: Sequence[ModelShape]) -> Group:
     table = CheckedTable(f"{where} ({name})", data)
     given = table.text("operator")
     if given not in MEASURED:
-        raise MeasureError(f"{table.where}: operator {given!r} is none of {', '.join(MEASURED)}")
+        raise MeasureError(f"{table.where}: unknown operator {given!r}; valid are {', '.join(MEASURED)}")
     operator = MEASURED[given]
     priority = table.size("priority", 0, MAX_PRIORITY)
     columns = operator.given_columns()
@@ -266,15 +212,15 @@ def _shapes(
     given = table.data["shapes"]
     if isinstance(given, list):
         if "models" in table.data:
-            raise MeasureError(f"{table.where}: shapes spells them out, so no models are asked for")
+            raise MeasureError(f"{table.where}: shapes spells them out, so models are not used")
         names = ", ".join(columns)
         if not given:
             raise MeasureError(f"{table.where}: shapes is empty; need lists of {names}, or a name")
         return columns, [table.sizes_of("shapes", one, columns) for one in given]
     if not isinstance(given, str) or given not in operator.model_shapes:
         raise MeasureError(
-            f"{table.where}: shapes {shown(given)} is none of {', '.join(operator.model_shapes)}, "
-            f"nor lists of {', '.join(columns)}"
+            f"{table.where}: unknown shapes {shown(given)}; valid are {', '.join(operator.model_shapes)}, "
+            f"or lists of {', '.join(columns)}"
         )
     if "models" in table.data:
         chosen = table.texts("models", [model.name for model in models])
@@ -288,20 +234,6 @@ def _shapes(
 def shapes_of(name: str, models: Iterable[ModelShape]) -> list[tuple[int, ...]]:
     """Derive the distinct shapes that a group's ``shapes`` names, sorted.
 
-    Parameters
-    ----------
-    name : str
-        What is derived: ``"heads"``, ``"linear"``, ...; a key of some operator's ``model_shapes``.
-    models : iterable of ModelShape
-        The models, each with its tensor-parallel sizes.
-
-    Returns
-    -------
-    list of tuple of int
-        Values of the operator's ``shape_columns``.
-
-    Examples
-    --------
     >>> shapes_of("heads", [ModelShape("m", 32, 8, 128, 4096, 128256, intermediate=14336, tp=(1, 8))])
     [(4, 1, 128), (32, 8, 128)]
     """

@@ -13,12 +13,10 @@ from typing import Final
 
 from fastroof.errors import MeasureError
 
-__all__ = ["JobOptions", "render_kubernetes", "render_slurm"]
-
 MARGIN_S: Final = 180
-"""What a job needs beside measuring: to start, import torch, check kernels and write tables."""
+"""What a job needs besides measuring: to start, import torch, check kernels and write tables."""
 TABLES_S: Final = 60
-"""The run is told to stop this long before the cluster would kill it."""
+"""The run stops this long before the cluster would kill it."""
 MOUNT: Final = "/results"
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -28,47 +26,32 @@ _SLURM_WORD: Final = re.compile(r"[A-Za-z0-9_.,:-]+")
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a job measures and what it asks the cluster for.
+    """What a job measures and what it asks the cluster for."""
 
-    Attributes
-    ----------
-    output : str
-        Folder of the run. Of a Kubernetes job it lies on the claim: ``h100/run-1``.
-    name : str
-        Name of the job: a DNS label.
-    image : str
-        Container image; Slurm runs without one where it is empty, Kubernetes needs one.
-    num_gpus, num_cpus, memory_gib : int
-        What the job gets; memory in GiB.
-    time_limit_s : int
-        When the cluster ends it, s.
-    budget_s : int or None
-        ``--budget`` of the run, s; None measures the whole grid.
-    grid : str
-        Grid of the run, by name or by path as the job sees it; empty for the default.
-    arguments : tuple of str
-        Further arguments of ``kernels-bench run``.
-    partition, account : str
-        Slurm's; empty where the cluster has defaults.
-    claim : str
-        Kubernetes' persistent volume claim for the results.
-    user_id : int or None
-        Kubernetes' user id; None where the image has a user that is not root, or OpenShift picks one.
-    """
-
+    # Folder of the run. Of a Kubernetes job it lies on the claim: ``h100/run-1``.
     output: str
+    # Name of the job: a DNS label.
     name: str = "kernels-bench"
+    # Container image; Slurm runs without one where it is empty, Kubernetes needs one.
     image: str = ""
+    # What the job gets; memory in GiB.
     num_gpus: int = 1
     num_cpus: int = 8
     memory_gib: int = 64
+    # When the cluster ends it, s.
     time_limit_s: int = 1800
+    # ``--budget`` of the run, s; None measures the whole grid.
     budget_s: int | None = None
+    # Grid of the run, by name or by path as the job sees it; empty for the default.
     grid: str = ""
+    # Further arguments of ``kernels-bench run``.
     arguments: tuple[str, ...] = ()
+    # Slurm's; empty where the cluster has defaults.
     partition: str = ""
     account: str = ""
+    # Kubernetes' persistent volume claim for the results.
     claim: str = ""
+    # Kubernetes' user id; None where the image has a user that is not root, or OpenShift picks one.
     user_id: int | None = None
 
     def __post_init__(self) -> None:
@@ -100,31 +83,14 @@ class JobOptions:
             if not word.isprintable():
                 raise MeasureError(f"{what} {word!r} has characters that cannot be printed")
         if not self.output or self.output.startswith("-"):
-            raise MeasureError(f"output {self.output!r} is no folder; give one such as results/h100")
+            raise MeasureError(f"output {self.output!r} is not a folder name; use one such as results/h100")
         if re.search(r"\s", self.image) or self.image.startswith("-"):
-            raise MeasureError(f"image {self.image!r} is no image; give one such as registry/name:tag")
+            raise MeasureError(f"image {self.image!r} is not an image; use one such as registry/name:tag")
 
 
 def render_slurm(options: JobOptions) -> str:
     """Write a batch script for ``sbatch``.
 
-    Parameters
-    ----------
-    options : JobOptions
-        ``claim`` and ``user_id`` are not Slurm's.
-
-    Returns
-    -------
-    str
-        The script. With an image the run is inside Apptainer, which has to be on the nodes.
-
-    Raises
-    ------
-    MeasureError
-        If partition or account have characters that Slurm's names have not.
-
-    Examples
-    --------
     >>> print(render_slurm(JobOptions("results/h100", num_gpus=2)).splitlines()[6])
     #SBATCH --gres=gpu:2
     """
@@ -155,24 +121,6 @@ def render_slurm(options: JobOptions) -> str:
 def render_kubernetes(options: JobOptions) -> str:
     """Write a manifest of a Job for ``kubectl create`` or ``oc create``.
 
-    Parameters
-    ----------
-    options : JobOptions
-        With an image and a claim; ``partition`` and ``account`` are not Kubernetes'.
-
-    Returns
-    -------
-    str
-        The manifest. It needs no root, no fixed user id and no path of the host, so that OpenShift's
-        restricted-v2 and Kubernetes' restricted pod security admit it.
-
-    Raises
-    ------
-    MeasureError
-        If the image or the claim is missing, the claim is no name, or the output leaves the claim.
-
-    Examples
-    --------
     >>> text = render_kubernetes(JobOptions("h100", image="registry/fastroof:1", claim="results"))
     >>> 'claimName: "results"' in text
     True
@@ -209,7 +157,7 @@ def render_kubernetes(options: JobOptions) -> str:
 
 
 def _script(options: JobOptions, command: str) -> str:
-    """Return the shell lines that measure into ``$output``, or go on where an earlier job stopped."""
+    """Return the shell lines that measure into ``$output``, or continue an earlier job."""
     deadline_s = options.time_limit_s - TABLES_S
     run = ["--deadline", str(deadline_s)]
     if options.budget_s is not None:
@@ -240,7 +188,7 @@ def _slurm_time(seconds: int) -> str:
 
 def _match(what: str, word: str, pattern: re.Pattern[str], need: str) -> None:
     if not pattern.fullmatch(word):
-        raise MeasureError(f"{what} {word!r} is no name the cluster takes; need {need}")
+        raise MeasureError(f"{what} {word!r} is not a valid name for the cluster; use {need}")
 
 
 def _template(name: str) -> Template:

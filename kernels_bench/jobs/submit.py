@@ -12,12 +12,10 @@ from typing import Any, Final
 from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 
-__all__ = ["Ended", "submit_kubernetes", "submit_slurm"]
-
 Say = Callable[[str], None]
 
 MOST_FAILURES: Final = 5
-"""A controller that is busy answers with an error now and then; so many in a row are no accident."""
+"""A controller that is busy answers with an error now and then; so many in a row are not."""
 _SLURM_GOES_ON: Final = {
     "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD",
     "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD",
@@ -26,43 +24,16 @@ _SLURM_GOES_ON: Final = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes
-    ----------
-    job : str
-        Its id or name.
-    state : str
-        The cluster's word for it: ``COMPLETED``, ``Complete``.
-    """
-
+    # Its id or name.
     job: str
+    # The cluster's word for it: ``COMPLETED``, ``Complete``.
     state: str
 
 
 def submit_slurm(script: str, say: Say, poll_s: float = 10.0) -> Ended:
-    """Submit a batch script and wait until its job has ended.
-
-    Parameters
-    ----------
-    script : str
-        As :func:`kernels_bench.jobs.job_files.render_slurm` returns it; ``sbatch`` reads it from its input.
-    say : callable
-        Called with each line a person should see: the job's id, and its state where that changes.
-    poll_s : float
-        Seconds between looks at it.
-
-    Returns
-    -------
-    Ended
-        The job that completed.
-
-    Raises
-    ------
-    MeasureError
-        If ``sbatch`` is not on the PATH or refuses the script, the cluster stops answering, or the job
-        ends in any state but COMPLETED.
-    """
+    """Submit a batch script and wait until its job has ended."""
     sbatch = _found(
         ("sbatch",), "submit on a login node of the cluster, or leave --submit out and copy the file"
     )
@@ -75,30 +46,7 @@ def submit_slurm(script: str, say: Say, poll_s: float = 10.0) -> Ended:
 
 
 def submit_kubernetes(manifest: str, say: Say, namespace: str = "", poll_s: float = 10.0) -> Ended:
-    """Create a Job and wait until it has ended.
-
-    Parameters
-    ----------
-    manifest : str
-        As :func:`kernels_bench.jobs.job_files.render_kubernetes` returns it; read from standard input.
-    say : callable
-        Called with each line a person should see: the job's name, and its state where that changes.
-    namespace : str
-        Where; the one that is set in the client where it is empty.
-    poll_s : float
-        Seconds between looks at it.
-
-    Returns
-    -------
-    Ended
-        The job that completed.
-
-    Raises
-    ------
-    MeasureError
-        If neither ``kubectl`` nor ``oc`` is on the PATH, the cluster refuses the manifest or stops
-        answering, or the job fails.
-    """
+    """Create a Job and wait until it has ended."""
     program = _found(("kubectl", "oc"), "install one, or leave --submit out and create the file elsewhere")
     client = [program, *(["-n", namespace] if namespace else [])]
     name = _told([*client, "create", "-f", "-", "-o", "name"], manifest).strip()
@@ -106,7 +54,7 @@ def submit_kubernetes(manifest: str, say: Say, namespace: str = "", poll_s: floa
     say(f"created {name}; {words} delete {name} stops it, {words} logs {name} shows what it prints")
     state = _follow(lambda: _kubernetes_state(client, name), say, name, poll_s)
     if not state.startswith("Complete"):
-        raise MeasureError(f"{name} ended as {state}; {words} logs {name} may say why")
+        raise MeasureError(f"{name} ended as {state}; {words} logs {name} may show why")
     return Ended(name, state)
 
 
@@ -120,7 +68,7 @@ class _State:
 
 
 def _follow(look: Callable[[], _State], say: Say, job: str, poll_s: float) -> str:
-    """Look at a job until it has ended; say its state where that changes."""
+    """Follow a job until it ends; print its state when it changes."""
     last, failures = "", 0
     while True:
         try:
@@ -211,7 +159,7 @@ def _found(names: Sequence[str], otherwise: str) -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    raise MeasureError(f"--submit needs {' or '.join(names)} on the PATH, and there is none: {otherwise}")
+    raise MeasureError(f"--submit needs {' or '.join(names)} on the PATH, and none was found: {otherwise}")
 
 
 def _told(command: Sequence[str], text: str | None = None) -> str:

@@ -9,18 +9,6 @@ from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.operators.operator import STREAMING, Limits, MeasuredOperator, ModelShapes, Values
 
-__all__ = [
-    "ATTENTION",
-    "DECODES",
-    "OPERATORS",
-    "SPREADS",
-    "AttentionOperator",
-    "DecodeAttentionOperator",
-    "PrefillAttentionOperator",
-    "UnequalDecodeAttentionOperator",
-    "kv_tokens",
-]
-
 SPREADS: Final = ("uniform", "bimodal", "one_long")
 """How the KV lengths of an unequal decode batch differ."""
 
@@ -96,7 +84,7 @@ class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": SPREADS}
 
     def impossible(self, given: Values) -> str | None:
-        """Lengths differ only where there are two sequences and two tokens."""
+        """Lengths differ only with at least two sequences and two tokens."""
         if reason := super().impossible(given):
             return reason
         if given["batch_size"] < 2 or given["kv_len"] < 2:
@@ -106,7 +94,7 @@ class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
 
 DECODES: Final = (DecodeAttentionOperator.name, UnequalDecodeAttentionOperator.name)
 ATTENTION: Final = (PrefillAttentionOperator.name, *DECODES)
-"""Operators that a provider of attention by head is asked for."""
+"""Operators of providers of attention by head."""
 
 OPERATORS: Final = (
     PrefillAttentionOperator(),

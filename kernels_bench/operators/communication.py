@@ -10,8 +10,6 @@ import numpy as np
 from fastroof.arrays import Floats
 from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
 
-__all__ = ["ALLREDUCE", "BY_RANKS", "COLLECTIVE", "OPERATORS", "AllreduceOperator", "CollectiveOperator"]
-
 
 class CollectiveOperator(MeasuredOperator):
     """All-gather, reduce-scatter and all-to-all."""
@@ -25,7 +23,7 @@ class CollectiveOperator(MeasuredOperator):
     }
 
     def impossible(self, given: Values) -> str | None:
-        """One GPU has nobody to send to."""
+        """A single GPU sends nothing."""
         if reason := super().impossible(given):
             return reason
         if given["num_gpus"] < 2:

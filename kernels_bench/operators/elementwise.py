@@ -10,8 +10,6 @@ import numpy as np
 from fastroof.arrays import Bools
 from kernels_bench.operators.operator import Columns, Limits, MeasuredOperator, ModelShapes, Values
 
-__all__ = ["ELEMENTWISE_BYTES", "OPERATORS", "ElementwiseOperator", "elementwise_bytes"]
-
 ELEMENTWISE_BYTES: Final[dict[str, int]] = {
     "rmsnorm_residual": 8,
     "rope": 4,
@@ -36,20 +34,6 @@ ELEMENTWISE_BYTES: Final[dict[str, int]] = {
 def elementwise_bytes(kind: str, m: int, width: int) -> int:
     """Compulsory bytes that an elementwise kernel reads and writes, at least 1.
 
-    Parameters
-    ----------
-    kind : str
-        A key of :data:`ELEMENTWISE_BYTES`.
-    m, width : int
-        Rows, and elements a row.
-
-    Returns
-    -------
-    int
-        The ``io_bytes`` column.
-
-    Examples
-    --------
     >>> elementwise_bytes("silu_and_mul", 2, 1024), elementwise_bytes("launch", 1, 1)
     (12288, 1)
     """

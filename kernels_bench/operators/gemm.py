@@ -10,8 +10,6 @@ from fastroof.arrays import Floats
 from fastroof.units import PEAK_DTYPE
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Values
 
-__all__ = ["OPERATORS", "GemmOperator"]
-
 FP8_SHARE: Final = 0.556
 """Of 1979 TFLOP/s: 1100."""
 

@@ -8,8 +8,6 @@ from fastroof.units import DTYPE_BYTES
 from kernels_bench.operators.attention import DECODE_BANDWIDTH_SHARE, kv_tokens
 from kernels_bench.operators.operator import Limits, MeasuredOperator, Values
 
-__all__ = ["OPERATORS", "MlaDecodeOperator", "MlaPrefillOperator"]
-
 
 def _latent_bytes(values: Values) -> float:
     width = values["kv_lora_rank"] + values["rope_dim"]

@@ -14,9 +14,6 @@ from kernels_bench.model_shape import ModelShape
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Shape, Values
 from kernels_bench.routing import DISTRIBUTIONS
 
-__all__ = ["OPERATORS", "MoeOperator"]
-
-
 FP8_SHARE: Final = 0.4
 """Of 1979 TFLOP/s: 800."""
 DRAWN_BYTES_PER_S: Final = 4e11

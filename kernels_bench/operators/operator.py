@@ -17,8 +17,6 @@ from fastroof.operators import registry
 from fastroof.operators.operator import Operator
 from kernels_bench.model_shape import ModelShape
 
-__all__ = ["STREAMING", "Columns", "Limits", "MeasuredOperator", "ModelShapes", "Shape", "Values"]
-
 Values = Mapping[str, Any]
 """Key and axis columns of one point."""
 Columns = Mapping[str, Array]
@@ -35,50 +33,34 @@ STREAMING: Final = 0.776
 
 
 class MeasuredOperator:
-    """One operator as it is measured. A subclass says how it differs from this.
+    """One operator as it is measured. A subclass states how it differs from this."""
 
-    Attributes
-    ----------
-    name : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    title : str
-        What a picture calls it.
-    flops_share, bandwidth_share : float
-        Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
-    launch_us : float
-        What a call takes at least, us.
-    import_s, compile_s : float
-        Seconds beyond those of a point: of the first point of a run, and of the first of each
-        :meth:`compiled_shape`.
-    computes_in_dtype : bool
-        Whether a card that has no units for its ``dtype`` cannot run it.
-    shape_columns : tuple of str
-        Columns that ``shapes`` of a grid fills; none where it is empty.
-    model_shapes : mapping of str to callable
-        Names that ``shapes`` may have, and what each derives from a model.
-    limits : mapping of str to callable
-        Limits that a group may have, and what each bounds, of one point.
-    defaults : mapping of str to int or str
-        Columns that a group need not give.
-    choices : mapping of str to tuple of str
-        Columns whose values are some words only.
-    divisors : mapping of str to str
-        Columns that must be a multiple of another.
-    """
-
+    # A key of :data:`fastroof.operators.registry.OPERATORS`.
     name: ClassVar[str]
+    # What a picture calls it.
     title: ClassVar[str]
+    # Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
     flops_share: ClassVar[float] = 1.0
     bandwidth_share: ClassVar[float] = STREAMING
+    # What a call takes at least, us.
     launch_us: ClassVar[float]
+    # Seconds beyond those of a point: of the first point of a run, and of the first of each
+    # :meth:`compiled_shape`.
     import_s: ClassVar[float] = 0.0
     compile_s: ClassVar[float] = 0.0
+    # Whether a card that has no units for its ``dtype`` cannot run it.
     computes_in_dtype: ClassVar[bool] = False
+    # Columns that ``shapes`` of a grid fills; none where it is empty.
     shape_columns: ClassVar[tuple[str, ...]] = ()
+    # Names that ``shapes`` may have, and what each derives from a model.
     model_shapes: ClassVar[ModelShapes] = {}
+    # Limits that a group may have, and what each bounds, of one point.
     limits: ClassVar[Limits] = {}
+    # Columns that a group need not give.
     defaults: ClassVar[Mapping[str, int | str]] = {}
+    # Columns whose values are some words only.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Columns that must be a multiple of another.
     divisors: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -102,21 +84,10 @@ class MeasuredOperator:
         return given
 
     def impossible(self, given: Values) -> str | None:
-        """Say why no kernel can have these sizes, or None.
-
-        Parameters
-        ----------
-        given : mapping of str to int or str
-            What a grid gives, see :meth:`given_columns`.
-
-        Returns
-        -------
-        str or None
-            What contradicts what, with the figures.
-        """
+        """Return why no kernel can have these sizes, or None."""
         for column, choices in self.choices.items():
             if column in given and given[column] not in choices:
-                return f"{column} {given[column]!r} is none of {', '.join(choices)}"
+                return f"unknown {column} {given[column]!r}; valid are {', '.join(choices)}"
         for size, divisor in self.divisors.items():
             if size in given and divisor in given and given[size] % given[divisor]:
                 return f"{size} {given[size]} is not divisible by {divisor} {given[divisor]}"
@@ -145,7 +116,7 @@ class MeasuredOperator:
         return None
 
     def line(self, values: Values) -> tuple[Any, ...]:
-        """Axes of a point that name its kernel's shape, rather than how much of it is asked for."""
+        """Axes of a point that name its kernel's shape, rather than its size."""
         return ()
 
     # -- how a result is checked ---------------------------------------------------------------------

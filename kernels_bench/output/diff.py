@@ -16,77 +16,50 @@ from fastroof.load import MeasuredTables
 from fastroof.load.families import PairedPoints, codes_of, paired_points, wanted_operators
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]
-
-
 WORST_EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True)
 class KeyDifference:
-    """How two table sets compare for one operator, or for one key of it.
-
-    Attributes
-    ----------
-    operator : str
-        The operator.
-    key : mapping of str to int or str
-        Values of the schema's keys; empty for all of the operator.
-    common, only_a, only_b : int
-        Points in both sets, and in one of them.
-    median, p10, p90 : float or None
-        Of latency in B over latency in A at the common points; None without any.
-    worst : tuple of mapping
-        The points whose ratio is farthest from 1, with both latencies in us and the ratio B/A.
-    """
+    """How two table sets compare for one operator, or for one key of it."""
 
     operator: str
+    # Values of the schema's keys; empty for all of the operator.
     key: Mapping[str, Any]
+    # Points in both sets, and in one of them.
     common: int
     only_a: int
     only_b: int
+    # Of latency in B over latency in A at the common points; None without any.
     median: float | None
     p10: float | None
     p90: float | None
+    # The points whose ratio is farthest from 1, with both latencies in us and the ratio B/A.
     worst: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Common:
-    """The points of one operator that both sets have, as arrays of shape (points,).
+    """The points of one operator that both sets have, as arrays of shape (points,)."""
 
-    Attributes
-    ----------
-    columns : mapping of str to ndarray
-        Keys and axes, and ``latency_us`` of A.
-    ratio : ndarray of float64
-        Latency in B over latency in A.
-    """
-
+    # Keys and axes, and ``latency_us`` of A.
     columns: Mapping[str, Array]
+    # Latency in B over latency in A.
     ratio: Floats
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What :func:`diff_tables` returns.
+    """What :func:`diff_tables` returns."""
 
-    Attributes
-    ----------
-    a, b : str
-        The sets, in words.
-    operators : tuple of KeyDifference
-        One an operator that either set has.
-    keys : tuple of KeyDifference
-        One a key of those operators.
-    common : mapping of str to Common
-        The common points of each operator that has any.
-    """
-
+    # Descriptions of the sets.
     a: str
     b: str
+    # One an operator that either set has.
     operators: tuple[KeyDifference, ...]
+    # One a key of those operators.
     keys: tuple[KeyDifference, ...]
+    # The common points of each operator that has any.
     common: Mapping[str, Common]
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,28 +78,7 @@ def diff_tables(
     names: tuple[str, str] = ("A", "B"),
     operators: Sequence[str] | None = None,
 ) -> Difference:
-    """Compare two table sets at the points that both have.
-
-    Parameters
-    ----------
-    a, b : MeasuredTables
-        As :func:`kernels_bench.output.table_sets.load_table_set` returns them; they may be of different GPUs.
-    names : tuple of str
-        What to call them.
-    operators : sequence of str, optional
-        Compare only these.
-
-    Returns
-    -------
-    Difference
-        Ratios are latency in B over latency in A: above 1, B is slower. A point that a set has more than
-        once counts with its median, as in a lookup.
-
-    Raises
-    ------
-    MeasureError
-        If an operator is unknown, or neither set has any of those asked for.
-    """
+    """Compare two table sets at the points that both have."""
     wanted = wanted_operators(a, b, names, operators, MeasureError)
     totals, keys, common = [], [], {}
     for operator in wanted:
@@ -147,17 +99,7 @@ def diff_tables(
 
 
 def sizes_of(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> tuple[Floats, str]:
-    """Return what bounds each point most often, and its unit: bytes of decodes and copies, else FLOPs.
-
-    Parameters
-    ----------
-    operator : str
-        A key of :data:`fastroof.operators.registry.OPERATORS`.
-    columns : mapping of str to ndarray
-        Keys, axes and ``latency_us``.
-    gpu : GpuSpec
-        Any card: sizes do not depend on it.
-    """
+    """Return what bounds each point most often, and its unit: bytes of decodes and copies, else FLOPs."""
     work = OPERATORS[operator].work(columns, gpu)
     if "decode" in operator or np.isnan(work.flops).all():
         return work.moved_bytes, "B"

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_difference", "save_difference"]
-
-
 ENDINGS: Final = (".png", ".svg")
 MOST_COLUMNS: Final = 3
 PANEL_IN: Final = (4.3, 3.5)
@@ -64,27 +61,7 @@ _STYLE: Final[Any] = {
 
 
 def save_difference(difference: Difference, gpu: GpuSpec, path: Path) -> Path:
-    """Draw a difference into a PNG or SVG file.
-
-    Parameters
-    ----------
-    difference : Difference
-        As :func:`kernels_bench.output.diff.diff_tables` returns it.
-    gpu : GpuSpec
-        The card of either set.
-    path : Path
-        Ends in .png or .svg.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    MeasureError
-        For another ending or a folder that is not there, without matplotlib, or if no point is common.
-    """
+    """Draw a difference into a PNG or SVG file."""
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
         raise MeasureError(f"{path} must end in {' or '.join(ENDINGS)}")
@@ -106,26 +83,7 @@ def save_difference(difference: Difference, gpu: GpuSpec, path: Path) -> Path:
 
 
 def draw_difference(difference: Difference, gpu: GpuSpec) -> Figure:
-    """Draw the ratio B/A against size, one panel an operator, all on one scale.
-
-    Parameters
-    ----------
-    difference : Difference
-        As :func:`kernels_bench.output.diff.diff_tables` returns it.
-    gpu : GpuSpec
-        The card of either set.
-
-    Returns
-    -------
-    Figure
-        Points are single measurements; the line is their median over each quarter decade of size and the
-        band holds the middle 80 %.
-
-    Raises
-    ------
-    MeasureError
-        If no point is common.
-    """
+    """Draw the ratio B/A against size, one panel an operator, all on one scale."""
     from matplotlib.figure import Figure
 
     panels = list(difference.common.items())
@@ -194,7 +152,7 @@ def _draw_panel(axes: Axes, common: Common, size: Floats, limits: tuple[float, f
         axes.plot([], [], color=colour, linewidth=2.2, label=word)
         centre, p10, median, p90 = _binned(size[rows], common.ratio[rows])
         axes.fill_between(centre, p10, p90, color=colour, alpha=0.14, linewidth=0, zorder=3)
-        # White beneath, so that the line stands out of its own points.
+        # White below, so that the line is visible among its points.
         axes.plot(centre, median, color="white", linewidth=4.0, zorder=4)
         axes.plot(centre, median, color=colour, linewidth=2.2, zorder=5)
     _scale(axes, limits)

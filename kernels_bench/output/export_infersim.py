@@ -34,8 +34,6 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.output.table_sets import gpu_of
 
-__all__ = ["Export", "export_infersim"]
-
 Columns = Mapping[str, Array]
 
 ROUNDS_TO_ZERO: Final = 0.0005
@@ -46,26 +44,16 @@ PUBLISHED_FLOPS: Final = "FLOPs of S^2 / 2"
 
 @dataclass(frozen=True)
 class Export:
-    """What :func:`export_infersim` wrote.
-
-    Attributes
-    ----------
-    root : Path
-        The tree.
-    gpu : str
-        Name of the GPU's folders in it.
-    rows : mapping of str to int
-        Rows of each file, relative to the tree.
-    left_out : mapping of str to int
-        Rows that InferSim's files cannot hold, by reason.
-    rounds_to_zero : int
-        Rows whose MFU InferSim rounds to 0.0 and then divides by.
-    """
+    """What :func:`export_infersim` wrote."""
 
     root: Path
+    # Name of the GPU's folders in it.
     gpu: str
+    # Rows of each file, relative to the tree.
     rows: Mapping[str, int]
+    # Rows that InferSim's files cannot hold, by reason.
     left_out: Mapping[str, int] = field(default_factory=dict)
+    # Rows whose MFU InferSim rounds to 0.0 and then divides by.
     rounds_to_zero: int = 0
 
 
@@ -76,37 +64,7 @@ def export_infersim(
     gemm_dtype: str | None = None,
     overwrite: bool = False,
 ) -> Export:
-    """Write a table set as the tree that InferSim reads.
-
-    Parameters
-    ----------
-    tables : MeasuredTables
-        As :func:`kernels_bench.output.table_sets.load_table_set` returns it.
-    root : Path
-        The tree; folders of other GPUs that it holds stay as they are.
-    gemm_dtype : str, optional
-        Which GEMMs to write: InferSim has one GEMM file a GPU and no dtype in it. By default bf16, or what
-        there is where there is only one.
-    overwrite : bool
-        Whether this GPU's folders in the tree are replaced.
-
-    Returns
-    -------
-    Export
-        Rows written and left out.
-
-    Raises
-    ------
-    MeasureError
-        If there is nothing that InferSim could read, ``gemm_dtype`` is not in the tables, or the tree has
-        this GPU already and ``overwrite`` is False.
-
-    Notes
-    -----
-    Latencies and MFUs have all their digits: InferSim rounds the MFU to 3 decimals itself. MFUs are of the
-    peak of the dtype that the kernel computes in; causal prefill counts ``4 nh dh S^2 / 2`` FLOPs, as the
-    published tables do. A point that was measured several times gets the median.
-    """
+    """Write a table set as the tree that InferSim reads."""
     root, gpu = Path(root), gpu_of(tables)
     left_out: dict[str, int] = {}
     files: dict[str, str] = {}
@@ -164,7 +122,7 @@ def _gemm_dtype(table: MeasuredTable, dtype: str | None) -> str:
         if len(have) > 1 and "bf16" not in have:
             raise MeasureError(
                 f"the GEMMs are of {', '.join(have)} and InferSim's file holds one dtype: "
-                f"say which, as in --gemm-dtype {have[0]}"
+                f"choose one with --gemm-dtype {have[0]}"
             )
         dtype = "bf16" if "bf16" in have else have[0]
     if dtype not in have:
@@ -204,7 +162,7 @@ def _attention_parts(
     if "dtype" not in columns:
         # What attention computes in; the cache's dtype is in kv_dtype.
         columns["dtype"] = np.array(["bf16"] * _rows(columns), object)
-    # rows with a window are left out, so it is no part of a file's name
+    # rows with a window are left out, so a file's name has none
     heads = [key.name for key in operator.keys if key.kind == "int" and key.name != "window"]
     of_file = codes_of(columns[name] for name in heads)
     parts: list[_Part] = []
@@ -263,7 +221,7 @@ def _provenance(tables: MeasuredTables, gpu: GpuSpec) -> str:
 
 
 def _write(root: Path, gpu: str, files: Mapping[str, str], overwrite: bool) -> None:
-    """Write all files of the GPU first, each folder beside its place, then put the folders there."""
+    """Write all files of the GPU first, then move the folders to their places."""
     folders = sorted({PurePosixPath(name).parent for name in files if "/" in name})
     stale = [p for kind in ("gemm", "mha/*", "mla/*") for p in root.glob(f"{kind}/{gpu}") if p.is_dir()]
     if stale and not overwrite:

@@ -21,8 +21,6 @@ from kernels_bench.output.provenance import refuse_odd_provenance
 from kernels_bench.output.table_sets import load_table_set, row_keys
 from kernels_bench.output.tables import carry_gpu_file, known_columns
 
-__all__ = ["NUM_RUNS", "RUN_SPREAD", "Merged", "merge_runs", "write_merged"]
-
 Columns = dict[str, Array]
 
 NUM_RUNS: Final = "num_runs"
@@ -32,62 +30,23 @@ _QUARTILES: Final = ("p25_us", "p75_us")
 
 @dataclass(frozen=True)
 class Merged:
-    """What :func:`merge_runs` returns.
+    """What :func:`merge_runs` returns."""
 
-    Attributes
-    ----------
-    gpu : str
-        GPU of all runs.
-    tables : mapping of str to mapping of str to ndarray
-        For each operator its columns, and ``num_runs`` (runs behind the row) and ``run_spread`` (largest
-        less smallest latency over the median).
-    provenance : mapping
-        Content of provenance.toml.
-    notes : tuple of str
-        What a person should know of the merge.
-    places : tuple of Path
-        Folders of the runs and those around them: where a gpu.toml may lie.
-    """
-
+    # GPU of all runs.
     gpu: str
+    # For each operator its columns, and ``num_runs`` (runs behind the row) and ``run_spread`` (largest less
+    # smallest latency over the median).
     tables: Mapping[str, Columns]
+    # Content of provenance.toml.
     provenance: Mapping[str, Any]
+    # Warnings of the merge.
     notes: tuple[str, ...]
+    # Folders of the runs and those around them: where a gpu.toml may lie.
     places: tuple[Path, ...] = ()
 
 
 def merge_runs(runs: Sequence[str | Path], prefer: Sequence[str] = ()) -> Merged:
-    """Merge several runs of one GPU.
-
-    Parameters
-    ----------
-    runs : sequence of str or Path
-        At least two, each as :func:`kernels_bench.output.table_sets.load_table_set` takes it. A point
-        may be in some of them only.
-    prefer : sequence of str
-        Providers, best first. Of a point that several providers measured only the rows of the first one
-        here are taken; rows of a provider that is not listed come last.
-
-    Returns
-    -------
-    Merged
-        One row a point.
-
-    Raises
-    ------
-    MeasureError
-        If there are fewer than two runs, they are of several GPUs, or providers differ at a point and
-        ``prefer`` does not say which to take.
-    TableError, GpuError
-        If a run cannot be loaded.
-
-    Notes
-    -----
-    ``latency_us``, ``p25_us`` and ``p75_us`` are medians over the runs, which keeps p25 <= median <= p75;
-    ``min_us`` is the least and ``num_replays`` the sum. Two providers are two kernels: their median would
-    be the time of neither, so they are never mixed in one row. Kernels of one provider that differ by name
-    are (libraries choose by a heuristic), and the row names them all.
-    """
+    """Merge several runs of one GPU."""
     if len(runs) < 2:
         raise MeasureError(f"merging takes at least two runs, got {len(runs)}")
     sets = {str(word): load_table_set(str(word)) for word in runs}
@@ -109,31 +68,7 @@ def merge_runs(runs: Sequence[str | Path], prefer: Sequence[str] = ()) -> Merged
 
 
 def write_merged(merged: Merged, folder: Path, *, overwrite: bool = False, rank: int | None = None) -> Path:
-    """Write merged runs as a source that ``fastroof.load_tables`` reads.
-
-    Parameters
-    ----------
-    merged : Merged
-        As :func:`merge_runs` returns it.
-    folder : Path
-        Folder of the source.
-    overwrite : bool
-        Whether the source that the folder holds is replaced.
-    rank : int, optional
-        Place among the sources of the GPU.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    MeasureError
-        If the folder cannot be written.
-    TableError
-        If the folder exists and ``overwrite`` is False, or holds something that is no source.
-    """
+    """Write merged runs as a source that ``fastroof.load_tables`` reads."""
     provenance = {**merged.provenance, **({} if rank is None else {"rank": rank})}
     tables = {operator: known_columns(operator, columns) for operator, columns in merged.tables.items()}
     try:
@@ -212,7 +147,7 @@ def _one_provider(operator: str, rows: Columns, point: Longs, prefer: Sequence[s
         raise MeasureError(
             f"{len(mixed)} points of {operator} were measured by different providers, as {key} by "
             f"{' and '.join(names)}; their median would be the time of neither: "
-            f"say which to take, as in --prefer {','.join(names)}"
+            f"choose, for example --prefer {','.join(names)}"
         )
     return kept
 
@@ -254,14 +189,14 @@ def _provenance(
 
 def _of(tables: MeasuredTables) -> Mapping[str, Any]:
     said = next(iter(tables.tables.values())).provenance
-    if {"runs", "merged_from"} & set(said):  # other programs say what they like
+    if {"runs", "merged_from"} & set(said):  # other programs write anything
         refuse_odd_provenance(said)
         return said
     return {name: value for name, value in said.items() if name != "sentinels"}
 
 
 def _merged_from(tables: MeasuredTables) -> dict[str, Any]:
-    """Return what one run's provenance says, less what the merged one says for all."""
+    """Return one run's provenance, without what the merged one states for all."""
     return {name: v for name, v in _of(tables).items() if name not in ("gpu", "sentinels", "operators")}
 
 

@@ -1,4 +1,4 @@
-"""What stands beside the tables: where, when, with what and how steadily they were measured."""
+"""Provenance of tables: where, when, with what and how steadily they were measured."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
 from kernels_bench.output.recorded import Recorded, Run
-from kernels_bench.output.repeatability import repeatability
-
-__all__ = [
-    "HARMLESS_THROTTLES",
-    "THROTTLE_REASONS",
-    "provenance_of",
-    "recorded_gpu",
-    "refuse_odd_provenance",
-]
+from kernels_bench.sentinels import repeatability
 
 Columns = Mapping[str, Array]
 
@@ -47,13 +39,7 @@ _DEVICE_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
 
 
 def recorded_gpu(recorded: Recorded) -> str:
-    """Return the one GPU that the runs measured, by fastroof's name where it has one.
-
-    Raises
-    ------
-    MeasureError
-        If they measured several.
-    """
+    """Return the one GPU that the runs measured, by fastroof's name where it has one."""
     names = list(dict.fromkeys(_canonical(gpu) for gpu in recorded.gpus))
     if len(names) > 1:
         raise MeasureError(f"the journals are of several GPUs, {', '.join(names)}: one table holds one GPU")
@@ -70,26 +56,7 @@ def _canonical(gpu: str) -> str:
 def provenance_of(
     recorded: Recorded, tables: Mapping[str, Columns], left_out: Mapping[str, str], rank: int | None = None
 ) -> dict[str, Any]:
-    """Return the content of provenance.toml.
-
-    Parameters
-    ----------
-    recorded : Recorded
-        What the journals hold.
-    tables : mapping of str to mapping of str to ndarray
-        The tables that are written.
-    left_out : mapping of str to str
-        Keys of measured rows that are in no table, and why.
-    rank : int, optional
-        Place among the sources of the GPU.
-
-    Returns
-    -------
-    dict
-        ``runs`` holds what each start and end line says; ``sentinels`` how each repeated; ``device`` the
-        clocks, power, temperature and throttle reasons over all rows; ``skips`` counts by kind and reason;
-        ``operators`` rows, providers and kernels.
-    """
+    """Return the content of provenance.toml."""
     provenance: dict[str, Any] = {
         "gpu": recorded_gpu(recorded),
         "name": "kernels_bench",
@@ -122,18 +89,7 @@ def provenance_of(
 
 
 def refuse_odd_provenance(said: Any) -> None:
-    """Refuse a provenance.toml whose own parts are not what :func:`provenance_of` writes.
-
-    Parameters
-    ----------
-    said : mapping
-        Content of the file, or of one of those it was merged from.
-
-    Raises
-    ------
-    MeasureError
-        Naming the part.
-    """
+    """Refuse a provenance.toml whose own parts are not what :func:`provenance_of` writes."""
     if not isinstance(said, Mapping):
         raise MeasureError(f"provenance.toml: merged_from has {shown(said)}, need tables")
     device = said.get("device", {})

@@ -13,9 +13,7 @@ from fastroof.errors import MeasureError
 from fastroof.load.rows import MOST_INT
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import read_journal
-from kernels_bench.points import Point
-
-__all__ = ["Recorded", "Run", "read_journals"]
+from kernels_bench.protocol import Point
 
 Record = Mapping[str, Any]
 
@@ -24,43 +22,28 @@ _TIMES: Final = (LATENCY.name, *(c.name for c in SPREAD_COLUMNS))
 
 @dataclass(frozen=True)
 class Run:
-    """One start of ``kernels-bench``: what it said of itself and what it timed to see drift.
+    """One start of ``kernels-bench``: its facts and its sentinels."""
 
-    Attributes
-    ----------
-    name : str
-        Its run_id; a start that resumed the run of the same id has ``#2``, ``#3`` behind it.
-    start, end : mapping
-        The journal's lines; ``end`` is empty where the run was killed.
-    sentinels : tuple of mapping
-        Its sentinel lines, in their order.
-    rows : int
-        Points it measured.
-    """
-
+    # Its run_id; a start that resumed the run of the same id has ``#2``, ``#3`` behind it.
     name: str
+    # The journal's lines; ``end`` is empty where the run was killed.
     start: Record
     end: Record
+    # Its sentinel lines, in their order.
     sentinels: tuple[Record, ...]
+    # Points it measured.
     rows: int
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """All that some journals hold.
+    """All that some journals hold."""
 
-    Attributes
-    ----------
-    rows : mapping of str to mapping
-        The line of each measured point by its key; a later line of one journal replaces an earlier one.
-    skips : mapping of str to mapping
-        The line of each point that was tried and has no row.
-    runs : tuple of Run
-        In the order of the journals.
-    """
-
+    # The line of each measured point by its key; a later line of one journal replaces an earlier one.
     rows: Mapping[str, Record]
+    # The line of each point that was tried and has no row.
     skips: Mapping[str, Record]
+    # In the order of the journals.
     runs: tuple[Run, ...]
 
     @property
@@ -70,24 +53,7 @@ class Recorded:
 
 
 def read_journals(journals: Sequence[Path]) -> Recorded:
-    """Read and check journals whose points are apart.
-
-    Parameters
-    ----------
-    journals : sequence of Path
-        Journals of one run, or of runs that measured different points.
-
-    Returns
-    -------
-    Recorded
-        Rows in the order they were measured.
-
-    Raises
-    ------
-    MeasureError
-        If there is no journal or no row, a file is no journal, two journals hold the same point, or a row
-        does not fit its operator's schema.
-    """
+    """Read and check journals whose points are apart."""
     if not journals:
         raise MeasureError("no journal was given; kernels-bench run writes one, journal.jsonl")
     rows: dict[str, Record] = {}

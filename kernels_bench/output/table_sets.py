@@ -17,16 +17,7 @@ from kernels_bench.journal import find_journals
 from kernels_bench.output.provenance import provenance_of, recorded_gpu
 from kernels_bench.output.recorded import read_journals
 from kernels_bench.output.tables import spec_beside, usable_tables
-from kernels_bench.points import Point
-
-__all__ = [
-    "gpu_of",
-    "journals_of",
-    "load_table_set",
-    "row_keys",
-    "tables_of_journals",
-]
-
+from kernels_bench.protocol import Point
 
 JOURNAL_ENDING: Final = ".jsonl"
 TABLES_FOLDER: Final = "kernels_bench"
@@ -35,27 +26,6 @@ TABLES_FOLDER: Final = "kernels_bench"
 def load_table_set(word: str) -> MeasuredTables:
     """Load measured tables of any kind.
 
-    Parameters
-    ----------
-    word : str
-        A journal (``.jsonl``), or the folder that a run wrote its journals to; a folder of tables as
-        ``fastroof.load_tables`` takes it; the name of a GPU that ships with fastroof; or folder or name, a
-        colon, and one of its sources (of a tree: one of its GPUs), as in ``h100:kernels_bench``.
-
-    Returns
-    -------
-    MeasuredTables
-        Of one GPU.
-
-    Raises
-    ------
-    MeasureError
-        If a journal is none or holds no row.
-    TableError, GpuError
-        If there is no such folder, GPU or source, or a table must not be used.
-
-    Examples
-    --------
     >>> load_table_set("h100:aiconfigurator-vllm-0.24.0").gpu
     'h100'
     """
@@ -78,13 +48,6 @@ def load_table_set(word: str) -> MeasuredTables:
 def journals_of(word: str) -> list[Path]:
     """Return the journals that a word names, none where it names tables.
 
-    Parameters
-    ----------
-    word : str
-        As for :func:`load_table_set`.
-
-    Examples
-    --------
     >>> journals_of("h100")
     []
     """
@@ -94,26 +57,15 @@ def journals_of(word: str) -> list[Path]:
     if not path.is_dir() or (path / PROVENANCE_FILE).is_file():
         return []
     others = {source.parent.name for source in path.glob(f"*/{PROVENANCE_FILE}")} - {TABLES_FOLDER}
-    # The journals of a run say more than its tables; a GPU's folder with other sources is taken as such.
+    # The journals of a run hold more than its tables; a GPU's folder with other sources is taken as such.
     return [] if others else find_journals(path)
 
 
 def tables_of_journals(journals: Iterable[Path]) -> MeasuredTables:
-    """Return journals as the tables that :func:`kernels_bench.output.tables.write_tables` would write.
-
-    Parameters
-    ----------
-    journals : iterable of Path
-        Journals of one GPU whose points are apart.
-
-    Raises
-    ------
-    MeasureError
-        As :func:`kernels_bench.output.recorded.read_journals`.
-    """
+    """Return journals as the tables that :func:`kernels_bench.output.tables.write_tables` would write."""
     paths = [Path(journal) for journal in journals]
     recorded = read_journals(paths)
-    # A journal lies in the GPU's folder, beside the folder of its tables.
+    # A journal is in the GPU's folder, next to the folder of its tables.
     spec = spec_beside(paths[0].parent / TABLES_FOLDER, recorded_gpu(recorded))
     columns, left_out = usable_tables(recorded, spec)
     provenance = provenance_of(recorded, columns, left_out)
@@ -126,18 +78,7 @@ def tables_of_journals(journals: Iterable[Path]) -> MeasuredTables:
 
 
 def gpu_of(tables: MeasuredTables) -> GpuSpec:
-    """Return the facts of the gpu.toml beside the tables, else of the GPU that fastroof knows by name.
-
-    Parameters
-    ----------
-    tables : MeasuredTables
-        As :func:`load_table_set` returns it.
-
-    Raises
-    ------
-    GpuError
-        If neither is there.
-    """
+    """Return the facts of the gpu.toml next to the tables, else of the GPU that fastroof knows by name."""
     for place in (tables.root, tables.root.resolve().parent):
         if (place / GPU_FILE).is_file() and (spec := load_gpu(place / GPU_FILE)).name == tables.gpu:
             return spec
@@ -145,7 +86,7 @@ def gpu_of(tables: MeasuredTables) -> GpuSpec:
 
 
 def row_keys(operator: str, columns: Mapping[str, Array]) -> Iterator[str]:
-    """Yield the key of each row's point, as :attr:`kernels_bench.points.Point.key` writes it."""
+    """Yield the key of each row's point, as :attr:`kernels_bench.protocol.Point.key` writes it."""
     schema = OPERATORS[operator]
     names = [c.name for c in (*schema.keys, *schema.axes)]
     for cells in zip(*(columns[name].tolist() for name in names), strict=True):

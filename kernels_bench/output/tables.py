@@ -1,4 +1,4 @@
-"""Journals to tables: tidy CSV per operator with the provenance beside them, whole or not at all."""
+"""Journals to tables: tidy CSV per operator with their provenance, in atomic writes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ from kernels_bench.journal import find_journals
 from kernels_bench.output.provenance import provenance_of, recorded_gpu
 from kernels_bench.output.recorded import Recorded, read_journals
 
-__all__ = [
-    "WrittenTables",
-    "carry_gpu_file",
-    "known_columns",
-    "spec_beside",
-    "tables_from_journals",
-    "usable_tables",
-    "write_tables",
-]
-
 Columns = dict[str, Array]
 
 MOST_IMPOSSIBLE: Final = 0.01
@@ -40,74 +30,27 @@ MOST_IMPOSSIBLE: Final = 0.01
 
 @dataclass(frozen=True)
 class WrittenTables:
-    """What :func:`write_tables` wrote.
+    """What :func:`write_tables` wrote."""
 
-    Attributes
-    ----------
-    folder : Path
-        The source's folder.
-    gpu : str
-        GPU that was measured.
-    rows : mapping of str to int
-        Rows of each operator's table.
-    skipped : int
-        Points that were tried and have no row.
-    left_out : mapping of str to str
-        Keys of measured rows that no GPU of this kind can have done, and why; they are in no table.
-    """
-
+    # The source's folder.
     folder: Path
+    # GPU that was measured.
     gpu: str
+    # Rows of each operator's table.
     rows: Mapping[str, int]
+    # Points that were tried and have no row.
     skipped: int
+    # Keys of measured rows that no GPU of this kind can have done, and why; they are in no table.
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def tables_from_journals(journals: Sequence[Path]) -> dict[str, Columns]:
-    """Turn the rows of journals into one table an operator.
-
-    Parameters
-    ----------
-    journals : sequence of Path
-        Journals of one GPU whose points are apart: those of one run and of what resumed it.
-
-    Returns
-    -------
-    dict of str to dict of str to ndarray
-        For each operator the columns of its schema, ``gpu``, ``kernel``, ``provider`` and the spread;
-        latencies in us, as the journal has them to the last bit.
-
-    Raises
-    ------
-    MeasureError
-        If a journal is none, the journals are of several GPUs, a point was measured in more than one of
-        them, a row does not fit its operator's schema, or there is no row.
-    """
+    """Turn the rows of journals into one table an operator."""
     return usable_tables(read_journals(journals), None)[0]
 
 
 def usable_tables(recorded: Recorded, gpu: GpuSpec | None) -> tuple[dict[str, Columns], dict[str, str]]:
-    """Return the rows of journals that can be true as columns, and those that cannot, with why.
-
-    Parameters
-    ----------
-    recorded : Recorded
-        As :func:`kernels_bench.output.recorded.read_journals` returns it.
-    gpu : GpuSpec or None
-        The card; without its facts every row can be true.
-
-    Returns
-    -------
-    dict of str to dict of str to ndarray
-        One table an operator.
-    dict of str to str
-        Keys of the rows that are faster than the peak allows.
-
-    Raises
-    ------
-    MeasureError
-        If more than one row in a hundred is.
-    """
+    """Return the rows of journals that can be true as columns, and those that cannot, with why."""
     name = recorded_gpu(recorded)
     tables: dict[str, Columns] = {}
     left_out: dict[str, str] = {}
@@ -154,42 +97,12 @@ def write_tables(
     overwrite: bool = False,
     rank: int | None = None,
 ) -> WrittenTables:
-    """Write the rows of journals as a source that ``fastroof.load_tables`` reads.
-
-    Parameters
-    ----------
-    journals : sequence of Path
-        As for :func:`tables_from_journals`.
-    folder : Path
-        Folder of the source, ``bench_data/<gpu>/kernels_bench``: ``<operator>.csv`` and provenance.toml.
-    overwrite : bool
-        Whether the source that the folder holds is replaced.
-    rank : int, optional
-        Place among the sources of the GPU; the lowest serves an operator, 100 where none is written.
-
-    Returns
-    -------
-    WrittenTables
-        Rows by operator, and what was left out.
-
-    Raises
-    ------
-    MeasureError
-        As :func:`tables_from_journals`; if the folder belongs to another GPU, cannot be written, or more
-        than one row in a hundred is faster than the GPU's peak allows.
-    TableError
-        If the folder exists and ``overwrite`` is False, or holds something that is no source.
-
-    Notes
-    -----
-    A row above the peak would keep the whole table from loading, so such rows are left out and listed in
-    the provenance. The journals keep every row.
-    """
+    """Write the rows of journals as a source that ``fastroof.load_tables`` reads."""
     folder = Path(folder)
     if held := find_journals(folder):
         raise MeasureError(
             f"{folder} holds journals ({held[0].name}), and tables replace a folder as a whole; "
-            "give a folder of their own, as in bench_data/<gpu>/kernels_bench"
+            "use a separate folder such as bench_data/<gpu>/kernels_bench"
         )
     recorded = read_journals(journals)
     gpu = recorded_gpu(recorded)
@@ -209,26 +122,13 @@ def write_tables(
 
 
 def spec_beside(folder: Path, gpu: str) -> GpuSpec | None:
-    """Return the GPU's facts, None where nobody has them; refuse a folder of another GPU.
-
-    Parameters
-    ----------
-    folder : Path
-        A source's folder, beside a gpu.toml or not.
-    gpu : str
-        GPU that was measured.
-
-    Raises
-    ------
-    MeasureError
-        If the gpu.toml beside it, or the source that it holds, is of another GPU.
-    """
+    """Return the GPU's facts, or None if unknown; refuse a folder of another GPU."""
     place = folder.resolve().parent / GPU_FILE
     if place.is_file():
         spec = load_gpu(place)
         if gpu not in (spec.name, *spec.aliases):
             raise MeasureError(
-                f"{folder} lies beside the gpu.toml of {spec.name}, but {gpu} was measured; "
+                f"{folder} is next to the gpu.toml of {spec.name}, but {gpu} was measured; "
                 f"write to a folder of {gpu}"
             )
     else:
@@ -246,17 +146,7 @@ def _refuse_source_of_another(folder: Path, gpu: str) -> None:
 
 
 def carry_gpu_file(gpu: str, places: Iterable[Path], folder: Path) -> None:
-    """Put the gpu.toml of a GPU that fastroof does not know beside its tables, which need it to load.
-
-    Parameters
-    ----------
-    gpu : str
-        GPU that was measured.
-    places : iterable of Path
-        Folders that may hold its gpu.toml.
-    folder : Path
-        The source's folder.
-    """
+    """Copy the gpu.toml of a GPU that fastroof does not know next to its tables, which need it to load."""
     beside = folder.resolve().parent / GPU_FILE
     try:
         load_gpu(gpu)
@@ -267,7 +157,7 @@ def carry_gpu_file(gpu: str, places: Iterable[Path], folder: Path) -> None:
 
 
 def _above_peak(operator: str, columns: Columns, gpu: GpuSpec | None) -> dict[int, str]:
-    """Return the rows that are faster than the GPU's peak, by index, with their MFU in words."""
+    """Return the rows that are faster than the GPU's peak, by index, with their MFU as text."""
     if gpu is None:
         return {}
     work = OPERATORS[operator].work(columns, gpu)
@@ -281,5 +171,5 @@ def _refuse_if_many(operator: str, rows: int, impossible: Mapping[int, str], gpu
         return
     raise MeasureError(
         f"{len(impossible)} of {rows} rows of {operator} are faster than the peak of {gpu.title} allows "
-        f"({next(iter(impossible.values()))}): the GPU, the dtype or the timer is not what the journal says"
+        f"({next(iter(impossible.values()))}): the journal's GPU, dtype or timer is wrong"
     )

@@ -26,11 +26,9 @@ from fastroof.load.validate import (
 )
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
-from kernels_bench.output.coverage import Coverage, coverage, coverage_findings
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
-from kernels_bench.points import Point
-
-__all__ = ["Ceiling", "Validation", "ceilings", "validate_tables"]
+from kernels_bench.output.table_sets import row_keys
+from kernels_bench.protocol import Point
 
 Columns = Mapping[str, Array]
 
@@ -48,57 +46,40 @@ MOST_CELLS: Final = 30_000_000
 
 @dataclass(frozen=True)
 class Ceiling:
-    """How near the fastest row of an operator and dtype comes to what the GPU can do.
+    """How near the fastest row of an operator and dtype comes to what the GPU can do."""
 
-    Attributes
-    ----------
-    operator, dtype : str
-        Which rows; dtype of the KV cache for attention, kind for elementwise, empty where there is neither.
-    rows : int
-        How many there are.
-    flops_per_s, mfu : float or None
-        Most FLOP/s, and as a share of the peak; None for operators that only move bytes.
-    bytes_per_s, bandwidth_share : float or None
-        Most compulsory bytes a second, and as a share of memory's or the link's bandwidth. Above 1 where
-        the L2 holds the bytes.
-    """
-
+    # Which rows; dtype of the KV cache for attention, kind for elementwise, else empty.
     operator: str
     dtype: str
+    # How many there are.
     rows: int
+    # Most FLOP/s, and as a share of the peak; None for operators that only move bytes.
     flops_per_s: float | None
     mfu: float | None
+    # Most compulsory bytes a second, and as a share of memory's or the link's bandwidth. Above 1 where the L2
+    # holds the bytes.
     bytes_per_s: float | None
     bandwidth_share: float | None
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Everything that was found out about a table set.
+    """All findings about a table set."""
 
-    Attributes
-    ----------
-    gpu : str
-        GPU of the tables.
-    reports : tuple of FileReport
-        fastroof's checks, one a file, with the findings of :func:`validate_tables` added to them.
-    findings : tuple of Finding
-        What concerns the set as a whole: sentinels, device, skips, coverage.
-    ceilings : tuple of Ceiling
-        By operator and dtype.
-    coverage : tuple of Coverage
-        By group of the grid; empty where no grid was given.
-    """
-
+    # GPU of the tables.
     gpu: str
+    # fastroof's checks, one a file, with the findings of :func:`validate_tables` added to them.
     reports: tuple[FileReport, ...]
+    # What concerns the set as a whole: sentinels, device, skips, coverage.
     findings: tuple[Finding, ...]
+    # By operator and dtype.
     ceilings: tuple[Ceiling, ...]
+    # By group of the grid; empty where no grid was given.
     coverage: tuple[Coverage, ...] = ()
 
     @property
     def severity(self) -> Severity:
-        """The gravest finding's severity, ``"note"`` if there is none."""
+        """Severity of the most severe finding, or ``"note"``."""
         own = (f.severity for f in self.findings)
         return max((worst(self.reports), *own), key=SEVERITIES.index)
 
@@ -121,43 +102,16 @@ def validate_tables(
     skipped: Sequence[str] = (),
     sentinels: Sequence[str] = (),
 ) -> Validation:
-    """Check a table set.
-
-    Parameters
-    ----------
-    tables : MeasuredTables
-        As :func:`kernels_bench.output.table_sets.load_table_set` returns it.
-    gpu : GpuSpec
-        The card they were measured on.
-    grid : sequence of Point, optional
-        The points that should be there.
-    skipped : sequence of str
-        Keys of points that were tried and have no row; a journal has them, tables do not.
-    sentinels : sequence of str
-        Keys of points that were measured as sentinels only.
-
-    Returns
-    -------
-    Validation
-        Its ``severity`` is ``"error"`` where the tables must not be used.
-
-    Notes
-    -----
-    Beside the kinds of :func:`fastroof.load.validate.validate`: ``falls_with_work`` (less time for more
-    work on every axis, beyond the quartiles of both), ``quartiles`` (median outside its quartiles, an
-    error), ``wide_quartiles``, ``fastest_replay`` (a minimum no GPU of the kind can reach: the timer),
-    ``runs_apart``, ``no_sentinels``, ``sentinel_spread``, ``sentinel_drift``, ``throttled``, ``left_out``,
-    ``skips``, ``coverage``.
-    """
+    """Check a table set."""
     extra: dict[str, list[Finding]] = {
         operator: list(_table_findings(table, gpu)) for operator, table in tables.tables.items()
     }
     reports = []
     for report in validate(tables, gpu):
-        # A table of several files says what concerns all of them with its first.
+        # A table of several files reports what concerns all of them with its first.
         findings = sorted([*report.findings, *extra.pop(report.operator, [])], key=_gravest_first)
         reports.append(FileReport(**{**_fields(report), "findings": tuple(findings)}))
-    # Other sources say nothing of runs and sentinels.
+    # Other sources have no runs and sentinels.
     own = (t.provenance for t in tables.tables.values() if {"runs", "merged_from"} & set(t.provenance))
     covered = () if grid is None else coverage(tables, grid, skipped, sentinels)
     findings = [*_set_findings(next(own, None)), *coverage_findings(covered)]
@@ -182,15 +136,7 @@ def _gravest_first(finding: Finding) -> int:
 
 
 def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
-    """Return how near a table's fastest rows come to the GPU's peak and bandwidth, by dtype.
-
-    Parameters
-    ----------
-    table : MeasuredTable
-        One operator.
-    gpu : GpuSpec
-        The card.
-    """
+    """Return how near a table's fastest rows come to the GPU's peak and bandwidth, by dtype."""
     columns = table.columns
     work = OPERATORS[table.operator].work(columns, gpu)
     seconds = columns["latency_us"] / US_PER_S
@@ -326,7 +272,7 @@ def _least_beyond(sizes: Sequence[Array], latency_us: Floats) -> Floats | None:
 
 
 def _set_findings(provenance: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Yield findings out of what kernels_bench wrote beside its own tables."""
+    """Yield findings from the provenance that kernels_bench wrote."""
     if provenance is None:
         return
     refuse_odd_provenance(provenance)
@@ -365,3 +311,56 @@ def _device_findings(provenance: Mapping[str, Any]) -> Iterator[Finding]:
         count = sum(reasons.values())
         grave_kind: Severity = "warning" if kind in ("reference", "error") else "note"
         yield Finding("skips", grave_kind, count, f"{count} points skipped ({kind}), most of all: {common}")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of one group of a grid has been measured, in points."""
+
+    group: str
+    operator: str
+    points: int
+    measured: int
+    skipped: int
+
+    @property
+    def missing(self) -> int:
+        """Points that were neither measured nor skipped."""
+        return self.points - self.measured - self.skipped
+
+
+def coverage(
+    tables: MeasuredTables,
+    grid: Sequence[Point],
+    skipped: Sequence[str] = (),
+    sentinels: Sequence[str] = (),
+) -> tuple[Coverage, ...]:
+    """Count how much of a grid a table set holds, by group."""
+    wanted = {point.operator for point in grid}
+    have = set(sentinels)
+    for operator, table in tables.tables.items():
+        if operator in wanted:
+            have.update(row_keys(operator, table.columns))
+    tried = set(skipped)
+    counts: dict[tuple[str, str], list[int]] = {}
+    for point in grid:
+        group = counts.setdefault((point.group, point.operator), [0, 0, 0])
+        key = point.key
+        group[0] += 1
+        group[1] += key in have
+        group[2] += key in tried and key not in have
+    return tuple(Coverage(*names, *numbers) for names, numbers in counts.items())
+
+
+def coverage_findings(groups: Sequence[Coverage]) -> Iterator[Finding]:
+    """Yield findings about missing points."""
+    missing = sum(group.missing for group in groups)
+    if not missing:
+        return
+    points = sum(group.points for group in groups)
+    most = max(groups, key=lambda group: group.missing)
+    message = (
+        f"{missing} of {points} points of the grid were not measured ({missing / points:.0%}), most of all "
+        f"{most.missing} of {most.points} in {most.group or most.operator}"
+    )
+    yield Finding("coverage", "warning", missing, message)

@@ -16,17 +16,6 @@ __all__ = ["all_providers"]
 def all_providers() -> list[Provider]:
     """Return the providers of GPU kernels in the order of choice.
 
-    Returns
-    -------
-    list of Provider
-        The first that works here and does not refuse a point measures it. One order serves all operators,
-        since each refuses what is not its own: attention goes to vLLM's FA3, then flashinfer, then SDPA;
-        bf16 GEMM to torch alone; fp8 GEMM to vLLM's CUTLASS kernel, then torch._scaled_mm, or of blocks to
-        flashinfer's; experts to vLLM, flashinfer, then torch and Triton; a window to vLLM and flashinfer;
-        MLA to flashinfer alone; norm, rope and activation to vLLM, flashinfer, then Triton.
-
-    Examples
-    --------
     >>> [provider.name for provider in all_providers()]
     ['vllm', 'flashinfer', 'torch']
     """

@@ -11,22 +11,12 @@ import numpy as np
 from fastroof.arrays import Longs
 from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets, spread_kv_lens
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
-
-__all__ = [
-    "AttentionSets",
-    "Heads",
-    "batch_of",
-    "contiguous_sets",
-    "paged_sets",
-    "prepare_attention",
-    "refuses_heads",
-]
 
 FP32_BYTES: Final = 4
 CHECKED_SEQUENCES: Final = 4
@@ -36,19 +26,13 @@ CHECKED_QUERIES: Final = 32
 
 @dataclass(frozen=True)
 class Heads:
-    """Head shape of one GPU.
+    """Head shape of one GPU."""
 
-    Attributes
-    ----------
-    num_q_heads, num_kv_heads, head_dim : int
-        Query heads, KV heads, width of one.
-    window : int
-        Tokens that a query attends to, itself included; 0 for all.
-    """
-
+    # Query heads, KV heads, width of one.
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    # Tokens that a query attends to, itself included; 0 for all.
     window: int = 0
 
     @classmethod
@@ -75,7 +59,7 @@ class Heads:
 
 
 def refuses_heads(point: Point) -> str | None:
-    """Say why an attention point's heads are not measured by any provider; None where they are."""
+    """Return why an attention point's heads are not measured by any provider; None where they are."""
     heads = Heads.of(point)
     if heads.num_q_heads % heads.num_kv_heads:
         return f"{heads.num_q_heads} query heads do not divide by {heads.num_kv_heads} KV heads"
@@ -86,33 +70,22 @@ def refuses_heads(point: Point) -> str | None:
 
 @dataclass(frozen=True)
 class AttentionSets:
-    """Input sets of one attention point.
-
-    Attributes
-    ----------
-    heads : Heads
-        Head shape.
-    new_tokens, kv_lens : ndarray of int64
-        Of each sequence.
-    q, out : tensor
-        Shape (sets, tokens, num_q_heads, head_dim).
-    k, v : tensor
-        Contiguous: shape (sets, KV tokens, num_kv_heads, head_dim). Paged: shape (sets, pages, page_size,
-        num_kv_heads, head_dim), each set its own slice of one pool, so that all sets share one page table.
-    batch : PagedBatch or None
-        Pages of the sequences; None where K and V are contiguous.
-    rotated_bytes : int
-        Bytes of all sets.
-    """
+    """Input sets of one attention point."""
 
     heads: Heads
+    # Of each sequence.
     new_tokens: Longs
     kv_lens: Longs
+    # Shape (sets, tokens, num_q_heads, head_dim).
     q: Any
     out: Any
+    # Contiguous: shape (sets, KV tokens, num_kv_heads, head_dim). Paged: shape (sets, pages, page_size,
+    # num_kv_heads, head_dim), each set its own slice of one pool, so that all sets share one page table.
     k: Any
     v: Any
+    # Pages of the sequences; None where K and V are contiguous.
     batch: PagedBatch | None
+    # Bytes of all sets.
     rotated_bytes: int
 
     @property
@@ -136,20 +109,7 @@ class AttentionSets:
 
 
 def batch_of(point: Point, seed: int) -> tuple[Longs, Longs]:
-    """Return new tokens and KV lengths of a point's sequences.
-
-    Parameters
-    ----------
-    point : Point
-        Operator attention_prefill, attention_decode, attention_decode_unequal or mla_decode.
-    seed : int
-        Seed of unequal lengths.
-
-    Returns
-    -------
-    new_tokens, kv_lens : ndarray of int64
-        Shape (batch_size,).
-    """
+    """Return new tokens and KV lengths of a point's sequences."""
     values = point.values
     batch_size, kv_len = int(values["batch_size"]), int(values["kv_len"])
     if "spread" in values:
@@ -175,26 +135,7 @@ def _num_sets(
 def contiguous_sets(
     point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
 ) -> AttentionSets:
-    """Make sets whose K and V lie contiguous, one sequence after the other.
-
-    Parameters
-    ----------
-    point : Point
-        An attention point.
-    device : Device
-        Where they live.
-    seed : int
-        Seed of inputs and lengths.
-    max_bytes : int
-        What they may take, B.
-    dtype : str
-        dtype of all tensors.
-
-    Returns
-    -------
-    AttentionSets
-        With outputs full of NaN.
-    """
+    """Make sets whose K and V lie contiguous, one sequence after the other."""
     heads = Heads.of(point)
     new_tokens, kv_lens = batch_of(point, seed)
     tokens, kv_tokens = int(new_tokens.sum()), int(kv_lens.sum())
@@ -218,28 +159,7 @@ def contiguous_sets(
 def paged_sets(
     point: Point, device: Device, seed: int, max_bytes: int, *, packed: bool, dtype: str = "bf16"
 ) -> AttentionSets:
-    """Make sets whose K and V lie in pages of one pool.
-
-    Parameters
-    ----------
-    point : Point
-        An attention point; its ``kv_dtype`` is that of K and V.
-    device : Device
-        Where they live.
-    seed : int
-        Seed of inputs, lengths and pages.
-    max_bytes : int
-        What they may take, B.
-    packed : bool
-        Whether K and V share their last dimension, as vLLM has them; else each page holds its K, then V.
-    dtype : str
-        dtype of queries and outputs, and of K and V unless those are fp8.
-
-    Returns
-    -------
-    AttentionSets
-        With outputs full of NaN.
-    """
+    """Make sets whose K and V lie in pages of one pool."""
     heads = Heads.of(point)
     new_tokens, kv_lens = batch_of(point, seed)
     batch = PagedBatch.make(new_tokens, kv_lens, seed, window=heads.window)
@@ -272,24 +192,7 @@ def paged_sets(
 def prepare_attention(
     sets: AttentionSets, kernel: str, launch: Callable[[int], None], seed: int
 ) -> RotatingCalls:
-    """Bind an attention launch to its sets and to what is checked of it.
-
-    Parameters
-    ----------
-    sets : AttentionSets
-        Inputs and outputs.
-    kernel : str
-        What ``launch`` runs.
-    launch : callable
-        Writes ``sets.out[index]``.
-    seed : int
-        Seed of the choice of what is checked.
-
-    Returns
-    -------
-    RotatingCalls
-        Checked at up to 4 sequences, 4 heads and 32 queries of each, first and last always among them.
-    """
+    """Bind an attention launch to its sets and to what is checked of it."""
     starts = ragged_offsets(sets.new_tokens)
     chosen = [
         (int(sequence), int(head), sample(int(sets.new_tokens[sequence]), CHECKED_QUERIES, seed + 2))
@@ -320,7 +223,7 @@ def prepare_attention(
 
 
 def _checked_sequences(kv_lens: Longs, seed: int) -> list[int]:
-    """First, last, shortest, longest, and a random one where there is room."""
+    """First, last, shortest and longest, and a random one if there are more."""
     count = len(kv_lens)
     always = [0, count - 1, int(kv_lens.argmin()), int(kv_lens.argmax())]
     return sorted({*always, *sample(count, 3, seed).tolist()})[: CHECKED_SEQUENCES + 1]

@@ -15,11 +15,8 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.errors import MeasureError
 from fastroof.units import MIB
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability
+from kernels_bench.protocol import Availability, Point
 from kernels_bench.providers.cpu_kernels import KERNELS, LANES, Arrays, round_bf16
-
-__all__ = ["CpuPrepared", "CpuProvider"]
 
 MAX_BYTES: Final = 64 * MIB
 MAX_WORK: Final = 2**30
@@ -27,11 +24,11 @@ MAX_WORK: Final = 2**30
 NUM_SETS: Final = 2
 FLOAT_BYTES: Final = 4.0
 EMULATED: Final = (("gemm", "fp8_block"),)
-"""Operators and dtypes beside bf16."""
+"""Operators and dtypes besides bf16."""
 
 
 class CpuProvider:
-    """Measures tiny kernels on the host; asked for by name only."""
+    """Measures tiny kernels on the host; used only if named."""
 
     name = "cpu"
 
@@ -40,7 +37,7 @@ class CpuProvider:
         return Availability(works=True, versions={"numpy": np.__version__})
 
     def refuses(self, point: Point) -> str | None:
-        """Say why a point is not for a CPU; None where it is."""
+        """Return why a point is not for a CPU, or None."""
         values = point.values
         if point.operator not in KERNELS:
             return f"no {point.operator} on a CPU; there are {', '.join(KERNELS)}"
@@ -62,15 +59,7 @@ class CpuProvider:
         return None
 
     def prepare(self, point: Point, seed: int, max_bytes: int) -> CpuPrepared:
-        """Make random inputs.
-
-        Raises
-        ------
-        MeasureError
-            If the provider refuses the point.
-        MemoryError
-            If the inputs are larger than ``max_bytes``.
-        """
+        """Make random inputs."""
         reason = self.refuses(point)
         if reason is not None:
             raise MeasureError(f"{point.key}: {reason}")

@@ -17,8 +17,6 @@ from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.providers.paging import spread_kv_lens
 from kernels_bench.routing import route
 
-__all__ = ["KERNELS", "LANES", "Arrays", "Compute", "round_bf16", "round_e4m3"]
-
 Singles = npt.NDArray[np.float32]
 Arrays = dict[str, Any]
 Compute = Callable[[Arrays, Any], Array]
@@ -36,18 +34,6 @@ E4M3_MANTISSA_BITS: Final = 3
 def round_bf16(values: npt.ArrayLike) -> Singles:
     """Round float32 numbers to the nearest bf16, ties to even; NaN stays NaN.
 
-    Parameters
-    ----------
-    values : array_like
-        Any shape.
-
-    Returns
-    -------
-    ndarray of float32
-        bf16 values.
-
-    Examples
-    --------
     >>> round_bf16([1.0, 1.00390625, 1.01171875]).tolist()
     [1.0, 1.0, 1.015625]
     """
@@ -60,18 +46,6 @@ def round_bf16(values: npt.ArrayLike) -> Singles:
 def round_e4m3(values: npt.ArrayLike) -> Singles:
     """Round to the nearest number that e4m3 holds, ties to even; beyond its largest, to that.
 
-    Parameters
-    ----------
-    values : array_like
-        Finite, any shape.
-
-    Returns
-    -------
-    ndarray of float32
-        e4m3 values.
-
-    Examples
-    --------
     >>> round_e4m3([1.06, 500.0, 0.001]).tolist()
     [1.0, 448.0, 0.001953125]
     """

@@ -6,40 +6,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
-from kernels_bench.points import Point
-from kernels_bench.protocol import Prepared
+from kernels_bench.protocol import Point, Prepared
 from kernels_bench.providers.device import Device, cuda_device, oom_as_memory_error
-
-__all__ = ["CudaProvider", "Launch"]
 
 
 class Launch(NamedTuple):
-    """How a provider measures one operator.
+    """How a provider measures one operator."""
 
-    Attributes
-    ----------
-    refuses : callable
-        ``refuses(point)``: why a point is not for the provider; None where it is.
-    prepare : callable
-        ``prepare(point, seed, max_bytes)``: random inputs for a point, ready to launch.
-    """
-
+    # ``refuses(point)``: why a point is not for the provider; None where it is.
     refuses: Callable[[Point], str | None]
+    # ``prepare(point, seed, max_bytes)``: random inputs for a point, ready to launch.
     prepare: Callable[[Point, int, int], Prepared]
 
 
 class CudaProvider(ABC):
-    """A provider of GPU kernels.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    """
+    """A provider of GPU kernels."""
 
     name: str
-    lacks: ClassVar[str] = "is not asked for"
-    """What it says of an operator that it has no launch for."""
+    lacks: ClassVar[str] = "does not measure"
+    """How it refuses an operator without a launch."""
 
     def __init__(self, device: Device | None = None) -> None:
         self._device = device
@@ -57,7 +42,7 @@ class CudaProvider(ABC):
         """What it launches, by operator."""
 
     def refuses(self, point: Point) -> str | None:
-        """Say why a point is not for this provider; None where it is."""
+        """Return why a point is not for this provider, or None."""
         launch = self.launches.get(point.operator)
         return f"{self.name} {self.lacks} {point.operator}" if launch is None else launch.refuses(point)
 

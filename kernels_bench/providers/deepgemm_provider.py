@@ -1,6 +1,6 @@
 """The deepgemm provider: DeepSeek's block-scaled fp8 GEMM, which vLLM runs on Hopper where it can.
 
-It compiles a kernel a shape at its first use, which takes a GPU host's time, so it is asked for by name only.
+It compiles a kernel a shape at its first use, which takes a GPU host's time, so it is used only if named.
 The call is that of vLLM 0.26.0's source (``utils/deep_gemm.py``, ``kernels/linear/scaled_mm/deep_gemm.py``);
 DeepGEMM's own binding loads on a GPU host alone.
 """
@@ -13,13 +13,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
-
-__all__ = ["DEEPGEMM", "DeepgemmProvider", "tma_aligned"]
 
 DEEPGEMM: Final = "deepgemm"
 PACKAGES: Final = ("deep_gemm", "vllm.third_party.deep_gemm")
@@ -30,15 +27,7 @@ KERNEL: Final = "deep_gemm fp8_gemm_nt, blocks of 128, quantisation of activatio
 
 
 class DeepgemmProvider(CudaProvider):
-    """Launches DeepGEMM's GEMM.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    deep_gemm : module, optional
-        The package; imported by default.
-    """
+    """Launches DeepGEMM's GEMM."""
 
     name = DEEPGEMM
 
@@ -52,7 +41,7 @@ class DeepgemmProvider(CudaProvider):
         return {"gemm": Launch(self._refuses_gemm, self._prepare_gemm)}
 
     def availability(self) -> Availability:
-        """Say whether DeepGEMM can be imported on a Hopper GPU here."""
+        """Return whether DeepGEMM can be imported on a Hopper GPU here."""
         cuda = cuda_availability()
         if not cuda.works:
             return cuda
@@ -74,7 +63,7 @@ class DeepgemmProvider(CudaProvider):
 
     def _refuses_gemm(self, point: Point) -> str | None:
         if point.values["dtype"] != "fp8_block":
-            return f"deepgemm is not asked for {point.values['dtype']} GEMMs"
+            return f"deepgemm does not measure {point.values['dtype']} GEMMs"
         return refuses_gemm(point, self.device)
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
@@ -92,18 +81,7 @@ def _arranged(x_scale: Any, weight_scale: Any) -> tuple[Any, Any]:
 
 
 def tma_aligned(scale: Any) -> Any:
-    """Lay scales out column by column, each from a multiple of 16 B: else every call would begin with that.
-
-    Parameters
-    ----------
-    scale : tensor
-        float32, shape (rows, columns).
-
-    Returns
-    -------
-    tensor
-        The same numbers; strides 1 and ``rows`` rounded up to 4.
-    """
+    """Lay scales out by columns, each from a multiple of 16 B; otherwise every call begins with that."""
     rows, columns = scale.shape
     room = -(-rows // ALIGNED_SCALES) * ALIGNED_SCALES
     return scale.new_zeros((columns, room))[:, :rows].copy_(scale.t()).t()

@@ -9,18 +9,6 @@ from typing import Any, Final
 
 from kernels_bench.protocol import Availability
 
-__all__ = [
-    "CPU_DEVICE",
-    "DTYPE_NAMES",
-    "FP8_MAX",
-    "Device",
-    "cuda_availability",
-    "cuda_device",
-    "oom_as_memory_error",
-    "take",
-    "torch_dtype",
-]
-
 FP8_MAX: Final = 448.0
 """Largest value of float8_e4m3fn."""
 
@@ -30,20 +18,13 @@ DTYPE_NAMES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3
 
 @dataclass(frozen=True)
 class Device:
-    """Where inputs live.
+    """Where inputs live."""
 
-    Attributes
-    ----------
-    name : str
-        torch's name: ``"cuda"``, ``"cpu"``, ``"meta"``.
-    l2_bytes : int
-        L2 cache that rotating inputs must exceed twice over, B.
-    capability : tuple of int
-        CUDA compute capability: ``(9, 0)`` for Hopper; ``(0, 0)`` without CUDA.
-    """
-
+    # torch's name: ``"cuda"``, ``"cpu"``, ``"meta"``.
     name: str
+    # L2 cache that rotating inputs must exceed twice over, B.
     l2_bytes: int = 0
+    # CUDA compute capability: ``(9, 0)`` for Hopper; ``(0, 0)`` without CUDA.
     capability: tuple[int, int] = (0, 0)
 
     @property
@@ -56,13 +37,7 @@ CPU_DEVICE: Final = Device("cpu")
 
 
 def cuda_availability() -> Availability:
-    """Say whether torch can use a CUDA GPU here, and why not.
-
-    Returns
-    -------
-    Availability
-        With the versions of torch, CUDA and cuDNN where it can.
-    """
+    """Return whether torch can use a CUDA GPU here, and why not."""
     try:
         import torch
     except ImportError as error:
@@ -80,13 +55,7 @@ def cuda_availability() -> Availability:
 
 
 def cuda_device() -> Device:
-    """Return the current CUDA device.
-
-    Returns
-    -------
-    Device
-        Its L2 size and compute capability as the driver states them.
-    """
+    """Return the current CUDA device."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -94,38 +63,14 @@ def cuda_device() -> Device:
 
 
 def torch_dtype(name: str) -> Any:
-    """Return torch's dtype of a table's dtype name.
-
-    Parameters
-    ----------
-    name : str
-        ``"bf16"``, ``"fp16"``, ``"fp8"`` or ``"fp32"``.
-
-    Returns
-    -------
-    torch.dtype
-        ``"fp8"`` is e4m3.
-    """
+    """Return torch's dtype of a table's dtype name."""
     import torch
 
     return getattr(torch, DTYPE_NAMES[name])
 
 
 def take(tensor: Any, index: Any) -> Any:
-    """Return ``tensor[index]``, which torch lacks for fp8 on some devices.
-
-    Parameters
-    ----------
-    tensor : tensor
-        Of any dtype.
-    index : tensor or tuple
-        What the brackets hold.
-
-    Returns
-    -------
-    tensor
-        Of the same dtype.
-    """
+    """Return ``tensor[index]``, which torch lacks for fp8 on some devices."""
     import torch
 
     if tensor.element_size() != 1:
@@ -135,13 +80,7 @@ def take(tensor: Any, index: Any) -> Any:
 
 @contextlib.contextmanager
 def oom_as_memory_error() -> Iterator[None]:
-    """Turn torch's out-of-memory error into MemoryError, with what was cached given back.
-
-    Raises
-    ------
-    MemoryError
-        Where torch raises ``torch.cuda.OutOfMemoryError``.
-    """
+    """Turn torch's out-of-memory error into MemoryError, after freeing cached memory."""
     import torch
 
     try:

@@ -8,23 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import FP8_MAX, Device, take
 from kernels_bench.providers.paging import PAGE_SIZE
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 from kernels_bench.providers.small_ops import KINDS, RMS_EPSILON, ROPE_THETA, SmallOps
-
-__all__ = [
-    "HEAD_DIM",
-    "prepare_copy",
-    "prepare_launch",
-    "prepare_small_op",
-    "refuses_small_op",
-    "rope_table",
-    "split_rope_heads",
-]
 
 HEAD_DIM: Final = 128
 """Width of a head in rope and kv_write points, whose columns name only the sum of all heads."""
@@ -37,19 +27,6 @@ MAX_POSITION: Final = 8192
 def split_rope_heads(width: int) -> tuple[int, int]:
     """Split the heads of a rope point into query and KV heads.
 
-    Parameters
-    ----------
-    width : int
-        All heads times :data:`HEAD_DIM`.
-
-    Returns
-    -------
-    int, int
-        One KV head in five, as with four query heads a KV head; at least one of each where there are two.
-        Their total is what the time depends on.
-
-    Examples
-    --------
     >>> split_rope_heads(40 * 128)
     (32, 8)
     """
@@ -59,26 +36,7 @@ def split_rope_heads(width: int) -> tuple[int, int]:
 
 
 def rope_table(make: InputMaker, positions: int, head_dim: int, theta: float, dtype: str) -> Any:
-    """Return cosines, then sines, of each position.
-
-    Parameters
-    ----------
-    make : InputMaker
-        Whose device it is on.
-    positions : int
-        Rows.
-    head_dim : int
-        Columns: half of them cosines.
-    theta : float
-        Base of the frequencies.
-    dtype : str
-        Of the table.
-
-    Returns
-    -------
-    tensor
-        Shape (positions, head_dim).
-    """
+    """Return cosines, then sines, of each position."""
     import torch
 
     from kernels_bench.providers.device import torch_dtype
@@ -90,44 +48,21 @@ def rope_table(make: InputMaker, positions: int, head_dim: int, theta: float, dt
 
 
 def refuses_small_op(point: Point) -> str | None:
-    """Say why an elementwise point's sizes make no kernel; None where they do."""
+    """Return why an elementwise point's sizes make no kernel; None where they do."""
     kind, width = point.values["kind"], int(point.values["width"])
     if kind == "rope" and width % HEAD_DIM:
-        return f"rope has heads of {HEAD_DIM}, and width {width} is no multiple of it"
+        return f"rope has heads of {HEAD_DIM}, and width {width} is not a multiple of it"
     if kind == "rope" and width < 2 * HEAD_DIM:
         return f"rope has a query and a key head at least: width {2 * HEAD_DIM}, not {width}"
     if kind == "kv_write" and width % (2 * HEAD_DIM):
-        return f"K and V have heads of {HEAD_DIM}, and width {width} is no multiple of {2 * HEAD_DIM}"
+        return f"K and V have heads of {HEAD_DIM}, and width {width} is not a multiple of {2 * HEAD_DIM}"
     return None
 
 
 def prepare_small_op(
     point: Point, ops: SmallOps, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
 ) -> RotatingCalls:
-    """Make inputs of a small kernel and bind a provider's to them.
-
-    Parameters
-    ----------
-    point : Point
-        Operator elementwise, of a kind in :data:`~kernels_bench.providers.small_ops.KINDS`. Widths:
-        rmsnorm_residual and fp8_quantise that of a row, silu_and_mul that of the output, rope
-        (query + KV heads) x 128, kv_write 2 x KV heads x 128.
-    ops : SmallOps
-        The provider's kernels.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of the inputs.
-    max_bytes : int
-        What they may take, B.
-    dtype : str
-        dtype of all tensors but fp8 outputs.
-
-    Returns
-    -------
-    RotatingCalls
-        In-place kernels keep a second copy of their inputs to be checked by.
-    """
+    """Make inputs of a small kernel and bind a provider's to them."""
     values = point.values
     kind, m, width = str(values["kind"]), int(values["m"]), int(values["width"])
     kernel = ops.kernels.get(kind, kind)
@@ -271,24 +206,7 @@ assert set(_BINDERS) == set(KINDS)
 
 
 def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
-    """Make source and target of a copy on the device.
-
-    Parameters
-    ----------
-    point : Point
-        Kind copy: ``m x width`` elements of bf16 are read and written.
-    device : Device
-        Where they live.
-    seed : int
-        Seed of the source.
-    max_bytes : int
-        What both may take, B.
-
-    Returns
-    -------
-    RotatingCalls
-        Checked bit by bit, over the first and last MiB of large ones.
-    """
+    """Make source and target of a copy on the device."""
     import torch
 
     elements = int(point.values["m"]) * int(point.values["width"])
@@ -318,20 +236,7 @@ def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> Rot
 
 
 def prepare_launch(launch_empty: Callable[[], None], device: Device) -> RotatingCalls:
-    """Bind a kernel that does nothing; it has no result to check.
-
-    Parameters
-    ----------
-    launch_empty : callable
-        Launches it.
-    device : Device
-        Where the empty result lives.
-
-    Returns
-    -------
-    RotatingCalls
-        Of one set.
-    """
+    """Bind a kernel that does nothing; it has no result to check."""
     import torch
 
     nothing = torch.zeros(0, dtype=torch.float64, device=device.name)

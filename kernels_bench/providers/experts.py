@@ -16,15 +16,12 @@ import numpy as np
 
 from fastroof.arrays import Longs
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.rotating import L2_MULTIPLE, MAX_SETS, RotatingCalls, count_sets, sample
 from kernels_bench.routing import DISTRIBUTIONS, route
-
-__all__ = ["ExpertLayer", "ExpertSets", "ExpertWeights", "refuses_experts"]
 
 CHECKED_TOKENS: Final = 32
 DRAWN_AT_ONCE: Final = 2**28
@@ -38,29 +35,20 @@ ID_BYTES: Final = 4 + 4
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """Sizes of the experts on one GPU, and of what they are given.
+    """Sizes of the experts on one GPU, and of what they are given."""
 
-    Attributes
-    ----------
-    dtype : str
-        Of the weights.
-    num_tokens : int
-        Tokens of all GPUs that share the experts.
-    topk, num_experts, moe_ep : int
-        Experts a token takes; experts of the layer; GPUs that they are spread over.
-    hidden, width : int
-        Of the model, and of one expert on this GPU.
-    distribution : str
-        How tokens are routed.
-    """
-
+    # Of the weights.
     dtype: str
+    # Tokens of all GPUs that share the experts.
     num_tokens: int
+    # Experts a token takes; experts of the layer; GPUs that they are spread over.
     topk: int
     num_experts: int
     moe_ep: int
+    # Of the model, and of one expert on this GPU.
     hidden: int
     width: int
+    # How tokens are routed.
     distribution: str
 
     @classmethod
@@ -95,20 +83,12 @@ class ExpertLayer:
 
 
 def refuses_experts(point: Point, dtypes: tuple[str, ...]) -> str | None:
-    """Say why experts cannot be measured in any of a provider's dtypes; None where they can.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe.
-    dtypes : tuple of str
-        What the provider has kernels for.
-    """
+    """Return why experts cannot be measured in any of a provider's dtypes, or None."""
     v = point.values
     if v["dtype"] not in dtypes:
         return f"no {v['dtype']} experts here; there are {', '.join(dtypes)}"
     if v["distribution"] not in DISTRIBUTIONS:
-        return f"distribution {v['distribution']!r} is none of {', '.join(DISTRIBUTIONS)}"
+        return f"unknown distribution {v['distribution']!r}; valid are {', '.join(DISTRIBUTIONS)}"
     experts, ep, tp = (int(v[name]) for name in ("num_experts", "moe_ep", "moe_tp"))
     if experts % ep or int(v["intermediate"]) % tp:
         return (
@@ -124,27 +104,20 @@ def refuses_experts(point: Point, dtypes: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Weights of all experts of one GPU.
+    """Weights of all experts of one GPU."""
 
-    Attributes
-    ----------
-    gate_up, down : tensor
-        Shapes (experts, 2 width, hidden) and (experts, hidden, width).
-    gate_up_scale, down_scale : tensor or None
-        fp8: one float32 an expert. fp8_block: one a block of 128 x 128. None for bf16.
-    is_gate_first : bool
-        Whether rows of the gate come before those of ``up``.
-    """
-
+    # Shapes (experts, 2 width, hidden) and (experts, hidden, width).
     gate_up: Any
     down: Any
+    # fp8: one float32 an expert. fp8_block: one a block of 128 x 128. None for bf16.
     gate_up_scale: Any
     down_scale: Any
+    # Whether rows of the gate come before those of ``up``.
     is_gate_first: bool
 
     @classmethod
     def make(cls, layer: ExpertLayer, make: InputMaker, is_gate_first: bool) -> ExpertWeights:
-        """Draw them; what is quantised in parts, so that its bf16 takes little room beside it."""
+        """Draw them; quantised weights in parts, so that their bf16 takes little memory."""
         import torch
 
         weights: list[Any] = []
@@ -195,63 +168,33 @@ def _quantised(values: Any, dtype: str) -> tuple[Any, Any]:
 class ExpertSets:
     """Input sets of one point of experts.
 
-    Every set has tokens of its own. Weights are shared where those of all experts exceed twice the L2: then
+    Every set has its own tokens. Weights are shared where those of all experts exceed twice the L2: then
     sets differ in which experts their tokens take, turn by turn, so that calls of few tokens find no
     expert's weights in the L2 either.
-
-    Attributes
-    ----------
-    layer : ExpertLayer
-        Sizes.
-    x : tensor
-        Shape (sets, num_tokens, hidden).
-    weights : list of ExpertWeights
-        Set i takes number i mod their count.
-    experts, expert_weights : tensor
-        Of each token, int32 and float32, shape (sets, num_tokens, topk). Experts are numbered over all
-        GPUs; those here are the first.
-    expert_map : tensor or None
-        Place of each expert here, -1 of those elsewhere, int32; None where all are here.
-    x_scale, gated_scale : tensor or None
-        Static float32 scales of fp8 activations; None for other dtypes.
-    rotated_bytes : int
-        Bytes of all sets.
     """
 
     layer: ExpertLayer
+    # Shape (sets, num_tokens, hidden).
     x: Any
+    # Set i takes number i mod their count.
     weights: list[ExpertWeights]
+    # Of each token, int32 and float32, shape (sets, num_tokens, topk). Experts are numbered over all GPUs;
+    # those here are the first.
     experts: Any
     expert_weights: Any
+    # Place of each expert here, -1 of those elsewhere, int32; None where all are here.
     expert_map: Any
+    # Static float32 scales of fp8 activations; None for other dtypes.
     x_scale: Any
     gated_scale: Any
+    # Bytes of all sets.
     rotated_bytes: int
 
     @classmethod
     def make(
         cls, point: Point, device: Device, seed: int, max_bytes: int, *, is_gate_first: bool = True
     ) -> ExpertSets:
-        """Draw tokens, routing and weights.
-
-        Parameters
-        ----------
-        point : Point
-            Operator moe.
-        device : Device
-            Where they live.
-        seed : int
-            Seed of inputs and routing.
-        max_bytes : int
-            What they may take, B.
-        is_gate_first : bool
-            Whether rows of the gate come before those of ``up``.
-
-        Raises
-        ------
-        MemoryError
-            If one set does not fit.
-        """
+        """Draw tokens, routing and weights."""
         import torch
 
         layer = ExpertLayer.of(point)
@@ -295,22 +238,7 @@ class ExpertSets:
         return self.weights[index % len(self.weights)]
 
     def calls(self, kernel: str, compute: Callable[[int], Any], seed: int) -> RotatingCalls:
-        """Bind a kernel to the sets and to what is checked of it.
-
-        Parameters
-        ----------
-        kernel : str
-            What ``compute`` launches.
-        compute : callable
-            Returns the layer's output of a set, shape (num_tokens, hidden).
-        seed : int
-            Seed of the choice of what is checked.
-
-        Returns
-        -------
-        RotatingCalls
-            Checked at up to 32 tokens that have an expert here, and one that has none.
-        """
+        """Bind a kernel to the sets and to what is checked of it."""
         outputs: dict[int, Any] = {}
         checked = self._checked(seed)
 

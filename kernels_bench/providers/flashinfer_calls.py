@@ -17,17 +17,6 @@ from kernels_bench.providers.attention import AttentionSets, Heads
 from kernels_bench.providers.device import Device, torch_dtype
 from kernels_bench.providers.paging import PagedBatch, ragged_offsets
 
-__all__ = [
-    "CUDA_CORE_GROUPS",
-    "MLA_QUERY_WIDTH",
-    "FlashinferModules",
-    "flashinfer_modules",
-    "plan_decode",
-    "plan_mla",
-    "plan_paged_prefill",
-    "plan_ragged_prefill",
-]
-
 WORKSPACE_BYTES: Final = 256 * 2**20
 CUDA_CORE_GROUPS: Final = (1, 2, 3, 4, 8)
 """Query heads a KV head that decode without tensor cores is compiled for (utils.cuh)."""
@@ -38,14 +27,9 @@ POS_ENCODING_NONE: Final = 0
 
 @dataclass(frozen=True)
 class FlashinferModules:
-    """Which kernels need no compiler on this host.
+    """Which kernels need no compiler on this host."""
 
-    Attributes
-    ----------
-    is_built : callable
-        Whether the library of a module's name is there.
-    """
-
+    # Whether the library of a module's name is there.
     is_built: Callable[[str], bool]
 
     def prefill(self, backend: str, kv_dtype: str, head_dim: int, windowed: bool = False) -> str:
@@ -97,13 +81,7 @@ class FlashinferModules:
 
 
 def flashinfer_modules() -> FlashinferModules:
-    """Look where flashinfer looks for libraries: beside the package, then in its cache.
-
-    Returns
-    -------
-    FlashinferModules
-        Nothing is compiled: FA3's prefill takes nine minutes on four cores.
-    """
+    """Look for libraries where flashinfer does: next to the package, then in its cache."""
     from flashinfer.jit import env
 
     def is_built(name: str) -> bool:
@@ -129,24 +107,7 @@ def _ints(values: Any, device: Device) -> Any:
 def plan_ragged_prefill(
     flashinfer: Any, sets: AttentionSets, device: Device, backend: str
 ) -> Callable[[int], None]:
-    """Plan prefill over contiguous KV, causal from the lower right.
-
-    Parameters
-    ----------
-    flashinfer : module
-        The package.
-    sets : AttentionSets
-        Contiguous inputs.
-    device : Device
-        Where they live.
-    backend : {"fa2", "fa3"}
-        Kernel family.
-
-    Returns
-    -------
-    callable
-        Launches on one input set.
-    """
+    """Plan prefill over contiguous KV, causal from the lower right."""
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(_workspace(device), "NHD", backend=backend)
     heads = sets.heads
     wrapper.plan(
@@ -171,28 +132,7 @@ def plan_ragged_prefill(
 def plan_paged_prefill(
     flashinfer: Any, batch: PagedBatch, heads: Heads, dtype: Any, device: Device, backend: str = "fa2"
 ) -> Callable[[Any, Any, Any, Any], None]:
-    """Plan attention of a whole step over paged KV, decodes among it.
-
-    Parameters
-    ----------
-    flashinfer : module
-        The package.
-    batch : PagedBatch
-        The step's sequences.
-    heads : Heads
-        Head shape.
-    dtype : torch.dtype
-        dtype of queries, keys and values.
-    device : Device
-        Where they live.
-    backend : {"fa2", "fa3"}
-        Kernel family.
-
-    Returns
-    -------
-    callable
-        ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim).
-    """
+    """Plan attention of a whole step over paged KV, decodes among it."""
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend=backend)
     wrapper.plan(
         _ints(batch.token_offsets, device),
@@ -226,28 +166,7 @@ def plan_decode(
     *,
     tensor_cores: bool,
 ) -> Callable[[Any, Any, Any, Any], None]:
-    """Plan one query a sequence over paged KV.
-
-    Parameters
-    ----------
-    flashinfer : module
-        The package.
-    batch : PagedBatch
-        Sequences of one new token each.
-    heads : Heads
-        Head shape.
-    q_dtype, kv_dtype : torch.dtype
-        dtype of queries, and of keys and values.
-    device : Device
-        Where they live.
-    tensor_cores : bool
-        Whether the prefill kernel computes it, on tensor cores.
-
-    Returns
-    -------
-    callable
-        ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim).
-    """
+    """Plan one query a sequence over paged KV."""
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         _workspace(device), "NHD", use_tensor_cores=tensor_cores, backend="fa2" if tensor_cores else "auto"
     )
@@ -280,28 +199,7 @@ def plan_mla(
     device: Device,
     backend: str,
 ) -> Callable[[Any, Any, Any, Any, Any], None]:
-    """Plan MLA decode with absorbed weights.
-
-    Parameters
-    ----------
-    flashinfer : module
-        The package.
-    batch : PagedBatch
-        Sequences of one new token each.
-    num_heads : int
-        Query heads on one GPU.
-    latent, rope_dim : int
-        Width of the compressed KV, and of its rotary part.
-    device : Device
-        Where inputs live.
-    backend : {"fa2", "fa3"}
-        Kernel family.
-
-    Returns
-    -------
-    callable
-        ``attend(q_nope, q_pe, latent_pages, rope_pages, out)``.
-    """
+    """Plan MLA decode with absorbed weights."""
     import torch
 
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(_workspace(device), backend=backend)

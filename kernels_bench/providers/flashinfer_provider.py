@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from kernels_bench.operators.attention import DECODES
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import (
     Heads,
     contiguous_sets,
@@ -33,29 +32,18 @@ from kernels_bench.providers.flashinfer_calls import (
     plan_paged_prefill,
     plan_ragged_prefill,
 )
-from kernels_bench.providers.flashinfer_elementwise import FlashinferSmallOps
-from kernels_bench.providers.flashinfer_experts import (
+from kernels_bench.providers.flashinfer_kernels import (
+    FlashinferSmallOps,
+    prepare_block_gemm,
     prepare_flashinfer_experts,
+    refuses_block_gemm,
     refuses_flashinfer_experts,
 )
-from kernels_bench.providers.flashinfer_gemm import prepare_block_gemm, refuses_block_gemm
 from kernels_bench.providers.mla import mla_sets, prepare_mla
-
-__all__ = ["FlashinferProvider"]
 
 
 class FlashinferProvider(CudaProvider):
-    """Launches flashinfer's kernels.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    flashinfer : module, optional
-        The package; imported by default.
-    modules : FlashinferModules, optional
-        Which of its libraries are built; looked up by default.
-    """
+    """Launches flashinfer's kernels."""
 
     name = "flashinfer"
 
@@ -86,7 +74,7 @@ class FlashinferProvider(CudaProvider):
         return self._modules
 
     def availability(self) -> Availability:
-        """Say whether flashinfer imports and torch sees a GPU that it has kernels for."""
+        """Return whether flashinfer imports and torch sees a GPU that it has kernels for."""
         cuda = cuda_availability()
         if not cuda.works:
             return cuda

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.attention import CHECKED_HEADS, batch_of
 from kernels_bench.providers.device import Device
@@ -15,59 +15,30 @@ from kernels_bench.providers.paging import PagedBatch
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
-__all__ = ["MLA_PAGE_SIZE", "MlaSets", "mla_sets", "prepare_mla"]
-
 MLA_PAGE_SIZE: Final = 64
 """Tokens a page: what vLLM takes for MLA."""
 
 
 @dataclass(frozen=True)
 class MlaSets:
-    """Input sets of one MLA decode point.
+    """Input sets of one MLA decode point."""
 
-    Attributes
-    ----------
-    batch : PagedBatch
-        Sequences of one new token each.
-    q_nope, q_pe, out : tensor
-        Absorbed queries of shape (sets, sequences, heads, latent), their rotary part, and the output, of
-        the shape of ``q_nope``.
-    latent, rope : tensor
-        Pages of shape (sets, pages, page_size, width).
-    rotated_bytes : int
-        Bytes of all sets.
-    """
-
+    # Sequences of one new token each.
     batch: PagedBatch
+    # Absorbed queries of shape (sets, sequences, heads, latent), their rotary part, and the output, of the
+    # shape of ``q_nope``.
     q_nope: Any
     q_pe: Any
     out: Any
+    # Pages of shape (sets, pages, page_size, width).
     latent: Any
     rope: Any
+    # Bytes of all sets.
     rotated_bytes: int
 
 
 def mla_sets(point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16") -> MlaSets:
-    """Make input sets of an MLA decode.
-
-    Parameters
-    ----------
-    point : Point
-        Operator mla_decode, kv_dtype bf16.
-    device : Device
-        Where they live.
-    seed : int
-        Seed of inputs and pages.
-    max_bytes : int
-        What they may take, B.
-    dtype : str
-        dtype of all tensors.
-
-    Returns
-    -------
-    MlaSets
-        With outputs full of NaN.
-    """
+    """Make input sets of an MLA decode."""
     values = point.values
     heads, latent, rope = (int(values[n]) for n in ("num_q_heads", "kv_lora_rank", "rope_dim"))
     batch = PagedBatch.make(*batch_of(point, seed), seed, MLA_PAGE_SIZE)
@@ -90,26 +61,7 @@ def mla_sets(point: Point, device: Device, seed: int, max_bytes: int, dtype: str
 def prepare_mla(
     sets: MlaSets, kernel: str, attend: Callable[[Any, Any, Any, Any, Any], None], query_width: int, seed: int
 ) -> RotatingCalls:
-    """Bind an MLA kernel to its sets and to what is checked of it.
-
-    Parameters
-    ----------
-    sets : MlaSets
-        Inputs and outputs.
-    kernel : str
-        What ``attend`` launches.
-    attend : callable
-        ``attend(q_nope, q_pe, latent_pages, rope_pages, out)``.
-    query_width : int
-        Scores are divided by its square root.
-    seed : int
-        Seed of the choice of what is checked.
-
-    Returns
-    -------
-    RotatingCalls
-        Checked at up to 3 sequences and 4 heads.
-    """
+    """Bind an MLA kernel to its sets and to what is checked of it."""
     import torch
 
     batch = sets.batch

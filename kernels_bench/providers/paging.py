@@ -11,8 +11,6 @@ import numpy.typing as npt
 from fastroof.arrays import Longs
 from fastroof.errors import MeasureError
 
-__all__ = ["PAGE_SIZE", "PagedBatch", "ragged_offsets", "spread_kv_lens"]
-
 PAGE_SIZE: Final = 16
 """Tokens a page: vLLM's default block."""
 
@@ -20,18 +18,6 @@ PAGE_SIZE: Final = 16
 def ragged_offsets(lengths: Longs) -> npt.NDArray[np.int32]:
     """Return where each sequence begins, and where the last one ends.
 
-    Parameters
-    ----------
-    lengths : ndarray of int64
-        Shape (sequences,).
-
-    Returns
-    -------
-    ndarray of int32
-        Shape (sequences + 1,), what kernels call indptr or cu_seqlens.
-
-    Examples
-    --------
     >>> ragged_offsets(np.array([3, 1])).tolist()
     [0, 3, 4]
     """
@@ -41,30 +27,6 @@ def ragged_offsets(lengths: Longs) -> npt.NDArray[np.int32]:
 def spread_kv_lens(spread: str, batch_size: int, mean_kv_len: int, seed: int) -> Longs:
     """Draw the KV lengths of an unequal decode batch.
 
-    Parameters
-    ----------
-    spread : {"uniform", "bimodal", "one_long"}
-        ``uniform``: between 1 and about twice the mean. ``bimodal``: half of the sequences (rounded down)
-        at 7 times the length of the others. ``one_long``: one sequence holds half of all tokens.
-    batch_size : int
-        Sequences.
-    mean_kv_len : int
-        Tokens of the batch over its sequences, kept exactly.
-    seed : int
-        Seed of the draw and of the order.
-
-    Returns
-    -------
-    ndarray of int64
-        Shape (batch_size,), each at least 1, ``batch_size * mean_kv_len`` in all.
-
-    Raises
-    ------
-    MeasureError
-        If the spread is another, or a size is not above zero.
-
-    Examples
-    --------
     >>> sorted(spread_kv_lens("one_long", 4, 100, seed=0).tolist())
     [67, 67, 67, 199]
     """
@@ -90,52 +52,22 @@ def spread_kv_lens(spread: str, batch_size: int, mean_kv_len: int, seed: int) ->
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """Sequences of a step and where their KV lies.
+    """Sequences of a step and where their KV lies."""
 
-    Attributes
-    ----------
-    new_tokens, kv_lens : ndarray of int64
-        New tokens of each sequence, and tokens attended to, the new ones included; shape (sequences,).
-    page_size : int
-        Tokens a page.
-    pages : ndarray of int32
-        Pages of all sequences, one sequence after the other; each page of the pool exactly once, but for
-        the one that stands for all that lie outside the window.
-    """
-
+    # New tokens of each sequence, and tokens attended to, the new ones included; shape (sequences,).
     new_tokens: Longs
     kv_lens: Longs
+    # Tokens a page.
     page_size: int
+    # Pages of all sequences, one sequence after the other; each page of the pool exactly once, but for the
+    # one that stands for all that lie outside the window.
     pages: npt.NDArray[np.int32]
 
     @classmethod
     def make(
         cls, new_tokens: Longs, kv_lens: Longs, seed: int | None, page_size: int = PAGE_SIZE, window: int = 0
     ) -> PagedBatch:
-        """Give sequences their pages.
-
-        Parameters
-        ----------
-        new_tokens, kv_lens : ndarray of int64
-            Shape (sequences,), with ``1 <= new_tokens <= kv_lens``.
-        seed : int or None
-            Seed of the order of the pages; None for one sequence's pages in a row.
-        page_size : int
-            Tokens a page.
-        window : int
-            Tokens that a query attends to, itself included; 0 for all.
-
-        Returns
-        -------
-        PagedBatch
-            Pages in random order, as a cache that has been in use has them. Those that no query's window
-            reaches share one page, as engines do that give them back.
-
-        Raises
-        ------
-        MeasureError
-            If there is no sequence, or one has no new token or more than it attends to.
-        """
+        """Give sequences their pages."""
         new_tokens, kv_lens = np.asarray(new_tokens, np.int64), np.asarray(kv_lens, np.int64)
         if new_tokens.shape != kv_lens.shape or new_tokens.ndim != 1 or new_tokens.size == 0:
             raise MeasureError(

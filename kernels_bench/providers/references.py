@@ -8,35 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "add_rmsnorm",
-    "attention_rows",
-    "gated_mlp",
-    "linear",
-    "rope",
-    "silu_and_mul",
-]
-
 
 def linear(x: Any, weight: Any, x_scale: Any = None, weight_scale: Any = None, bias: Any = None) -> Any:
-    """Return ``x @ weight.T + bias``.
-
-    Parameters
-    ----------
-    x : tensor
-        Shape (m, k).
-    weight : tensor
-        Shape (n, k).
-    x_scale, weight_scale : tensor, optional
-        Broadcast against ``x`` and ``weight``.
-    bias : tensor, optional
-        Shape (n,).
-
-    Returns
-    -------
-    tensor
-        float64, shape (m, n).
-    """
+    """Return ``x @ weight.T + bias``."""
     x, weight = x.double(), weight.double()
     if x_scale is not None:
         x = x * x_scale.double()
@@ -47,28 +21,7 @@ def linear(x: Any, weight: Any, x_scale: Any = None, weight_scale: Any = None, b
 
 
 def attention_rows(q: Any, k: Any, v: Any, positions: Any, scale: float, window: int = 0) -> Any:
-    """Return causal attention of some queries of one head of one sequence.
-
-    Parameters
-    ----------
-    q : tensor
-        Shape (queries, width).
-    k : tensor
-        Shape (kv_len, width).
-    v : tensor
-        Shape (kv_len, head_dim).
-    positions : tensor of int64
-        Place of each query in the sequence; it attends to itself and what is before.
-    scale : float
-        What scores are multiplied by.
-    window : int
-        Tokens that a query attends to, itself included; 0 for all before it.
-
-    Returns
-    -------
-    tensor
-        float64, shape (queries, head_dim).
-    """
+    """Return causal attention of some queries of one head of one sequence."""
     import torch
 
     scores = scale * (q.double() @ k.double().T)
@@ -87,20 +40,7 @@ def add_rmsnorm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, An
 
 
 def rope(x: Any, cos_sin: Any) -> Any:
-    """Rotate heads by their position.
-
-    Parameters
-    ----------
-    x : tensor
-        Shape (tokens, heads, head_dim); element i of the first half turns with element i of the second.
-    cos_sin : tensor
-        Cosines, then sines, of each token, shape (tokens, head_dim).
-
-    Returns
-    -------
-    tensor
-        float64, of the shape of ``x``.
-    """
+    """Rotate heads by their position."""
     import torch
 
     x, cos_sin = x.double(), cos_sin.double()

@@ -10,8 +10,6 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 
-__all__ = ["L2_MULTIPLE", "MAX_SETS", "RotatingCalls", "count_sets", "sample"]
-
 L2_MULTIPLE: Final = 2
 """Inputs rotate over sets that together exceed this many L2 caches."""
 MAX_SETS: Final = 256
@@ -28,27 +26,6 @@ Read = Callable[[int], Any]
 def count_sets(set_bytes: int, l2_bytes: int, max_bytes: int) -> int:
     """Count the input sets that together exceed twice the L2.
 
-    Parameters
-    ----------
-    set_bytes : int
-        Bytes of one set: what a call reads and writes.
-    l2_bytes : int
-        L2 of the device, B; 0 where none is to be exceeded.
-    max_bytes : int
-        Bytes that all sets may take, B.
-
-    Returns
-    -------
-    int
-        At least 1, at most :data:`MAX_SETS`, and no more than fit.
-
-    Raises
-    ------
-    MemoryError
-        If one set does not fit.
-
-    Examples
-    --------
     >>> count_sets(30_000_000, 50_000_000, 10**9)
     4
     """
@@ -61,22 +38,6 @@ def count_sets(set_bytes: int, l2_bytes: int, max_bytes: int) -> int:
 def sample(size: int, count: int, seed: int) -> Longs:
     """Choose positions to check: the first, the last and random ones between, ascending.
 
-    Parameters
-    ----------
-    size : int
-        Positions there are, at least 1.
-    count : int
-        How many to choose at most, at least 2.
-    seed : int
-        Seed of the choice.
-
-    Returns
-    -------
-    ndarray of int64
-        Without repeats.
-
-    Examples
-    --------
     >>> sample(3, 8, seed=0).tolist()
     [0, 1, 2]
     """
@@ -88,30 +49,19 @@ def sample(size: int, count: int, seed: int) -> Longs:
 
 @dataclass
 class RotatingCalls:
-    """A prepared point: a launch over several input sets.
+    """A prepared point: a launch over several input sets."""
 
-    Attributes
-    ----------
-    kernel : str
-        What is measured, for the ``kernel`` column.
-    num_sets : int
-        Input sets.
-    rotated_bytes : int
-        Bytes of all sets together.
-    launch : callable
-        Launches on one set.
-    read : callable
-        The sampled part of what a launch wrote on that set, a tensor.
-    expect : callable
-        The same part of what it should have written, a float64 tensor. Where a kernel works in place,
-        what one launch since the preparation should have written.
-    """
-
+    # What is measured, for the ``kernel`` column.
     kernel: str
     num_sets: int
+    # Bytes of all sets together.
     rotated_bytes: int
+    # Launches on one set.
     launch: Launch
+    # The sampled part of what a launch wrote on that set, a tensor.
     read: Read
+    # The same part of what it should have written, a float64 tensor. Where a kernel works in place, what one
+    # launch since the preparation should have written.
     expect: Read
 
     def run(self, index: int) -> None:
@@ -132,7 +82,7 @@ class RotatingCalls:
 
 
 def _closed(index: int) -> None:
-    raise RuntimeError(f"input set {index} was given back: the prepared point is closed")
+    raise RuntimeError(f"input set {index} is freed: the prepared point is closed")
 
 
 def _host(tensor: Any) -> Floats:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-__all__ = ["KINDS", "RMS_EPSILON", "ROPE_THETA", "SmallOps", "TorchSmallOps", "VllmSmallOps"]
-
 RMS_EPSILON: Final = 1e-5
 ROPE_THETA: Final = 10000.0
 """Base of the rotary frequencies; their values change no time."""
@@ -14,17 +12,11 @@ KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_qua
 
 
 class SmallOps(Protocol):
-    """What a transformer layer runs besides GEMMs and attention.
+    """What a transformer layer runs besides GEMMs and attention."""
 
-    Attributes
-    ----------
-    kernels : mapping of str to str
-        What each kind of :data:`KINDS` launches, for those that it has.
-    cos_sin_dtype : str
-        dtype of the table of cosines and sines that ``rope`` reads.
-    """
-
+    # What each kind of :data:`KINDS` launches, for those that it has.
     kernels: dict[str, str]
+    # dtype of the table of cosines and sines that ``rope`` reads.
     cos_sin_dtype: str
 
     def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
@@ -53,7 +45,7 @@ class SmallOps(Protocol):
 
 
 class TorchSmallOps:
-    """Plain torch: for machines without a GPU, and to say what the kernels do. Not fused, never timed."""
+    """Plain torch: for machines without a GPU, and to show what the kernels do. Not fused, never timed."""
 
     def __init__(self) -> None:
         import torch

@@ -8,18 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.attention import AttentionSets, contiguous_sets, prepare_attention
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.rotating import RotatingCalls
-
-__all__ = ["causal_attention", "equal_runs", "prepare_sdpa", "refuses_sdpa"]
 
 _TITLES: Final = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "MATH": "math"}
 
 
 def refuses_sdpa(point: Point) -> str | None:
-    """Say why SDPA cannot measure an attention point; None where it can."""
+    """Return why SDPA cannot measure an attention point; None where it can."""
     if point.values["kv_dtype"] != "bf16":
         return f"SDPA has no {point.values['kv_dtype']} KV cache; it computes in bf16"
     if point.values.get("window", 0):
@@ -32,27 +30,7 @@ def refuses_sdpa(point: Point) -> str | None:
 def prepare_sdpa(
     point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
 ) -> RotatingCalls:
-    """Make contiguous inputs and find the backend that takes them.
-
-    Parameters
-    ----------
-    point : Point
-        attention_prefill or attention_decode. A decode is one query over contiguous KV: not what serving
-        engines run, which the kernel's name says.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of the inputs.
-    max_bytes : int
-        What they may take, B.
-    dtype : str
-        dtype of all tensors.
-
-    Returns
-    -------
-    RotatingCalls
-        SDPA allocates its output, as it does in a model: its time is in the call, a graph has it.
-    """
+    """Make contiguous inputs and find the backend that takes them."""
     sets = contiguous_sets(point, device, seed, max_bytes, dtype)
     batch_size = len(sets.kv_lens)
     q_len, kv_len = int(sets.new_tokens[0]), int(sets.kv_lens[0])
@@ -117,22 +95,7 @@ def _first_that_works(
 
 
 def causal_attention(q: Any, k: Any, v: Any, backend: Any = None) -> Any:
-    """Attend from the last queries to everything before them and themselves.
-
-    Parameters
-    ----------
-    q : tensor
-        Shape (batch, query heads, new tokens, head_dim).
-    k, v : tensor
-        Shape (batch, KV heads, KV tokens, head_dim).
-    backend : SDPBackend, optional
-        The only backend to use; torch's choice by default.
-
-    Returns
-    -------
-    tensor
-        Of the shape of ``q``. The causal mask is aligned to the lower right, as a prefix needs it.
-    """
+    """Attend from the last queries to everything before them and themselves."""
     import contextlib
 
     import torch.nn.functional as functional
@@ -156,18 +119,6 @@ def causal_attention(q: Any, k: Any, v: Any, backend: Any = None) -> Any:
 def equal_runs(new_tokens: Any, kv_lens: Any) -> list[tuple[int, int]]:
     """Find neighbouring sequences of one length, which one SDPA call takes together.
 
-    Parameters
-    ----------
-    new_tokens, kv_lens : array_like of int
-        Shape (sequences,).
-
-    Returns
-    -------
-    list of (int, int)
-        First sequence of each run, and the one after its last.
-
-    Examples
-    --------
     >>> equal_runs([1, 1, 5], [9, 9, 9])
     [(0, 2), (2, 3)]
     """

@@ -7,14 +7,11 @@ from typing import Any, Final
 
 from fastroof.operators.gemm import gemm_bytes
 from fastroof.units import DTYPE_BYTES
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import references
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import Device, take
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
-
-__all__ = ["FP8_ALIGNMENT", "Arrange", "Gemm", "prepare_gemm", "refuses_gemm", "torch_gemm"]
 
 FP8_ALIGNMENT: Final = 16
 """fp8 kernels need n and k to be multiples of it."""
@@ -34,7 +31,7 @@ Arrange = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def refuses_gemm(point: Point, device: Device) -> str | None:
-    """Say why a GEMM cannot be measured on a device; None where it can."""
+    """Return why a GEMM cannot be measured on a device; None where it can."""
     dtype, n, k = point.values["dtype"], point.values["n"], point.values["k"]
     if dtype == "bf16":
         return None
@@ -58,30 +55,7 @@ def prepare_gemm(
     gemm: Gemm,
     arrange: Arrange = lambda x_scale, weight_scale: (x_scale, weight_scale),
 ) -> RotatingCalls:
-    """Make inputs of a GEMM and bind a kernel to them.
-
-    Parameters
-    ----------
-    point : Point
-        Operator gemm, dtype bf16, fp8, fp8_rowwise or fp8_block.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of the inputs.
-    max_bytes : int
-        What they may take, B.
-    kernel : str
-        What ``gemm`` launches.
-    gemm : callable
-        See :data:`Gemm`.
-    arrange : callable
-        See :data:`Arrange`.
-
-    Returns
-    -------
-    RotatingCalls
-        Checked at up to 64 rows and 512 columns.
-    """
+    """Make inputs of a GEMM and bind a kernel to them."""
     dtype = point.values["dtype"]
     m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
     set_bytes = int(gemm_bytes(m, n, k, DTYPE_BYTES[dtype]))
@@ -133,19 +107,7 @@ def _one_set(make: InputMaker, dtype: str, m: int, n: int, k: int) -> tuple[Any,
 
 
 def torch_gemm(dtype: str) -> tuple[str, Gemm]:
-    """Return torch's kernel of a dtype and what to call it.
-
-    Parameters
-    ----------
-    dtype : str
-        bf16, fp8 or fp8_rowwise.
-
-    Returns
-    -------
-    str, callable
-        bf16: what F.linear without bias calls, with the output given (F.linear has no ``out``).
-        fp8: accumulation without promotion, as serving engines run it.
-    """
+    """Return torch's kernel of a dtype and what to call it."""
     import torch
 
     if dtype == "bf16":

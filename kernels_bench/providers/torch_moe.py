@@ -6,13 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets, refuses_experts
 from kernels_bench.providers.rotating import RotatingCalls
 from kernels_bench.providers.small_ops import SmallOps
-
-__all__ = ["MOE_KERNEL", "prepare_moe", "refuses_moe"]
 
 MOE_KERNEL: Final = (
     "torch gather, grouped_mm gate_up, {activation}, grouped_mm down, weighted sum; "
@@ -23,7 +21,7 @@ GROUPED_ALIGNMENT: Final = 8
 
 
 def refuses_moe(point: Point) -> str | None:
-    """Say why a MoE point cannot be measured; None where it can."""
+    """Return why a MoE point cannot be measured; None where it can."""
     if reason := refuses_experts(point, ("bf16",)):
         return f"torch's grouped GEMM: {reason}"
     layer = ExpertLayer.of(point)
@@ -35,28 +33,7 @@ def refuses_moe(point: Point) -> str | None:
 def prepare_moe(
     point: Point, ops: SmallOps, activation: str, device: Device, seed: int, max_bytes: int
 ) -> RotatingCalls:
-    """Make tokens and experts, and the order of rows by expert.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe, dtype bf16.
-    ops : SmallOps
-        Whose silu-and-mul runs between the GEMMs.
-    activation : str
-        Name of that kernel.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of inputs and routing.
-    max_bytes : int
-        What they may take, B.
-
-    Returns
-    -------
-    RotatingCalls
-        Checked at up to 32 tokens. The GEMMs allocate their outputs, which torch has no argument for.
-    """
+    """Make tokens and experts, and the order of rows by expert."""
     import torch
     import torch.nn.functional as functional
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from kernels_bench.operators.attention import ATTENTION
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import refuses_heads
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import CPU_DEVICE, cuda_availability
@@ -24,8 +23,6 @@ from kernels_bench.providers.small_ops import SmallOps, TorchSmallOps
 from kernels_bench.providers.torch_attention import prepare_sdpa, refuses_sdpa
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm, torch_gemm
 from kernels_bench.providers.torch_moe import prepare_moe, refuses_moe
-
-__all__ = ["TorchProvider"]
 
 TRITON_EXPERTS: Final = ("fp8", "fp8_block")
 """Formats of experts that torch has no grouped GEMM for."""
@@ -49,7 +46,7 @@ class TorchProvider(CudaProvider):
         }
 
     def availability(self) -> Availability:
-        """Say whether torch sees a GPU."""
+        """Return whether torch sees a GPU."""
         if self._device == CPU_DEVICE:
             return Availability(True)
         cuda = cuda_availability()
@@ -127,7 +124,7 @@ class TorchProvider(CudaProvider):
 
 
 def _triton_version() -> str:
-    """Return triton's version, empty where there is none."""
+    """Return triton's version, or an empty string."""
     if importlib.util.find_spec("triton") is None:
         return ""
     from importlib.metadata import PackageNotFoundError, version

@@ -14,8 +14,6 @@ import triton.language as tl
 from kernels_bench.providers.device import FP8_MAX
 from kernels_bench.providers.small_ops import RMS_EPSILON
 
-__all__ = ["TritonSmallOps", "launch_empty"]
-
 BLOCK = 1024
 _MAX = tl.constexpr(FP8_MAX)
 

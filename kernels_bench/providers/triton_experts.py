@@ -12,14 +12,12 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from kernels_bench.points import Point
-from kernels_bench.providers.block_scales import SCALE_BLOCK
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets, ExpertWeights
+from kernels_bench.providers.random_inputs import SCALE_BLOCK
 from kernels_bench.providers.rotating import RotatingCalls
 from kernels_bench.providers.triton_elementwise import TritonSmallOps
-
-__all__ = ["prepare_triton_experts"]
 
 BLOCK_ROWS: Final = (16, 32, 64, 128)
 BLOCK_N: Final = 128
@@ -88,24 +86,7 @@ _gemm, _quantise = triton.jit(_gemm_kernel), triton.jit(_quantise_kernel)
 
 
 def prepare_triton_experts(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
-    """Make tokens and experts, and the order of rows by expert.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe, dtype bf16, fp8 or fp8_block.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of inputs and routing.
-    max_bytes : int
-        What they may take, B, with what lies between the GEMMs.
-
-    Returns
-    -------
-    RotatingCalls
-        Of everything but router and sort.
-    """
+    """Make tokens and experts, and the order of rows by expert."""
     layer = ExpertLayer.of(point)
     between_bytes = 2 * layer.num_tokens * layer.topk * (3 * layer.width + layer.hidden)
     sets = ExpertSets.make(point, device, seed, max_bytes - between_bytes)

@@ -13,21 +13,11 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from kernels_bench.points import Point
-from kernels_bench.providers.block_scales import SCALE_BLOCK
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.experts import ExpertSets, ExpertWeights, refuses_experts
+from kernels_bench.providers.random_inputs import SCALE_BLOCK
 from kernels_bench.providers.rotating import RotatingCalls
-
-__all__ = [
-    "EXPERT_DTYPES",
-    "SIGNATURES",
-    "VllmExperts",
-    "load_vllm_experts",
-    "prepare_vllm_experts",
-    "refuses_vllm_experts",
-    "vllm_version",
-]
 
 _LAYER: Final = "vllm.model_executor.layers.fused_moe"
 
@@ -80,7 +70,7 @@ def load_vllm_experts() -> VllmExperts:
 
 
 def refuses_vllm_experts(point: Point, device: Device) -> str | None:
-    """Say why experts are not for vLLM's kernels on a device; None where they are."""
+    """Return why experts are not for vLLM's kernels on a device; None where they are."""
     if reason := refuses_experts(point, EXPERT_DTYPES):
         return reason
     if point.values["dtype"] != "bf16" and device.name == "cuda" and device.capability < (8, 9):
@@ -91,26 +81,7 @@ def refuses_vllm_experts(point: Point, device: Device) -> str | None:
 def prepare_vllm_experts(
     point: Point, vllm: VllmExperts, device: Device, seed: int, max_bytes: int
 ) -> RotatingCalls:
-    """Make tokens and experts for vLLM's fused experts.
-
-    Parameters
-    ----------
-    point : Point
-        Operator moe, in one of :data:`EXPERT_DTYPES`.
-    vllm : VllmExperts
-        What is called.
-    device : Device
-        Where inputs live.
-    seed : int
-        Seed of inputs and routing.
-    max_bytes : int
-        What they may take, B.
-
-    Returns
-    -------
-    RotatingCalls
-        Of everything but the router: activations quantised, rows sorted by expert, GEMMs, weighted sum.
-    """
+    """Make tokens and experts for vLLM's fused experts."""
     sets = ExpertSets.make(point, device, seed, max_bytes)
     configs = [_config(sets, weights, vllm) for weights in sets.weights]
 
@@ -132,7 +103,7 @@ def prepare_vllm_experts(
 
 
 def _config(sets: ExpertSets, weights: ExpertWeights, vllm: VllmExperts) -> Any:
-    """How vLLM is told of the scales; None for bf16."""
+    """VLLM's description of the scales; None for bf16."""
     if sets.layer.dtype == "bf16":
         return None
     block = [SCALE_BLOCK, SCALE_BLOCK] if sets.layer.dtype == "fp8_block" else None

@@ -19,15 +19,6 @@ from kernels_bench.providers.attention import Heads
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.paging import PagedBatch
 
-__all__ = [
-    "LIBRARIES_VARIABLE",
-    "LIBRARY_FILES",
-    "SCHEMAS",
-    "find_library",
-    "load_libraries",
-    "plan_fa3",
-]
-
 LIBRARIES_VARIABLE: Final = "KERNELS_BENCH_VLLM_LIBS"
 """Environment variable: a folder that holds the libraries, at any depth.
 
@@ -95,18 +86,7 @@ GRAPH_MAX_TOKENS: Final = 512
 
 
 def find_library(name: str) -> Path | None:
-    """Look for a library: in an importable vllm, else in the folder that the environment names.
-
-    Parameters
-    ----------
-    name : str
-        A key of :data:`LIBRARY_FILES`.
-
-    Returns
-    -------
-    Path or None
-        None where it is in neither.
-    """
+    """Look for a library: in an importable vllm, else in the folder that the environment names."""
     spec = importlib.util.find_spec("vllm")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
     if named := os.environ.get(LIBRARIES_VARIABLE):
@@ -119,13 +99,7 @@ def find_library(name: str) -> Path | None:
 
 
 def load_libraries() -> dict[str, str]:
-    """Load what can be loaded, and say why the rest cannot.
-
-    Returns
-    -------
-    dict of str to str
-        For each key of :data:`LIBRARY_FILES` an empty string where its ops are there, else the reason.
-    """
+    """Load what can be loaded, and return why the rest does not load."""
     import torch
 
     reasons = {}
@@ -177,25 +151,7 @@ def _is_registered(torch: Any, name: str) -> bool:
 def plan_fa3(
     batch: PagedBatch, heads: Heads, dtype: Any, device: Device
 ) -> Callable[[Any, Any, Any, Any], None]:
-    """Plan FA3 over paged KV the way vLLM calls it, for prefills, decodes and both.
-
-    Parameters
-    ----------
-    batch : PagedBatch
-        The sequences.
-    heads : Heads
-        Head shape.
-    dtype : torch.dtype
-        dtype of queries, keys and values.
-    device : Device
-        Where they live.
-
-    Returns
-    -------
-    callable
-        ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim). The
-        scheduler's metadata are computed here, once, as vLLM does for all layers of a step.
-    """
+    """Plan FA3 over paged KV the way vLLM calls it, for prefills, decodes and both."""
     import torch
 
     ops = torch.ops._vllm_fa3_C

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from kernels_bench.operators.attention import ATTENTION
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.protocol import Availability, Point, Prepared
 from kernels_bench.providers.attention import paged_sets, prepare_attention, refuses_heads
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
@@ -24,8 +23,6 @@ from kernels_bench.providers.vllm_experts import (
 )
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
 
-__all__ = ["VllmProvider"]
-
 SCALINGS: Final = {
     "fp8": "per tensor",
     "fp8_rowwise": "row-wise",
@@ -34,15 +31,7 @@ SCALINGS: Final = {
 
 
 class VllmProvider(CudaProvider):
-    """Launches the kernels of vLLM's libraries.
-
-    Parameters
-    ----------
-    device : Device, optional
-        Where to run; the current CUDA device by default, found when it is first needed.
-    experts : VllmExperts, optional
-        Its fused experts; those of the installed vllm by default, imported when they are first needed.
-    """
+    """Launches the kernels of vLLM's libraries."""
 
     name = "vllm"
 
@@ -74,7 +63,7 @@ class VllmProvider(CudaProvider):
         return self._reasons
 
     def availability(self) -> Availability:
-        """Say whether any of the libraries loads on a GPU here."""
+        """Return whether any of the libraries loads on a GPU here."""
         cuda = cuda_availability()
         if not cuda.works:
             return cuda

@@ -13,8 +13,7 @@ from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.journal import Journal, done_keys, starts
 from kernels_bench.operators.communication import ALLREDUCE, BY_RANKS, COLLECTIVE
-from kernels_bench.points import Point
-from kernels_bench.protocol import Clock, DeviceState, Monitor, Timing
+from kernels_bench.protocol import Clock, DeviceState, Monitor, Point, Timing
 from kernels_bench.replays import ReplayRule, relative_iqr, summarise, suspicion
 from kernels_bench.run.allreduce_points import MODES
 from kernels_bench.run.allreduce_rank import Answer, Order
@@ -30,8 +29,6 @@ from kernels_bench.run.collective_calls import COLLECTIVE_CALLS
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
 
-__all__ = ["joined", "measure_allreduce", "slowest_rank"]
-
 START_S: Final = 15.0
 """What the ranks of a world are expected to take to meet, until the first did."""
 POINT_S: Final = 1.0
@@ -43,23 +40,6 @@ OpenRanks = Callable[[int, str, float], Ranks]
 def slowest_rank(answers: Sequence[Answer]) -> Timing:
     """Merge what the ranks timed: the timing of the one with the largest median.
 
-    Parameters
-    ----------
-    answers : sequence of Answer
-        One a rank.
-
-    Returns
-    -------
-    Timing
-        Of one rank as a whole, so that its quartiles belong to its median.
-
-    Raises
-    ------
-    MeasureError
-        If a rank timed other calls than the rest, or its times are none.
-
-    Examples
-    --------
     >>> fast, slow = Answer((9.0, 4.0, 4.0), 2), Answer((9.0, 6.0, 6.0), 2)
     >>> slowest_rank([fast, slow]).latency_us
     3.0
@@ -72,13 +52,7 @@ def slowest_rank(answers: Sequence[Answer]) -> Timing:
 
 
 def joined(first: RunReport, second: RunReport) -> RunReport:
-    """Return what two parts of a run did together.
-
-    Parameters
-    ----------
-    first, second : RunReport
-        In their order; the reason is the first that is not ``complete``.
-    """
+    """Return what two parts of a run did together."""
     return replace(
         first,
         reason=first.reason if first.reason != "complete" else second.reason,
@@ -100,44 +74,9 @@ def measure_allreduce(
     options: RunOptions,
     open_ranks: OpenRanks = SpawnedRanks,
 ) -> RunReport:
-    """Measure every all-reduce and other collective that the journal does not have yet.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        Of operators allreduce and collective.
-    backend : str
-        ``nccl``, or ``gloo`` on the CPU.
-    monitor : Monitor
-        Reads the state of the first GPU.
-    clock : Clock
-        Tells the time.
-    journal : Path
-        Read first, then appended to; made where it is not there.
-    options : RunOptions
-        How to measure; sentinels and estimates are not used.
-    open_ranks : callable
-        Starts the ranks of one world, in so many seconds at most.
-
-    Returns
-    -------
-    RunReport
-        What was done and why it ended.
-
-    Raises
-    ------
-    MeasureError
-        If a rank fails, dies or hangs, the journal is of another GPU, broken or in use, or the disk is
-        full. Rows that were written stay, and measuring again goes on.
-
-    Notes
-    -----
-    Every rank times the same replays after a barrier; a row is the slowest rank's, since a step goes on
-    when all have their sum. Replays are as of every other kernel: random inputs in rotation, at least
-    0.5 ms each, 20 of them.
-    """
+    """Measure every all-reduce and other collective that the journal does not have yet."""
     if other := [p.key for p in points if p.operator not in BY_RANKS]:
-        raise MeasureError(f"{other[0]} is no all-reduce and no other collective")
+        raise MeasureError(f"{other[0]} is not a collective")
     with Journal(journal, clock.seconds) as book:
         return _Run(points, backend, monitor, clock, book, options, open_ranks).go()
 
@@ -224,7 +163,7 @@ class _Run(JournaledRun):
         if timing is None:
             reason = (
                 f"{_kernel(point, ranks)} is wrong at {point.key}: relative error {error:.3g} "
-                f"against float64, at most {bound:g} may be"
+                f"against float64, the bound is {bound:g}"
             )
             self.say(f"reference check failed, {point.family} is not measured any further: {reason}")
             self.failed[point.family] = reason
@@ -268,7 +207,7 @@ class _Run(JournaledRun):
         elif v.get("mode", MODES[self.backend][0]) not in MODES[self.backend]:
             reason = f"{self.backend} is measured as {', '.join(MODES[self.backend])}, not {v['mode']}"
         elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
-            reason = f"a message of {v['message_bytes']} B is no whole number of elements"
+            reason = f"a message of {v['message_bytes']} B is not a whole number of elements"
         elif collective == "all_reduce" and v["dtype"] != "bf16":
             reason = f"all-reduce is measured in bf16, not {v['dtype']}"
         elif COLLECTIVE_CALLS[collective].is_shared and _elements(v) % v["num_gpus"]:
@@ -303,5 +242,5 @@ def _elements(values: Mapping[str, Any]) -> int:
 
 
 def _kernel(point: Point, ranks: Ranks) -> str:
-    """What a rank says of itself, of the collective that was called."""
+    """A rank's answer about one collective."""
     return ranks.ready.kernel.replace("all_reduce", point.values.get("collective", "all_reduce"))

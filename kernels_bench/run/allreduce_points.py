@@ -7,17 +7,7 @@ from typing import Final
 
 from fastroof.errors import MeasureError
 from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
-from kernels_bench.points import Point
-
-__all__ = [
-    "MODES",
-    "NUM_GPUS",
-    "allreduce_points",
-    "collective_points",
-    "points_by_ranks",
-    "usable_worlds",
-    "visible_gpus",
-]
+from kernels_bench.protocol import Point
 
 NUM_GPUS: Final = (2, 4, 8)
 MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
@@ -27,22 +17,8 @@ MODES: Final = {"nccl": ("graph", "eager"), "gloo": ("eager",)}
 
 
 def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
-    """Return what is measured where no grid says: messages of 2**8 to 2**29 bytes.
+    """Return what is measured without a grid: messages of 2**8 to 2**29 bytes.
 
-    Parameters
-    ----------
-    worlds : sequence of int
-        Numbers of GPUs.
-    backend : str
-        ``nccl``, or ``gloo`` with few small messages and without CUDA graphs.
-
-    Returns
-    -------
-    list of Point
-        bf16, each size as a CUDA graph and eagerly.
-
-    Examples
-    --------
     >>> len(allreduce_points([2, 4, 8]))
     132
     >>> allreduce_points([2], "gloo")[0].values
@@ -63,22 +39,8 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
 
 
 def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
-    """Return which all-gathers, reduce-scatters and all-to-all exchanges are measured where no grid says.
+    """Return which all-gathers, reduce-scatters and all-to-all exchanges are measured without a grid.
 
-    Parameters
-    ----------
-    worlds : sequence of int
-        Numbers of GPUs.
-    backend : str
-        ``nccl``, in CUDA graphs; or ``gloo`` with few small messages and without them.
-
-    Returns
-    -------
-    list of Point
-        fp16, which lookups ask for: published tables have no bf16, whose 2 bytes an element take as long.
-
-    Examples
-    --------
     >>> len(collective_points([2, 4, 8]))
     198
     >>> collective_points([2], "gloo")[-1].values
@@ -116,20 +78,6 @@ def visible_gpus() -> int:
 def usable_worlds(wanted: Sequence[int], num_visible: int) -> list[int]:
     """Return the numbers of GPUs to measure with, ascending.
 
-    Parameters
-    ----------
-    wanted : sequence of int
-        What was asked for; those of 2, 4 and 8 that there are where empty.
-    num_visible : int
-        GPUs there are.
-
-    Raises
-    ------
-    MeasureError
-        If fewer are there than asked for, or than the two that a collective needs.
-
-    Examples
-    --------
     >>> usable_worlds((), 5)
     [2, 4]
     """

@@ -1,4 +1,4 @@
-"""One rank of a collective: the process of one GPU, which times what all ranks are told to time.
+"""One rank of a collective: the process of one GPU, which times what the parent orders.
 
 A collective hangs where one rank calls it and another does not. So whatever a rank finds out alone (its
 memory, how long a call took, how far off a sum is) is agreed on with the others before anyone acts on it.
@@ -25,8 +25,6 @@ from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
 from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, received
 
-__all__ = ["Answer", "Broken", "Order", "Ready", "World", "run_rank"]
-
 CHECKED_ELEMENTS: Final = 2**20
 """Of a message so many first and last elements are checked: every chunk of a small one, both ends of a
 large one."""
@@ -36,23 +34,15 @@ PROOF_L2_BYTES: Final = 512
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that call together.
+    """The ranks that call together."""
 
-    Attributes
-    ----------
-    num_gpus : int
-        Ranks, one process each.
-    backend : str
-        ``nccl``, or ``gloo`` on the CPU.
-    meeting_file : str
-        A file that is not there yet, by which the ranks find each other.
-    timeout_s : float
-        After which a collective that some rank never joins fails.
-    """
-
+    # Ranks, one process each.
     num_gpus: int
+    # ``nccl``, or ``gloo`` on the CPU.
     backend: str
+    # A file that is not there yet, by which the ranks find each other.
     meeting_file: str
+    # After which a collective that some rank never joins fails.
     timeout_s: float
 
 
@@ -70,7 +60,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a rank says once it has met the others."""
+    """A rank's answer once it has met the others."""
 
     kernel: str
     device: str
@@ -79,23 +69,15 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank timed, or why the ranks agreed not to.
+    """What a rank timed, or why the ranks agreed not to."""
 
-    Attributes
-    ----------
-    replays_us : tuple of float
-        Duration of each replay, us, the first ones to be dropped included.
-    calls : int
-        Calls in each replay.
-    error : float
-        Relative error of the result, the largest over the ranks.
-    out_of_memory : bool
-        Whether some rank had no room for the buffers.
-    """
-
+    # Duration of each replay, us, the first ones to be dropped included.
     replays_us: tuple[float, ...] = ()
+    # Calls in each replay.
     calls: int = 0
+    # Relative error of the result, the largest over the ranks.
     error: float = 0.0
+    # Whether some rank had no room for the buffers.
     out_of_memory: bool = False
 
 
@@ -107,18 +89,7 @@ class Broken:
 
 
 def run_rank(rank: int, world: World, pipe: Connection) -> None:
-    """Meet the other ranks and answer every order on the pipe; None ends it.
-
-    Parameters
-    ----------
-    rank : int
-        Which one this is, and its GPU.
-    world : World
-        All of them.
-    pipe : Connection
-        To the process that spawned it: :class:`Order` comes in; :class:`Ready`, then one
-        :class:`Answer` an order goes out, or :class:`Broken` as the last.
-    """
+    """Meet the other ranks and answer every order on the pipe; None ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to act on
     try:
         member = _Member(rank, world)
@@ -279,7 +250,7 @@ class _Member:
     def _capture(self, launch: Callable[[], None]) -> Any:
         torch = self.torch
         graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog thread asks events in the meantime.
+        # thread_local: NCCL's watchdog thread queries events meanwhile.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             launch()
         return graph

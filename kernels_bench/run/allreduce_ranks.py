@@ -14,8 +14,6 @@ from typing import Any, Final, Protocol
 from fastroof.errors import MeasureError
 from kernels_bench.run.allreduce_rank import Answer, Broken, Order, Ready, World, run_rank
 
-__all__ = ["Ranks", "RanksTimeoutError", "SpawnedRanks"]
-
 START_TIMEOUT_S: Final = 180.0
 """torch is imported and NCCL set up once a process; on a slow file system that takes a minute."""
 POINT_TIMEOUT_S: Final = 60.0
@@ -33,37 +31,14 @@ class Ranks(Protocol):
     ready: Ready
 
     def time(self, order: Order, timeout_s: float = POINT_TIMEOUT_S) -> list[Answer]:
-        """Have all ranks time a point; one answer a rank.
-
-        Raises
-        ------
-        MeasureError
-            If a rank fails, dies, or does not answer in time.
-        """
+        """Have all ranks time a point; one answer a rank."""
 
     def close(self) -> None:
         """End every rank."""
 
 
 class SpawnedRanks:
-    """One process a GPU.
-
-    Parameters
-    ----------
-    num_gpus : int
-        Ranks.
-    backend : str
-        ``nccl`` or ``gloo``.
-    timeout_s : float
-        In which all must have met.
-    target : callable
-        What each process runs: :func:`run_rank`, or what stands in for it in a test.
-
-    Raises
-    ------
-    MeasureError
-        If a rank fails or dies before they have met, they do not meet in time, or their GPUs differ.
-    """
+    """One process a GPU."""
 
     def __init__(
         self,
@@ -139,7 +114,7 @@ class SpawnedRanks:
                 names = ", ".join(map(str, silent))
                 raise RanksTimeoutError(
                     f"rank {names} of {len(self._pipes)} did not answer {what} within {timeout_s:g} s: "
-                    "it hangs; rows before are kept, run again to go on"
+                    "it hangs; earlier rows are safe, run again to continue"
                 )
             for rank in silent:
                 if self._pipes[rank] not in heard:
@@ -151,7 +126,7 @@ class SpawnedRanks:
                 if isinstance(message, Broken):
                     raise MeasureError(
                         f"rank {rank} of {len(self._pipes)} failed {what}: {message.reason}; rows before "
-                        "are kept, run again to go on"
+                        "are kept, run again to continue"
                     )
                 said[rank] = message
         self._broken = False
@@ -162,5 +137,5 @@ class SpawnedRanks:
         process.join(END_S)
         return MeasureError(
             f"rank {rank} of {len(self._pipes)} died {what} (exit code {process.exitcode}); rows before are "
-            "kept, run again to go on"
+            "kept, run again to continue"
         )

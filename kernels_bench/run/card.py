@@ -1,4 +1,4 @@
-"""Which card is measured: what it is called, and the facts that lie beside its tables."""
+"""The GPU that is measured: its name, and the facts next to its tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import parse_toml, read_toml
 from fastroof.errors import GpuError, MeasureError
-
-__all__ = ["CPU", "CPU_GPU_TOML", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
 
 CPU: Final = "cpu"
 
@@ -33,33 +31,12 @@ hbm_gib = 1
 [links]
 pcie_gb_per_s = 1
 """
-"""What is written beside tables that were measured without a GPU, so that they load and say what they are."""
+"""Written next to tables that were measured without a GPU, so that they load and are recognised."""
 
 
 def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> GpuSpec:
     """Return the card that is measured; refuse to call one by another's name.
 
-    Parameters
-    ----------
-    name : str or None
-        What a person called it, or the path of a gpu.toml, which is believed.
-    facts : mapping
-        What the driver says, ``gpu_name`` among it.
-    on_cpu : bool
-        Whether the host is measured instead.
-
-    Returns
-    -------
-    GpuSpec
-        On a CPU one that is called ``cpu``.
-
-    Raises
-    ------
-    MeasureError
-        If nobody knows the card, or it is another one than it was called.
-
-    Examples
-    --------
     >>> measured_gpu(None, {"gpu_name": "NVIDIA H100 80GB HBM3"}, on_cpu=False).name
     'h100'
     """
@@ -74,58 +51,30 @@ def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> Gp
         return load_gpu(Path(name))
     if not told:
         if name is None:
-            raise MeasureError("the driver does not say which GPU this is; pass --gpu NAME or a gpu.toml")
+            raise MeasureError("the driver does not report which GPU this is; pass --gpu NAME or a gpu.toml")
         return load_gpu(name)
     wanted = None if name is None else load_gpu(name)
     try:
         spec = load_gpu(told)
     except GpuError as error:
-        raise MeasureError(f"this GPU calls itself {told!r}: {error} as --gpu") from None
+        raise MeasureError(f"the driver reports the GPU {told!r}: {error} as --gpu") from None
     if wanted is not None and wanted.name != spec.name:
         raise MeasureError(
             f"--gpu {name} is {wanted.title}, but this is {told} ({spec.name}): leave --gpu out, "
-            "or give a gpu.toml of its own"
+            "or give its own gpu.toml"
         )
     return spec
 
 
 def refuse_other_gpu(folder: Path, gpu: GpuSpec) -> None:
-    """Refuse an output folder of another card.
-
-    Parameters
-    ----------
-    folder : Path
-        What ``-o`` was given; it need not exist.
-    gpu : GpuSpec
-        The card that is measured.
-
-    Raises
-    ------
-    MeasureError
-        Naming both.
-    """
+    """Refuse an output folder of another card."""
     held = folder / GPU_FILE
     if held.is_file() and (name := load_gpu(held).name) != gpu.name:
         raise MeasureError(f"{folder} holds measurements of {name}, this is {gpu.name}; give another -o")
 
 
 def write_gpu_file(folder: Path, gpu: GpuSpec, given: str | None) -> None:
-    """Put the card's facts beside its tables, so that they load where fastroof has no such card.
-
-    Parameters
-    ----------
-    folder : Path
-        The output folder; made where it is not there.
-    gpu : GpuSpec
-        The card.
-    given : str or None
-        What a person called it: a gpu.toml is copied.
-
-    Raises
-    ------
-    MeasureError
-        If the folder cannot be written.
-    """
+    """Write the GPU's facts next to its tables, so that they load where fastroof does not know the GPU."""
     from fastroof.load.write import toml_text
 
     if (folder / GPU_FILE).is_file():

@@ -12,10 +12,7 @@ import numpy.typing as npt
 
 from fastroof.errors import MeasureError
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
-from kernels_bench.protocol import Prepared
-
-__all__ = ["BOUNDS", "Check", "check_points", "check_result", "error_bound", "has_result", "relative_error"]
+from kernels_bench.protocol import Point, Prepared
 
 BOUNDS: Final[dict[str, float]] = {
     "exact": 0.0,
@@ -44,17 +41,11 @@ REFERENCE_WORK: Final = 2**31
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of a check.
+    """Outcome of a check."""
 
-    Attributes
-    ----------
-    error : float
-        Relative Frobenius error; NaN where the result holds NaN.
-    bound : float
-        The largest that passes.
-    """
-
+    # Relative Frobenius error; NaN where the result holds NaN.
     error: float
+    # The largest that passes.
     bound: float
 
     @property
@@ -66,23 +57,6 @@ class Check:
 def relative_error(result: npt.ArrayLike, reference: npt.ArrayLike) -> float:
     """Frobenius norm of the difference over that of the reference.
 
-    Parameters
-    ----------
-    result, reference : array_like
-        Of one shape.
-
-    Returns
-    -------
-    float
-        NaN or infinity where the result has such a value; 0 for two zeros.
-
-    Raises
-    ------
-    MeasureError
-        If the shapes differ, or the reference itself is not finite or empty.
-
-    Examples
-    --------
     >>> relative_error([3.0, 4.5], [3.0, 4.0])
     0.1
     """
@@ -102,18 +76,6 @@ def relative_error(result: npt.ArrayLike, reference: npt.ArrayLike) -> float:
 def error_bound(point: Point) -> float:
     """Return the largest error that a point's result may have.
 
-    Parameters
-    ----------
-    point : Point
-        The point that is checked.
-
-    Raises
-    ------
-    MeasureError
-        If its dtype has no bound.
-
-    Examples
-    --------
     >>> error_bound(Point("gemm", {"dtype": "fp8", "m": 1, "n": 1, "k": 1}))
     0.06
     """
@@ -127,25 +89,12 @@ def error_bound(point: Point) -> float:
 
 
 def has_result(point: Point) -> bool:
-    """Say whether there is anything to check: an empty launch writes nothing."""
+    """Return whether there is anything to check: an empty launch writes nothing."""
     return MEASURED[point.operator].has_result(point.values)
 
 
 def check_result(point: Point, prepared: Prepared) -> Check:
-    """Run a prepared point once and compare it with its reference.
-
-    Parameters
-    ----------
-    point : Point
-        What was prepared.
-    prepared : Prepared
-        Its inputs; the last set is checked as well as the first, since calls rotate over all.
-
-    Returns
-    -------
-    Check
-        The larger error of the two sets.
-    """
+    """Run a prepared point once and compare it with its reference."""
     bound = error_bound(point)
     worst = 0.0
     for index in sorted({0, prepared.num_sets - 1}):
@@ -159,19 +108,7 @@ def check_result(point: Point, prepared: Prepared) -> Check:
 
 
 def check_points(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Pick the points of a family that its check runs on.
-
-    Parameters
-    ----------
-    points : iterable of Point
-        Points of one family.
-
-    Returns
-    -------
-    tuple of Point
-        The largest whose reference is quick, and the smallest: libraries switch kernels between them.
-        One point where they are the same, none where there is nothing to check.
-    """
+    """Pick the points of a family that its check runs on."""
     by_work = sorted((p for p in points if has_result(p)), key=lambda p: (_work(p), p.key))
     if not by_work:
         return ()

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-__all__ = ["COLLECTIVE_CALLS", "CollectiveCall", "received"]
-
 SMALL: Final = 2.0**-100
 """Of an all-reduce's random inputs, exact in bf16. The sum is in place and so grows by the number of GPUs
 each call: from here 8 GPUs can call 75 times on one buffer before bf16 ends, and 42 is the most that is
@@ -18,26 +16,17 @@ timed."""
 
 
 class CollectiveCall(NamedTuple):
-    """One collective.
+    """One collective."""
 
-    Attributes
-    ----------
-    launch : callable
-        ``launch(dist, message, output)``, where dist is torch.distributed.
-    output_elements : callable
-        ``output_elements(elements, num_gpus)`` of a message; 0 where the result is left in the message.
-    is_shared : bool
-        Whether a message has a part for each GPU, and so must divide by their number.
-    adds : bool
-        Whether what comes from each GPU is added up; else it lies side by side, in their order.
-    scale : float
-        Of the random inputs.
-    """
-
+    # ``launch(dist, message, output)``, where dist is torch.distributed.
     launch: Callable[[Any, Any, Any], None]
+    # ``output_elements(elements, num_gpus)`` of a message; 0 where the result is left in the message.
     output_elements: Callable[[int, int], int]
+    # Whether a message has a part for each GPU, and so must divide by their number.
     is_shared: bool
+    # Whether what comes from each GPU is added up; else it lies side by side, in their order.
     adds: bool
+    # Of the random inputs.
     scale: float = 1.0
 
 
@@ -63,7 +52,7 @@ COLLECTIVE_CALLS: Final = {
     "reduce_scatter": CollectiveCall(_reduce_scatter, lambda n, g: n // g, is_shared=True, adds=True),
     "alltoall": CollectiveCall(_all_to_all, lambda n, g: n, is_shared=True, adds=False),
 }
-"""By the names that tables have; an all-reduce has a table of its own."""
+"""By the names that tables have; all-reduce has its own table."""
 
 
 def received(call: CollectiveCall, message: Any, rank: int, num_gpus: int) -> Any:

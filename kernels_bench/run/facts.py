@@ -1,4 +1,4 @@
-"""What a journal's start line says of the software: versions, commit, the time it began."""
+"""Software facts of a journal's start line: versions, commit, the time it began."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from fastroof.checks import shown
 from fastroof.errors import MeasureError
 from kernels_bench.protocol import Availability, Provider
 
-__all__ = ["COMMIT_VARIABLE", "checkout_commit", "new_run_id", "now_iso", "software_versions", "working"]
-
 COMMIT_VARIABLE: Final = "KERNELS_BENCH_COMMIT"
 """Environment variable: the commit that runs, for a copy of the checkout that travels without its .git."""
 
@@ -38,18 +36,7 @@ _DISTRIBUTIONS: Final = {
 
 
 def working(providers: Iterable[Provider]) -> list[tuple[Provider, Availability]]:
-    """Ask each provider whether it works here.
-
-    Parameters
-    ----------
-    providers : iterable of Provider
-        In order of choice.
-
-    Returns
-    -------
-    list of (Provider, Availability)
-        In the same order; one that cannot even answer does not work, and why is its reason.
-    """
+    """Ask each provider whether it works here."""
     answers = []
     for provider in providers:
         try:
@@ -63,18 +50,6 @@ def working(providers: Iterable[Provider]) -> list[tuple[Provider, Availability]
 def software_versions(answers: Iterable[tuple[Provider, Availability]] = ()) -> dict[str, str]:
     """Return the versions of everything that a latency depends on.
 
-    Parameters
-    ----------
-    answers : iterable of (Provider, Availability)
-        What :func:`working` returned; their own versions, such as the SHA-256 of a kernel library, win.
-
-    Returns
-    -------
-    dict of str to str
-        By name; of libraries that are installed. CUDA and cuDNN are those torch computes with.
-
-    Examples
-    --------
     >>> {"fastroof", "numpy"} <= set(software_versions())
     True
     """
@@ -95,19 +70,7 @@ def software_versions(answers: Iterable[tuple[Provider, Availability]] = ()) -> 
 
 
 def checkout_commit() -> str:
-    """Return the commit that this runs from, with ``-dirty`` appended if files differ from it.
-
-    Returns
-    -------
-    str
-        What git reports of the checkout. Without a .git folder or without git, the value of
-        ``KERNELS_BENCH_COMMIT``, and an empty string if that is not set.
-
-    Raises
-    ------
-    MeasureError
-        If ``KERNELS_BENCH_COMMIT`` is needed and is not a commit.
-    """
+    """Return the commit that this runs from, with ``-dirty`` appended if files differ from it."""
     root = Path(__file__).resolve().parents[2]
     if (root / ".git").exists():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -130,8 +93,6 @@ def _git(root: Path, *arguments: str) -> str:
 def now_iso() -> str:
     """Return the time now, in UTC, to the second.
 
-    Examples
-    --------
     >>> now_iso().endswith("+00:00")
     True
     """
@@ -141,8 +102,6 @@ def now_iso() -> str:
 def new_run_id() -> str:
     """Return a name for a run: the time now in UTC, and six digits that no other run of that second has.
 
-    Examples
-    --------
     >>> len(new_run_id())
     22
     """

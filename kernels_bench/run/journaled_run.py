@@ -9,28 +9,13 @@ from typing import Any
 
 from fastroof.errors import MeasureError
 from kernels_bench.journal import Journal, starts
-from kernels_bench.output.repeatability import SentinelRepeat
-from kernels_bench.points import Point
-from kernels_bench.protocol import Clock
+from kernels_bench.protocol import Clock, Point
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport
-
-__all__ = ["JournaledRun"]
+from kernels_bench.sentinels import SentinelRepeat
 
 
 class JournaledRun:
-    """A run that appends to a journal.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        What is measured, in the order of measuring.
-    book : Journal
-        Open.
-    clock : Clock
-        Tells the time.
-    options : RunOptions
-        How to measure.
-    """
+    """A run that appends to a journal."""
 
     def __init__(self, points: Sequence[Point], book: Journal, clock: Clock, options: RunOptions) -> None:
         self.book, self.clock, self.options = book, clock, options
@@ -41,7 +26,7 @@ class JournaledRun:
         self.started_s = clock.seconds()
 
     def refuse_other_device(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on with the journal of another GPU."""
+        """Refuse the journal of another GPU."""
         for start in starts(self.book.records):
             told = start.get("facts", {}).get("gpu_name"), facts.get("gpu_name")
             if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
@@ -85,6 +70,6 @@ class JournaledRun:
         self.options.on_progress(Progress(done, len(self.points), skipped, point, latency_us, left_s))
 
     def say(self, sentence: str) -> None:
-        """Say a sentence that a person should read."""
+        """Print a sentence for the user."""
         if self.options.say is not None:
             self.options.say(sentence)

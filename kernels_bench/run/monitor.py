@@ -1,4 +1,4 @@
-"""Reads what the device says of itself; read only: no clock, power or persistence setting is touched."""
+"""Reads the device's state, read only: no clock, power or persistence setting is touched."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from typing import Any, Final
 
 from kernels_bench.protocol import DeviceState, Monitor
 
-__all__ = ["HostMonitor", "NvmlMonitor", "SmiMonitor", "open_monitor", "visible_device"]
-
 SMI_EVERY_S: Final = 2.0
-"""nvidia-smi takes about 50 ms to start, so it is asked this often and not after every point."""
+"""nvidia-smi takes about 50 ms to start, so it is called this often and not after every point."""
 _MILLI: Final = 1e-3
 _SMI_STATE: Final = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
 _SMI_FACTS: Final = {
@@ -34,13 +32,6 @@ _SMI_FACTS: Final = {
 def visible_device(environment: Mapping[str, str] | None = None) -> str:
     """Return the GPU that torch's device 0 is: an index or a UUID.
 
-    Parameters
-    ----------
-    environment : mapping, optional
-        The process's own by default.
-
-    Examples
-    --------
     >>> visible_device({"CUDA_VISIBLE_DEVICES": "3,1"})
     '3'
     >>> visible_device({})
@@ -51,19 +42,7 @@ def visible_device(environment: Mapping[str, str] | None = None) -> str:
 
 
 def open_monitor(device: str | None = None) -> Monitor:
-    """Open the best monitor there is: NVML through pynvml, nvidia-smi, or none.
-
-    Parameters
-    ----------
-    device : str, optional
-        Index or UUID of the GPU; that of ``CUDA_VISIBLE_DEVICES`` by default.
-
-    Returns
-    -------
-    Monitor
-        Where neither works, one that knows nothing: every state is NaN, and no point is then measured
-        again for its clock.
-    """
+    """Open the best monitor there is: NVML through pynvml, nvidia-smi, or none."""
     device = visible_device() if device is None else device
     with contextlib.suppress(Exception):  # no library, no driver, no such GPU: the next one may work
         return NvmlMonitor(importlib.import_module("pynvml"), device)
@@ -75,15 +54,7 @@ def open_monitor(device: str | None = None) -> Monitor:
 
 
 class NvmlMonitor:
-    """Asks NVML.
-
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, or what stands in for it in a test.
-    device : str
-        Index or UUID (``GPU-...``) of the GPU.
-    """
+    """Queries NVML."""
 
     def __init__(self, nvml: Any, device: str = "0") -> None:
         nvml.nvmlInit()
@@ -94,7 +65,7 @@ class NvmlMonitor:
             self._handle = nvml.nvmlDeviceGetHandleByUUID(device)
 
     def read(self) -> DeviceState:
-        """Clock, power, temperature and throttle reasons now; NaN where the card does not say."""
+        """Clock, power, temperature and throttle reasons now; NaN if the GPU does not report it."""
         nvml, handle = self._nvml, self._handle
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:
@@ -111,7 +82,7 @@ class NvmlMonitor:
         )
 
     def facts(self) -> Mapping[str, Any]:
-        """GPU name, driver, power cap, memory; what the card does not say is absent."""
+        """GPU name, driver, power cap, memory; absent if the GPU does not report it."""
         handle = self._handle
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
@@ -146,17 +117,7 @@ class NvmlMonitor:
 
 
 class SmiMonitor:
-    """Asks nvidia-smi, where pynvml is not installed.
-
-    Parameters
-    ----------
-    device : str
-        Index or UUID of the GPU.
-    path : str
-        The program.
-    seconds : callable
-        A clock in seconds.
-    """
+    """Queries nvidia-smi, if pynvml is not installed."""
 
     def __init__(
         self, device: str = "0", path: str = "nvidia-smi", seconds: Callable[[], float] = monotonic
@@ -182,7 +143,7 @@ class SmiMonitor:
         return DeviceState(clock, power, temperature, int(reasons, 16) if known else 0)
 
     def facts(self) -> Mapping[str, Any]:
-        """GPU name, driver, power cap, memory; what the card does not say is absent."""
+        """GPU name, driver, power cap, memory; absent if the GPU does not report it."""
         facts: dict[str, Any] = {"monitor": "nvidia-smi"}
         for name, question in _SMI_FACTS.items():
             answer = self._facts[question]
@@ -199,23 +160,17 @@ class SmiMonitor:
 
 
 class HostMonitor:
-    """Knows the host only: for the cpu provider, and where no GPU can be asked.
-
-    Parameters
-    ----------
-    is_device : bool
-        Whether the host is what is measured.
-    """
+    """Knows the host only: for the cpu provider, and where no GPU can be queried."""
 
     def __init__(self, is_device: bool = True) -> None:
         self._is_device = is_device
 
     def read(self) -> DeviceState:
-        """Nothing: a host's cores have clocks of their own."""
+        """Nothing: a host's cores have different clocks."""
         return DeviceState()
 
     def facts(self) -> Mapping[str, Any]:
-        """Say plainly whether what is measured is no GPU."""
+        """State whether a CPU is measured instead of a GPU."""
         if not self._is_device:
             return {"monitor": "none: neither pynvml nor nvidia-smi answers here"}
         return {

@@ -1,4 +1,4 @@
-"""What a person asked to be measured, and the providers that can."""
+"""Options of a run, and the providers that can measure it."""
 
 from __future__ import annotations
 
@@ -15,71 +15,48 @@ from kernels_bench.protocol import Availability, Provider
 from kernels_bench.run.card import CPU
 from kernels_bench.run.facts import working
 
-__all__ = ["BY_NAME_ONLY", "Request", "choose_providers", "known_providers", "request_of"]
-
 BY_NAME_ONLY: Final = ("deepgemm", CPU)
-"""Providers that measure where they are named: one compiles a kernel a shape, one is no GPU."""
+"""Providers that measure only if named: one compiles a kernel per shape, one is not a GPU."""
 
 PARTS: Final = {ALLREDUCE: ("all-reduce", "allreduce"), COLLECTIVE: ("other collectives", "collectives")}
-"""What a journal of ranks holds, and the command that goes on with it."""
+"""What a journal of ranks holds, and the command that continues it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked to be measured; the start line keeps it, so that a run can be resumed.
+    """Options of a run; the start line records them, so that it can be resumed."""
 
-    Attributes
-    ----------
-    grid : str or None
-        A grid's name or TOML file; the default grid where None.
-    gpu : str or None
-        Name of the GPU, or the path of a gpu.toml; what the driver names where None.
-    providers : tuple of str
-        In order of choice; every one that works but cpu where empty.
-    only : tuple of str
-        Operators; all where empty.
-    seed : int
-        Of the order and the inputs.
-    budget_s : float or None
-        Seconds the points may be expected to take.
-    """
-
+    # A grid's name or TOML file; the default grid where None.
     grid: str | None = None
+    # Name of the GPU, or the path of a gpu.toml; what the driver names where None.
     gpu: str | None = None
+    # In order of choice; every one that works but cpu where empty.
     providers: tuple[str, ...] = ()
+    # Operators; all where empty.
     only: tuple[str, ...] = ()
+    # Of the order and the inputs.
     seed: int = 0
+    # Seconds the points may be expected to take.
     budget_s: float | None = None
 
 
 def request_of(journal: Path) -> Request:
-    """Read what a journal's run was asked.
-
-    Parameters
-    ----------
-    journal : Path
-        A journal that ``kernels-bench run`` began.
-
-    Raises
-    ------
-    MeasureError
-        If it holds no start line of this version.
-    """
+    """Read the options of a journal's run."""
     first = starts(read_journal(journal))
     if not first:
         raise MeasureError(f"{journal} stopped before it started; delete it and run again")
     if (part := first[0].get("part")) in PARTS:
         words, command = PARTS[part]
-        raise MeasureError(f"{journal} holds {words} only: kernels-bench {command} -o goes on with it")
+        raise MeasureError(f"{journal} holds {words} only: kernels-bench {command} -o continues it")
     asked: Mapping[str, Any] = first[0].get("request", {})
     if set(asked) != set(asdict(Request())):
-        raise MeasureError(f"{journal} does not say what was asked: it is of another version")
+        raise MeasureError(f"{journal} does not record its options: another version wrote it")
     _refuse_odd(journal, asked)
     return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
 
 
 def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
-    """Refuse what nobody can have asked."""
+    """Refuse options that no run can have."""
     for name, value in asked.items():
         if name in ("providers", "only"):
             is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
@@ -91,22 +68,11 @@ def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
         else:
             is_right, what = value is None or isinstance(value, str), "a text or null"
         if not is_right:
-            raise MeasureError(f"{journal}: what was asked has {name} {shown(value)}, need {what}")
+            raise MeasureError(f"{journal}: the recorded options have {name} {shown(value)}, need {what}")
 
 
 def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:
-    """Return the providers that work here, in order of choice.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Which; every one but those of :data:`BY_NAME_ONLY` where empty.
-
-    Raises
-    ------
-    MeasureError
-        If a name is unknown, cpu is asked for beside others, or none works.
-    """
+    """Return the providers that work here, in order of choice."""
     known = known_providers()
     have = list(dict.fromkeys(p.name for p in known))
     unknown = [name for name in names if name not in have]

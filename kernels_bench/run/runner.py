@@ -12,18 +12,15 @@ from typing import Any, Final
 
 from fastroof.errors import MeasureError
 from kernels_bench.journal import Journal, done_keys, starts
-from kernels_bench.output.repeatability import repeatability
-from kernels_bench.points import Point
-from kernels_bench.protocol import Clock, DeviceState, Monitor, Prepared, Provider, Timer, Timing
+from kernels_bench.protocol import Clock, DeviceState, Monitor, Point, Prepared, Provider, Timer, Timing
 from kernels_bench.replays import is_suspicious, relative_iqr, suspicion
 from kernels_bench.run.check import check_points, check_result
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
-
-__all__ = ["measure", "refusal"]
+from kernels_bench.sentinels import repeatability
 
 MAX_FAILURES: Final = 10
-"""Failures in a row after which a provider is not asked any more."""
+"""Failures in a row after which a provider is not used any more."""
 
 _LOST: Final = (
     "illegal memory access",
@@ -49,38 +46,9 @@ def measure(
     journal: Path,
     options: RunOptions,
 ) -> RunReport:
-    """Measure every point that the journal does not have yet.
-
-    Parameters
-    ----------
-    points : sequence of Point
-        The grid.
-    providers : sequence of Provider
-        Those that work here, in order of choice: the first that does not refuse a point measures it.
-    timer : Timer
-        Times a prepared point.
-    monitor : Monitor
-        Reads the device's state.
-    clock : Clock
-        Tells the time.
-    journal : Path
-        Read first, then appended to; made where it is not there.
-    options : RunOptions
-        How to measure.
-
-    Returns
-    -------
-    RunReport
-        What was done and why it ended.
-
-    Raises
-    ------
-    MeasureError
-        If there is nothing to measure with, the journal is of another GPU, broken or in use, or the
-        disk is full. Rows that were written stay.
-    """
+    """Measure every point that the journal does not have yet."""
     if not providers:
-        raise MeasureError("no provider works here; `kernels-bench providers` says why")
+        raise MeasureError("no provider works here; `kernels-bench providers` lists the reasons")
     with Journal(journal, clock.seconds) as book:
         return _Run(points, providers, timer, monitor, clock, book, options).go()
 
@@ -257,7 +225,7 @@ class _Run(JournaledRun):
             if not check.passed:
                 reason = (
                     f"{provider.name} ({prepared.kernel}) is wrong at {candidate.key}: relative error "
-                    f"{check.error:.3g} against float64, at most {check.bound:g} may be"
+                    f"{check.error:.3g} against float64, the bound is {check.bound:g}"
                 )
                 self.say(f"reference check failed, {point.family} is not measured: {reason}")
                 return reason
@@ -304,11 +272,11 @@ class _Run(JournaledRun):
         failures.append(point)
         if any(words in str(error).lower() for words in _LOST):
             self.lost = True
-            self.say("the device is lost to this process; a resumed run goes on in a new one")
+            self.say("the device is lost to this process; a resumed run continues in a new one")
         elif len(failures) >= MAX_FAILURES:
             self.stopped.add(provider.name)
             self.say(
-                f"{provider.name} failed {len(failures)} times in a row and is not asked any more: {reason}"
+                f"{provider.name} failed {len(failures)} times in a row and is not used any more: {reason}"
             )
             self._retry(failures)
 
@@ -358,7 +326,7 @@ class _Run(JournaledRun):
 
 
 def refusal(provider: Provider, point: Point) -> str | None:
-    """Say why a provider does not take a point, be it that it fails to answer; None if it takes it."""
+    """Return why a provider does not take a point, be it that it fails to answer; None if it takes it."""
     try:
         return provider.refuses(point)
     except Exception as error:
@@ -375,5 +343,5 @@ def _closing(prepared: Prepared) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """First line of an error's message: CUDA errors go on with advice for debugging."""
+    """First line of an error's message: CUDA errors continue with advice for debugging."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -16,8 +16,7 @@ from fastroof.units import GIB
 from kernels_bench.journal import done_keys, find_journals, read_journal, starts
 from kernels_bench.operators.communication import BY_RANKS
 from kernels_bench.output.table_sets import TABLES_FOLDER
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
+from kernels_bench.protocol import Availability, Clock, Monitor, Point, Provider, Timer
 from kernels_bench.run.card import CPU, measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
 from kernels_bench.run.request import Request, choose_providers
@@ -27,20 +26,13 @@ from kernels_bench.sentinels import sentinel_points
 if TYPE_CHECKING:
     from kernels_bench.grid.grid import Grid
 
-__all__ = [
-    "MonotonicClock",
-    "run_request",
-    "usable_bytes",
-    "write_tables_of",
-]
-
 """Folder of the tables in the output folder, which is laid out as a GPU's in bench_data."""
 TABLES_RESERVE_S: Final = 3.0
 """Kept before a deadline for writing tables."""
 USABLE_MEMORY: Final = 0.85
 HOST_BYTES: Final = GIB
 COLLECTIVES_SHARE: Final = 0.1
-"""Of the time until a deadline, kept for collectives where there are several GPUs."""
+"""Of the time until a deadline, reserved for collectives if there are several GPUs."""
 
 
 class MonotonicClock:
@@ -61,33 +53,7 @@ def run_request(
     on_progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[RunReport, Path]:
-    """Measure what was asked and write the tables.
-
-    Parameters
-    ----------
-    request : Request
-        What is measured.
-    folder : Path
-        Where the journal and ``kernels_bench/`` with the tables go.
-    resume : Path, optional
-        A journal to go on with.
-    deadline_s : float, optional
-        Seconds from now until which everything must be done.
-    on_start : callable, optional
-        Called with the points and the GPU's title before the first one.
-    on_progress, say : callable, optional
-        As in :class:`RunOptions`.
-
-    Returns
-    -------
-    RunReport, Path
-        What was done, and the journal.
-
-    Raises
-    ------
-    MeasureError
-        If nothing can be measured here, the folder is of another GPU or run, or the disk is full.
-    """
+    """Measure the requested points and write the tables."""
     clock = MonotonicClock()
     started_s = clock.seconds()
     grid = _load_grid(request.grid)
@@ -201,21 +167,11 @@ def _measure_collectives(
 
 
 def write_tables_of(journals: Sequence[Path], folder: Path, say: Callable[[str], None]) -> None:
-    """Write the tables of an output folder's journals, where they have any row.
-
-    Parameters
-    ----------
-    journals : sequence of Path
-        Journals of one GPU whose points are apart.
-    folder : Path
-        The output folder; the tables go below it.
-    say : callable
-        Called with each sentence that a person should read.
-    """
+    """Write the tables of an output folder's journals, where they have any row."""
     from kernels_bench.output.tables import write_tables
 
     if not any(record["type"] == "row" for journal in journals for record in read_journal(journal)):
-        say(f"no point was measured, so there are no tables; {', '.join(map(str, journals))} says why")
+        say(f"no point was measured, so there are no tables; reasons: {', '.join(map(str, journals))}")
         return
     written = write_tables(journals, folder / TABLES_FOLDER, overwrite=True)
     for key, why in written.left_out.items():
@@ -248,15 +204,15 @@ def _points(
     on_cpu: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Point], set[str]]:
-    """Return what is asked for within the budget, and the keys of those points that somebody here takes.
+    """Return the requested points within the budget, and the keys of those that a provider here takes.
 
-    What nobody takes stays: it costs no time, and the journal states why it has no row.
+    Other points stay: they cost no time, and the journal states why they have no row.
     """
     from kernels_bench.grid.estimate import fit_budget, unfit
 
     points = grid.points()
     if request.only:
-        # Collectives have points of their own where the grid gives none.
+        # Collectives have default points if the grid gives none.
         have = sorted({p.operator for p in points} | (set() if on_cpu else set(BY_RANKS)))
         unknown = [name for name in request.only if name not in have]
         if unknown:
@@ -320,7 +276,7 @@ def _journal(folder: Path, gpu: GpuSpec, grid: Grid, resume: Path | None) -> tup
     journals = find_journals(folder)
     if journals:
         raise MeasureError(
-            f"{folder} holds the run {journals[-1].name}: `kernels-bench resume {folder}` goes on with it; "
+            f"{folder} holds the run {journals[-1].name}: `kernels-bench resume {folder}` continues it; "
             "a new run needs another -o, and kernels-bench merge joins several"
         )
     if (folder / TABLES_FOLDER).exists():

@@ -22,19 +22,9 @@ from fastroof.units import US_PER_MS, US_PER_S
 from kernels_bench.protocol import Prepared, Timing
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule, summarise
 
-__all__ = ["CpuTimer", "GraphTimer"]
-
 
 class CpuTimer:
-    """Times a prepared point of the cpu provider with the host's clock.
-
-    Parameters
-    ----------
-    rule : ReplayRule, optional
-        The lengths to keep.
-    seconds : callable
-        A clock in seconds.
-    """
+    """Times a prepared point of the cpu provider with the host's clock."""
 
     def __init__(self, rule: ReplayRule | None = None, seconds: Callable[[], float] = perf_counter) -> None:
         self._rule = rule or ReplayRule()
@@ -60,20 +50,7 @@ class CpuTimer:
 
 
 class GraphTimer:
-    """Times a prepared point as replays of a CUDA graph that rotates over its input sets.
-
-    Parameters
-    ----------
-    rule : ReplayRule, optional
-        The lengths to keep.
-    torch : module, optional
-        Stands in for torch in tests.
-
-    Raises
-    ------
-    MeasureError
-        If there is no torch, or no GPU for it.
-    """
+    """Times a prepared point as replays of a CUDA graph that rotates over its input sets."""
 
     def __init__(self, rule: ReplayRule | None = None, torch: Any = None) -> None:
         self._rule = rule or ReplayRule()
@@ -81,16 +58,7 @@ class GraphTimer:
         self._stream = self._torch.cuda.Stream()
 
     def time(self, prepared: Prepared) -> Timing:
-        """Warm up, replay, and summarise.
-
-        Raises
-        ------
-        MeasureError
-            If the kernel cannot be captured in a CUDA graph: without one, a short kernel's time is that
-            of the host's launches, which no table should hold.
-        MemoryError
-            If the device has no memory left for its outputs.
-        """
+        """Warm up, replay, and summarise."""
         torch = self._torch
         try:
             self._stream.wait_stream(torch.cuda.current_stream())

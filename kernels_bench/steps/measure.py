@@ -25,17 +25,6 @@ from kernels_bench.steps.step_model import StepModel
 from kernels_bench.steps.step_points import StepPoint, expected_seconds, step_bytes
 from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 
-__all__ = [
-    "PROVENANCE_FILE",
-    "STEP_BOUNDS",
-    "StepOptions",
-    "StepSkip",
-    "StepsReport",
-    "check_step",
-    "measure_steps",
-    "write_provenance",
-]
-
 PROVENANCE_FILE: Final = "steps.toml"
 
 STEP_BOUNDS: Final = {"bf16": 2e-2, "fp32": 1e-5, "fp8": 8e-2, "fp8_block": 8e-2}
@@ -73,46 +62,30 @@ class StepSkip:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How to measure steps.
+    """How to measure steps."""
 
-    Attributes
-    ----------
-    gpu : str
-        Name of the GPU.
-    seed : int
-        Seed of the order, the weights and the inputs.
-    deadline_s : float, optional
-        Seconds from now; a step that is not expected to be done by then is not begun.
-    usable_bytes : int, optional
-        Memory that weights and a step may take; a step above it is skipped untried.
-    on_step : callable
-        Called with each step and its outcome.
-    """
-
+    # Name of the GPU.
     gpu: str
+    # Seed of the order, the weights and the inputs.
     seed: int = 0
+    # Seconds from now; a step that is not expected to be done by then is not begun.
     deadline_s: float | None = None
+    # Memory that weights and a step may take; a step above it is skipped untried.
     usable_bytes: int | None = None
+    # Called with each step and its outcome.
     on_step: Callable[[StepPoint, Timing | StepSkip], None] = lambda point, outcome: None
 
 
 @dataclass
 class StepsReport:
-    """What measuring steps came to.
+    """What measuring steps came to."""
 
-    Attributes
-    ----------
-    measured, present : int
-        Rows written now, and rows that were there before.
-    skips : list of StepSkip
-        Steps without a row.
-    stopped : str
-        Why it stopped early; empty where it came to the end.
-    """
-
+    # Rows written now, and rows that were there before.
     measured: int = 0
     present: int = 0
+    # Steps without a row.
     skips: list[StepSkip] = field(default_factory=list)
+    # Why it stopped early; empty where it came to the end.
     stopped: str = ""
 
 
@@ -120,25 +93,6 @@ def check_step(spec: DenseModel, backend: StepBackend, seed: int) -> float:
     """Compare a small model's step with a naive float64 one, on the kernels that will be timed.
 
     With weights in fp8, first with weights in bf16.
-
-    Parameters
-    ----------
-    spec : DenseModel
-        The model: its head width, group size and biases are kept, its layers and widths are made small.
-    backend : StepBackend
-        What the step runs on.
-    seed : int
-        Seed of weights and inputs.
-
-    Returns
-    -------
-    float
-        Relative Frobenius error of the logits; of the step in fp8 if its weights are.
-
-    Raises
-    ------
-    MeasureError
-        If it is above :data:`STEP_BOUNDS`.
     """
     if backend.fp8 is not None:
         check_step(spec, replace(backend, fp8=None), seed)
@@ -180,33 +134,7 @@ def measure_steps(
     folder: Path,
     options: StepOptions,
 ) -> StepsReport:
-    """Measure the steps that a folder lacks, in seeded random order.
-
-    Parameters
-    ----------
-    spec : DenseModel
-        The model, on one GPU.
-    points : sequence of StepPoint
-        The steps.
-    backend : StepBackend
-        What they run on.
-    timer, monitor, clock : Timer, Monitor, Clock
-        What times, what the device says, when a deadline is.
-    folder : Path
-        Where steps.csv is, or will be. Each row is on the disk before the next step begins.
-    options : StepOptions
-        How to measure.
-
-    Returns
-    -------
-    StepsReport
-        A step that does not fit the memory, or fails, is skipped with its reason.
-
-    Raises
-    ------
-    MeasureError
-        If steps.csv holds another GPU's steps, or the model cannot be run.
-    """
+    """Measure the steps that a folder lacks, in seeded random order."""
     began_s = clock.seconds()
     path = folder / STEPS_FILE
     present = {step_key(row) for row in read_steps(path)}
@@ -335,35 +263,7 @@ def write_provenance(
     error: float,
     facts: Mapping[str, Any],
 ) -> Path:
-    """Add one run to steps.toml.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of steps.csv.
-    report : StepsReport
-        What the run came to.
-    spec : DenseModel
-        The model.
-    backend : StepBackend
-        What it ran on.
-    gpu : str
-        Name of the GPU.
-    error : float
-        What :func:`check_step` returned.
-    facts : mapping
-        What else is known: device, versions, seed, command, time, commit.
-
-    Returns
-    -------
-    Path
-        The file: ``gpu`` and one ``[runs.run_<number>]`` a run, in order.
-
-    Raises
-    ------
-    MeasureError
-        If the file that is there is no TOML.
-    """
+    """Add one run to steps.toml."""
     path = folder / PROVENANCE_FILE
     runs: dict[str, Any] = {}
     if path.exists():

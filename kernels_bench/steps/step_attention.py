@@ -19,16 +19,6 @@ from kernels_bench.providers.vllm_ops import plan_fa3
 from kernels_bench.providers.vllm_provider import VllmProvider
 from kernels_bench.steps.step_linear import Fp8Kernels, PlainFp8, choose_fp8
 
-__all__ = [
-    "STEP_PROVIDERS",
-    "Fa3Attention",
-    "FlashinferAttention",
-    "SdpaAttention",
-    "StepAttention",
-    "StepBackend",
-    "choose_backend",
-]
-
 STEP_PROVIDERS: Final = ("vllm", "flashinfer", "torch", "cpu")
 """In order of choice; cpu only when it is asked for."""
 
@@ -37,20 +27,13 @@ Attend = Callable[[Any, Any, Any, Any], None]
 
 
 class StepAttention(Protocol):
-    """Attention of a whole step over paged KV.
+    """Attention of a whole step over paged KV."""
 
-    Attributes
-    ----------
-    kernel : str
-        What it launches.
-    packed : bool
-        Whether K and V of a token lie side by side.
-    shuffled : bool
-        Whether it follows a page table, so that pages may lie in any order.
-    """
-
+    # What it launches.
     kernel: str
+    # Whether K and V of a token lie side by side.
     packed: bool
+    # Whether it follows a page table, so that pages may lie in any order.
     shuffled: bool
 
     def plan(self, batch: PagedBatch, heads: Heads, dtype: Any, device: Device) -> Attend:
@@ -123,32 +106,20 @@ class SdpaAttention:
 
 @dataclass(frozen=True)
 class StepBackend:
-    """What a step runs on.
+    """What a step runs on."""
 
-    Attributes
-    ----------
-    provider : str
-        For the ``provider`` column: attention, then the small kernels.
-    attention : StepAttention
-        Attention.
-    ops : SmallOps
-        Norms, rope, activation, KV write.
-    device : Device
-        Where it runs.
-    dtype : str
-        dtype of weights, activations and KV: bf16, or fp32 on a CPU.
-    versions : dict of str to str
-        For the provenance.
-    fp8 : Fp8Kernels or None
-        How linear layers in fp8 are multiplied; None for weights in ``dtype``.
-    """
-
+    # For the ``provider`` column: attention, then the small kernels.
     provider: str
     attention: StepAttention
+    # Norms, rope, activation, KV write.
     ops: SmallOps
+    # Where it runs.
     device: Device
+    # dtype of weights, activations and KV: bf16, or fp32 on a CPU.
     dtype: str
+    # For the provenance.
     versions: dict[str, str]
+    # How linear layers in fp8 are multiplied; None for weights in ``dtype``.
     fp8: Fp8Kernels | None = None
 
     @property
@@ -158,33 +129,12 @@ class StepBackend:
 
     @property
     def row_dtype(self) -> str:
-        """What the dtype column says: the format of linear layers, fp32 on a CPU."""
+        """The dtype column: the format of linear layers, fp32 on a CPU."""
         return self.dtype if self.fp8 is None else self.fp8.dtype
 
 
 def choose_backend(names: Sequence[str], heads: Heads, weights: str = "bf16") -> StepBackend:
-    """Choose attention and small kernels of a step.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Out of :data:`STEP_PROVIDERS`, in order of choice; all but cpu where empty.
-    heads : Heads
-        Head shape of the model on one GPU.
-    weights : str
-        Format of its linear layers.
-
-    Returns
-    -------
-    StepBackend
-        Attention of the first provider that has it; the small kernels and fp8 GEMMs of vLLM where they load
-        and vllm is among the names, else Triton's and torch's.
-
-    Raises
-    ------
-    MeasureError
-        If a name is unknown, or none works, each with its reason.
-    """
+    """Choose attention and small kernels of a step."""
     unknown = [name for name in names if name not in STEP_PROVIDERS]
     if unknown:
         raise MeasureError(f"unknown provider {', '.join(unknown)}; steps have {', '.join(STEP_PROVIDERS)}")

@@ -11,24 +11,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from fastroof.errors import MeasureError
 from fastroof.models import DenseModel
 from fastroof.models.dense import split
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import FP8_MAX, Device
 from kernels_bench.providers.experts import LARGEST_GATED, LARGEST_INPUT
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker, quantise_blocks, spread_scales
 from kernels_bench.providers.small_ops import SmallOps
 from kernels_bench.providers.torch_gemm import FP8_ALIGNMENT, torch_gemm
-
-__all__ = [
-    "WEIGHT_DTYPES",
-    "Fp8Kernels",
-    "LinearLayer",
-    "PlainFp8",
-    "TorchFp8",
-    "VllmFp8",
-    "choose_fp8",
-    "random_linear",
-    "refuses_weights",
-]
 
 WEIGHT_DTYPES: Final = ("bf16", "fp8", "fp8_block")
 """Formats that a step's linear layers may have; its embedding and LM head stay in bf16."""
@@ -38,46 +25,22 @@ SMALLEST_SCALE: Final = 1e-10
 
 
 class LinearLayer(NamedTuple):
-    """A linear layer's weight and what belongs to it.
+    """A linear layer's weight and what belongs to it."""
 
-    Attributes
-    ----------
-    weight : tensor
-        Shape (outputs, inputs).
-    scale : tensor or None
-        fp8: float32, shape (1,). fp8_block: float32, shape (outputs / 128, inputs / 128). None for bf16.
-    x_scale : tensor or None
-        fp8: the static float32 scale of inputs, shape (1,). None for other formats.
-    bias : tensor or None
-        Shape (outputs,), in the dtype of activations.
-    """
-
+    # Shape (outputs, inputs).
     weight: Any
+    # fp8: float32, shape (1,). fp8_block: float32, shape (outputs / 128, inputs / 128). None for bf16.
     scale: Any = None
+    # fp8: the static float32 scale of inputs, shape (1,). None for other formats.
     x_scale: Any = None
+    # Shape (outputs,), in the dtype of activations.
     bias: Any = None
 
 
 def random_linear(
     make: InputMaker, outputs: int, inputs: int, dtype: str, weights: str, bias: Any, *, gated: bool = False
 ) -> LinearLayer:
-    """Draw a layer whose outputs are of the order of its inputs.
-
-    Parameters
-    ----------
-    make : InputMaker
-        Where they are drawn.
-    outputs, inputs : int
-        Its shape.
-    dtype : str
-        dtype of activations, and of the weight unless ``weights`` names an fp8 format.
-    weights : str
-        One of :data:`WEIGHT_DTYPES`.
-    bias : tensor or None
-        Its bias.
-    gated : bool
-        Whether its input is a product of gate and up, which is wider than others.
-    """
+    """Draw a layer whose outputs are of the order of its inputs."""
     weight = make.normal(outputs, inputs, dtype=dtype)
     weight *= inputs**-0.5
     if weights == "fp8_block":
@@ -96,15 +59,7 @@ def _to_fp8(values: Any) -> Any:
 
 
 def refuses_weights(model: DenseModel, weights: str) -> str | None:
-    """Say why a model's linear layers cannot have a format; None if they can.
-
-    Parameters
-    ----------
-    model : DenseModel
-        The model, on one GPU.
-    weights : str
-        The format.
-    """
+    """Return why a model's linear layers cannot have a format, or None."""
     if weights not in WEIGHT_DTYPES:
         return f"steps have no weights in {weights}; valid are {', '.join(WEIGHT_DTYPES)}"
     multiple = {"bf16": 1, "fp8": FP8_ALIGNMENT, "fp8_block": SCALE_BLOCK}[weights]
@@ -122,17 +77,11 @@ def refuses_weights(model: DenseModel, weights: str) -> str | None:
 
 
 class Fp8Kernels(Protocol):
-    """How a backend multiplies in fp8.
+    """How a backend multiplies in fp8."""
 
-    Attributes
-    ----------
-    dtype : str
-        ``"fp8"`` or ``"fp8_block"``.
-    kernel : str
-        What multiplies, for the provider column.
-    """
-
+    # ``"fp8"`` or ``"fp8_block"``.
     dtype: str
+    # What multiplies, for the provider column.
     kernel: str
 
     def quantise(self, out: Any, x: Any, scale: Any) -> None:
@@ -163,7 +112,7 @@ class VllmFp8:
             )
 
     def multiply(self, out: Any, x: Any, x_scale: Any, layer: LinearLayer) -> None:
-        """Multiply; a bias is added by a kernel of its own in fp8_block, whose GEMM has none."""
+        """Multiply; in fp8_block a separate kernel adds a bias, which the GEMM lacks."""
         is_block = self.dtype == "fp8_block"
         scale, bias = (layer.scale.t(), None) if is_block else (layer.scale, layer.bias)
         self._ops.cutlass_scaled_mm(out, x, layer.weight.t(), x_scale, scale, bias)
@@ -186,14 +135,14 @@ class TorchFp8:
         self._ops.fp8_quantise(out, x, scale)
 
     def multiply(self, out: Any, x: Any, x_scale: Any, layer: LinearLayer) -> None:
-        """Multiply; a bias is added by a kernel of its own."""
+        """Multiply; a separate kernel adds a bias."""
         self._gemm(out, x, layer.weight, x_scale, layer.scale)
         if layer.bias is not None:
             out += layer.bias
 
 
 class PlainFp8:
-    """Plain torch: for machines without a GPU, and to say what the kernels do."""
+    """Plain torch: for machines without a GPU, and to show what the kernels do."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -221,13 +170,7 @@ class PlainFp8:
 
 
 def choose_fp8(weights: str, has_vllm_ops: bool, ops: SmallOps, device: Device) -> Fp8Kernels | None:
-    """Choose how a GPU multiplies weights in a format; None for bf16.
-
-    Raises
-    ------
-    MeasureError
-        If nothing here does.
-    """
+    """Choose how a GPU multiplies weights in a format; None for bf16."""
     if weights == "bf16":
         return None
     if device.capability < (8, 9):
@@ -236,5 +179,5 @@ def choose_fp8(weights: str, has_vllm_ops: bool, ops: SmallOps, device: Device) 
     if has_vllm_ops:
         return VllmFp8(weights)
     if weights == "fp8_block":
-        raise MeasureError("weights in fp8_block need vLLM's ops library, which is not here or not asked for")
+        raise MeasureError("weights in fp8_block need vLLM's ops library, which is missing or was not named")
     return TorchFp8(ops)

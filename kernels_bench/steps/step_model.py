@@ -14,11 +14,10 @@ from fastroof.arrays import Floats
 from fastroof.errors import MeasureError
 from fastroof.models import DenseModel
 from kernels_bench.providers.attention import Heads
-from kernels_bench.providers.block_scales import SCALE_BLOCK
 from kernels_bench.providers.device import oom_as_memory_error
 from kernels_bench.providers.elementwise import rope_table
 from kernels_bench.providers.paging import PAGE_SIZE
-from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, InputMaker
 from kernels_bench.providers.small_ops import ROPE_THETA
 from kernels_bench.steps.step_attention import Attend, StepBackend
 from kernels_bench.steps.step_linear import LinearLayer, refuses_weights
@@ -26,48 +25,16 @@ from kernels_bench.steps.step_points import StepPoint
 from kernels_bench.steps.step_reference import reference_logits
 from kernels_bench.steps.step_weights import random_weights
 
-__all__ = ["PreparedStep", "StepModel", "refuses_model"]
-
 
 def refuses_model(model: DenseModel, weights: str = "bf16") -> str | None:
-    """Say why a model's step is not written here; None where it is.
-
-    Parameters
-    ----------
-    model : DenseModel
-        The model.
-    weights : str
-        Format of its linear layers.
-
-    Returns
-    -------
-    str or None
-        The first part that is missing.
-    """
+    """Return why a model's step is not written here, or None."""
     if model.head_dim % 2:
         return f"{model.name} has heads of {model.head_dim}, which rope cannot halve"
     return refuses_weights(model, weights)
 
 
 class StepModel:
-    """A model's random weights on a device.
-
-    Parameters
-    ----------
-    spec : DenseModel
-        Its sizes.
-    backend : StepBackend
-        What it runs on, and in which dtype.
-    seed : int
-        Seed of the weights.
-
-    Raises
-    ------
-    MeasureError
-        If the model has a part that this step lacks.
-    MemoryError
-        If the device cannot hold the weights.
-    """
+    """A model's random weights on a device."""
 
     def __init__(self, spec: DenseModel, backend: StepBackend, seed: int) -> None:
         if reason := refuses_model(spec, backend.weights):
@@ -77,27 +44,7 @@ class StepModel:
         self.weights = random_weights(spec, backend.device, backend.dtype, seed, backend.weights)
 
     def prepare(self, point: StepPoint, seed: int) -> PreparedStep:
-        """Make a step's inputs and buffers, and fill its cache with random keys and values.
-
-        Parameters
-        ----------
-        point : StepPoint
-            The batch.
-        seed : int
-            Seed of tokens, pages and cache.
-
-        Returns
-        -------
-        PreparedStep
-            Ready to run.
-
-        Raises
-        ------
-        MeasureError
-            If a request is longer than the model's window or positions.
-        MemoryError
-            If the device cannot hold it.
-        """
+        """Make a step's inputs and buffers, and fill its cache with random keys and values."""
         spec, longest = self.weights.spec, max(point.kv_lens)
         window = spec.sliding_window
         if window is not None and longest > window:
@@ -110,28 +57,7 @@ class StepModel:
 
 
 class PreparedStep:
-    """One step, ready to run; what a timer takes.
-
-    Parameters
-    ----------
-    model : StepModel
-        Whose step.
-    point : StepPoint
-        The batch.
-    seed : int
-        Seed of tokens, pages and cache.
-
-    Attributes
-    ----------
-    kernel : str
-        What runs.
-    num_sets : int
-        1: the weights alone are far more than twice any L2.
-    logits : tensor
-        Of each request's last token, shape (requests, padded vocabulary).
-    k_pages, v_pages : list of tensor
-        The cache of each layer, shape (pages, page_size, KV heads, head_dim).
-    """
+    """One step, ready to run; what a timer takes."""
 
     num_sets = 1
 

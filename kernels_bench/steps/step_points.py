@@ -18,8 +18,6 @@ from fastroof.units import DTYPE_BYTES, GIB
 from kernels_bench.operators.attention import SPREADS
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
 
-__all__ = ["StepPoint", "default_steps", "expected_seconds", "step_bytes", "weight_bytes"]
-
 DECODE_BATCHES: Final = (1, 4, 16, 64, 256)
 DECODE_KV_LENS: Final = (128, 1024, 4096, 16384)
 PREFILL_TOKENS: Final = (128, 512, 2048, 8192)
@@ -45,17 +43,11 @@ CALLS: Final = 12
 
 @dataclass(frozen=True)
 class StepPoint:
-    """One step: how many new tokens each request brings, and what it has in the cache.
+    """One step: how many new tokens each request brings, and what it has in the cache."""
 
-    Attributes
-    ----------
-    phase : str
-        One of :data:`fastroof.load.steps_file.PHASES`.
-    new_tokens, context_len : tuple of int
-        Of each request; at least 1, at least 0.
-    """
-
+    # One of :data:`fastroof.load.steps_file.PHASES`.
     phase: str
+    # Of each request; at least 1, at least 0.
     new_tokens: tuple[int, ...]
     context_len: tuple[int, ...]
 
@@ -105,14 +97,6 @@ def _decodes(phase: str, kv_lens: Sequence[int]) -> StepPoint:
 def default_steps() -> list[StepPoint]:
     """Return the grid of whole steps.
 
-    Returns
-    -------
-    list of StepPoint
-        20 decodes, 12 prefills, 8 mixed and 7 unequal batches. What does not fit a GPU beside a model's
-        weights is left out there: an 80 GB card holds 44 of them with Llama-3.1-8B and 46 with Qwen2.5-7B.
-
-    Examples
-    --------
     >>> steps = default_steps()
     >>> len(steps), steps[1].new_text, steps[1].context_text
     (47, '1', '1023')
@@ -137,17 +121,6 @@ def default_steps() -> list[StepPoint]:
 def weight_bytes(model: DenseModel, weights: str = "bf16", element_bytes: int = 2) -> int:
     """Device memory of a model's weights on one GPU.
 
-    Parameters
-    ----------
-    model : DenseModel
-        The model.
-    weights : str
-        Format of its linear layers; bf16 stands for ``element_bytes``.
-    element_bytes : int
-        Bytes of an element of the other weights.
-
-    Examples
-    --------
     >>> from fastroof.models import load_model
     >>> model = DenseModel.of(load_model("qwen3-8b"))
     >>> weight_bytes(model) / 2**30, weight_bytes(model, "fp8") / 2**30  # doctest: +ELLIPSIS
@@ -165,24 +138,7 @@ def _linear_parameters(model: DenseModel) -> int:
 
 
 def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2, weights: str = "bf16") -> int:
-    """Device memory that a step takes, weights included.
-
-    Parameters
-    ----------
-    point : StepPoint
-        The step.
-    model : DenseModel
-        The model.
-    element_bytes : int
-        Bytes of a weight, activation and KV element.
-    weights : str
-        Format of linear layers; bf16 stands for ``element_bytes``.
-
-    Returns
-    -------
-    int
-        B; an estimate of activations and workspaces, exact for weights and KV.
-    """
+    """Device memory that a step takes, weights included."""
     pages = sum(-(-kv_len // PAGE_SIZE) for kv_len in point.kv_lens)
     kv = 2 * model.num_layers * pages * PAGE_SIZE * model.num_kv_heads * model.head_dim
     share = split(model, 1)
@@ -197,22 +153,7 @@ def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2, weig
 
 
 def expected_seconds(point: StepPoint, model: DenseModel, weights: str = "bf16") -> float:
-    """Seconds that measuring a step is expected to take: filling the cache and about a dozen replays.
-
-    Parameters
-    ----------
-    point : StepPoint
-        The step.
-    model : DenseModel
-        The model.
-    weights : str
-        Format of its linear layers.
-
-    Returns
-    -------
-    float
-        From the rates an H100 reaches.
-    """
+    """Seconds that measuring a step is expected to take: filling the cache and about a dozen replays."""
     moved = step_bytes(point, model, weights=weights) - WORKSPACE_BYTES
     new_tokens, kv_lens = np.array(point.new_tokens), np.array(point.kv_lens)
     attention = attention_flops(model.num_q_heads, model.head_dim, new_tokens, kv_lens).sum()

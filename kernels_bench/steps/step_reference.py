@@ -12,8 +12,6 @@ from kernels_bench.providers.small_ops import RMS_EPSILON, ROPE_THETA
 from kernels_bench.steps.step_linear import LinearLayer
 from kernels_bench.steps.step_weights import StepWeights
 
-__all__ = ["reference_logits"]
-
 _BLOCK: Final = 128
 _E4M3_MAX: Final = 448.0
 
@@ -21,24 +19,7 @@ _E4M3_MAX: Final = 448.0
 def reference_logits(
     weights: StepWeights, batch: PagedBatch, tokens: Any, k_pages: list[Any], v_pages: list[Any]
 ) -> Floats:
-    """Compute a step's logits from its inputs, in float64 on the host.
-
-    Parameters
-    ----------
-    weights : StepWeights
-        Of a small model.
-    batch : PagedBatch
-        The requests, and the pages each has.
-    tokens : tensor
-        New tokens of all requests.
-    k_pages, v_pages : list of tensor
-        The cache of each layer: what was there before the step is read, nothing that it computed is.
-
-    Returns
-    -------
-    ndarray of float64
-        Shape (requests, vocabulary).
-    """
+    """Compute a step's logits from its inputs, in float64 on the host."""
     logits = []
     for request in range(batch.num_sequences):
         start, end = batch.token_offsets[request : request + 2]

@@ -13,8 +13,6 @@ from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.errors import MeasureError, TableError
 from fastroof.load.steps_file import read_step_rows, whole_lines
 
-__all__ = ["KEY_COLUMNS", "append_step", "read_steps", "step_key"]
-
 KEY_COLUMNS: Final = ("model", "gpu", "tp", "dtype", "kv_dtype", "new_tokens", "context_len")
 """What names a step: a file has each once."""
 
@@ -22,40 +20,12 @@ _NAMES: Final = [column.name for column in MEASURED_STEP_COLUMNS]
 
 
 def step_key(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what names a row.
-
-    Parameters
-    ----------
-    row : mapping
-        A row of the file, or one to be written.
-
-    Returns
-    -------
-    tuple of str
-        The values of :data:`KEY_COLUMNS`.
-    """
+    """Return what names a row."""
     return tuple(str(row[name]) for name in KEY_COLUMNS)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Read the whole rows of a steps.csv.
-
-    Parameters
-    ----------
-    path : Path
-        The file; need not exist.
-
-    Returns
-    -------
-    list of dict
-        With ints, floats and text as the columns say. A last line without its newline, which a kill
-        leaves behind, is no row.
-
-    Raises
-    ------
-    MeasureError
-        If the file has other columns, or a row does not fit them.
-    """
+    """Read the whole rows of a steps.csv."""
     whole = whole_lines(path.read_bytes()) if path.exists() else b""
     if not whole:
         return []
@@ -70,20 +40,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def append_step(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one row, on the disk when this returns; a torn last line is cut off first.
-
-    Parameters
-    ----------
-    path : Path
-        The file; made with its header where there is none.
-    row : mapping
-        A value for each of :data:`fastroof.columns.MEASURED_STEP_COLUMNS`.
-
-    Raises
-    ------
-    MeasureError
-        If the row has other columns.
-    """
+    """Append one row, on the disk when this returns; a torn last line is cut off first."""
     if set(row) != set(_NAMES):
         odd = sorted(set(row) ^ set(_NAMES))
         raise MeasureError(f"a step's row needs exactly the columns of steps.csv; {', '.join(odd)} differ")

@@ -11,8 +11,6 @@ from kernels_bench.providers.device import Device, oom_as_memory_error
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.steps.step_linear import LinearLayer, random_linear
 
-__all__ = ["LayerWeights", "StepWeights", "random_weights"]
-
 
 @dataclass(frozen=True)
 class LayerWeights:
@@ -30,58 +28,23 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class StepWeights:
-    """A whole model's weights.
-
-    Attributes
-    ----------
-    spec : DenseModel
-        Its sizes.
-    embedding : tensor
-        Shape (vocab, hidden).
-    layers : tuple of LayerWeights
-        In order.
-    final_norm : tensor
-        Shape (hidden,).
-    lm_head : LinearLayer
-        Weight of shape (padded vocab, hidden), never in fp8. Padded rows are computed, as in a serving
-        engine, and hold random numbers like the others.
-    """
+    """A whole model's weights."""
 
     spec: DenseModel
+    # Shape (vocab, hidden).
     embedding: Any
     layers: tuple[LayerWeights, ...]
+    # Shape (hidden,).
     final_norm: Any
+    # Weight of shape (padded vocab, hidden), never in fp8. Padded rows are computed, as in a serving engine,
+    # and hold random numbers like the others.
     lm_head: LinearLayer
 
 
 def random_weights(
     spec: DenseModel, device: Device, dtype: str, seed: int, weights: str = "bf16"
 ) -> StepWeights:
-    """Make a model's weights.
-
-    Parameters
-    ----------
-    spec : DenseModel
-        The model.
-    device : Device
-        Where they live.
-    dtype : str
-        Their dtype.
-    seed : int
-        Seed of the numbers.
-    weights : str
-        Format of the layers' linear layers: ``dtype`` for bf16, else fp8 or fp8_block.
-
-    Returns
-    -------
-    StepWeights
-        Linear layers keep activations of the order of one through any number of layers.
-
-    Raises
-    ------
-    MemoryError
-        If the device cannot hold them.
-    """
+    """Make a model's weights."""
     make = InputMaker(device, seed)
 
     def linear(outputs: int, inputs: int, has_bias: bool, *, gated: bool = False) -> LinearLayer:

@@ -30,6 +30,7 @@ from fastroof.errors import BackendError, PlanRangeError
 from fastroof.plan import StepPlan
 from fastroof.units import US_PER_MS, US_PER_S
 from tests.backends import sglang_simulator
+from tests.reference.compilers import links_a_library
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("llama-3.1-8b", {}),
@@ -118,6 +119,7 @@ def by_sglang(plan: StepPlan, _: str, batch: StepBatch) -> list[float]:
 ROUTES: dict[str, Ask] = {"scalar": by_scalar, "numba": by_numba, "JSON lines": by_json, "SGLang": by_sglang}
 
 
+@pytest.mark.slow
 @KIND
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_route_has_the_plans_bits(
@@ -163,13 +165,15 @@ def test_arrow_over_http_has_the_plans_bits(
 @pytest.fixture(scope="module")
 def library(plans: dict[str, StepPlan], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("exported")
-    files = export_c({f"plan{number}": plan for number, plan in enumerate(plans.values())}, folder).files
+    named = {f"plan{number}": plan for number, plan in enumerate(plans.values())}
+    files = export_c(named, folder, shared=None if links_a_library() else False).files
     path = next((path for path in files if path.suffix in (".so", ".dylib")), None)
     if path is None:
         pytest.skip("no C compiler links the shared library")
     return ctypes.CDLL(str(path)), folder
 
 
+@pytest.mark.slow
 @KIND
 def test_c_has_the_plans_bits(
     kind: str, library: tuple[Any, Path], plans: dict[str, StepPlan], batch: StepBatch

@@ -163,6 +163,7 @@ def test_a_file_is_written_whole_or_not_at_all(plan: fastroof.StepPlan, tmp_path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fitted.yaml", "folder.yaml"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     path = tmp_path / "70b.yaml"
     done = CliRunner().invoke(

@@ -79,6 +79,7 @@ def errors(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mean", "most"),
     [
@@ -103,6 +104,7 @@ def test_steps_add_up(exported: tuple[fastroof.StepPlan, Path], kind: str, mean:
     assert found.max() < most
 
 
+@pytest.mark.slow
 def test_measured_decodes_are_whole_nanoseconds(exported: tuple[fastroof.StepPlan, Path]) -> None:
     plan, folder = exported
     bundle = Bundle(folder, plan.tp)
@@ -113,6 +115,7 @@ def test_measured_decodes_are_whole_nanoseconds(exported: tuple[fastroof.StepPla
         assert abs(bundle.step_ns(step, layers) - own_us(plan, step) * 1e3) < 1.5 * (12 * layers + 4)
 
 
+@pytest.mark.slow
 def test_the_layers_are_those_of_the_catalogues(exported: tuple[fastroof.StepPlan, Path]) -> None:
     plan, folder = exported
     bundle = Bundle(folder, plan.tp)
@@ -125,6 +128,7 @@ def test_the_layers_are_those_of_the_catalogues(exported: tuple[fastroof.StepPla
     assert {curve.operator.role for curve in plan.row_curves} <= own | others
 
 
+@pytest.mark.slow
 def test_times_are_whole_nanoseconds_and_rows_are_unique(exported: tuple[fastroof.StepPlan, Path]) -> None:
     plan, folder = exported
     for name in COLUMNS:
@@ -145,6 +149,7 @@ def test_the_two_norms_of_a_layer_are_one(exported: tuple[fastroof.StepPlan, Pat
     assert np.array_equal(first.value, second.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mean"), [("prompt", 2e-3), ("prompts", 5e-3), ("mixed", 0.03)])
 def test_a_floor_is_part_of_attention(h100: fastroof.Tables, tmp_path: Path, kind: str, mean: float) -> None:
     """What a step lacks to its floor jumps with its GEMMs: near enough between the rows."""
@@ -252,6 +257,7 @@ def test_a_bundle_is_written_whole_or_not_at_all(
         export_llmservingsim(plan, file)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_bundle(tmp_path: Path) -> None:
     texts = [f"llama-3.1-8b,tp={tp},max_tokens=64,max_seqs=8" for tp in (1, 2)]
     done = CliRunner().invoke(
@@ -289,6 +295,7 @@ def released(
     return plan, export_llmservingsim(plan, tmp_path_factory.mktemp("perf"), release="1.1").folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mean", "most"),
     [

@@ -25,6 +25,7 @@ def made_trace(seed: int, per_s: float) -> Trace:
     return Trace(random.exponential(1 / per_s, count).cumsum(), *lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "max_seqs"), [(2048, 256), (512, 16), (40, 40)])
 @pytest.mark.parametrize("per_s", [5.0, 40.0])
 def test_first_come_first_served_is_the_engines(
@@ -53,6 +54,7 @@ def test_a_policy_of_its_own_changes_who_waits(plan: StepPlan) -> None:
     assert np.median(shortest[~short]) > np.median(as_they_come[~short])
 
 
+@pytest.mark.slow
 def test_a_step_beyond_the_plan_is_an_error(plan: StepPlan, h100: Tables) -> None:
     small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256)
     with pytest.raises(PlanRangeError, match="max_tokens of at least 2048"):

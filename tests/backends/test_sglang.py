@@ -233,6 +233,7 @@ def test_sums_that_no_step_has_are_not_timed(plan):
         assert sums_step_us(plan.arena, *bad) != sums_step_us(plan.arena, *bad)
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     command = [sys.executable, "-m", "fastroof.backends.sglang_example"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True)

@@ -15,12 +15,9 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.bench import WORKLOADS, Baseline, Setup, Workload, lookup_workloads, measure, new_setup
-from fastroof.bench.inputs import chunk_sizes, decode_sizes, mixed_batch, ragged_decodes, sweep_axes
 from fastroof.bench.lookups import LOOKUP_OPERATORS, lookup_points
-from fastroof.bench.machine import this_machine
 from fastroof.bench.numpy_steps import NumpySteps, searched
 from fastroof.bench.plot import draw_bench
-from fastroof.bench.processes import import_seconds
 from fastroof.bench.report import report_document, run_workloads
 from fastroof.bench.stream import (
     stream_decodes,
@@ -29,11 +26,16 @@ from fastroof.bench.stream import (
     stream_prefills,
     stream_requests,
 )
-from fastroof.bench.sweeps import sweep_best
-from fastroof.bench.timing import check_agreement, seconds_of
-from fastroof.bench.words import rate_of, share_of, time_of_ns
-from fastroof.bench.workload import AGREEMENT
-from fastroof.bench.workloads import homogeneous_decode
+from fastroof.bench.timing import check_agreement, rate_of, seconds_of, share_of, this_machine, time_of_ns
+from fastroof.bench.workload import (
+    AGREEMENT,
+    chunk_sizes,
+    decode_sizes,
+    mixed_batch,
+    ragged_decodes,
+    sweep_axes,
+)
+from fastroof.bench.workloads import homogeneous_decode, import_seconds, sweep_best
 from fastroof.cli import app
 from fastroof.cli.bench import NAMES
 from fastroof.config.paths import bench_data_root
@@ -65,6 +67,7 @@ def refused(*arguments: str) -> str:
 # -- workloads -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ("command", "import")])
 def test_workload_runs_and_agrees(setup: Setup, name: str) -> None:
     workload = WORKLOADS[name](setup)
@@ -276,6 +279,7 @@ def test_command_prints_machine_and_table() -> None:
         assert word in out
 
 
+@pytest.mark.slow
 def test_command_prints_json_as_all_others_do(tmp_path: Path) -> None:
     plot = tmp_path / "bench.png"
     code, out, err = run(
@@ -297,6 +301,7 @@ def test_command_prints_json_as_all_others_do(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_command_looks_every_table_up(h100: fastroof.Tables) -> None:
     code, out, err = run("lookup", "--quick", "--repeat", "1")
     assert (code, err) == (0, "")

@@ -70,6 +70,7 @@ def test_one_line_says_what_the_library_says() -> None:
         assert key in explained
 
 
+@pytest.mark.slow
 def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text(SPEC)
@@ -79,6 +80,7 @@ def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
     assert "Qwen/Qwen3-8B" in written
 
 
+@pytest.mark.slow
 def test_what_to_run_can_be_copied() -> None:
     text = good(*ASKED, "--price", "2")
     (how,) = asked(gpu_hour_price=2).deployments
@@ -95,6 +97,7 @@ def test_what_to_run_can_be_copied() -> None:
     assert "free_gpu_memory_fraction: 0.9" in trt
 
 
+@pytest.mark.slow
 def test_options_repeat() -> None:
     found = json.loads(
         good(
@@ -129,6 +132,7 @@ def test_options_repeat() -> None:
             assert {row[column] for row in rows} == values
 
 
+@pytest.mark.slow
 def test_files_are_written_and_named(tmp_path: Path) -> None:
     text = good(*ASKED, "--save", str(tmp_path / "out"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -138,6 +142,7 @@ def test_files_are_written_and_named(tmp_path: Path) -> None:
     assert {Path(path).name for path in saved} == names
 
 
+@pytest.mark.slow
 def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
     text = good(*ASKED[:-1], "0.1", "--ttft", "1")
     assert "no deployment is within the limits" in text

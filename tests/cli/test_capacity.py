@@ -55,6 +55,7 @@ def plan() -> fastroof.StepPlan:
 ENGINES_OWN: dict[str, Any] = {"max_num_batched_tokens": None, "max_num_seqs": None, "block_size": None}
 
 
+@pytest.mark.slow
 def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     limits = ("--ttft-p99", "300", "--slo", "tpot_p90=25")
     found = json.loads(good("capacity", *MODEL, *DRAWN, *limits, "--json"))
@@ -71,6 +72,7 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     assert "one standard error off" in printed
 
 
+@pytest.mark.slow
 def test_what_it_says_where_nothing_or_all_is_kept() -> None:
     assert "no rate keeps p99 TTFT" in good("capacity", *MODEL, *DRAWN, "--ttft-p99", "1")
     all_kept = good("capacity", *MODEL, *DRAWN, "--e2e-p99", "1000000")
@@ -88,6 +90,7 @@ def test_the_fewest_replicas_of_a_rate() -> None:
     assert f"{few.replicas} replicas, {few.gpus} GPUs; one fewer breaks p99 TTFT" in good(*asked)
 
 
+@pytest.mark.slow
 def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n0,200,5\n")
@@ -97,6 +100,7 @@ def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
     assert "all arrive at once" in refused(*asked[:-1])
 
 
+@pytest.mark.slow
 def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
     spec, output = tmp_path / "my.toml", tmp_path / "rows.parquet"
     spec.write_text(SPEC)
@@ -139,6 +143,7 @@ def test_a_specification_of_another_sweep_is_refused(tmp_path: Path) -> None:
     assert "has neither [workload] nor [slo]" in refused("capacity", str(spec))
 
 
+@pytest.mark.slow
 def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text(

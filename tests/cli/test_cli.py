@@ -101,6 +101,7 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert not any(line.endswith("...") for line in shown), "a short help does not fit its line"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [(), ("lookup",), ("tables", "import"), ("plot",)])
 def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
     assert good(*group) == good(*group, "--help")
@@ -116,7 +117,7 @@ def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
         (("lookup", "gemm", "--m", "8", "--n", "4096", "--k", "4096"), "lookup gemm"),
         (("tables", "list"), "tables list"),
         (("tables", "show", "gemm"), "tables show"),
-        (("tables", "validate"), "tables validate"),
+        pytest.param(("tables", "validate"), "tables validate", marks=pytest.mark.slow),
         (("tables", "holdout", "--operator", "allreduce", "--method", "roofline"), "tables holdout"),
         (("tables", "flag", "h100", "--dry-run"), "tables flag"),
         (("tables", "diff", "h100", "h100/aiconfigurator-trtllm-1.3.0rc20"), "tables diff"),
@@ -130,6 +131,7 @@ def test_json_keys_are_documented(arguments: tuple[str, ...], document: str) -> 
             assert key in explained
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
         "import sys, time; from fastroof.cli import app\n"
@@ -211,6 +213,7 @@ def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
     assert rmsnorm["mfu"] is None
 
 
+@pytest.mark.slow
 def test_step_in_words() -> None:
     text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
     document = parsed("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
@@ -223,6 +226,7 @@ def test_step_in_words() -> None:
     assert "prefill attention" not in text
 
 
+@pytest.mark.slow
 def test_explain_lists_each_operator() -> None:
     text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--explain")
     assert ", give or take " in text
@@ -260,6 +264,7 @@ def test_tree_of_several_gpus_needs_to_know_which(shared: Path) -> None:
     assert "h20, h800" in said
 
 
+@pytest.mark.slow
 def test_tables_say_which_gpu(tmp_path: Path) -> None:
     shutil.copytree(H100, tmp_path / "mine")
     for provenance in (tmp_path / "mine").glob("*/provenance.toml"):
@@ -272,6 +277,7 @@ def test_tables_say_which_gpu(tmp_path: Path) -> None:
     assert found["gpu"] == "h200"
 
 
+@pytest.mark.slow
 def test_tables_of_another_gpu_are_refused(tmp_path: Path) -> None:
     shutil.copytree(H100, tmp_path / "h100")
     said = refused(
@@ -282,6 +288,7 @@ def test_tables_of_another_gpu_are_refused(tmp_path: Path) -> None:
     assert "a100" in said
 
 
+@pytest.mark.slow
 def test_tables_path_gives_the_same_step(tmp_path: Path) -> None:
     shutil.copytree(H100, tmp_path / "h100")
     arguments = ("step", "--model", "llama-3.1-8b", "--decode", "8x1024")
@@ -301,6 +308,7 @@ def test_lookup_gives_what_tables_give(h100: fastroof.Tables) -> None:
     assert {row["n"] for row in found["rows"]} == {6144}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["roofline", "linear_mfu", "nearest", "floor"])
 def test_lookup_of_each_operator(h100: fastroof.Tables, method: str) -> None:
     heads = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
@@ -351,6 +359,7 @@ def test_sizes_are_ascii_digits() -> None:
         parse_sizes("--m", "٣")
 
 
+@pytest.mark.slow
 def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
     asked = ("step", "--model", "qwen3-vl-8b", "--prefill", "2x100@0")
     found = parsed(*asked, "--image", "1024x768", "--image", "640x640", "--explain")
@@ -374,6 +383,7 @@ def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
     )
 
 
+@pytest.mark.slow
 def test_images_of_clients_are_tokens_and_an_encoder() -> None:
     asked = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--concurrency", "1", "--isl")
     found = parsed(*asked, "100", "--images", "2", "--image-size", "640x640")

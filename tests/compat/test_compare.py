@@ -59,6 +59,7 @@ def test_components_add_up(compared: Comparison) -> None:
             assert all(us >= 0.0 for us in time.components_us.values())
 
 
+@pytest.mark.slow
 def test_columns_are_the_methods_own(compared: Comparison, h100: fastroof.Tables) -> None:
     case = case_of(compared, h100)
     for found in compared.steps:
@@ -85,6 +86,7 @@ def test_columns_are_the_methods_own(compared: Comparison, h100: fastroof.Tables
         assert found.time("infersim").total_us == pytest.approx(ms * 1e3, rel=1e-15)
 
 
+@pytest.mark.slow
 def test_every_difference_is_told_and_adds_up(compared: Comparison, h100: fastroof.Tables) -> None:
     case = case_of(compared, h100)
     for found in compared.steps:
@@ -131,6 +133,7 @@ def test_reasons_where_they_are_expected(h100: fastroof.Tables) -> None:
     assert not any(d.cause == "unexplained" for step in found.steps for d in step.differences)
 
 
+@pytest.mark.slow
 def test_tp_and_head_dim_reasons(h100: fastroof.Tables) -> None:
     found = compare("qwen3-32b", "h100", decode=[(32, 4096)], prefill=[600], tp=4, tables=h100)
     v2, its = causes(found, 0, "roofline_v2"), causes(found, 0, "infersim")
@@ -160,6 +163,7 @@ def test_a_remainder_is_said_to_be_unexplained() -> None:
     assert [(d.cause, d.us) for d in differences(own, other, facts)] == [("TP scaling", 45.0)]
 
 
+@pytest.mark.slow
 def test_methods_that_cannot_represent_a_model_say_why(h100: fastroof.Tables, tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4100,
@@ -237,6 +241,7 @@ def test_windows_are_refused_with_the_way_out(h100: fastroof.Tables) -> None:
     assert compare(model.with_full_attention(), "h100", tables=h100, decode=[(8, 4096)]).steps
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
     asked = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
     code, out, err = run(*asked, "--json")
@@ -270,6 +275,7 @@ def test_every_json_key_is_in_the_help() -> None:
     assert missing == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

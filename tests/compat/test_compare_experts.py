@@ -64,6 +64,7 @@ def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> tuple[Com
     return found, compare_case(model, h100.gpu, h100, steps, **options)
 
 
+@pytest.mark.slow
 def test_columns_are_the_methods_own(compared: tuple[Comparison, Case]) -> None:
     found, case = compared
     world = case.layout.tp * case.layout.dp
@@ -125,6 +126,7 @@ def reasons(step: ComparedStep) -> dict[tuple[str, str], str]:
     return {(d.component, d.cause): d.sentence for d in step.differences if d.method == "infersim"}
 
 
+@pytest.mark.slow
 def test_reasons_where_they_are_expected(h100: fastroof.Tables) -> None:
     found = compare(SMALL, "h100", decode=[(1, 4096)], prefill=[2048], dp=8, ep=8, tables=h100)
     one, prompt = map(reasons, found.steps)
@@ -144,6 +146,7 @@ def test_a_row_beside_the_step_is_named(h100: fastroof.Tables) -> None:
     assert "the row of 2048" in reasons(found.steps[0])["experts", "MFU of one row"]
 
 
+@pytest.mark.slow
 def test_shared_experts_are_those_that_infersim_reads(h100: fastroof.Tables) -> None:
     for gate, cause in ((False, "shared experts"), (True, "no shared experts")):
         model = small(shared_intermediate=4 * 768, shared_gate=gate)
@@ -153,6 +156,7 @@ def test_shared_experts_are_those_that_infersim_reads(h100: fastroof.Tables) -> 
         assert ("num_shared_experts" in hf_config(model)) != gate
 
 
+@pytest.mark.slow
 def test_layouts_that_infersim_cannot_have_say_so(h100: fastroof.Tables) -> None:
     for layout, words in (
         ({"tp": 4, "ep": 4}, "ep 1 with moe_tp 4, not ep 4 with moe_tp 1"),
@@ -163,12 +167,14 @@ def test_layouts_that_infersim_cannot_have_say_so(h100: fastroof.Tables) -> None
         assert math.isnan(time.total_us)
 
 
+@pytest.mark.slow
 def test_formats_that_infersim_has_not_say_so(h100: fastroof.Tables) -> None:
     found = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="int8_wo", allow_modelled=True)
     assert "its GEMMs are all bf16 or all fp8" in found.steps[0].time("infersim").why_not
     assert found.steps[0].time("fastroof").total_us > 0.0
 
 
+@pytest.mark.slow
 def test_formats_are_the_checkpoints(h100: fastroof.Tables) -> None:
     found = compare("qwen3-30b-a3b-fp8", "h100", decode=[(32, 4096)], tables=h100)
     asked = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="fp8_block")
@@ -177,6 +183,7 @@ def test_formats_are_the_checkpoints(h100: fastroof.Tables) -> None:
         assert own == other or own.why_not == other.why_not != ""
 
 
+@pytest.mark.slow
 def test_ranks_of_a_dense_model_share_nothing(h100: fastroof.Tables) -> None:
     alone, ranks = (
         compare("llama-3.1-8b", "h100", decode=[(32, 4096)], tables=h100, dp=dp).steps[0] for dp in (1, 2)
@@ -184,6 +191,7 @@ def test_ranks_of_a_dense_model_share_nothing(h100: fastroof.Tables) -> None:
     assert [time.total_us for time in alone.times] == [time.total_us for time in ranks.times]
 
 
+@pytest.mark.slow
 def test_fp8_of_a_dense_model_reads_its_own_rows(h100: fastroof.Tables) -> None:
     found = compare("llama-3.1-8b", "h100", decode=[(32, 4096)], tables=h100, dtype="fp8")
     step = found.steps[0]
@@ -196,6 +204,7 @@ def test_fp8_of_a_dense_model_reads_its_own_rows(h100: fastroof.Tables) -> None:
     assert not [d for d in step.differences if d.cause == "unexplained"]
 
 
+@pytest.mark.slow
 def test_the_tree_holds_the_measured_experts(h100: fastroof.Tables) -> None:
     case = compare_case(SMALL, h100.gpu, h100, (Step("decode", 32, 4096),), dp=8, ep=8)
     layer = {"hidden": 2048, "intermediate": 768, "topk": 8, "num_experts": 128}
@@ -235,6 +244,7 @@ def test_experts_without_a_gate_have_no_infersim(h100: fastroof.Tables) -> None:
 # -- its own tables, by both methods -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{}, {"dp": 8, "ep": 8}], ids=str)
 @pytest.mark.parametrize("model", [SMALL, LARGE], ids=lambda model: model.name)
 def test_infersims_own_tables_by_both_methods(model: ModelSpec, layout: dict[str, int], shared: Path) -> None:
@@ -318,6 +328,7 @@ def test_its_column_is_what_infersim_answered(row: dict[str, str], shared: Path)
 # -- the command -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
     asked = ("compare", "--model", "qwen3-30b-a3b", "--dp", "8", "--ep", "8", "--decode", "32x4096")
     done = CliRunner().invoke(app, [*asked, "--json"], prog_name="fastroof")

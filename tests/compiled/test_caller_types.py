@@ -39,6 +39,7 @@ def caller(plan) -> tuple[Callable[..., float], Any]:
     return timed, data
 
 
+@pytest.mark.slow
 @given(requests=REQUESTS, layout=st.sampled_from([*LAYOUTS]), kind=st.sampled_from([np.int64, np.int32]))
 def test_every_entry_point_answers_alike_whatever_the_layout(plan, caller, requests, layout, kind):
     timed, data = caller

@@ -58,6 +58,7 @@ def test_sizes_that_no_step_has_are_nan(plan):
         assert np.isnan(callers.requests_step_us(plan.arena, np.array(new), np.array(context)))
 
 
+@pytest.mark.slow
 def test_numba_step_inside_a_loop_of_ones_own(plan):
     numba = pytest.importorskip("numba")
     step_us, data = fastroof.numba_step(plan)

@@ -295,6 +295,7 @@ def compile_all(barrier, folder, start):
         hits(loop, *ARGUMENTS[(start + i) % len(ARGUMENTS)])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_eight_processes_compile_the_same_loops_at_once(fresh, tmp_path):
     context = multiprocessing.get_context("fork")

@@ -245,6 +245,7 @@ def test_micro_batches_end_as_in_python(times):
     assert last == makespan_us(np.array(times).reshape(-1, 3))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_no_changed_byte_goes_unseen(content, data):
@@ -339,6 +340,7 @@ def test_decode_steps_with_tokens_of_their_own_are_where_the_arena_says(h100):
             assert not plan_files.arena_fits(changed(arena, slot, arena[slot] + by))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_what_fits_is_timed_within_the_arena(plan, data):

@@ -52,6 +52,7 @@ def decode(plan, batch_size, kv_len):
     return code, fast, general
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     values=st.lists(st.tuples(ANY_INT, ANY_INT, ANY_INT), min_size=1, max_size=8),

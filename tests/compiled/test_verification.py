@@ -90,6 +90,7 @@ def test_a_roofline_sums_over_its_queries(queries, more, window, batch):
     assert got == pytest.approx(first + second, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2, 5])
 @pytest.mark.parametrize("has_draft", [False, True])
 @pytest.mark.parametrize("is_chunked", [True, False])

@@ -75,6 +75,7 @@ def check(engine: str, command: Command) -> None:
             assert not options.get(option) or options[option][0] in allowed, (option, options[option])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", serving_engines())
 def test_every_argument_is_one_that_the_engine_has(engine: str) -> None:
     commands = engine_commands(engine)

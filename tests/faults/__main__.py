@@ -1,4 +1,4 @@
-"""The command: ``python -m tests.faults`` for faults, ``--kills 100`` for kills."""
+"""Inject faults with ``python -m tests.faults``, kill processes with ``--kills 100``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ os.environ["FASTROOF_TABLES_IMPORT"] = "never"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--operation", action="append", help="only this one; may be given again; see --list")
-    parser.add_argument("--most", type=int, default=60, help="calls of a kind that fail, one at a time")
-    parser.add_argument("--cases", type=int, help="draw so many faults of an operation, instead of all")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn, and of the moments of kills")
-    parser.add_argument("--json", type=Path, help="a file for the counts")
-    parser.add_argument("--list", action="store_true", help="say which operations there are")
-    parser.add_argument("--kills", type=int, help="kill so many processes instead, and continue")
+    parser.add_argument(
+        "--operation", action="append", help="an operation (repeatable; see --list); default: all"
+    )
+    parser.add_argument(
+        "--most", type=int, default=60, help="maximum number of calls of each kind to fail (default: 60)"
+    )
+    parser.add_argument("--cases", type=int, help="number of faults to draw per operation; default: all")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the draw and of the times of kills (default: 0)"
+    )
+    parser.add_argument("--json", type=Path, help="file for counts")
+    parser.add_argument("--list", action="store_true", help="list the operations")
+    parser.add_argument("--kills", type=int, help="number of processes to kill instead")
     asked = parser.parse_args()
 
     from tests.faults.shim import Shim, command_with_faults
@@ -42,7 +48,7 @@ def main() -> int:
             command, environment = started
             return subprocess.run(command, env=environment, check=False).returncode
 
-    from tests.faults.net import try_faults
+    from tests.faults.fault_runs import try_faults
     from tests.faults.operations import OPERATIONS, prepare_inputs
     from tests.faults.planted import PLANTED
 
@@ -51,7 +57,7 @@ def main() -> int:
     names = asked.operation or list(known)
     known |= wrong_ones
     if unknown := [name for name in names if name not in known]:
-        parser.error(f"no operation {', '.join(unknown)}: there are {', '.join(known)}")
+        parser.error(f"unknown operation {', '.join(unknown)}; see --list")
     if asked.list:
         print("\n".join(known))
         return 0

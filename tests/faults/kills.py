@@ -1,4 +1,4 @@
-"""Processes that are killed at random moments: what they were at is continued, and ends as it would have."""
+"""Kill processes at random times, continue their work, and compare its end with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KILLED = (
     "sweep, deployments to CSV", "sweep, capacities to JSON lines", "export c", "sweep --shard",
     "tables import aiconfigurator --backend", "export npz", "export llmservingsim",
 )  # fmt: skip
-"""Operations in turn: sweeps and searches for capacities more often, for they are what takes hours."""
+"""Operations in turn; sweeps come more often, since they take hours in practice."""
 
 IN_A_ROW = 3
-"""Kills at most, one after the other, before a run is let through."""
+"""Maximum number of kills in a row before a run may end."""
 
 
 @dataclass

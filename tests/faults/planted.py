@@ -1,4 +1,4 @@
-"""Operations that are wrong on purpose: what looks for faults finds them."""
+"""Operations with deliberate errors, which the fault runs must find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operation with one fault, in a process forked for it, and what is there afterwards."""
+"""Run one operation with one fault in a forked process, and inspect its files afterwards."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class How(IntEnum):
 def command_with_faults(
     module: str, words: Sequence[str], folder: Path
 ) -> tuple[list[str], dict[str, str]] | str:
-    """Command and environment of a module that can arm faults; or why there is none.
+    """Return command and environment of a module that can arm faults, or why that is impossible.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Some faults of every kind, drawn anew for each operation, and some kills: old or new, never half."""
+"""Some faults of every kind, and some kills: every file is old or new."""
 
 from __future__ import annotations
 

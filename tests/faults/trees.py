@@ -1,4 +1,4 @@
-"""What lies in a folder, so that it can be compared: names, and what each says."""
+"""The contents of a folder, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastroof.atomic_files import is_unfinished
 __all__ = ["Tree", "contents", "is_hidden_half", "restore"]
 
 Tree = dict[str, Any]
-"""Names below a folder, and of each file what it says, of a link where it leads; folders end in a slash."""
+"""Contents by path: a file's data, a link's destination; folders end in a slash."""
 
 # how long a sweep took, the digest over that of a shard, and what a picture's maker wrote of the moment
 _OF_THE_MOMENT = re.compile(
@@ -25,7 +25,7 @@ _OF_THE_MOMENT = re.compile(
 
 
 def contents(folder: Path) -> Tree:
-    """Return all that lies below a folder, hidden or not."""
+    """Return everything in a folder, hidden or not."""
     found: Tree = {}
     for above, folders, names in os.walk(folder):
         for name in folders:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from benchmarks.accuracy.validation import run_validation
 from fastroof import (
     FastroofError,
     StepBatch,
@@ -31,7 +32,6 @@ from fastroof.serving import (
     least_gpus,
     match_workers,
 )
-from fastroof.serving.evidence.validation import run_validation
 from fastroof.sweep import best_batches
 from fastroof.sweep import decode_times_us as decode_grid_us
 from kernels_bench.grid.grid import grid_names, load_grid

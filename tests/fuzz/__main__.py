@@ -1,4 +1,4 @@
-"""The command: ``python -m tests.fuzz --minutes 60``, or ``--surface X --case SEED`` for one case."""
+"""The fuzzer: ``python -m tests.fuzz --minutes 60``, or ``--target X --case SEED`` for one case."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ os.environ["FASTROOF_TABLES_IMPORT"] = "never"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, help="how long, shared out over the surfaces")
-    parser.add_argument("--cases", type=int, help="how many cases a surface has, instead of a time")
-    parser.add_argument("--surface", action="append", help="only this one; may be given again; see --list")
+    parser.add_argument("--minutes", type=float, help="minutes, shared by all targets (default: 10)")
+    parser.add_argument("--cases", type=int, help="cases per target, instead of a time")
+    parser.add_argument("--target", action="append", help="a target (repeatable; see --list); default: all")
     parser.add_argument(
-        "--case", help="one case by its seed, or a file that holds one: what it is, and what came of it"
+        "--case", help="run one case, given by its seed or a file, and print it with its traceback"
     )
-    parser.add_argument("--first", type=int, default=0, help="the first seed, to go on after an earlier run")
-    parser.add_argument("--keep", type=Path, help="a folder for the cases that fail")
-    parser.add_argument("--json", type=Path, help="a file for the counts, and failures by place")
-    parser.add_argument("--guided", action="store_true", help="follow coverage, with atheris; one surface")
-    parser.add_argument("--list", action="store_true", help="say which surfaces there are")
+    parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
+    parser.add_argument("--keep", type=Path, help="folder for failing cases")
+    parser.add_argument("--json", type=Path, help="file for counts and failures")
+    parser.add_argument("--guided", action="store_true", help="coverage-guided, with atheris; one target")
+    parser.add_argument("--list", action="store_true", help="list the targets")
     asked = parser.parse_args()
 
     if asked.guided:
         from tests.fuzz.guided import run_guided
 
-        return run_guided(asked.surface, asked.minutes or 1.0, asked.keep)
+        return run_guided(asked.target, asked.minutes or 1.0, asked.keep)
 
-    from tests.fuzz.net import surface_classes
-    from tests.fuzz.running import Counts, run_surface, table
+    from tests.fuzz.running import Counts, run_target, table
+    from tests.fuzz.targets import target_classes
 
-    known = surface_classes()
-    names = asked.surface or list(known)
+    known = target_classes()
+    names = asked.target or list(known)
     if unknown := [name for name in names if name not in known]:
-        parser.error(f"no surface {', '.join(unknown)}: there are {', '.join(known)}")
+        parser.error(f"unknown target {', '.join(unknown)}; see --list")
     if asked.list:
         print("\n".join(known))
         return 0
@@ -56,7 +56,7 @@ def main() -> int:
         began_s = time.monotonic()
         seconds = None if asked.cases is not None else left_s / (len(names) - place)
         try:
-            one = run_surface(known[name], asked.first, asked.cases, seconds, asked.keep)
+            one = run_target(known[name], asked.first, asked.cases, seconds, asked.keep)
         except RuntimeError as error:
             # the others go on
             one = Counts(cases=1, failed=1, failures={"no case": [1, [], str(error)]})
@@ -74,24 +74,24 @@ def main() -> int:
 
 
 def _one_case(kind: type, given: str) -> int:
-    """Show one case, and run it without a net, so that its traceback is seen."""
+    """Print one case and its traceback."""
     from tests.fuzz.corpus_files import read_case
     from tests.fuzz.judge import FAILED, case_of, judge
     from tests.fuzz.running import warnings_are_errors
 
     with tempfile.TemporaryDirectory(prefix="fastroof-fuzz-") as folder:
-        surface = kind()
-        surface.begin(Path(folder))
-        case = read_case(Path(given)) if Path(given).is_file() else case_of(surface, int(given))
+        target = kind()
+        target.begin(Path(folder))
+        case = read_case(Path(given)) if Path(given).is_file() else case_of(target, int(given))
         print(f"{len(case):,} bytes: {case[:2000]!r}", flush=True)
         with warnings.catch_warnings():
             warnings_are_errors()
             try:
-                surface.check(case)
+                target.check(case)
             except BaseException:
                 traceback.print_exc(file=sys.stdout)
-            verdict = judge(surface, case)
-        surface.close()
+            verdict = judge(target, case)
+        target.close()
     print(verdict.kind, verdict.why)
     return int(verdict.kind == FAILED)
 

@@ -1,4 +1,4 @@
-"""Ways to spoil a table of Arrow: types, cells and columns; and tables as bytes of files."""
+"""Ways to mutate a table of Arrow: types, cells and columns; and tables as bytes of files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ("", "x", "m", "dtype", "latency_us", "kv_len", "rows", "a" * 1000, "LAT
 
 
 def mutated_table(table: pa.Table, random: Random, others: Sequence[pa.Table] = ()) -> pa.Table:
-    """Spoil a table once to three times."""
+    """Mutate a table once to three times."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         if not table.num_columns:
             break

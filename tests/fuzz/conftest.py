@@ -1,4 +1,4 @@
-"""Count the cases of all surfaces, whichever process ran them, and print them where pytest ends."""
+"""Print each target's counts at the end of pytest, whichever worker ran it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in reports:
             for name, value in getattr(report, "user_properties", ()) or ():
                 if name == "fuzz" and getattr(report, "when", "") == "call":
-                    counts[value["surface"]] = value
+                    counts[value["target"]] = value
     if not counts:
         return
-    terminalreporter.section("wrong input: cases")
+    terminalreporter.section("fuzz targets")
     for name, one in sorted(counts.items()):
         terminalreporter.line(
             f"{name:24} {one['cases']:6,} cases: {one['answered']:6,} answered, {one['refused']:6,} refused, "

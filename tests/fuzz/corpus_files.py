@@ -1,4 +1,4 @@
-"""Cases that failed once: a file each in ``corpus/<surface>``, compressed where it is long."""
+"""Cases that failed once: a file each in ``corpus/<target>``, compressed where it is long."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CORPUS = Path(__file__).parent / "corpus"
 LONG_BYTES = 2000
 
 
-def corpus_cases(surface: str) -> dict[str, bytes]:
-    """Return a surface's cases by the names of their files."""
-    folder = CORPUS / surface
+def corpus_cases(target: str) -> dict[str, bytes]:
+    """Return a target's cases by the names of their files."""
+    folder = CORPUS / target
     found = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         found[path.name] = read_case(path)
@@ -26,9 +26,9 @@ def read_case(path: Path) -> bytes:
     return gzip.decompress(content) if path.suffix == ".gz" else content
 
 
-def keep_case(surface: str, name: str, case: bytes, folder: Path = CORPUS) -> Path:
+def keep_case(target: str, name: str, case: bytes, folder: Path = CORPUS) -> Path:
     """Write a case to the corpus, or beside it."""
-    path = folder / surface / name
+    path = folder / target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if len(case) > LONG_BYTES:
         path = path.with_name(f"{name}.gz")

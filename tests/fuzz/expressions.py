@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.fuzz.surface import SkippedError
+from tests.fuzz.target import SkippedError
 
 __all__ = [
     "NAMES",

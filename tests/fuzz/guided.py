@@ -1,4 +1,4 @@
-"""Cases that follow coverage, for surfaces whose cases are any bytes: by atheris, where it is installed."""
+"""Cases that follow coverage, for targets whose cases are any bytes: by atheris, where it is installed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LONGEST_BYTES = 2**16
 
 
 def run_guided(names: Sequence[str] | None, minutes: float, kept: Path | None) -> int:
-    """Run one surface for some minutes, print what was found, and return the exit code.
+    """Run one target for some minutes, print what was found, and return the exit code.
 
     Parameters
     ----------
     names : sequence of str or None
-        The surface, alone.
+        The target, alone.
     minutes : float
         How long.
     kept : Path or None
@@ -37,7 +37,7 @@ def run_guided(names: Sequence[str] | None, minutes: float, kept: Path | None) -
         print("--guided needs atheris: pip install atheris", file=sys.stderr)
         return 2
     if names is None or len(names) != 1:
-        print("--guided takes one --surface", file=sys.stderr)
+        print("--guided takes one --target", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="fastroof-fuzz-") as folder:
         place = Path(folder)
@@ -71,19 +71,19 @@ def _fuzz(name: str, minutes: float, place: Path, kept: Path | None) -> None:
         import fastroof.tables  # noqa: F401
 
     from tests.fuzz.judge import FAILED, case_of, judge
-    from tests.fuzz.net import surface_classes
     from tests.fuzz.running import warnings_are_errors
+    from tests.fuzz.targets import target_classes
 
-    kind = surface_classes()[name]
+    kind = target_classes()[name]
     if not kind.is_bytes:
         print(f"cases of {name} are written out, not any bytes: run it without --guided", file=sys.stderr)
         os._exit(2)
-    surface = kind()
+    target = kind()
     for folder in ("own", "seeds"):
         (place / folder).mkdir()
-    surface.begin(place / "own")
-    seeds = [*surface.examples(), *corpus_cases(name).values()]
-    seeds += [case_of(surface, seed) for seed in range(SEEDED)]
+    target.begin(place / "own")
+    seeds = [*target.examples(), *corpus_cases(name).values()]
+    seeds += [case_of(target, seed) for seed in range(SEEDED)]
     for number, case in enumerate(seeds):
         (place / "seeds" / str(number)).write_bytes(case)
     counts: dict[str, int] = {}
@@ -94,7 +94,7 @@ def _fuzz(name: str, minutes: float, place: Path, kept: Path | None) -> None:
         nonlocal done
         with warnings.catch_warnings():
             warnings_are_errors()
-            verdict = judge(surface, case)
+            verdict = judge(target, case)
         done += 1
         counts[verdict.kind] = counts.get(verdict.kind, 0) + 1
         is_new = verdict.kind == FAILED and verdict.place not in failures

@@ -1,4 +1,4 @@
-"""One case before its surface: answered, refused, or a failure, within its time and memory."""
+"""Run one case: answered, refused or failed, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from zlib import crc32
 
 from fastroof.errors import FastroofError
-from tests.fuzz.surface import SkippedError, Surface
+from tests.fuzz.target import SkippedError, Target
 
 __all__ = ["ANSWERED", "FAILED", "REFUSED", "SKIPPED", "Verdict", "case_of", "judge"]
 
 ANSWERED, REFUSED, FAILED, SKIPPED = "answered", "refused", "failed", "skipped"
 MOST_GROWTH_KIB = 2**20
-"""How far one case may raise the most memory that the process ever had, KiB."""
+"""Maximum growth of the process's peak memory by one case, KiB."""
 
 
 class Verdict(NamedTuple):
-    """What became of a case: its kind; what went wrong, and where, so that like ones are told as one."""
+    """A case's outcome; for failures the message, and the place by which they are grouped."""
 
     kind: str
     why: str = ""
@@ -32,21 +32,21 @@ class _TooLongError(BaseException):
     """Not an Exception, so that nothing under test catches it."""
 
 
-def case_of(surface: Surface, seed: int) -> bytes:
-    """Return the case that a surface makes of a seed."""
-    return surface.case(Random(seed << 32 | crc32(surface.name.encode())))
+def case_of(target: Target, seed: int) -> bytes:
+    """Return the target's case for a seed."""
+    return target.case(Random(seed << 32 | crc32(target.name.encode())))
 
 
-def judge(surface: Surface, case: bytes) -> Verdict:
-    """Hand a case to its surface, and say what became of it."""
+def judge(target: Target, case: bytes) -> Verdict:
+    """Run a case and return its verdict."""
     was = signal.signal(signal.SIGPROF, _too_long)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began_s = time.process_time()
     try:
         # at three times the limit whatever runs is interrupted, where Python can
-        signal.setitimer(signal.ITIMER_PROF, 3.0 * surface.limit_s)
+        signal.setitimer(signal.ITIMER_PROF, 3.0 * target.limit_s)
         try:
-            surface.check(case)
+            target.check(case)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
         kind = ANSWERED
@@ -59,13 +59,13 @@ def judge(surface: Surface, case: bytes) -> Verdict:
     except KeyboardInterrupt:
         raise
     except _TooLongError as error:
-        return Verdict(FAILED, f"takes over {3.0 * surface.limit_s:g} s", _place(error))
+        return Verdict(FAILED, f"takes over {3.0 * target.limit_s:g} s", _place(error))
     except BaseException as error:
         return Verdict(FAILED, f"{type(error).__name__}: {error!s:.300}", _place(error))
     finally:
         signal.signal(signal.SIGPROF, was)
     took_s = time.process_time() - began_s
-    if took_s > surface.limit_s:
+    if took_s > target.limit_s:
         return Verdict(FAILED, f"takes {took_s:.1f} s, {kind}", "time")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     if grown > MOST_GROWTH_KIB:

@@ -1,4 +1,4 @@
-"""Tables and plans that several surfaces need, made once a process; ``warm`` makes them before it forks."""
+"""Tables and plans that several targets need, made once a process; ``warm`` makes them before it forks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan_of(model: str = "llama-3.1-8b", **options: Any) -> fastroof.StepPlan:
 
 
 def warm() -> None:
-    """Import, load and compile what most surfaces need, so that their processes begin with it."""
+    """Import, load and compile what most targets need, so that their processes begin with it."""
     plan = plan_of(max_tokens=2048, max_seqs=64)
     plan.decode_us(1, 100)
     plan.scalar(1, 100)

@@ -1,4 +1,4 @@
-"""Ways to spoil an input: bytes, text with its values and lines, and trees of JSON or TOML."""
+"""Ways to mutate an input: bytes, text with its values and lines, and trees of JSON or TOML."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ _ODD_BYTES = (
 
 def mutated_bytes(content: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
     """Flip, set, insert, remove, repeat, cut or splice, one to four times."""
-    spoilt = bytearray(content)
+    mutated = bytearray(content)
     for _ in range(random.choice((1, 1, 1, 2, 4))):
-        size = len(spoilt)
+        size = len(mutated)
         at = random.randrange(size + 1)
         match random.randrange(9):
             case 0 if at < size:
-                spoilt[at] ^= 1 << random.randrange(8)
+                mutated[at] ^= 1 << random.randrange(8)
             case 1 if at < size:
-                spoilt[at] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)))
+                mutated[at] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)))
             case 2:
-                spoilt[at:at] = random.randbytes(random.choice((1, 2, 4, 8, 40)))
+                mutated[at:at] = random.randbytes(random.choice((1, 2, 4, 8, 40)))
             case 3:
-                del spoilt[at : at + random.choice((1, 2, 4, 8, 100, 1000))]
+                del mutated[at : at + random.choice((1, 2, 4, 8, 100, 1000))]
             case 4:
                 end = at + random.choice((1, 4, 16, 200))
-                spoilt[at:at] = spoilt[at:end] * random.choice((1, 2, 10))
+                mutated[at:at] = mutated[at:end] * random.choice((1, 2, 10))
             case 5:
-                del spoilt[at:]
+                del mutated[at:]
             case 6 if others:
                 other = random.choice(others)
                 start = random.randrange(len(other) + 1)
-                spoilt[at : at + random.randrange(50)] = other[start : start + random.randrange(200)]
+                mutated[at : at + random.randrange(50)] = other[start : start + random.randrange(200)]
             case 7:
                 # a number of two, four or eight bytes, where formats keep counts and offsets
                 wide = random.choice((2, 4, 8))
@@ -80,10 +80,10 @@ def mutated_bytes(content: bytes, random: Random, others: Sequence[bytes] = ()) 
                     (0, 1, 2 ** (8 * wide) - 1, 2 ** (8 * wide - 1), random.getrandbits(8 * wide))
                 )
                 at -= at % wide
-                spoilt[at : at + wide] = number.to_bytes(wide, random.choice(("little", "big")))
+                mutated[at : at + wide] = number.to_bytes(wide, random.choice(("little", "big")))
             case _:
-                spoilt[at:at] = random.choice(_ODD_BYTES)
-    return bytes(spoilt)
+                mutated[at:at] = random.choice(_ODD_BYTES)
+    return bytes(mutated)
 
 
 def mutated_text(

@@ -1,4 +1,4 @@
-"""Many cases: a process a surface, which says what it is at before it begins, so that a crash has a name."""
+"""Many cases, in one process per target that records each case's seed first, so that a crash is traced."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from typing import Any
 
 from tests.fuzz.corpus_files import keep_case
 from tests.fuzz.judge import ANSWERED, FAILED, REFUSED, SKIPPED, case_of, judge
-from tests.fuzz.surface import Surface
+from tests.fuzz.target import Target
 
-__all__ = ["Counts", "run_surface", "serve_cases", "table", "warnings_are_errors"]
+__all__ = ["Counts", "run_target", "serve_cases", "table", "warnings_are_errors"]
 
 HUNG_S = 600.0
-"""Wall seconds without another case after which a process hangs where Python cannot interrupt it."""
+"""Wall seconds without a new case after which a process counts as hung."""
 
 BEGINS_S = 1800.0
-"""Wall seconds until the first case: what its examples need may have to be compiled."""
+"""Maximum wall seconds until the first case, compilation included."""
 
 MOST_MEMORY = 8 * 2**30
 KEPT_OF_ONE_PLACE = 3
@@ -36,7 +36,7 @@ _STATE = struct.Struct("<q4q")
 
 @dataclass
 class Counts:
-    """What became of a surface's cases, and how many seconds of a processor they took."""
+    """Outcomes of a target's cases, and their processor seconds."""
 
     cases: int = 0
     answered: int = 0
@@ -44,7 +44,7 @@ class Counts:
     failed: int = 0
     seconds: float = 0.0
     failures: dict[str, list[Any]] = field(default_factory=dict)
-    """By the place that raised: how many, and seeds and words of the first."""
+    """By the place that raised: count, first seeds, first message."""
 
     def add(self, kind: str) -> None:
         if kind == SKIPPED:
@@ -64,14 +64,14 @@ class Counts:
 
 
 def serve_cases(
-    surface: Surface,
+    target: Target,
     first: int,
     cases: int | None,
     until_s: float | None,
     state: mmap.mmap | None = None,
     seen: Path | None = None,
 ) -> Counts:
-    """Judge cases of seeds from ``first`` on in this process, until there were so many or it is time."""
+    """Run cases of seeds from ``first`` on in this process, up to a count or a time."""
     counts = Counts()
     began_s = time.process_time()
     seed = first
@@ -82,7 +82,7 @@ def serve_cases(
                 state[: _STATE.size] = _STATE.pack(
                     seed, counts.cases, counts.answered, counts.refused, counts.failed
                 )
-            verdict = judge(surface, case_of(surface, seed))
+            verdict = judge(target, case_of(target, seed))
             counts.add(verdict.kind)
             if verdict.kind == FAILED:
                 known = counts.failures.setdefault(verdict.place, [0, [], verdict.why])
@@ -97,15 +97,15 @@ def serve_cases(
 
 
 def warnings_are_errors() -> None:
-    """Make every warning a failure, but for the one that the datasheet model is meant to give."""
+    """Make every warning a failure, except the datasheet model's own."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "no measured tables of")
 
 
-def run_surface(
-    kind: type[Surface], first: int, cases: int | None, seconds: float | None, kept: Path | None
+def run_target(
+    kind: type[Target], first: int, cases: int | None, seconds: float | None, kept: Path | None
 ) -> Counts:
-    """Judge cases in processes of their own; where one dies or hangs, another goes on after that case."""
+    """Run cases in child processes; where one dies or hangs, the next continues after that case."""
     total = Counts()
     until_s = None if seconds is None else time.monotonic() + seconds
     last = None if cases is None else first + cases
@@ -118,21 +118,21 @@ def run_surface(
             break
         first = died_at + 1
     if kept is not None and total.failures:
-        surface = kind()
+        target = kind()
         folder = Path(tempfile.mkdtemp(prefix="fastroof-fuzz-"))
-        surface.prepare(folder)
+        target.prepare(folder)
         for _, seeds, _ in total.failures.values():
             for seed in seeds:
-                keep_case(kind.name, f"seed-{seed}{kind.suffix}", case_of(surface, seed), kept)
-        surface.close()
+                keep_case(kind.name, f"seed-{seed}{kind.suffix}", case_of(target, seed), kept)
+        target.close()
         shutil.rmtree(folder, ignore_errors=True)
     return total
 
 
 def _in_a_process(
-    kind: type[Surface], first: int, cases: int | None, until_s: float | None, folder: Path
+    kind: type[Target], first: int, cases: int | None, until_s: float | None, folder: Path
 ) -> tuple[Counts, int | None]:
-    """Return what one process counted, and the case that it died of."""
+    """Return one process's counts, and the seed it died at, if it did."""
     answer = folder / "counts.json"
     state_path = folder / "case"
     state_path.write_bytes(_STATE.pack(first - 1, 0, 0, 0, 0))
@@ -147,10 +147,10 @@ def _in_a_process(
             _set_memory(kind)
             own = folder / "own"
             own.mkdir()
-            surface = kind()
-            surface.begin(own)
-            counts = serve_cases(surface, first, cases, until_s, state, answer)
-            surface.close()
+            target = kind()
+            target.begin(own)
+            counts = serve_cases(target, first, cases, until_s, state, answer)
+            target.close()
             answer.write_text(json.dumps(vars(counts)))
             code = 0
         except BaseException:
@@ -185,16 +185,16 @@ def _in_a_process(
     return Counts(cases + 1, answered, refused, failed + 1, time.monotonic() - began_s, failures), seed
 
 
-def _set_memory(kind: type[Surface]) -> None:
+def _set_memory(kind: type[Target]) -> None:
     most = getattr(kind, "most_memory", MOST_MEMORY)
     if most:
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def table(counts: dict[str, Counts]) -> str:
-    """Lay counts out: surface, cases, answered, refused, failures, and cases a second of a processor."""
+    """Return a Markdown table of counts, with cases per processor second."""
     lines = [
-        "| surface | cases | answered | refused | failures | cases/s |",
+        "| target | cases | answered | refused | failures | cases/s |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     rows = [*counts.items(), ("all", _sum(counts))]

@@ -1,4 +1,4 @@
-"""Wrong input of every surface, some of it and all that ever failed: the same answer or a FastroofError."""
+"""Seeded wrong input for each target and all past failures: the same answer or a FastroofError."""
 
 from __future__ import annotations
 
@@ -16,42 +16,39 @@ from tests.fuzz.corpus_files import corpus_cases
 from tests.fuzz.guided import run_guided
 from tests.fuzz.judge import ANSWERED, FAILED, REFUSED, SKIPPED, case_of, judge
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
-from tests.fuzz.net import surface_classes
-from tests.fuzz.rooms import kernel_lookups, lookups
-from tests.fuzz.running import Counts, run_surface, serve_cases, table, warnings_are_errors
-from tests.fuzz.surface import SkippedError, Surface, Wrong
+from tests.fuzz.running import Counts, run_target, serve_cases, table, warnings_are_errors
+from tests.fuzz.target import SkippedError, Target, Wrong
+from tests.fuzz.targets import kernel_lookups, lookups, target_classes
 
-KINDS = surface_classes()
+KINDS = target_classes()
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
-def surface(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surface]:
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     one = KINDS[request.param]()
     one.begin(tmp_path_factory.mktemp(request.param))
     yield one
     one.close()
 
 
-def test_all_that_ever_failed_is_answered_or_refused(surface: Surface) -> None:
+def test_past_failures_are_answered_or_refused(target: Target) -> None:
     with warnings.catch_warnings():
         warnings_are_errors()
-        verdicts = {name: judge(surface, case) for name, case in corpus_cases(surface.name).items()}
+        verdicts = {name: judge(target, case) for name, case in corpus_cases(target.name).items()}
     assert {name: one for name, one in verdicts.items() if one.kind == FAILED} == {}
 
 
-def test_seeded_cases_are_answered_or_refused(
-    surface: Surface, record_property: pytest.FixtureRequest
-) -> None:
-    counts = serve_cases(surface, 0, surface.ci_cases, None)
-    record_property("fuzz", {**vars(counts), "surface": surface.name})  # type: ignore[operator]
+def test_seeded_cases_are_answered_or_refused(target: Target, record_property: pytest.FixtureRequest) -> None:
+    counts = serve_cases(target, 0, target.ci_cases, None)
+    record_property("fuzz", {**vars(counts), "target": target.name})  # type: ignore[operator]
     assert counts.failures == {}
-    # what answers or refuses everything tries nothing
+    # a target that only answers, or only refuses, tests nothing
     assert counts.answered > 0
     assert counts.refused > 0
 
 
-class Planted(Surface):
-    """A surface with one fault of every kind."""
+class Planted(Target):
+    """A target with one failure of each kind."""
 
     name = "planted"
     limit_s = 0.05
@@ -109,7 +106,7 @@ def test_counts_are_of_cases_and_name_the_first_of_a_place() -> None:
 
 def test_a_crash_is_named_and_the_next_case_follows(tmp_path: Path) -> None:
     of = [case_of(Crashing(), seed) for seed in range(30)]
-    counts = run_surface(Crashing, 0, 30, None, tmp_path)
+    counts = run_target(Crashing, 0, 30, None, tmp_path)
     assert (counts.cases, counts.failed) == (30, of.count(b"3"))
     [(place, (number, seeds, _))] = counts.failures.items()
     assert place == "crash: ends the process with signal 11"
@@ -118,13 +115,13 @@ def test_a_crash_is_named_and_the_next_case_follows(tmp_path: Path) -> None:
     assert (tmp_path / "crashing" / f"seed-{seeds[0]}.txt").read_bytes() == b"3"
 
 
-def test_a_seed_is_a_case(surface: Surface) -> None:
-    some = [case_of(surface, seed) for seed in range(20)]
-    assert some == [case_of(surface, seed) for seed in range(20)]
+def test_a_seed_is_a_case(target: Target) -> None:
+    some = [case_of(target, seed) for seed in range(20)]
+    assert some == [case_of(target, seed) for seed in range(20)]
     assert len(set(some)) > 10
 
 
-def test_what_does_not_begin_is_an_error(tmp_path: Path) -> None:
+def test_a_target_that_does_not_begin_is_an_error(tmp_path: Path) -> None:
     class Broken(Planted):
         name = "broken"
 
@@ -132,10 +129,10 @@ def test_what_does_not_begin_is_an_error(tmp_path: Path) -> None:
             return [b"3"]
 
     with pytest.raises(RuntimeError, match="broken: it does not begin, status 1"):
-        run_surface(Broken, 0, 10, None, None)
+        run_target(Broken, 0, 10, None, None)
 
 
-def test_the_table_has_a_row_a_surface_and_their_sum() -> None:
+def test_the_table_has_a_row_per_target_and_their_sum() -> None:
     counts = Counts(cases=1000, answered=600, refused=300, failed=100, seconds=2.0)
     rows = table({"one": counts, "other": counts}).splitlines()[2:]
     assert rows == [
@@ -145,14 +142,14 @@ def test_the_table_has_a_row_a_surface_and_their_sum() -> None:
     ]
 
 
-def test_what_may_be_any_bytes_may_be_any_bytes(surface: Surface) -> None:
-    if not surface.is_bytes:
+def test_targets_of_bytes_take_any_bytes(target: Target) -> None:
+    if not target.is_bytes:
         pytest.skip("cases are written out")
     random = Random(7)
     with warnings.catch_warnings():
         warnings_are_errors()
         for size in (0, 1, 10, 1000):
-            assert judge(surface, random.randbytes(size)).kind != FAILED
+            assert judge(target, random.randbytes(size)).kind != FAILED
 
 
 def test_without_atheris_one_line_says_what_to_install(

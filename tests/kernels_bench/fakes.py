@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels_bench.points import Point
-from kernels_bench.protocol import Availability, DeviceState, Timing
+from kernels_bench.protocol import Availability, DeviceState, Point, Timing
 from kernels_bench.run.run_options import RunOptions, RunReport
 from kernels_bench.run.runner import measure
 

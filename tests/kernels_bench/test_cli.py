@@ -30,7 +30,7 @@ from kernels_bench.grid.estimate import run_seconds
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.run import request, session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, software_versions, working
@@ -104,6 +104,7 @@ def test_a_run_on_the_cpu_loads_and_every_lookup_comes_back_exactly(measured: Pa
     assert sum(t.num_rows for t in tables.measured.tables.values()) == len(rows)
 
 
+@pytest.mark.slow
 def test_nobody_can_mistake_it_for_a_gpu(measured: Path) -> None:
     provenance = tomllib.loads((measured / "kernels_bench" / "provenance.toml").read_text())
     assert provenance["gpu"] == "cpu"
@@ -303,7 +304,7 @@ def test_no_gpu_here_is_one_line_and_no_folder(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_with_a_run_is_not_started_over(measured: Path) -> None:
     before = sorted(measured.rglob("*"))
     line = refused("run", "cpu", "-o", measured, "--providers", "cpu")
-    assert f"`kernels-bench resume {measured}` goes on with it" in line
+    assert f"`kernels-bench resume {measured}` continues it" in line
     assert sorted(measured.rglob("*")) == before
 
 
@@ -348,9 +349,9 @@ def test_one_card_is_not_called_by_the_name_of_another(tmp_path: Path) -> None:
         measured_gpu("h100", {"gpu_name": "NVIDIA H200"}, on_cpu=False)
     with pytest.raises(MeasureError, match="--gpu h100 is NVIDIA H100 SXM, but this is NVIDIA H100 PCIe"):
         measured_gpu("h100", {"gpu_name": "NVIDIA H100 PCIe"}, on_cpu=False)
-    with pytest.raises(MeasureError, match="calls itself 'NVIDIA RTX 9'"):
+    with pytest.raises(MeasureError, match="the driver reports the GPU 'NVIDIA RTX 9'"):
         measured_gpu(None, {"gpu_name": "NVIDIA RTX 9"}, on_cpu=False)
-    with pytest.raises(MeasureError, match="does not say which GPU this is"):
+    with pytest.raises(MeasureError, match="does not report which GPU this is"):
         measured_gpu(None, {}, on_cpu=False)
     with pytest.raises(GpuError, match="unknown GPU 'h1000'"):
         measured_gpu("h1000", {"gpu_name": H100}, on_cpu=False)
@@ -493,6 +494,7 @@ def test_cuda_and_cudnn_are_those_of_an_imported_torch(monkeypatch: pytest.Monke
 
 
 HEAVY = {"pydantic", "numba", "llvmlite", "vllm", "matplotlib", "torch", "flashinfer", "triton"}
+VLLM_GRID = ["steps", "--engine", "vllm", "--model", "llama-3.1-8b", "--grid"]
 TYPER_NEEDS_PYDANTIC = any(r.startswith("pydantic") for r in requires("typer") or ())
 
 
@@ -502,7 +504,10 @@ def loaded(code: str, *arguments: str) -> set[str]:
     return set(python("-c", code, *arguments).stdout.rpartition("LOADED")[2].split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"]])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["plan", "cpu"], VLLM_GRID]
+)
 def test_commands_load_nothing_heavy(arguments: Sequence[str]) -> None:
     code = (
         "import sys\n"
@@ -516,6 +521,7 @@ def test_commands_load_nothing_heavy(arguments: Sequence[str]) -> None:
     assert modules.isdisjoint(HEAVY - ({"pydantic"} if TYPER_NEEDS_PYDANTIC else set()))
 
 
+@pytest.mark.slow
 def test_no_module_of_ours_loads_pydantic_or_anything_heavy() -> None:
     # Files of kernels written in Triton are loaded when one is measured.
     code = (
@@ -541,6 +547,7 @@ def test_a_run_works_where_they_are_not_installed(tmp_path: Path) -> None:
     assert fastroof.load_tables(tmp_path / "out").sources == {"moe": "kernels_bench"}
 
 
+@pytest.mark.slow
 def test_module_and_help() -> None:
     done = python("-m", "kernels_bench", "--version")
     assert done.stdout == f"kernels-bench {fastroof.__version__}\n"

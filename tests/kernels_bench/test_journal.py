@@ -77,7 +77,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     write(path, "a", "b")
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b"\0\0\0\n" + second)
-    with pytest.raises(MeasureError, match="line 2: no record of a run"):
+    with pytest.raises(MeasureError, match="line 2: not a record of a run"):
         read_journal(path)
     with pytest.raises(MeasureError, match="line 2"):
         Journal(path)
@@ -87,7 +87,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["[1]", '{"type": "other"}', "3", "{}"])
 def test_other_json_is_no_record(tmp_path: Path, line: str) -> None:
     (tmp_path / "j").write_text(line + "\n")
-    with pytest.raises(MeasureError, match="no record of a run"):
+    with pytest.raises(MeasureError, match="not a record of a run"):
         read_journal(tmp_path / "j")
 
 
@@ -121,7 +121,7 @@ def test_full_disk_is_an_error_and_leaves_whole_lines(
     before = path.read_bytes()
     with Journal(path) as journal:
         monkeypatch.setattr(os, "write", FullDisk(room))
-        with pytest.raises(MeasureError, match=r"No space left on device.*every row before is kept"):
+        with pytest.raises(MeasureError, match=r"No space left on device.*every earlier row is safe"):
             journal.append(row("b"))
         assert path.read_bytes() == before
         monkeypatch.undo()

@@ -448,6 +448,7 @@ def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
     assert (gemm["latency_us"] != gemm["latency_us"].astype(np.float32)).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_shipped_all_reduce_of_trtllm_is_what_bench_data_readme_says() -> None:
     folder = SHIPPED.parent
     of_vllm = load_own(folder).tables["allreduce"]

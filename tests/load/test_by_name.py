@@ -140,6 +140,7 @@ def test_families_that_no_kernel_took_are_flagged_beside_the_other_engines(
     assert flags[VLLM] == []
 
 
+@pytest.mark.slow
 def test_what_ships_is_not_converted_and_what_is_there_serves_first(root: Path) -> None:
     alone = fastroof.load_tables("h100")
     # the allreduce and the GEMMs of this package's vLLM are files that ship
@@ -319,6 +320,7 @@ def _load_and_count(conversions: str) -> tuple[str, int]:
     return tables.content_hash, len(list_sources(table_folders("b300")[0]))
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_converts_and_all_see_everything(root: Path, tmp_path: Path) -> None:
     conversions = tmp_path / "conversions"
     with multiprocessing.get_context("spawn").Pool(4) as pool:
@@ -344,6 +346,7 @@ fastroof.load_tables("b300")
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_blocks_nobody(root: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED], check=False, env={**os.environ}, cwd=Path.cwd())
     assert ended.returncode == -signal.SIGKILL
@@ -359,6 +362,7 @@ def test_what_a_killed_process_leaves_blocks_nobody(root: Path) -> None:
 # -- the package itself --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_package_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         installed_root()

@@ -67,6 +67,7 @@ def silent_flips(folder: Path, operator: str, count: int, seed: int) -> tuple[in
     return silent, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [*SMALL, *LARGE])
 def test_every_flipped_bit_of_a_table_that_ships_is_refused(tmp_path: Path, operator: str) -> None:
     folder = source_of(tmp_path / "source", (operator,), with_digests=True)

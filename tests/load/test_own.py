@@ -616,6 +616,7 @@ def test_decode_and_moe_are_held_to_their_peaks(tmp_path: Path) -> None:
         load_own(source(tmp_path / "d", {"moe": moe | {"latency_us": np.array([limit_us / 1.01])}}))
 
 
+@pytest.mark.slow
 def test_the_shipped_h100_tables_load() -> None:
     tables = load_own(SHIPPED_H100)
     assert tables.gpu == "h100"
@@ -762,6 +763,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), VALUES, max_size=5))
 def test_toml_round_trips(values: dict[str, Any]) -> None:
     assert tomllib.loads(toml_text(values)) == values

@@ -87,6 +87,7 @@ def test_a_block_takes_longer_than_the_attention_in_it(engine: str):
     assert 1.0 < median_us(block, "num_heads") / median_us(kernel, "num_q_heads") < 4.0
 
 
+@pytest.mark.slow
 def test_other_kernels_run_where_sglang_attends_to_all_tokens():
     found = columns("sglang", "dsa_prefill", "dsa_context_module_perf")
     is_dense = np.char.find(found["kernel"].astype(str), "_dense_") >= 0

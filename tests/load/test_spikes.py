@@ -64,6 +64,7 @@ def jagged_rows(seed: int, missing: float, twice: float) -> list[tuple[Any, ...]
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), missing=st.floats(0.0, 0.5), twice=st.floats(0.0, 0.3))
 def test_spikes_are_those_of_the_naive_search_in_any_order_of_rows(seed, missing, twice):
     rows = jagged_rows(seed, missing, twice)

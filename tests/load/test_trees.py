@@ -73,6 +73,7 @@ def naive_rows(path: Path) -> list[list[str]]:
         return [cells for cells in csv.reader(file) if cells and cells[-2].replace(".", "").isdigit()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "gpu"),
     [("infersim_bench_data", "h20"), ("infersim_bench_data", "h800"), ("h100_roofline_v2", None)],
@@ -169,6 +170,7 @@ def test_two_decimals_do_not_hide_the_peak(infersim: Path) -> None:
     assert finding.peak_flops_per_s == pytest.approx(148e12, rel=0.01)
 
 
+@pytest.mark.slow
 def test_sources_are_named_after_the_tree(infersim: Path, roofline_v2: Path) -> None:
     assert set(load_tree(infersim, "H20").sources.values()) == {"infersim"}
     tables = load_tree(roofline_v2)

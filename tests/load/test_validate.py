@@ -536,6 +536,7 @@ def test_zero_mfu_columns_say_nothing() -> None:
 # -- size, and the reference trees -------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_large_table_takes_seconds() -> None:
     random = np.random.default_rng(0)
     rows = 107_000
@@ -580,6 +581,7 @@ def test_infersim_h800(reference: Path) -> None:
     assert all(r.mfu_max is not None and r.mfu_max < 1 for r in found.values())
 
 
+@pytest.mark.slow
 def test_roofline_v2_h100(reference: Path) -> None:
     found = by_file(reference / "h100_roofline_v2", "h100")
     assert worst(found.values()) == "warning"

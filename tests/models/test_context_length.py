@@ -74,6 +74,7 @@ def words(*command: str) -> tuple[int, str]:
     return done.exit_code, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "beyond", "within"),
     [
@@ -98,6 +99,7 @@ def test_commands_warn_in_one_line_beyond_the_context(
     assert words(*asked, within) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_scaling_of_a_config_is_what_commands_go_by(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(
@@ -109,6 +111,7 @@ def test_the_scaling_of_a_config_is_what_commands_go_by(tmp_path: Path) -> None:
     assert "a request of 8,193 tokens" in err
 
 
+@pytest.mark.slow
 def test_best_counts_what_is_beyond_the_context(h100: fastroof.Tables, tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text('models = ["llama-2-7b"]\ntp = [1]\nisl = 4000\nosl = 500\nconcurrency = 1\n')

@@ -294,5 +294,6 @@ def test_presets_are_the_published_files() -> None:
     assert compared == 89
 
 
+@pytest.mark.slow
 def test_every_published_file_loads() -> None:
     assert len([load_model(path, name=hf_id) for hf_id, path in configs().items()]) == 89

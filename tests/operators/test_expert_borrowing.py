@@ -97,6 +97,7 @@ def test_a_shape_that_was_not_measured_is_the_naive_sum_of_its_lenders(h100, siz
     assert values[at] == pytest.approx(naive.borrowed_us(h100, wanted, at), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_another_split_of_a_measured_layer_is_lent_by_that_layer(h100, data):
     measured = data.draw(st.sampled_from(sorted(h100.groups("moe"))))

@@ -82,6 +82,7 @@ def sglang() -> Any:
     return fastroof.load_tables("h100", source="aiconfigurator-sglang-0.5.14")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["glm-5", "deepseek-v3.2"])
 def test_measured_prompts_pay_about_the_price(sglang: Any, model: str) -> None:
     operator: Any = OPERATORS["dsa_prefill"]

@@ -74,6 +74,7 @@ def test_every_preset_tp_and_dtype_is_checked(cases):
     assert ("qwen2.5-7b", 8, "bf16", "bf16") not in plans, "28 query heads do not divide by 8"
 
 
+@pytest.mark.slow
 def test_every_entry_names_a_check_and_a_cause(h100, cases, bandwidth):
     checks = {found.check for found in kernel_checks(h100, bandwidth)}
     checks |= {check(cases, bandwidth).check for check in steps.STEP_CHECKS}

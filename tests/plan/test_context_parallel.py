@@ -21,6 +21,7 @@ def floor_us(tables, heads):
     return float(tables.lookup("attention_prefill", q_len=1, kv_len=1, batch_size=1, **names).latency_us)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize(
     ("model", "tp", "cp", "heads", "options"),

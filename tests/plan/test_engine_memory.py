@@ -162,6 +162,7 @@ def test_sglangs_formula_is_its_default_fraction():
     assert StaticReserve().bytes(80 * GIB, 8192, 8, 1, 1) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ENGINES)
 def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, runtime):
     plan = compile_plan("qwen3-32b", "h100", h100, tp=2, runtime=runtime, max_tokens=16384, max_seqs=1024)

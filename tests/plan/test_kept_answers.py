@@ -105,6 +105,7 @@ def own_source(folder: Path, factor: float = 1.0, *, whole: bool = False) -> Non
 # -- the five ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hf_quant_config_next_to_a_named_config_is_seen(shell: Shell) -> None:
     config = fp8_config(shell.folder, "mine-config.json")
     words = ("--model", str(config))
@@ -116,6 +117,7 @@ def test_a_hf_quant_config_next_to_a_named_config_is_seen(shell: Shell) -> None:
     assert step_us(fresh) < step_us(before)
 
 
+@pytest.mark.slow
 def test_a_linked_config_is_seen_where_it_is_linked(shell: Shell) -> None:
     """As Hugging Face's cache has it: a snapshot's files are links to blobs."""
     blobs, snapshot = shell.folder / "blobs", shell.folder / "snapshots" / "abc"
@@ -140,6 +142,7 @@ def test_a_linked_config_is_seen_where_it_is_linked(shell: Shell) -> None:
     assert step_us(fresh) < step_us(before)
 
 
+@pytest.mark.slow
 def test_a_source_given_by_its_path_is_seen(shell: Shell) -> None:
     own_source(shell.folder / "one" / "mine")
     own_source(shell.folder / "two" / "mine", 2.0)
@@ -154,6 +157,7 @@ def test_a_source_given_by_its_path_is_seen(shell: Shell) -> None:
     assert step_us(fresh) > step_us(two)
 
 
+@pytest.mark.slow
 def test_the_users_tables_of_a_gpu_given_by_its_path_are_seen(shell: Shell) -> None:
     gpu = str(bench_data_root() / "h100")
     words = ("--model", "llama-3.1-8b", "--gpu", gpu)
@@ -165,6 +169,7 @@ def test_the_users_tables_of_a_gpu_given_by_its_path_are_seen(shell: Shell) -> N
     assert step_us(fresh) > step_us(before)
 
 
+@pytest.mark.slow
 def test_tables_next_to_a_linked_gpu_toml_are_seen(shell: Shell) -> None:
     text = (bench_data_root() / "h100" / "gpu.toml").read_text("utf-8")
     for name, bandwidth in (("one.toml", "3.35"), ("two.toml", "3.05")):
@@ -339,6 +344,7 @@ def is_matched(path: str, patterns: set[tuple[str, str]]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_everything_that_a_plan_looks_at_is_on_record(read: Read) -> None:
     opened, listed, asked = (
         {path for path in read.looked[kind] if is_input(path, read.shell)}

@@ -85,6 +85,7 @@ def two(h100: Tables) -> StepPlan:
     return compile_plan(TWO, "h100", h100, **LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @settings(max_examples=25, deadline=None)
 @given(
@@ -189,6 +190,7 @@ def test_interpolated_mfu_does_not_add_up(h100):
         compile_plan(TWO, "h100", h100, method="linear_mfu", **LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("dp", [1, 4])
 def test_paths_ranks_and_kernels_of_decodes_are_settled_in_rows(h100, dp):

@@ -18,6 +18,7 @@ LIMITS = {"max_tokens": 256, "max_seqs": 64}
 MODEL = load_model("qwen3-235b-a22b")
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize(
     ("layout", "options"),
@@ -224,6 +225,7 @@ def test_layers_of_deepseek_by_hand(h100):
         assert held["qkv"] == 3 * 128 // tp * 128 * 7168
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "model"), [("fp8_block", MODEL), ("auto", load_model("Qwen/Qwen3-235B-A22B-FP8"))]
 )

@@ -129,6 +129,7 @@ def test_sequences_of_a_model_without_windows_fit_by_their_tokens(h100):
     assert longest_held(found.kv_room, 7) == found.max_kv_tokens // 7
 
 
+@pytest.mark.slow
 def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     model = replace(alternating((64, 8, 64), 128, 12, 12), max_position=131072)
     plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm")

@@ -136,6 +136,7 @@ def test_the_arena_is_what_the_loops_read_and_cannot_be_written(plan):
         plan.max_tokens = 9
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_plans_and_tables_pickle(plan, h100):
     twin = pickle.loads(pickle.dumps(plan))

@@ -126,6 +126,7 @@ def drawn_options(dice: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_depend_on_those_compiled_before():
     """What tables keep of one plan for the next is found by all that decides it."""
     dice, shared, compiled = random.Random(33), load_tables("h100"), 0

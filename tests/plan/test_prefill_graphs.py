@@ -79,6 +79,7 @@ def test_an_allreduce_is_counted_once(cp):
     assert added_us == pytest.approx(10.0 * 2 * without.model.num_layers, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [

@@ -17,6 +17,7 @@ def choosing(**choices: Any) -> EngineProfile:
     return replace(PLAIN, kernels=replace(PLAIN.kernels, **choices))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -21,6 +21,7 @@ def experts(plan, requests):
     return next(part for part in plan.explain(requests).operators if part.role == "experts")
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize(
     "options",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 HEADS = {"kv_dtype": "bf16", "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 0}
 

@@ -33,6 +33,7 @@ def plans(h100: fastroof.Tables) -> list[fastroof.StepPlan]:
     ]
 
 
+@pytest.mark.slow
 def test_steps_are_the_plans_own(plans: list[fastroof.StepPlan]) -> None:
     for plan in plans:
         *decodes, prefill = model_steps(plan, BATCHES, 4096, 8192)
@@ -117,6 +118,7 @@ def test_command_refuses(tmp_path: Path, arguments: tuple[str, ...], said: str) 
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_the_readmes_picture_is_what_its_command_makes(tmp_path: Path) -> None:
     file = tmp_path / "a.svg"
     done = CliRunner().invoke(app, [*COMMAND, "-o", str(file)])

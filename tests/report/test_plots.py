@@ -175,6 +175,7 @@ def test_mfu_needs_grouped_heads(h100: fastroof.Tables) -> None:
         draw_mfu(fastroof.load_model(sizes), h100, tp=8)
 
 
+@pytest.mark.slow
 def test_mfu_of_borrowed_heads_and_fp8(h100: fastroof.Tables) -> None:
     figure = draw_mfu(fastroof.load_model("qwen2.5-7b"), h100, tp=4, dtype="fp8", kv_dtype="fp8")
     assert "one GPU of tp=4" in texts(figure)
@@ -269,6 +270,7 @@ def test_same_picture_is_the_same_file(h100: fastroof.Tables, tmp_path: Path, su
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_readers_own_style_changes_nothing(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     save_figure(draw_step(plan), tmp_path / "a.svg")
     with mpl.rc_context({"font.size": 30.0, "axes.facecolor": "black", "svg.hashsalt": "other"}):
@@ -347,6 +349,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
     assert done.stderr == "fastroof: error: plots need matplotlib: pip install fastroof[report]\n"
 
 
+@pytest.mark.slow
 def test_report_imports_no_matplotlib_by_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import sys, fastroof.report; print('matplotlib' in sys.modules)"],

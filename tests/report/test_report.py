@@ -217,6 +217,7 @@ def test_steps_of_deployments_are_the_estimates_mean_steps(
     assert not source.stale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [{"pp": 2}, {"dp": 2}, {"dp": 2, "ep": 2}], ids=str)
 def test_rows_have_steps_of_their_own_layout(
     deployed: Path, rows: list[dict[str, Any]], split: dict[str, int]
@@ -241,6 +242,7 @@ def test_larger_batches_have_larger_plans(stepped: Path) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_tables_that_have_changed_since_a_sweep_are_told(stepped: Path) -> None:
     results = read_results(stepped)
     row = pq.read_table(stepped).to_pylist()[0]
@@ -403,6 +405,7 @@ def test_command_errors(arguments: tuple[str, ...], said: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_report_needs_no_extra(deployed: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['plotly'] = sys.modules['matplotlib'] = None; from fastroof.cli import app; "

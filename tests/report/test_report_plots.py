@@ -82,6 +82,7 @@ def test_curves_are_the_rows(results: Results, rows: list[dict[str, Any]]) -> No
     )
 
 
+@pytest.mark.slow
 def test_leading_steps_add_up(results: Results) -> None:
     figure = draw_leading_steps(results, isl=1024)
     left, right = figure.axes
@@ -106,6 +107,7 @@ def boxes(figure: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [12, 60, 110])
 def test_nothing_is_cut_and_nothing_collides(
     rows: list[dict[str, Any]], h100: fastroof.Tables, tmp_path: Path, length: int
@@ -182,6 +184,7 @@ def test_step_sweeps_and_their_best_rows(tmp_path: Path) -> None:
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -84,6 +84,7 @@ def test_a_calm_run_has_no_range(plan: fastroof.StepPlan, tmp_path: Path) -> Non
     assert set(data["by_arrival"]["ttft_ms"]) == {"time_s", "ms"}
 
 
+@pytest.mark.slow
 def test_pools_that_prefill_and_decode_apart_have_a_page(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     trace = made(plan, 600, 20.0).trace
     apart = simulate_disaggregated(plan, plan, trace, 2, 1, decode={"max_num_seqs": 16})

@@ -231,6 +231,7 @@ def test_a_step_carries_the_largest_origin_of_its_operators(small, step):
         assert explained.origin == 4
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(batch=st.integers(1, 1024), kv_len=lengths(28), new=st.integers(1, 8192), context=lengths(27, 0))
 def test_every_step_in_range_is_finite_and_positive(plan, batch, kv_len, new, context):

@@ -113,6 +113,7 @@ def exit_codes(method, plan, alone):
     return codes
 
 
+@pytest.mark.slow
 def test_a_plan_is_pickled_while_other_threads_call_it_first(plan, alone):
     for _ in range(5):
         shared = copy_of(plan)
@@ -124,12 +125,14 @@ def test_a_plan_is_pickled_while_other_threads_call_it_first(plan, alone):
             assert all(copy.exception() is None for copy in copies)
 
 
+@pytest.mark.slow
 @forks
 def test_forked_children_call_the_plan_of_a_parent_that_used_threads(plan, alone):
     assert every_call(plan, 4) == alone
     assert exit_codes("fork", plan, alone) == [0, 0]
 
 
+@pytest.mark.slow
 @forks
 def test_children_are_forked_while_other_threads_call(plan, alone):
     done = threading.Event()

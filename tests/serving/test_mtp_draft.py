@@ -34,6 +34,7 @@ def test_a_draft_is_split_over_the_gpus_of_its_plan() -> None:
     assert mtp_draft(plan).layout == plan.layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "qwen3-next-80b-a3b"])
 def test_a_model_that_drafts_for_itself_keeps_everything_twice(model: str) -> None:
     """Weights, tokens, those within a window and states; the room is that of the weights of one more."""

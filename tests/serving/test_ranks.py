@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.accuracy import simulated_loops
 from fastroof import compile_plan, load_tables
 from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving import SpeculativeDecoding, estimate
-from fastroof.serving.evidence import simulated_loops
 from tests.reference import prefill_first, serving
 
 LOADS = [
@@ -35,6 +35,7 @@ def plans(tables):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("engine", simulated_loops.ENGINES)
 @pytest.mark.parametrize("arrivals", ["closed", "random"])
@@ -102,7 +103,7 @@ def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
 
 
 def test_estimates_of_ranks_are_near_a_simulation(tables):
-    """A small part of what ``python -m fastroof.serving.evidence.simulated_loops`` asks."""
+    """A small part of what ``python -m benchmarks.accuracy simulated-loops`` asks."""
     found = simulated_loops.sample(tables, (1, 2, 4, 8), 64)
     balanced = [one for one in found if one.question.engine.startswith("trtllm") and one.question.ranks > 1]
     others = [one for one in found if one not in balanced]

@@ -467,6 +467,7 @@ def command(*arguments):
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same_numbers(plan):
     sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--runtime", "vllm")
     code, out, err = command(*sizes, "--json")
@@ -484,6 +485,7 @@ def test_the_command_gives_the_same_numbers(plan):
     assert all(f"{ms:,.2f}" in out for ms in expected.tpot_ms)
 
 
+@pytest.mark.slow
 def test_the_command_with_workers_apart(plan):
     sizes = (
         "--isl",

@@ -447,6 +447,7 @@ DEPLOYMENT = (
 )
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     found = document(*DEPLOYMENT, "--rate", "2,20", "--tp", "4,8", "--request-latency-ms", "20000")
     options = {"ttft_ms": 500, "tpot_ms": 30, "request_latency_ms": 20_000}
@@ -494,6 +495,7 @@ def test_an_engine_that_is_started_for_few_requests_has_the_memory_of_few(h100: 
         largest_batch(plan, 1000, max_seqs=0)
 
 
+@pytest.mark.slow
 def test_every_key_is_explained() -> None:
     explained = command("--help")[1]
     for question in (("--batch-size", "8", "--model", "llama-3.1-8b"), (*DEPLOYMENT, "--rate", "9")):

@@ -35,6 +35,7 @@ def test_shifts_are_logarithms():
     assert [shift_of(size) for size in (1, 2, 7, 16, 48)] == [0, 1, NONE, 4, NONE]
 
 
+@pytest.mark.slow
 def test_plans_of_other_methods_have_no_straight_lines(h100):
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, method="linear_mfu", max_tokens=512)
     served(plan, Trace([0.0, 0.001], [30, 40], [9, 5]), EngineSettings(64, 4, 100))

@@ -112,6 +112,7 @@ def test_tiny_workloads_are_served_to_the_bit(plans):
     assert (statuses > 10).all()
 
 
+@pytest.mark.slow
 def test_workloads_are_served_to_the_bit(plans):
     preemptions, statuses = prove(plans, map(made_workload, map(Random, range(200))))
     assert preemptions > 5000
@@ -172,6 +173,7 @@ def test_requests_in_any_order_of_the_file_are_served_alike(plans):
     assert_equal(one, other)
 
 
+@pytest.mark.slow
 def test_requests_tokens_and_blocks_are_neither_lost_nor_found(plans):
     for seed in SOME:
         work = made_workload(Random(seed))
@@ -199,6 +201,7 @@ def test_requests_tokens_and_blocks_are_neither_lost_nor_found(plans):
                 assert counters["decode_tokens"] == gaps
 
 
+@pytest.mark.slow
 def test_nothing_comes_before_its_cause(plans):
     for seed in SOME:
         work = made_workload(Random(seed))

@@ -94,6 +94,7 @@ def can_run(work):
     return fits.any()
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_every_line_of_the_loops_is_the_naive_engine(plans):
     """With the JIT off too: requests are given up while they run, wait, or have their last token made."""

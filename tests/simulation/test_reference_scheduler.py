@@ -205,6 +205,7 @@ def test_a_slower_clock_slows_steps_alone():
     assert times(seen, "last_us") == [422.0, 1e6 + 220.0]
 
 
+@pytest.mark.slow
 def test_it_is_the_replay_of_logs():
     """Open loops of mixed steps are what logs are replayed as, in seconds there."""
     compared = preemptions = 0

@@ -197,6 +197,7 @@ def test_a_prompt_of_one_rank_costs_the_others_what_its_experts_take() -> None:
     assert took_ms[0] < 0.75 * took_ms[1]
 
 
+@pytest.mark.slow
 def test_prompts_wait_for_those_of_other_ranks() -> None:
     """A prompt beside decodes of all ranks begins when each has one, or after so many steps."""
     trace = Trace([0.0] * 4 + [0.3 + 0.13 * at for at in range(6)], [4] * 10, [400] * 4 + [2] * 6)

@@ -317,6 +317,7 @@ os._exit(0)  # as commands do: threads of Arrow end badly without memory
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "room_mib", "words"),
     [

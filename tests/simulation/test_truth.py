@@ -1,7 +1,7 @@
 """Simulated against measured: two logs of vLLM 0.19, request by request, on the engine's own clock.
 
 Kernels are those of that GPU, costs those of a profile that was fitted elsewhere; neither run chose anything.
-What is reached stands in fastroof/serving/evidence/README.md; the limits here are against collapse. Tables
+What is reached stands in benchmarks/accuracy/README.md; the limits here are against collapse. Tables
 are imported: ``FASTROOF_TEST_TABLES=FOLDER`` names where they lie.
 """
 

@@ -145,6 +145,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_a_sweep_reads_is_in_its_identity(inputs: Inputs, change: str) -> None:
     make, kinds = CHANGES[change]
@@ -162,6 +163,7 @@ def test_the_gpu_of_a_datasheet_is_in_its_identity(inputs: Inputs) -> None:
     assert inputs.identity("steps", tables="datasheet") != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_an_identity_does_not_depend_on_where_files_lie(inputs: Inputs, tmp_path: Path, kind: str) -> None:
     """Shards of one sweep run on several machines."""
@@ -175,6 +177,7 @@ def test_an_identity_does_not_depend_on_where_files_lie(inputs: Inputs, tmp_path
         assert after[key].replace(str(elsewhere), str(inputs.folder)) == before[key], key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["what an engine costs", "a row of the second source"])
 def test_a_sweep_of_other_inputs_is_not_resumed(inputs: Inputs, change: str) -> None:
     spec, output = inputs.specs["steps"], inputs.folder / "r.parquet"
@@ -239,6 +242,7 @@ def test_a_packed_kernel_depends_on_nothing_else(h100: Any) -> None:
             assert packed[0] == packed[1], name
 
 
+@pytest.mark.slow
 def test_json_of_a_spec_has_every_key(inputs: Inputs) -> None:
     for kind in EVERY:
         spec = load_spec(inputs.specs[kind])

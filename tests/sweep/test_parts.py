@@ -71,6 +71,7 @@ WAYS = [{"resume": True}, {"restart": True}]
 WAY_NAMES = ["resume", "restart"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 def test_a_link_in_the_folders_place_is_not_followed(tmp_path: Path, output: Path, way: Any) -> None:
     mine = tmp_path / "mine"
@@ -89,6 +90,7 @@ def test_a_link_in_the_folders_place_is_not_followed(tmp_path: Path, output: Pat
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("name", ["lock", "manifest.json", "000000000.arrow"])
 def test_a_link_within_is_neither_followed_nor_truncated(
@@ -108,6 +110,7 @@ def test_a_link_within_is_neither_followed_nor_truncated(
     run_sweep(SPEC, output, **way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("name", ["notes.txt", "12.arrow", "x.arrow", ".hidden", "000000001.arrow.bak"])
 def test_what_no_sweep_made_is_named_and_nothing_is_removed(output: Path, way: Any, name: str) -> None:
@@ -118,6 +121,7 @@ def test_what_no_sweep_made_is_named_and_nothing_is_removed(output: Path, way: A
     assert tree(parts_folder(output)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 def test_a_folder_or_pipe_within_is_refused_and_not_waited_for(output: Path, way: Any) -> None:
     inside = parts_folder(output)
@@ -158,6 +162,7 @@ def test_nobody_else_may_write_to_the_folder_whatever_the_mask(tmp_path: Path) -
     assert [oct(path.stat().st_mode & 0o022) for path in (inside, *inside.iterdir())] == ["0o0"] * 6
 
 
+@pytest.mark.slow
 def test_what_comes_into_the_folder_meanwhile_stays(output: Path) -> None:
     def put(*_: int) -> None:
         (parts_folder(output) / "notes.txt").write_text("the user's")
@@ -166,6 +171,7 @@ def test_what_comes_into_the_folder_meanwhile_stays(output: Path) -> None:
     assert tree(parts_folder(output)) == {"notes.txt": b"the user's"}
 
 
+@pytest.mark.slow
 def test_a_part_of_another_sweep_is_dropped(tmp_path: Path, output: Path) -> None:
     run_sweep(SPEC, tmp_path / "whole.parquet")
     other = tmp_path / "other.parquet"

@@ -161,6 +161,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_what_was_done_is_not_done_again(

@@ -27,6 +27,7 @@ def report(h100):
     return run_holdout(h100)
 
 
+@pytest.mark.slow
 def test_roofline_keeps_to_its_limits_on_the_shipped_tables(report):
     mape = {(r.operator, r.grid): r.mape for r in report if (r.method, r.region) == ("roofline", "inside")}
     assert {key: mape[key] for key in LARGEST_MAPE if mape[key] > LARGEST_MAPE[key]} == {}

@@ -57,6 +57,7 @@ def banded_points(h100, gemm_points):
     return lambda dtype, m: found[dtype, min(m % 4, 1)]
 
 
+@pytest.mark.slow
 @given(dtype=st.sampled_from(["bf16", "fp8", "fp8_block"]), m=sizes(28), n=sizes(24), k=sizes(24))
 def test_gemm_is_the_naive_lookup(h100, gemm_points, banded_points, dtype, m, n, k):
     bound = naive.gemm_bound(h100.gpu, dtype, min(gemm_points(dtype).values()))
@@ -71,6 +72,7 @@ def test_gemm_is_the_naive_lookup(h100, gemm_points, banded_points, dtype, m, n,
     assert close(got.mfu, 2.0 * m * n * k / (expected * 1e-6 * h100.gpu.peak(dtype)))
 
 
+@pytest.mark.slow
 @given(m=sizes(20), n=sizes(18), k=sizes(18))
 def test_gemm_methods_are_the_naive_ones(h100, gemm_points, m, n, k):
     points, at = gemm_points("bf16"), (float(m), float(n), float(k))

@@ -86,6 +86,7 @@ def test_rows_of_an_unsound_family_never_claim_two_percent(h100: fastroof.Tables
     np.testing.assert_array_equal(flagged.lookup("gemm", **GEMM, with_error=True).relative_error, plain)
 
 
+@pytest.mark.slow
 def test_a_step_of_unsound_kernels_is_as_unsure_as_they_are() -> None:
     h100 = fastroof.load_tables("h100", source="aiconfigurator-trtllm-1.3.0rc20")
     gemm = h100.table("gemm")

@@ -75,6 +75,7 @@ def gemm_bound(tables: fastroof.Tables, points: dict[Any, float]) -> Any:
     return lambda m, n, k: 2.0 * m * n * k * flops_us + 2.0 * (m * k + n * k + m * n) * byte_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0, 20])
 def test_errors_between_nodes_are_those_of_the_reference(missing):
     points = some_gemms(1, missing)
@@ -272,6 +273,7 @@ JUDGED_CLOSELY = ("gemm", "attention_prefill", "attention_decode", "encoder_atte
 """Operators of dense models and experts; others have fewer rows a kernel, and kernels that differ more."""
 
 
+@pytest.mark.slow
 def test_80_percent_intervals_cover_80_percent_of_hidden_points(h100, coverage):
     inside = {(row.operator, row.grid): row for row in coverage if row.region == "inside"}
     thinned = [grid for grid in grids_with_rows(h100, COVERAGE_GRIDS) if not grid.kernels]
@@ -485,6 +487,7 @@ SPEC = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "all"])
 def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h100, keep):
     spec = {**SPEC, "keep": keep, "tpot_ms": 3.0}
@@ -512,6 +515,7 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h10
         assert row["relative_error"] == plan.decode_error(row["batch_size"], row["kv_len"])
 
 
+@pytest.mark.slow
 def test_a_summary_marks_what_errors_cannot_tell_from_the_best(tmp_path):
     summary = fastroof.run_sweep({**SPEC, "with_error": True}, tmp_path / "r.parquet")
     (best,) = (step for step in summary.best if step.standing == "best")
@@ -527,6 +531,7 @@ def test_a_summary_marks_what_errors_cannot_tell_from_the_best(tmp_path):
     assert {(step.standing, step.relative_error) for step in impossible.best} == {(None, None)}
 
 
+@pytest.mark.slow
 def test_each_model_has_its_own_best(tmp_path):
     two = {**SPEC, "models": ["llama-3.1-8b", "llama-3.1-70b"], "tp": [4], "with_error": True}
     summary = fastroof.run_sweep(two, tmp_path / "r.parquet")
@@ -538,6 +543,7 @@ def test_a_sweep_by_another_method_has_no_errors_to_ask_for(tmp_path):
         fastroof.run_sweep({**SPEC, "method": "floor", "with_error": True}, tmp_path / "r.parquet")
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_errors_and_ties(tmp_path):
     spec = tmp_path / "spec.toml"
     spec.write_text('models = ["llama-3.1-8b"]\nbatch_size = [8, 64]\nkv_len = 1024\nwith_error = true\n')
@@ -551,6 +557,7 @@ def test_a_sweep_prints_errors_and_ties(tmp_path):
 # the command line
 
 
+@pytest.mark.slow
 def test_lookup_prints_its_error():
     sizes = ["lookup", "gemm", "--m", "64,100", "--n", "6144", "--k", "4096"]
     printed = CliRunner().invoke(app, [*sizes, "--with-error"])
@@ -561,6 +568,7 @@ def test_lookup_prints_its_error():
     assert all(0 < row["relative_error"] < 0.2 for row in rows)
 
 
+@pytest.mark.slow
 def test_coverage_prints_a_table_and_draws_a_picture(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
     command = ["tables", "holdout", "--coverage", "--operator", "allreduce"]

@@ -67,6 +67,7 @@ def as_json(value: Any) -> Any:
 # -- the step ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_is_what_plans_explain(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
     answer = step_answer(store, view)["step"]
     plan = fastroof.compile_plan(view.model, "h100", h100, **view.plan_options, **view.step_sizes)
@@ -148,6 +149,7 @@ def test_clients_see_what_estimates_say(store: PlanStore, h100: fastroof.Tables,
             assert row[name] == answer[name], name
 
 
+@pytest.mark.slow
 def test_the_python_beside_an_answer_gives_it(
     store: PlanStore, view: View, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +179,7 @@ def test_what_does_not_fit_is_said_and_the_step_shown(store: PlanStore) -> None:
 # -- layouts ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "view", [View(), View(model="qwen3-30b-a3b", tp=2, ep=2, gpus=4)], ids=["dense", "moe"]
 )
@@ -213,6 +216,7 @@ def test_layouts_are_estimates(store: PlanStore, h100: fastroof.Tables, view: Vi
     assert best["margins"]["tpot_ms"] == 1.0 - row["tpot_ms"] / 30.0
 
 
+@pytest.mark.slow
 def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
     view = View(model="llama-3.1-8b", tp=1, ttft_ms=500.0, tpot_ms=12.0)
     answer = layouts_answer(store, view)

@@ -342,6 +342,7 @@ def test_a_port_that_is_taken_is_said(page: PageServer) -> None:
         PageServer(page.port)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_and_nothing_else_is_needed() -> None:
     code = (
         "import sys\n"
@@ -373,6 +374,7 @@ def test_signals_need_the_main_thread() -> None:
     assert "main thread" in str(failed[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it_cleanly(number: int, tmp_path: Path) -> None:
     # a browser that keeps what it was to show

@@ -55,6 +55,7 @@ def fresh(view: View, **options: Any) -> fastroof.StepPlan:
     return fastroof.compile_plan(view.model, "h100", tables, **{**view.plan_options, **SIZES, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_plans_differ_by_every_option(store: PlanStore, name: str) -> None:
     view = replace(VIEW, **{name: OTHERS[name]})
@@ -97,6 +98,7 @@ def own_config(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_a_model_that_has_changed_is_read_again(tmp_path: Path) -> None:
     config = own_config(tmp_path / "mine")
@@ -125,6 +127,7 @@ def test_what_was_an_error_may_be_none_now(tmp_path: Path) -> None:
     assert store.plan(view, SIZES).plan.model.num_layers == 32
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("gpu", ["h100", str(bench_data_root() / "h100")], ids=["name", "path"])
 def test_tables_that_appear_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:

@@ -59,6 +59,7 @@ def test_no_value_is_taken_for_another(name: str) -> None:
         assert (kept, type(kept)) == (value, type(value))
 
 
+@pytest.mark.slow
 def test_seeded_documents_are_answered_or_refused() -> None:
     store = PlanStore()
     dice = random.Random(22)
@@ -77,6 +78,7 @@ def test_seeded_documents_are_answered_or_refused() -> None:
     assert 20 < answered < 390
 
 
+@pytest.mark.slow
 def test_the_ends_of_every_size_are_answered_or_refused() -> None:
     store = PlanStore()
     refused = set()

@@ -1,4 +1,4 @@
-"""What estimates of serving are judged by: measured runs and steps, fits to them, and errors of predictions.
+"""A user's own runs and steps: how to read them, their predictions, and profiles fitted to them.
 
-The estimates beside this package never import it.
+The estimates of fastroof.serving never import it.
 """

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import is_whole_number
+from fastroof.documents import parse_json, parse_toml, read_text
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import TableError
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES
-from fastroof.serving.evidence.engine_argument_files import settings_of_file
 from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, spelled
-
-__all__ = ["EngineArguments", "read_engine_arguments"]
 
 KV_FORMATS: Final[Mapping[str, str]] = {
     "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "bf16": "bf16", "bfloat16": "bf16",
@@ -26,7 +27,7 @@ CHECKPOINTS: Final = (
     "modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed", "compressed_tensors", "awq", "awq_marlin",
     "gptq", "gptq_marlin", "mxfp4", "w8a8_int8", "w8a8_fp8", "auto", "none",
 )  # fmt: skip
-"""Methods that say how the checkpoint is read, not what is made of it."""
+"""Methods that name how the checkpoint is read, not its format."""
 
 TRUE: Final = ("true", "1", "yes", "on")
 FALSE: Final = ("false", "0", "no", "off")
@@ -50,7 +51,7 @@ class EngineArguments:
     profile : EngineProfile
         The packaged profile of its version, with the schedule that it was given.
     warnings : tuple of str
-        What was said and is not represented, in words.
+        Arguments that are not represented, in words.
     """
 
     gpu: str
@@ -79,7 +80,7 @@ def read_engine_arguments(
         ``trtllm-serve ..``.
     given : mapping, optional
         Values by fastroof's own names (``SETTINGS`` of engine_flags.py), which add to the file's; what both
-        say must be the same, the model aside, which they may name in two ways.
+        set must agree, except for the model, which they may name in two ways.
 
     Returns
     -------
@@ -89,10 +90,10 @@ def read_engine_arguments(
     Raises
     ------
     TableError
-        If the file cannot be read, two places contradict each other, a value is none, or the GPU, engine or
-        model is missing.
+        If the file cannot be read, two places contradict each other, a value is invalid, or the GPU, engine
+        or model is missing.
     FastroofError
-        If the model or the layout is none.
+        If the model or the layout is invalid.
 
     Examples
     --------
@@ -113,7 +114,9 @@ def read_engine_arguments(
             _settle(settings, "engine", engine, where)
     for name, value in (given or {}).items():
         if name not in SETTINGS:
-            raise TableError(f"{name!r} is no setting of an engine; known are {', '.join(SETTINGS)}")
+            raise TableError(
+                f"{name!r} is not a setting of an engine; valid settings are {', '.join(SETTINGS)}"
+            )
         if value is not None and name == "model" and "model" in settings:
             settings.setdefault("checkpoint", settings["model"])
             settings["model"] = (str(value), "the options")
@@ -166,37 +169,37 @@ def _settle(settings: dict[str, tuple[str, str]], name: str, value: str, place: 
         raise TableError(f"{name} is {before[0]} in {before[1]} and {value} in {place}; give one")
 
 
-def _arguments(where: str, said: Mapping[str, str], warnings: Sequence[str]) -> EngineArguments:
+def _arguments(where: str, found: Mapping[str, str], warnings: Sequence[str]) -> EngineArguments:
     for need, example in (("engine", "vllm"), ("gpu", "h100"), ("model", "llama-3.1-70b")):
-        if not said.get(need):
+        if not found.get(need):
             raise TableError(
-                f"{where} does not say the {need}; add it to the file or give --{need} {example}"
+                f"{where} does not name the {need}; add it to the file or give --{need} {example}"
             )
-    engine, version = said["engine"].lower(), said.get("version", "").removeprefix("v")
+    engine, version = found["engine"].lower(), found.get("version", "").removeprefix("v")
     if engine not in serving_engines():
         raise TableError(f"{where}: engine {engine!r} is unknown; known are {', '.join(serving_engines())}")
-    checkpoint = said.get("checkpoint", said["model"])
-    spec = load_model(said["model"])
-    dtype, notes = _dtype(where, said, spec.checkpoint.formats[0])
-    kv_dtype, known_from = _kv_dtype(where, said, spec.checkpoint.kv_dtype, engine)
-    profile = _scheduled(where, engine_of_version(engine, version), said)
+    checkpoint = found.get("checkpoint", found["model"])
+    spec = load_model(found["model"])
+    dtype, notes = _dtype(where, found, spec.checkpoint.formats[0])
+    kv_dtype, known_from = _kv_dtype(where, found, spec.checkpoint.kv_dtype, engine)
+    profile = _scheduled(where, engine_of_version(engine, version), found)
     return EngineArguments(
-        said["gpu"].lower(),
+        found["gpu"].lower(),
         engine,
         version,
         checkpoint,
-        said["model"],
+        found["model"],
         dtype,
         kv_dtype,
         known_from,
-        _layout(where, engine, said),
+        _layout(where, engine, found),
         profile,
         (*warnings, *notes),
     )
 
 
-def _dtype(where: str, said: Mapping[str, str], of_checkpoint: str) -> tuple[str, list[str]]:
-    activations = said.get("activations", "auto").lower()
+def _dtype(where: str, found: Mapping[str, str], of_checkpoint: str) -> tuple[str, list[str]]:
+    activations = found.get("activations", "auto").lower()
     notes = []
     if activations not in ACTIVATIONS:
         raise TableError(
@@ -204,11 +207,11 @@ def _dtype(where: str, said: Mapping[str, str], of_checkpoint: str) -> tuple[str
         )
     if activations in ("float16", "fp16", "half"):
         notes.append(f"{where}: float16 is taken as bf16, which its kernels are as fast as")
-    if (dtype := said.get("dtype")) is not None:
+    if (dtype := found.get("dtype")) is not None:
         if dtype != "auto" and dtype not in DTYPES:
             raise TableError(f"{where}: dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
         return (of_checkpoint if dtype == "auto" else dtype), notes
-    method = spelled(said.get("quantization", "auto"))
+    method = spelled(found.get("quantization", "auto"))
     if method in CHECKPOINTS:
         return of_checkpoint, notes
     if method == "fp8":
@@ -216,8 +219,10 @@ def _dtype(where: str, said: Mapping[str, str], of_checkpoint: str) -> tuple[str
     raise TableError(f"{where}: quantization {method!r} is unknown; give --dtype, one of {', '.join(DTYPES)}")
 
 
-def _kv_dtype(where: str, said: Mapping[str, str], of_checkpoint: str | None, engine: str) -> tuple[str, str]:
-    given = said.get("kv_dtype", "auto").lower()
+def _kv_dtype(
+    where: str, found: Mapping[str, str], of_checkpoint: str | None, engine: str
+) -> tuple[str, str]:
+    given = found.get("kv_dtype", "auto").lower()
     if given != "auto":
         if given not in KV_FORMATS:
             raise TableError(
@@ -225,12 +230,12 @@ def _kv_dtype(where: str, said: Mapping[str, str], of_checkpoint: str | None, en
             )
         return KV_FORMATS[given], "given"
     if of_checkpoint is not None:
-        return of_checkpoint, "assumed: what the checkpoint says"
+        return of_checkpoint, "assumed: the checkpoint's"
     return "bf16", f"assumed: {engine}'s default, the dtype of the activations"
 
 
-def _size(where: str, said: Mapping[str, str], name: str, most: int = MOST_GPUS) -> int:
-    text = said.get(name, "1")
+def _size(where: str, found: Mapping[str, str], name: str, most: int = MOST_GPUS) -> int:
+    text = found.get(name, "1")
     try:
         value = int(text)
     except ValueError:
@@ -240,8 +245,8 @@ def _size(where: str, said: Mapping[str, str], name: str, most: int = MOST_GPUS)
     return value
 
 
-def _is_on(where: str, said: Mapping[str, str], name: str) -> bool | None:
-    text = said.get(name)
+def _is_on(where: str, found: Mapping[str, str], name: str) -> bool | None:
+    text = found.get(name)
     if text is None:
         return None
     if text.lower() not in TRUE + FALSE:
@@ -249,11 +254,11 @@ def _is_on(where: str, said: Mapping[str, str], name: str) -> bool | None:
     return text.lower() in TRUE
 
 
-def _layout(where: str, engine: str, said: Mapping[str, str]) -> Layout:
-    tp, pp, dp, ep = (_size(where, said, name) for name in ("tp", "pp", "dp", "ep"))
-    shares_attention = _is_on(where, said, "dp_attention")
-    if engine == "vllm" and _is_on(where, said, "expert_parallel"):
-        if "ep" in said and ep != tp * dp:
+def _layout(where: str, engine: str, found: Mapping[str, str]) -> Layout:
+    tp, pp, dp, ep = (_size(where, found, name) for name in ("tp", "pp", "dp", "ep"))
+    shares_attention = _is_on(where, found, "dp_attention")
+    if engine == "vllm" and _is_on(where, found, "expert_parallel"):
+        if "ep" in found and ep != tp * dp:
             raise TableError(f"{where}: with expert parallelism vLLM has ep = tp x dp = {tp * dp}, got {ep}")
         ep = tp * dp
     elif engine == "sglang" and shares_attention:
@@ -272,20 +277,178 @@ def _layout(where: str, engine: str, said: Mapping[str, str]) -> Layout:
     return Layout(tp, pp, dp, ep)
 
 
-def _scheduled(where: str, profile: EngineProfile, said: Mapping[str, str]) -> EngineProfile:
-    """Give a profile the schedule that was asked for."""
+def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str]) -> EngineProfile:
+    """Return the profile with the schedule of the arguments."""
     schedule = profile.scheduling
     most = 2**20
-    if said.get("max_num_batched_tokens") == "-1" and profile.engine == "sglang":
+    if found.get("max_num_batched_tokens") == "-1" and profile.engine == "sglang":
         schedule = replace(schedule, chunked_prefill=False)
-    elif "max_num_batched_tokens" in said:
-        tokens = _size(where, said, "max_num_batched_tokens", most)
+    elif "max_num_batched_tokens" in found:
+        tokens = _size(where, found, "max_num_batched_tokens", most)
         schedule = replace(schedule, max_num_batched_tokens=tokens)
-    if "max_num_seqs" in said:
-        schedule = replace(schedule, max_num_seqs=_size(where, said, "max_num_seqs", most))
-    chunked = _is_on(where, said, "chunked_prefill")
+    if "max_num_seqs" in found:
+        schedule = replace(schedule, max_num_seqs=_size(where, found, "max_num_seqs", most))
+    chunked = _is_on(where, found, "chunked_prefill")
     if chunked is not None:
-        if chunked and said.get("max_num_batched_tokens") == "-1":
-            raise TableError(f"{where}: a chunk of -1 tokens turns chunked prefill off, which was asked for")
+        if chunked and found.get("max_num_batched_tokens") == "-1":
+            raise TableError(
+                f"{where}: a chunk of -1 tokens turns chunked prefill off, but it is also turned on"
+            )
         schedule = replace(schedule, chunked_prefill=chunked)
     return replace(profile, scheduling=schedule)
+
+
+MOST_BYTES: Final = 2**20
+Pairs = list[tuple[str, str | None]]
+
+_ENTRIES: Final = (
+    ("vllm", re.compile(r"(^|/)vllm$|^vllm\.entrypoints\..*api_server$|(^|/)vllm-openai[:@]")),
+    ("sglang", re.compile(r"^sglang\.launch_server$|(^|/)sglang$")),
+    ("trtllm", re.compile(r"(^|/)trtllm-serve$")),
+)
+"""What begins the arguments of an engine in a command line."""
+
+_IMAGE: Final = re.compile(r"(?:vllm-openai|sglang|tensorrt-llm/release)[:@]v?(\d[\w.]*)")
+_WORDS_OF_COMMANDS: Final = ("serve",)
+
+
+def settings_of_file(path: Path) -> tuple[str, Pairs]:
+    """Read an engine's name (empty if the file has none) and flags with their values."""
+    content = read_text(path, TableError, MOST_BYTES)
+    suffix = path.suffix.lower()
+    if suffix in (".json", ".toml", ".yaml", ".yml"):
+        return _structured(path, _parsed(path, suffix, content))
+    return _command_line(str(path), content)
+
+
+def _parsed(path: Path, suffix: str, content: str) -> Any:
+    try:
+        if suffix == ".json":
+            return parse_json(content, str(path), TableError)
+        if suffix == ".toml":
+            return parse_toml(content, str(path), TableError)
+        return _yaml(path, content)
+    except TableError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"{path}: not whole {suffix[1:].upper()}: {error}") from None
+
+
+def _yaml(path: Path, content: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise TableError(
+            f"{path}: YAML needs PyYAML (pip install pyyaml); or give the command line in a .txt, or JSON, "
+            "or TOML"
+        ) from None
+    try:
+        return yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from None
+
+
+def _structured(path: Path, content: Any) -> tuple[str, Pairs]:
+    if not isinstance(content, Mapping) or not content:
+        raise TableError(f"{path}: need an engine's flags and values, found a {type(content).__name__}")
+    content = dict(content)
+    command = content.pop("command", None)
+    engine, pairs = "", Pairs()
+    if command is not None:
+        if isinstance(command, list):
+            command = shlex.join(map(str, command))
+        if not isinstance(command, str):
+            raise TableError(f"{path}: command must be a text or a list of words")
+        engine, pairs = _command_line(str(path), command)
+    named = content.get("engine")
+    if isinstance(named, str) and named.lower() in ENGINE_FLAGS:
+        if engine and named.lower() != engine:
+            raise TableError(f"{path}: engine is {named}, the command starts {engine}; give one")
+        engine = named.lower()
+        del content["engine"]
+    return engine, pairs + list(_flattened(content))
+
+
+def _flattened(
+    content: Mapping[Any, Any], before: str = "", depth: int = 0
+) -> Iterator[tuple[str, str | None]]:
+    for key, value in content.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and depth < 3:
+            yield from _flattened(value, f"{name}.", depth + 1)
+        elif value is None:
+            continue
+        elif isinstance(value, bool):
+            yield name, "true" if value else "false"
+        elif isinstance(value, str | int | float):
+            yield name, str(value) if not isinstance(value, int) or abs(value) < 10**18 else "too large"
+        else:
+            yield name, json.dumps(value, default=str)[:200]
+
+
+def _command_line(where: str, content: str) -> tuple[str, Pairs]:
+    content = re.sub(r"\\\r?\n", " ", content)
+    lines = [line for line in content.splitlines() if not line.lstrip().startswith("#")]
+    try:
+        words = shlex.split("\n".join(lines), comments=True)
+    except ValueError as error:
+        raise TableError(f"{where}: no command line: {error}") from None
+    starts = [
+        (i, engine)
+        for i, word in enumerate(words)
+        for engine, entry in _ENTRIES
+        if entry.search(word) and not word.startswith("-")
+    ]
+    if not starts:
+        raise TableError(
+            f"{where}: no command of an engine; need `vllm serve ..`, `python -m sglang.launch_server ..` or "
+            "`trtllm-serve ..`, or its flags in a .json, .toml or .yaml"
+        )
+    engines = {engine for _, engine in starts}
+    if len(engines) > 1:
+        raise TableError(f"{where}: starts {' and '.join(sorted(engines))}; give each engine a file")
+    start, engine = starts[-1] if _is_image(words[starts[0][0]]) else starts[0]
+    pairs = _pairs(where, engine, words[start + 1 :])
+    image = next((found for word in words[: start + 1] if (found := _IMAGE.search(word))), None)
+    return engine, pairs if image is None else [*pairs, ("version", image[1])]
+
+
+def _is_image(word: str) -> bool:
+    return _IMAGE.search(word) is not None
+
+
+def _pairs(where: str, engine: str, words: list[str]) -> Pairs:
+    pairs: Pairs = []
+    switches = ENGINE_FLAGS[engine].switches
+    # words before the first flag: the model; later ones are values of flags that take several
+    leading: list[str] = []
+    i = 0
+    while i < len(words):
+        word = words[i]
+        i += 1
+        if word in ("&&", ";", "|", "&", "||") or word.startswith((">", "2>")):
+            break
+        if not word.startswith("-") or _is_number(word):
+            if not pairs and word not in _WORDS_OF_COMMANDS:
+                leading.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        if equals:
+            pairs.append((flag, value))
+            continue
+        takes_one = i < len(words) and (not words[i].startswith("-") or _is_number(words[i]))
+        if takes_one and (spelled(flag) not in switches or words[i].lower() in ("true", "false")):
+            pairs.append((flag, words[i]))
+            i += 1
+        else:
+            pairs.append((flag, None))
+    if leading:
+        named = [value for flag, value in pairs if spelled(flag) in ("model", "model_path")]
+        if named and named[0] != leading[0]:
+            raise TableError(f"{where}: model is {leading[0]} and {named[0]}; give one")
+        pairs.append(("model", leading[0]))
+    return pairs
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None

@@ -1,4 +1,4 @@
-"""What a flag of a serving engine says: a setting of a run, nothing of it, or something that is not modelled.
+"""What a flag of a serving engine means: a setting of a run, nothing, or something that is not modelled.
 
 TensorRT-LLM's are those of tensorrt_llm/commands/serve.py at 00209af149e7774406881a37283dce303571eb11; vLLM's
 and SGLang's are those that public recipes and tests of both pass to them. Names are compared with ``_`` for
@@ -10,31 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["ENGINE_FLAGS", "SETTINGS", "EngineFlags", "spelled"]
-
 SETTINGS: Final = (
     "gpu", "engine", "version", "model", "checkpoint", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
     "max_num_batched_tokens", "max_num_seqs", "chunked_prefill",
 )  # fmt: skip
-"""What a file of one's own may say by these names, beside the engine's flags."""
+"""Names that a user's file may use in addition to the engine's flags."""
 
 
 class EngineFlags(NamedTuple):
-    """The flags of an engine.
-
-    Attributes
-    ----------
-    settings : mapping of str to str
-        Setting that a flag's value is, by the flag.
-    switches : mapping of str to (str, str)
-        Setting and value of a flag that takes none.
-    silent : frozenset of str
-        Flags that say nothing of how fast a step is; a value may follow.
-    not_modelled : frozenset of str
-        Flags that change steps in a way that no plan knows.
-    speculative : frozenset of str
-        Flags of speculative decoding.
-    """
+    """The flags of an engine."""
 
     settings: Mapping[str, str]
     switches: Mapping[str, tuple[str, str]]

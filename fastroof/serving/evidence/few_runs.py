@@ -1,14 +1,14 @@
 """What an engine adds to its kernels, from few runs: fewer costs than a large sample fits, or none.
 
-Few runs tell few constants. Each candidate is a set of costs that are fitted (the others stay as the packaged
-profile has them, or are 0) and how far the fit goes from the packaged profile towards the runs; which one is
-taken, leave-one-run-out says.
+Few runs determine few constants. Each candidate is a set of costs that are fitted (the others stay as the
+packaged profile has them, or are 0) and how far the fit goes from the packaged profile towards the runs;
+leave-one-run-out decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final, NamedTuple
@@ -16,22 +16,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.serving.evidence.fit import predicted_us
-from fastroof.serving.evidence.kernel_times import KernelTimes
-
-__all__ = [
-    "CANDIDATES",
-    "FITTED",
-    "RUNS_A_COST",
-    "Candidate",
-    "FewRunsFit",
-    "candidates_of",
-    "fit_candidate",
-    "fit_few_runs",
-]
+from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 
 FITTED: Final = ("step_us", "sequence_us")
-"""Costs that a few runs can tell; others stay as they are packaged."""
+"""Costs that a few runs determine; others stay as packaged."""
 
 RUNS_A_COST: Final = 3
 """Runs that each fitted cost needs at least."""
@@ -47,17 +35,7 @@ Costs = Mapping[str, float]
 
 
 class Candidate(NamedTuple):
-    """A way to take runs.
-
-    Attributes
-    ----------
-    name : str
-        In words.
-    fitted : tuple of str
-        Costs that are fitted; others are 0.
-    share : float
-        How far the costs go from the packaged ones (0) to those that fit best (1).
-    """
+    """A way to take runs."""
 
     name: str
     fitted: tuple[str, ...]
@@ -82,19 +60,7 @@ CANDIDATES: Final = (
 
 @dataclass(frozen=True)
 class FewRunsFit:
-    """Costs from few runs.
-
-    Attributes
-    ----------
-    candidate : Candidate
-        Which way was taken.
-    costs : mapping of str to float
-        us.
-    left_out_mape : float
-        Error of each run by the costs that the others gave, the candidate chosen without it; nan of one run.
-    errors : mapping of str to float
-        Leave-one-run-out error of every candidate that was tried, by its name: what the choice was made by.
-    """
+    """Costs from few runs."""
 
     candidate: Candidate
     costs: Costs
@@ -103,38 +69,12 @@ class FewRunsFit:
 
 
 def candidates_of(runs: int) -> tuple[Candidate, ...]:
-    """Return the candidates that so many runs may choose among.
-
-    Examples
-    --------
-    >>> [len(candidates_of(runs)) for runs in (1, 3, 6)]
-    [2, 6, 8]
-    """
+    """Return the candidates that so many runs may choose among."""
     return tuple(c for c in CANDIDATES if RUNS_A_COST * len(c.fitted) <= runs)
 
 
 def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True) -> FewRunsFit:
-    """Fit what an engine adds to its kernels, choosing how much to fit by leave-one-run-out.
-
-    Parameters
-    ----------
-    times : KernelTimes
-        The runs, all of one engine.
-    packaged : mapping of str to float
-        Costs of the packaged profile, us.
-    is_nested : bool
-        Whether to say how far off a run is that neither the costs nor the choice among candidates saw.
-
-    Returns
-    -------
-    FewRunsFit
-        The costs.
-
-    Notes
-    -----
-    Relative errors, costs of at least 0. The choice is by the mean absolute error of runs left out, so that
-    error is no measure of the choice; ``left_out_mape`` repeats the choice without each run.
-    """
+    """Fit what an engine adds to its kernels, choosing how much to fit by leave-one-run-out."""
     runs = len(times.measured_us)
     everything = np.arange(runs)
     best, errors = _choose(times, packaged, everything)
@@ -232,3 +172,43 @@ def _non_negative(matrix: Floats, target: Floats) -> list[float]:
                 best, least = np.zeros(unknowns), float(off @ off)
                 best[list(chosen)] = solution
     return [float(us) for us in best]
+
+
+SIZES: Final = (3, 5, 10, 20)
+DRAWS: Final = 40
+_SEED: Final = 0
+
+
+class CurvePoint(NamedTuple):
+    """How far off runs are that a fit of so many others did not see, as fractions."""
+
+    runs: int
+    draws: int
+    mape: float
+    low: float
+    high: float
+
+
+def learning_curve(
+    times: KernelTimes, packaged: Costs, sizes: Sequence[int] = SIZES, draws: int = DRAWS, seed: int = _SEED
+) -> tuple[CurvePoint, ...]:
+    """Fit random subsets of runs, and judge each on the runs that are left."""
+    everything = len(times.measured_us)
+    generator = np.random.default_rng(seed)
+    points = []
+    for size in sizes:
+        if size >= everything - 1:
+            continue
+        errors = []
+        for _ in range(draws):
+            chosen = np.zeros(everything, np.bool_)
+            chosen[generator.choice(everything, size, replace=False)] = True
+            costs = fit_few_runs(times.pick(chosen), packaged, is_nested=False).costs
+            left = times.pick(~chosen)
+            errors.append(float(np.abs(predicted_us(left, costs) / left.measured_us - 1.0).mean()))
+        low, high = np.percentile(errors, (10.0, 90.0))
+        points.append(CurvePoint(size, draws, float(np.mean(errors)), float(low), float(high)))
+    if everything > 1:
+        left_out = fit_few_runs(times, packaged).left_out_mape
+        points.append(CurvePoint(everything - 1, 0, left_out, left_out, left_out))
+    return tuple(points)

@@ -10,7 +10,6 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile
-from fastroof.errors import FastroofError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import num_allreduces
 from fastroof.serving.estimate import estimate
@@ -18,34 +17,25 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["KernelTimes", "TimedRows", "kernel_times", "plan_of_row", "time_rows"]
+COSTS: Final = (
+    "step_us", "sequence_us", "allreduce_us", "layer_us", "prefill_us", "prefill_layer_us",
+    "prefill_floor_layer_us",
+)  # fmt: skip
+"""The costs of an engine that can be fitted."""
 
+HOST_COSTS: Final = ("host_step_us", "host_sequence_us")
+"""A host in parallel with the GPU, per step and per sequence: a step takes the longer. In no profile."""
 
-_COLUMNS: Final = 9
+OWN_LAYERS: Final = "own_layers"
+"""Begin of the names of architectures' own costs of a layer: with their place among the columns."""
+
+FLOORS: Final = ("prefill_floor_layer_us", *HOST_COSTS)
+NUM_COLUMNS: Final = 9
 """Of :class:`KernelTimes`, before what calibration adds."""
 
 
 class KernelTimes(NamedTuple):
-    """Measured rows beside the kernels of the steps that they are a mean of, one entry a row.
-
-    Attributes
-    ----------
-    measured_us : ndarray of float64
-        Time per output token, as measured.
-    decode_us, mixed_us : ndarray of float64
-        Kernels of a step of decodes alone, and of one that prefills too.
-    decode_sequences, mixed_sequences : ndarray of float64
-        Requests of such a step whose logits it needs.
-    decode_steps, mixed_steps : ndarray of float64
-        Such steps an output token: their sum is 1 where prompts share steps with decodes, and more where
-        prompts run in steps of their own.
-    num_layers : ndarray of float64
-        Layers of the row's model, of an attention and an MLP each.
-    num_allreduces : ndarray of float64
-        All-reduces of a step.
-    own_layers : ndarray of float64, shape (rows, costs), optional
-        By each cost that an architecture has of its own: the row's layers where it is of it, else 0.
-    """
+    """Measured rows and the kernels of the two mean steps of each, one entry a row."""
 
     measured_us: Floats
     decode_us: Floats
@@ -61,7 +51,7 @@ class KernelTimes(NamedTuple):
     def pick(self, rows: Bools | Longs) -> KernelTimes:
         """Return the chosen rows, by a mask or their places."""
         own = None if self.own_layers is None else self.own_layers[rows]
-        return KernelTimes(*(column[rows] for column in self[:_COLUMNS]))._replace(own_layers=own)
+        return KernelTimes(*(column[rows] for column in self[:NUM_COLUMNS]))._replace(own_layers=own)
 
     @property
     def kernels_us(self) -> Floats:
@@ -70,32 +60,68 @@ class KernelTimes(NamedTuple):
         return alone_us
 
 
-class TimedRows(NamedTuple):
-    """Rows that have a plan, their times, and why others have none.
+class Columns(NamedTuple):
+    """What each of some costs is counted by in a row's two steps, a column a cost: added, and as a floor."""
 
-    Attributes
-    ----------
-    rows : tuple of ServingRow
-        Those that have one.
-    times : KernelTimes
-        An entry a row.
-    refused : mapping of str to int
-        How many have none, by reason.
-    """
+    decode: Floats
+    mixed: Floats
+    decode_floor: Floats
+    mixed_floor: Floats
 
-    rows: tuple[ServingRow, ...]
-    times: KernelTimes
-    refused: Mapping[str, int]
+
+def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
+    """Predict time per output token from kernels and costs, us."""
+    return mean_us(times, columns_of(times, list(costs)), np.array([*costs.values()], np.float64))
+
+
+def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
+    """Return what each cost is counted by."""
+    shape = (len(times.measured_us), len(names))
+    columns = Columns(*(np.zeros(shape) for _ in Columns._fields))
+    for i, name in enumerate(names):
+        if name in FLOORS:
+            if name == "prefill_floor_layer_us":
+                columns.mixed_floor[:, i] = times.num_layers
+            elif name == "host_step_us":
+                columns.decode_floor[:, i] = columns.mixed_floor[:, i] = 1.0
+            else:
+                columns.decode_floor[:, i] = times.decode_sequences
+                columns.mixed_floor[:, i] = times.mixed_sequences
+            continue
+        mixed = _counted_by(times, name)
+        columns.mixed[:, i] = mixed
+        if name == "sequence_us":
+            columns.decode[:, i] = times.decode_sequences
+        elif name not in ("prefill_us", "prefill_layer_us"):
+            columns.decode[:, i] = mixed
+    return columns
+
+
+def _counted_by(times: KernelTimes, name: str) -> Floats:
+    """What a cost is counted by in a step that prefills."""
+    if name.startswith(OWN_LAYERS):
+        assert times.own_layers is not None
+        own: Floats = times.own_layers[:, int(name.partition(".")[2])]
+        return own
+    if name == "sequence_us":
+        return times.mixed_sequences
+    if name == "allreduce_us":
+        return times.num_allreduces
+    if name in ("layer_us", "prefill_layer_us"):
+        return times.num_layers
+    return np.ones(len(times.measured_us))
+
+
+def mean_us(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
+    """Return the time per output token, us: the mean of both steps."""
+    decode_us = np.maximum(times.decode_us + columns.decode @ costs, columns.decode_floor @ costs)
+    mixed_us = np.maximum(times.mixed_us + columns.mixed @ costs, columns.mixed_floor @ costs)
+    both_us: Floats = times.decode_steps * decode_us + times.mixed_steps * mixed_us
+    return both_us
 
 
 def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> StepPlan:
-    """Compile the plan of a row.
-
-    Raises
-    ------
-    FastroofError
-        As :func:`fastroof.compile_plan` does.
-    """
+    """Compile the plan of a row."""
     layout = row.layout
     return compile_plan(
         row.model,
@@ -117,72 +143,18 @@ def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> Step
 def kernel_times(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
-    """Time the kernels of the two mean steps of each row.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : Tables
-        Kernels of their GPU.
-    profile : EngineProfile
-        How GEMMs are smoothed and fp8 scales found; its costs are left out.
-    arrivals : str
-        As :func:`fastroof.serving.estimate` takes it. The costs of the packaged profiles were fitted with
-        arrivals at random moments.
-
-    Returns
-    -------
-    KernelTimes
-        An entry a row.
-
-    Raises
-    ------
-    FastroofError
-        If a row has no plan, or none that runs it.
-    """
-    columns = np.empty((_COLUMNS, len(rows)))
-    for places in _alike(rows):
-        columns[:, places] = _times([rows[i] for i in places], tables, profile, arrivals)[:_COLUMNS]
+    """Time the kernels of the two mean steps of each row."""
+    columns = np.empty((NUM_COLUMNS, len(rows)))
+    for places in alike_rows(rows):
+        columns[:, places] = times_of_plan([rows[i] for i in places], tables, profile, arrivals)[:NUM_COLUMNS]
     return KernelTimes(*columns)
 
 
-def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile: EngineProfile) -> TimedRows:
-    """Time the kernels of rows of several GPUs, those without a plan left out.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : mapping of str to Tables
-        Kernels by GPU.
-    profile : EngineProfile
-        As :func:`kernel_times` takes it.
-
-    Returns
-    -------
-    TimedRows
-        In the order of the rows.
-    """
-    columns = np.full((_COLUMNS, len(rows)), np.nan)
-    refused: dict[str, int] = {}
-    for places in _alike(rows):
-        try:
-            columns[:, places] = _times([rows[i] for i in places], tables[rows[places[0]].gpu], profile)[
-                :_COLUMNS
-            ]
-        except FastroofError as error:
-            refused[str(error)] = refused.get(str(error), 0) + len(places)
-    there = ~np.isnan(columns[0])
-    kept = tuple(row for row, is_there in zip(rows, there, strict=True) if is_there)
-    return TimedRows(kept, KernelTimes(*columns[:, there]), refused)
-
-
-def _alike(rows: Sequence[ServingRow]) -> list[list[int]]:
+def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
     """Places of rows that have one plan and schedule."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        # nan is no equal of nan
+        # nan does not equal nan
         rounds = -1.0 if math.isnan(row.requests_per_client) else row.requests_per_client
         schedule = (*row.schedule.values(), rounds)
         key = (
@@ -193,7 +165,7 @@ def _alike(rows: Sequence[ServingRow]) -> list[list[int]]:
     return list(alike.values())
 
 
-def _times(
+def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
     """Rows of one plan."""
@@ -210,7 +182,7 @@ def _times(
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"
-    # a step of prompts alone gives nobody a token
+    # a step of prompts alone produces no output token
     decode_steps, mixed_steps = (
         (np.ones(len(rows)), share / (1.0 - share)) if is_apart else (1.0 - share, share)
     )

@@ -10,12 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.columns import MEASURED_STEP_COLUMNS
-from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
-from fastroof.load.own import SERVING_FOLDER
-from fastroof.load.steps_file import PHASES, STEPS_FILE, parse_runs, read_step_rows
-
-__all__ = ["STEPS_DATASET", "MeasuredStep", "read_steps", "shipped_steps"]
+from fastroof.load.steps_file import PHASES, parse_runs, read_step_rows
 
 STEPS_DATASET: Final = "steps"
 NEEDED: Final = (
@@ -26,21 +22,7 @@ MOST_RUNS: Final = 4
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One whole step, measured as one CUDA graph: its kernels, without an engine around them.
-
-    Attributes
-    ----------
-    model, gpu, dtype, kv_dtype : str
-        What ran where.
-    tp : int
-        GPUs.
-    phase : str
-        decode, prefill, mixed, or unequal lengths.
-    new_tokens, context_len : tuple of int
-        Of each request.
-    latency_us : float
-        Median time, us.
-    """
+    """One whole step, measured as one CUDA graph: its kernels, without an engine around them."""
 
     model: str
     gpu: str
@@ -66,23 +48,7 @@ class MeasuredStep:
 
 
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
-    """Read a steps.csv.
-
-    Parameters
-    ----------
-    path : str or Path
-        As ``kernels-bench steps`` writes it; columns that a prediction does not need are not read.
-
-    Returns
-    -------
-    tuple of MeasuredStep
-        In the order of the file. A last line without its newline, which a kill leaves behind, is no row.
-
-    Raises
-    ------
-    TableError
-        If it is no such file, or a cell is not what its column holds; names line and column.
-    """
+    """Read a steps.csv."""
     path = Path(path)
     rows = read_step_rows(path, [column for column in MEASURED_STEP_COLUMNS if column.name in NEEDED])
     return tuple(_step(f"{path}, line {line}", row) for line, row in enumerate(rows, start=2))
@@ -104,22 +70,3 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
             f"found {row['new_tokens']!r} and {row['context_len']!r}"
         )
     return MeasuredStep(**{**row, "new_tokens": new_tokens, "context_len": context_len})
-
-
-def shipped_steps(gpu: str, root: Path | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps that ship with a GPU's tables; none where there is no steps.csv.
-
-    Parameters
-    ----------
-    gpu : str
-        Name of the GPU.
-    root : Path, optional
-        Folder that holds one folder a GPU, instead of the shipped one.
-
-    Returns
-    -------
-    tuple of MeasuredStep
-        Of ``<gpu>/serving/steps.csv``, and of each steps.csv in a folder of it.
-    """
-    folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
-    return tuple(step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path))

@@ -1,4 +1,4 @@
-"""One's own runs: files of load generators and an engine's arguments -> rows, and a profile."""
+"""A user's own runs: files of load generators and an engine's arguments -> rows, and a profile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,38 +14,45 @@ from fastroof._version import __version__
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
-from fastroof.serving.evidence.few_runs import FITTED, Costs, FewRunsFit, fit_candidate, fit_few_runs
-from fastroof.serving.evidence.fit import COSTS, predicted_us
-from fastroof.serving.evidence.fit_errors import FittedCost
-from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
-from fastroof.serving.evidence.learning_curve import CurvePoint, learning_curve
+from fastroof.serving.evidence.few_runs import (
+    FITTED,
+    Costs,
+    CurvePoint,
+    FewRunsFit,
+    fit_candidate,
+    fit_few_runs,
+    learning_curve,
+)
+from fastroof.serving.evidence.kernel_times import COSTS, KernelTimes, kernel_times, predicted_us
 from fastroof.serving.evidence.load_generators import GeneratorRun, read_runs
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
 
-__all__ = ["OwnFit", "OwnRow", "OwnRuns", "fit_own_runs", "read_own_runs"]
-
 BESIDE: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
-"""Files with the engine's arguments that are looked for beside a run's."""
+"""Files with the engine's arguments that are looked for in the folder of a run."""
 
 _ARRIVALS: Final = "closed"
 """Of the clients of a load generator, as their runs are predicted."""
 
+RESAMPLES: Final = 400
 INTERVAL: Final = 95.0
 DIGITS: Final = 3
 NORMAL_SE_OF_MAPE: Final = math.sqrt(math.pi / 2.0)
 
 
+class FittedCost(NamedTuple):
+    """A cost, us, and the ends of its 95 % interval."""
+
+    name: str
+    us: float
+    low_us: float
+    high_us: float
+
+
 @dataclass(frozen=True)
 class OwnRow(ServingRow):
-    """A row of one's own engine, whose schedule is its own.
-
-    Attributes
-    ----------
-    own_profile : EngineProfile, optional
-        The packaged profile of its engine and version, with the schedule that it was started with.
-    """
+    """A row of a user's engine, with the schedule that it was started with."""
 
     own_profile: EngineProfile | None = None
 
@@ -57,16 +64,16 @@ class OwnRow(ServingRow):
 
 @dataclass(frozen=True)
 class OwnRuns:
-    """One's own runs, as rows.
+    """A user's own runs, as rows.
 
     Attributes
     ----------
     rows : tuple of OwnRow
-        All runs; those that no fit should take say why in ``left_out``.
+        All runs; ``left_out`` has the reason if no fit should take one.
     engines : tuple of EngineArguments
         The engines that they ran on.
     warnings : tuple of str
-        What was said by files and is not represented, and what is assumed.
+        What the files have that is not represented, and what is assumed.
     """
 
     rows: tuple[OwnRow, ...]
@@ -94,7 +101,7 @@ def read_own_runs(
         The engine's arguments. Without, each run's folder is looked at for ``engine_args.txt`` (.json, .toml,
         .yaml), so that runs of several engines lie in a folder each.
     given : mapping, optional
-        Settings of the engine beside the file's: see ``read_engine_arguments``.
+        Settings of the engine in addition to the file's: see ``read_engine_arguments``.
 
     Returns
     -------
@@ -104,14 +111,14 @@ def read_own_runs(
     Raises
     ------
     FastroofError
-        If a file cannot be read, is none of them, or contradicts another.
+        If a file cannot be read, is of no known generator, or contradicts another.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     found = read_runs(runs)
     engines: dict[Path | None, EngineArguments] = {}
     warnings: list[str] = []
     if found.others:
-        warnings.append(f"files that are no runs: {_few(found.others)}")
+        warnings.append(f"files that are not runs: {_few(found.others)}")
     rows = []
     for run in found.runs:
         path = Path(engine_args) if engine_args is not None else _beside(run, given)
@@ -122,7 +129,7 @@ def read_own_runs(
         warnings += engine.warnings
     unsaid = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
     if unsaid:
-        warnings.append(f"lengths are taken as equal, since the file does not say: {_few(unsaid)}")
+        warnings.append(f"lengths are taken as equal, since the file has no spread: {_few(unsaid)}")
     rates = {run.concurrency_from for run in found.runs if "Little" in run.concurrency_from}
     if rates:
         warnings.append(f"requests in flight by Little's law, not by clients: {len(rates)} runs")
@@ -142,7 +149,7 @@ def _beside(run: GeneratorRun, given: Mapping[str, Any]) -> Path | None:
     if not there and not {"gpu", "engine", "model"} <= given.keys():
         raise TableError(
             f"{run.file}: how was its engine started? give --engine-args with its command line, put it "
-            f"beside the runs as {BESIDE[0]}, or give --gpu, --engine and --model"
+            f"next to the runs as {BESIDE[0]}, or give --gpu, --engine and --model"
         )
     return there[0] if there else None
 
@@ -183,7 +190,7 @@ def _row(run: GeneratorRun, engine: EngineArguments) -> OwnRow:
 
 @dataclass(frozen=True)
 class OwnFit:
-    """A profile of one's own cluster, and what it is worth.
+    """A profile of a user's own cluster, and its errors.
 
     Attributes
     ----------
@@ -224,9 +231,9 @@ class OwnFit:
 
 
 def fit_own_runs(
-    own: OwnRuns, tables: Tables, *, resamples: int = 400, name: str = "", command: str = ""
+    own: OwnRuns, tables: Tables, *, resamples: int = RESAMPLES, name: str = "", command: str = ""
 ) -> OwnFit:
-    """Fit what one's own engine adds to its kernels.
+    """Fit what a user's own engine adds to its kernels.
 
     Parameters
     ----------
@@ -253,7 +260,7 @@ def fit_own_runs(
 
     Notes
     -----
-    Intervals are those of runs drawn again, the chosen candidate kept: runs of one layout share errors that
+    Intervals are those of runs drawn again, with the same candidate: runs of one layout share errors that
     they do not show. Leave-one-run-out errors are of runs like these: another model or layout is farther off.
     """
     rows = own.taken
@@ -314,7 +321,7 @@ def fit_own_runs(
 def _timed(
     rows: tuple[OwnRow, ...], tables: Tables, base: EngineProfile
 ) -> tuple[tuple[OwnRow, ...], KernelTimes, dict[str, str]]:
-    """Rows that a plan can represent, their kernels, and why others are none."""
+    """Return the rows that a plan represents, their kernels, and why others are left out."""
     try:
         return rows, kernel_times(rows, tables, base, _ARRIVALS), {}
     except FastroofError as error:

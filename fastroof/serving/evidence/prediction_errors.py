@@ -1,19 +1,16 @@
-"""Errors of predictions: row by row, and summed up by data set, quantity and what else is asked for."""
+"""Errors of predictions, row by row and by group."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.errors import TableError
-from fastroof.serving.evidence.front_end import FrontEnd
 from fastroof.serving.evidence.rows import LeftOut
-
-__all__ = ["GROUPINGS", "ErrorGroup", "PredictedRate", "PredictedTime", "Validation"]
 
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "runtime",
@@ -22,35 +19,7 @@ GROUPINGS: Final = (
 
 
 class PredictedTime(NamedTuple):
-    """One measured time beside its prediction.
-
-    Attributes
-    ----------
-    dataset, row : str
-        Where it is from.
-    quantity : str
-        ``tpot``, ``ttft``, ``e2e``, each a mean, or with a percentile behind it (``tpot p90``);
-        ``throughput``; or a kind of step: ``decode`` (of one client too), ``prefill``, ``mixed``,
-        ``unequal``.
-    engine, engine_version, model, dtype, kv_dtype, runtime : str
-        What was measured, and what it was predicted with.
-    tp : int
-        GPUs.
-    isl, osl, concurrency : float
-        Nominal lengths and clients; of a whole step its new tokens, 0 and its requests.
-    fitted : bool
-        Whether constants of the profile were fitted to this data set's TPOT.
-    measured_ms, predicted_ms : float
-        ms.
-    aic_ms : float
-        Prediction of aiconfigurator-core, ms; nan where there is none.
-    gpu, architecture : str
-        Where it ran, and what its model is left out with, whatever the format.
-    kind : str
-        What is judged apart: see :data:`fastroof.serving.evidence.predicted_runs.KINDS`.
-    layout : str
-        How its engine was split, in words.
-    """
+    """A measured time and its prediction."""
 
     dataset: str
     row: str
@@ -85,49 +54,8 @@ class PredictedTime(NamedTuple):
         return self.aic_ms / self.measured_ms - 1.0
 
 
-class PredictedRate(PredictedTime):
-    """One measured throughput beside its prediction, both as the time of one output token of all clients, ms.
-
-    Its errors are those of the throughput: below 0 where fewer tokens a second were predicted.
-    """
-
-    __slots__ = ()
-
-    @property
-    def error(self) -> float:
-        """Signed error, as a share of what was measured."""
-        return self.measured_ms / self.predicted_ms - 1.0
-
-    @property
-    def aic_error(self) -> float:
-        """The same of aiconfigurator-core."""
-        return self.measured_ms / self.aic_ms - 1.0
-
-
 class ErrorGroup(NamedTuple):
-    """Errors of rows that belong together, as shares of what was measured.
-
-    Attributes
-    ----------
-    dataset, quantity : str
-        Which rows.
-    values : dict
-        What they have in common, as asked for.
-    fitted : bool
-        Whether constants were fitted to them.
-    rows : int
-        How many.
-    mape, median, p90 : float
-        Mean, median and 90th percentile of the absolute errors.
-    bias : float
-        Mean of the signed errors.
-    aic_rows : int
-        Rows that aiconfigurator-core has a prediction of.
-    aic_mape, aic_bias : float
-        Its errors on those; nan where there is none.
-    kind : str
-        Of its runs.
-    """
+    """Errors of rows that belong together, as shares of what was measured."""
 
     dataset: str
     quantity: str
@@ -146,51 +74,18 @@ class ErrorGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation:
-    """Predictions beside what was measured.
-
-    Attributes
-    ----------
-    gpu, tables_hash, version : str
-        What predicted: the GPU and hash of the tables, and fastroof's version.
-    runtime : str
-        As asked for; ``auto`` is the profile of each row's engine.
-    unseen : bool
-        Whether each row was predicted by constants that were fitted without its model.
-    rows : tuple of PredictedTime
-        Every time that was judged.
-    left_out : tuple of LeftOut
-        Rows that were not judged, by reason.
-    frontends : mapping of str to FrontEnd
-        What TTFT was given for the test bench's front end, by data set.
-    """
+    """Predictions compared with measurements."""
 
     gpu: str
     tables_hash: str
     version: str
     runtime: str
-    unseen: bool
     rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
-    frontends: Mapping[str, FrontEnd]
+    unseen: bool = False
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
-        """Sum errors up by data set, quantity and kind of run.
-
-        Parameters
-        ----------
-        by : sequence of str
-            What else to keep apart, of :data:`GROUPINGS`.
-
-        Returns
-        -------
-        tuple of ErrorGroup
-            In the order of the rows; numbers that they are kept apart by ascend.
-
-        Raises
-        ------
-        TableError
-            If there is no such grouping.
-        """
+        """Sum errors up by data set, quantity and kind of run."""
         unknown = [name for name in by if name not in GROUPINGS]
         if unknown:
             raise TableError(f"errors can be grouped by {', '.join(GROUPINGS)}; got {', '.join(unknown)}")

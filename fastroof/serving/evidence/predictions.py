@@ -18,43 +18,23 @@ from fastroof.serving.speculation import SpeculativeDecoding
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["Plans", "RowPrediction", "predict_row", "predict_step_ms"]
-
 
 class Plans:
-    """Plans of one set of tables, each distinct one compiled once.
-
-    Parameters
-    ----------
-    tables : Tables
-        Measured kernels.
-    """
+    """Plans of one set of tables, each distinct one compiled once."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self._plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
 
     def get(self, row: ServingRow | MeasuredStep, runtime: EngineProfile) -> StepPlan:
-        """Return the plan of a row.
-
-        Raises
-        ------
-        FastroofError
-            As :func:`fastroof.compile_plan` does, for each row of the plan.
-        """
+        """Return the plan of a row."""
         if isinstance(row, MeasuredStep):
             return self._get(row, Layout(row.tp), row.dtype, runtime, LARGEST_STEP)
         exchange = row.exchange or None
         return self._get(row, row.layout, row.plan_dtype, runtime, row.plan_tokens, exchange)
 
     def get_prefill(self, row: ServingRow, runtime: EngineProfile) -> StepPlan | None:
-        """Return the plan of a row's prefill workers; None where one engine does all.
-
-        Raises
-        ------
-        FastroofError
-            As :meth:`get` does.
-        """
+        """Return the plan of a row's prefill workers; None where one engine does all."""
         if not row.is_disaggregated:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
@@ -96,15 +76,7 @@ class Plans:
 
 
 class RowPrediction(NamedTuple):
-    """What a row's clients should have seen.
-
-    Attributes
-    ----------
-    ttft_ms, tpot_ms : float
-        As measured rows have them, ms; TTFT without what a front end adds.
-    kv_load : float
-        KV cache that all clients together ask for, over what there is: near 1 and above, requests wait.
-    """
+    """What a row's clients should have seen."""
 
     ttft_ms: float
     tpot_ms: float
@@ -117,29 +89,7 @@ def predict_row(
     prefill_plan: StepPlan | None = None,
     speculation: SpeculativeDecoding | None = None,
 ) -> RowPrediction:
-    """Predict one row.
-
-    Parameters
-    ----------
-    row : ServingRow
-        A measured run.
-    plan : StepPlan
-        Its plan; of the workers that decode where prefill is apart.
-    prefill_plan : StepPlan, optional
-        Of the workers that prefill, where they are others.
-    speculation : SpeculativeDecoding, optional
-        What its requests draft and keep.
-
-    Returns
-    -------
-    RowPrediction
-        Of a row of one client, TPOT is the mean decode step over its growing context.
-
-    Raises
-    ------
-    FastroofError
-        If :func:`fastroof.serving.estimate` cannot represent it, or several clients share a prefix cache.
-    """
+    """Predict one row."""
     if prefill_plan is not None:
         return _disaggregated(row, plan, prefill_plan, speculation)
     predicted = estimate(
@@ -187,11 +137,5 @@ def _disaggregated(
 
 
 def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:
-    """Predict one whole step, ms.
-
-    Raises
-    ------
-    FastroofError
-        If the plan cannot time it.
-    """
+    """Predict one whole step, ms."""
     return float(plan.step_us(StepBatch.from_requests([step.requests]))[0]) / US_PER_MS

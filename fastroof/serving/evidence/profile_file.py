@@ -13,37 +13,9 @@ from fastroof.engines.memory import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 
-__all__ = ["check_profile_path", "profile_text", "write_profile"]
-
 
 def profile_text(profile: EngineProfile) -> str:
-    """Write a profile as the TOML that :func:`fastroof.engines.load_engine` reads.
-
-    Examples
-    --------
-    >>> from fastroof.engines import StepCosts
-    >>> print(profile_text(EngineProfile("mine", costs=StepCosts(step_us=600.0))), end="")
-    name = "mine"
-    <BLANKLINE>
-    [costs]
-    step_us = 600.0
-    <BLANKLINE>
-    [scheduling]
-    order = "mixed"
-    chunked_prefill = true
-    max_num_batched_tokens = 8192
-    max_num_seqs = 1024
-    async_scheduling = false
-    <BLANKLINE>
-    [memory]
-    kv_reservation = "mean"
-    <BLANKLINE>
-    [kernels]
-    gemm_smoothing = "none"
-    fp8_scales = "dynamic"
-    shared_experts = "apart"
-    latent_attention = "parts"
-    """
+    """Write a profile as the TOML that :func:`fastroof.engines.load_engine` reads."""
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
     for names in ("engines", "cold_decode"):
         if not content["kernels"][names]:
@@ -104,13 +76,7 @@ def profile_text(profile: EngineProfile) -> str:
 
 
 def check_profile_path(path: str | Path) -> Path:
-    """Return where a profile may be written.
-
-    Raises
-    ------
-    TableError
-        If the name does not end in .toml, or its folder does not exist.
-    """
+    """Return where a profile may be written."""
     path = Path(path)
     if path.suffix != ".toml" or os.path.isdir(path):
         raise TableError(f"an engine profile is a .toml file, got {path}")
@@ -119,11 +85,5 @@ def check_profile_path(path: str | Path) -> Path:
 
 
 def write_profile(profile: EngineProfile, path: str | Path) -> Path:
-    """Write a profile as TOML, whole or not at all.
-
-    Raises
-    ------
-    TableError
-        If the name does not end in .toml, or the file cannot be written.
-    """
+    """Write a profile as TOML, atomically."""
     return write_output(check_profile_path(path), profile_text(profile), "profile", TableError)

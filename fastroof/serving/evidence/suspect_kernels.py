@@ -1,7 +1,7 @@
-"""Which kernels look wrong in one's own runs, where what an engine adds cannot explain the rest.
+"""Which kernels look wrong in a user's own runs, if what an engine adds cannot explain the rest.
 
 Tables are never changed by it: it only reports. Kinds of operators take turns: each gets a multiplier, fitted
-beside the engine's costs, which may explain the same runs. A kind is named where the interval of its
+with the engine's costs, which may explain the same runs. A kind is named if the interval of its
 multiplier excludes 1 and runs that were left out come out clearly better with it.
 """
 
@@ -19,16 +19,13 @@ from fastroof.arrays import Floats
 from fastroof.plan import StepPlan
 from fastroof.plan.explain import OperatorTime
 from fastroof.serving.estimate import ServingEstimate, estimate
-from fastroof.serving.evidence.fit import predicted_us
-from fastroof.serving.evidence.kernel_times import KernelTimes
+from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
-__all__ = ["LEAST_RUNS", "OperatorTimes", "SuspectKernel", "added_by", "operator_times", "suspect_kernels"]
-
 LEAST_RUNS: Final = 12
-"""Runs below which three constants and a multiplier are not told apart."""
+"""Fewer runs do not determine three constants and a multiplier."""
 
 LEAST_SHARE: Final = 0.05
 """Share of the steps of at least one run in four below which a kind of operator cannot be judged."""
@@ -49,15 +46,7 @@ NO_ERROR: Final = 1e-18
 
 
 class OperatorTimes(NamedTuple):
-    """What each kind of operator takes of an output token, one row a run.
-
-    Attributes
-    ----------
-    kinds : tuple of str
-        Their names.
-    us : ndarray of float64, shape (runs, kinds)
-        Time within the mean step of each run, us.
-    """
+    """What each kind of operator takes of an output token, one row a run."""
 
     kinds: tuple[str, ...]
     us: Floats
@@ -65,21 +54,7 @@ class OperatorTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class SuspectKernel:
-    """A kind of operator that looks wrong.
-
-    Attributes
-    ----------
-    kind : str
-        The operator and its format.
-    multiplier, low, high : float
-        What its table would have to be multiplied by, and the interval that excludes 1.
-    better, runs : int
-        Runs that come out nearer with it, each judged by the others, of those where it takes 5 % or more.
-    error_without, error_with : float
-        Mean leave-one-run-out error without the multiplier and with it, fractions.
-    or_else : tuple of str
-        Other kinds that these runs do not tell apart from it.
-    """
+    """A kind of operator that looks wrong."""
 
     kind: str
     multiplier: float
@@ -100,29 +75,11 @@ class SuspectKernel:
             f"{self.error_with:.1%}"
         )
         others = ", ".join(self.or_else)
-        return f"{words}; these runs do not tell it from {others}" if others else words
+        return f"{words}; these runs do not distinguish it from {others}" if others else words
 
 
 def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
-    """Share the mean steps of runs out to kinds of operators.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : Tables
-        Kernels of their GPU.
-
-    Returns
-    -------
-    OperatorTimes
-        A row a run, whose sum is its kernels' time per output token.
-
-    Raises
-    ------
-    FastroofError
-        If a row has no plan.
-    """
+    """Share the mean steps of runs out to kinds of operators."""
     plans = Plans(tables)
     by_row: list[dict[str, float]] = []
     for row in rows:
@@ -182,27 +139,7 @@ def _kind(operator: OperatorTime) -> str:
 
 
 def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[SuspectKernel, ...]:
-    """Name the kind of operator that looks wrong in runs, if any does.
-
-    Parameters
-    ----------
-    times : KernelTimes
-        The runs.
-    operators : OperatorTimes
-        What kinds of operators take of them.
-
-    Returns
-    -------
-    tuple of SuspectKernel
-        The kind that explains the runs best; empty where none does, or there are fewer than 12 runs.
-
-    Notes
-    -----
-    A step and a sequence are fitted in both cases, so that what an engine adds is not taken for a kernel.
-    Intervals are the jackknife's, by Student's distribution, at 99 % over all kinds together (Bonferroni).
-    What a multiplier explains must be as clear by the residuals of all runs. Another kind counts as told
-    apart where its residuals are so much larger that runs with normal errors would be e^3 times less likely.
-    """
+    """Name the kind of operator that looks wrong in runs, if any does."""
     runs = len(times.measured_us)
     if runs < LEAST_RUNS:
         return ()

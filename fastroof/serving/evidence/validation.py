@@ -1,248 +1,214 @@
-"""Predictions against what was measured end to end."""
+"""Predictions compared with a user's own runs and measured steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
+
+import numpy as np
 
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.evidence.aiconfigurator_estimates import with_aiconfigurator_estimates
-from fastroof.serving.evidence.front_end import FrontEnd
-from fastroof.serving.evidence.independent import judge, profile_of_served
-from fastroof.serving.evidence.left_out_profiles import profiles_of, profiles_without
-from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
-from fastroof.serving.evidence.predicted_runs import (
-    INDEPENDENT,
-    PredictedRun,
-    ProfileOf,
-    Skipped,
-    front_ends_of,
-    judged_times,
-    predict_runs,
-    with_drafts,
-)
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
-from fastroof.serving.evidence.predictions import Plans, predict_step_ms
+from fastroof.serving.evidence.predictions import Plans, RowPrediction, predict_row, predict_step_ms
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["GpuPredictions", "judge_independent", "predict_gpu", "run_validation", "runtime_name"]
+SPECULATIVE, INDEPENDENT = "speculative", "independent"
+"""Kinds of a user's own runs: faster than plain steps can be, and all others."""
+
+FULL_KV_LOAD: Final = 0.9
+"""KV load from which TTFT is mostly waiting: such runs are judged by their TPOT alone."""
+
+FULL_KV: Final = "the KV cache is full, so that requests wait"
+
+FASTEST: Final = 0.7
+"""A run under this share of the time of its own kernels cannot have taken plain steps."""
+
+MOST_RUNS: Final = 0.5
+"""Share of a series under :data:`FASTEST` from which all of it speculates: drafts are set for a series."""
+
+Skipped = Counter[tuple[str, ...]]
 
 
-def run_validation(
-    measured: Measured | Sequence[str] | None,
+def validate_own(
+    rows: Sequence[ServingRow],
+    steps: Sequence[MeasuredStep],
     tables: Tables,
     *,
     runtime: str | Path | EngineProfile = "auto",
-    leave_one_model_out: bool = False,
-    ask_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
-    """Predict measured rows and judge the predictions.
+    """Predict a user's own runs and steps, and compare the predictions with what was measured.
 
     Parameters
     ----------
-    measured : Measured, sequence of str or None
-        What to judge: rows, or names of data sets of the tables' GPU; None judges all of them.
+    rows : sequence of ServingRow
+        Runs, as ``read_own_runs`` returns them.
+    steps : sequence of MeasuredStep
+        Whole steps, as ``read_steps`` returns them; they are predicted by kernels alone.
     tables : Tables
         Measured kernels of one GPU.
     runtime : str, Path or EngineProfile
-        ``auto`` predicts each row by the profile of its engine and version. Else one profile for all
-        rows. Whole steps are kernels alone, always.
-    leave_one_model_out : bool
-        Predict each model's rows by constants fitted to the other models' rows of its engine; engines
-        that have no other model are left out. Needs ``runtime="auto"``.
-    ask_aiconfigurator : bool
-        Ask the installed aiconfigurator-core, instead of taking the predictions beside the rows.
+        ``auto`` predicts each run by the profile of its engine and version; else one profile for all.
     progress : callable, optional
-        Called with words about what is being done.
+        Called with a line about the progress.
 
     Returns
     -------
     Validation
-        Rows of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
+        Runs of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
 
     Raises
     ------
     FastroofError
-        If a data set or runtime is unknown, nothing was measured on the GPU, or aiconfigurator-core was
-        asked for and is not installed.
-
-    Notes
-    -----
-    TTFT gets what the test bench adds, as runs of other models by the same bench say: see
-    :func:`fastroof.serving.evidence.front_end.front_ends`. It is left out where the clients
-    ask for more than 0.9 of the KV cache: there it is waiting.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from fastroof.serving.evidence.validation import run_validation
-    >>> report = run_validation(["vllm-synchronous"], fastroof.load_tables("h100"))
-    >>> [group.rows for group in report.errors()]
-    [7, 7]
+        If there are neither runs nor steps, or the profile is unknown.
     """
-    evidence = _measured(measured, tables.gpu.name)
-    if leave_one_model_out and runtime != "auto":
-        raise TableError(
-            f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
-        )
-    say = progress or (lambda words: None)
-    if ask_aiconfigurator:
-        say("asking aiconfigurator-core")
-        evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
-    profile_of = profiles_of(runtime)
-    if leave_one_model_out:
-        profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, say)
-    say(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
-    on_gpu = predict_gpu(evidence, tables, profile_of)
-    independent = judge_independent(evidence, tables, runtime, leave_one_model_out, on_gpu.skipped)
-    on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
-    runs = with_drafts(on_gpu.runs)
-    return on_gpu.judged(runs, front_ends_of(runs), runtime_name(runtime), leave_one_model_out)
-
-
-def runtime_name(runtime: str | Path | EngineProfile) -> str:
-    """Return what a report calls the profile that was asked for."""
-    return runtime if isinstance(runtime, str) else load_engine(runtime).name
-
-
-class GpuPredictions(NamedTuple):
-    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'.
-
-    Attributes
-    ----------
-    gpu, tables_hash : str
-        The tables' GPU, and their hash.
-    runs : tuple of PredictedRun
-        Of serving engines.
-    others : tuple of PredictedTime
-        Whole steps, and what nothing is fitted to.
-    skipped : Counter
-        Runs and steps that have no prediction.
-    left_out : tuple of LeftOut
-        What the sources' conversion left out.
-    """
-
-    gpu: str
-    tables_hash: str
-    runs: tuple[PredictedRun, ...]
-    others: tuple[PredictedTime, ...]
-    skipped: Skipped
-    left_out: tuple[LeftOut, ...]
-
-    def judged(
-        self,
-        runs: Sequence[PredictedRun],
-        front_end_of: Mapping[int, FrontEnd],
-        runtime: str,
-        unseen: bool,
-    ) -> Validation:
-        """Put predictions of its runs beside what was measured.
-
-        Parameters
-        ----------
-        runs : sequence of PredictedRun
-            Its runs, as they are predicted in the end.
-        front_end_of : mapping of int to FrontEnd
-            What their test benches add, by id of the row.
-        runtime : str
-            As asked for.
-        unseen : bool
-            Whether their constants have not seen them.
-        """
-        skipped = self.skipped.copy()
-        of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
-        counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
-        return Validation(
-            self.gpu,
-            self.tables_hash,
-            __version__,
-            runtime,
-            unseen,
-            (*of_runs, *self.others),
-            (*counted, *self.left_out),
-            frontends,
-        )
-
-
-def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> GpuPredictions:
-    """Predict everything that was measured on a GPU.
-
-    Parameters
-    ----------
-    evidence : Measured
-        Its runs and steps.
-    tables : Tables
-        Its measured kernels.
-    profile_of : callable
-        The profile that predicts a run.
-
-    Returns
-    -------
-    GpuPredictions
-        What cannot be predicted is counted, with the reason.
-    """
-    skipped = Skipped()
-    rows = [row for row in evidence.rows if not _refused(row, tables.gpu.name, skipped)]
-    plans = Plans(tables)
-    steps = tuple(_predicted_steps(evidence.steps, plans, skipped))
-    runs = tuple(predict_runs(rows, plans, profile_of, skipped))
-    return GpuPredictions(tables.gpu.name, tables.content_hash, runs, steps, skipped, evidence.left_out)
-
-
-def judge_independent(
-    evidence: Measured,
-    tables: Tables,
-    runtime: str | Path | EngineProfile,
-    unseen: bool,
-    skipped: Skipped,
-) -> tuple[PredictedTime, ...]:
-    """Judge what nothing is fitted to; profiles that were fitted without a model say nothing new of it."""
-    if unseen:
-        skipped.update(
-            (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent
-        )
-        return ()
+    if not rows and not steps:
+        raise TableError("there are neither runs nor steps to validate")
     one = None if runtime == "auto" else load_engine(runtime)
-    judged = judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
-    return tuple(time._replace(gpu=tables.gpu.name, kind=INDEPENDENT) for time in judged)
+    if progress is not None:
+        progress(f"predicting {len(rows) + len(steps)} rows")
+    skipped = Skipped()
+    here = [row for row in rows if is_taken(row, tables.gpu.name, skipped)]
+    plans = Plans(tables)
+    of_steps = tuple(predicted_steps(steps, plans, skipped))
+    fast = faster_than_kernels(here, [kernels_ms(row, plans) for row in here])
+    tpot: list[PredictedTime] = []
+    ttft: list[PredictedTime] = []
+    for row, reason in zip(here, fast, strict=True):
+        profile = one or row.engine_profile
+        kind = SPECULATIVE if reason else INDEPENDENT
+        try:
+            predicted = predict_row(row, plans.get(row, profile), plans.get_prefill(row, profile))
+        except FastroofError as error:
+            skipped[row.dataset, str(error)] += 1
+            continue
+        tpot.append(tpot_of(row, profile, predicted, kind))
+        if is_queueing(predicted):
+            skipped[row.dataset, FULL_KV, "ttft"] += 1
+        elif not math.isnan(row.ttft_ms):
+            ttft.append(ttft_of(row, profile, predicted.ttft_ms, kind))
+    return Validation(
+        tables.gpu.name,
+        tables.content_hash,
+        __version__,
+        runtime if isinstance(runtime, str) else load_engine(runtime).name,
+        (*tpot, *ttft, *of_steps),
+        counted(skipped),
+    )
 
 
-def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
-    if isinstance(measured, Measured):
-        evidence = measured
-    else:
-        everything = measured_on(gpu)
-        if isinstance(measured, str):
-            measured = (measured,)
-        evidence = everything if measured is None else everything.pick(measured)
-    if not evidence.rows and not evidence.steps and not evidence.independent:
-        raise TableError(
-            f"nothing was measured end to end on {gpu}: give rows of it, or install aiconfigurator-core "
-            "for its sample"
-        )
-    return evidence
-
-
-def _refused(row: ServingRow, gpu: str, skipped: Skipped) -> bool:
+def is_taken(row: ServingRow, gpu: str, skipped: Skipped) -> bool:
+    """Whether a run is judged on a GPU; one that is not is counted."""
     reason = row.left_out
     if row.gpu != gpu:
         reason = f"measured on {row.gpu}, the tables are of {gpu}"
     if reason:
         skipped[row.dataset, reason] += 1
-    return bool(reason)
+    return not reason
 
 
-def _predicted_steps(
-    steps: Sequence[MeasuredStep], plans: Plans, skipped: Skipped
-) -> Iterator[PredictedTime]:
+def counted(skipped: Skipped) -> tuple[LeftOut, ...]:
+    """Return what was not judged, by reason."""
+    return tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
+
+
+def kernels_ms(row: ServingRow, plans: Plans) -> float:
+    """Return the TPOT by kernels alone, ms; nan if there is no plan."""
+    kernels = row.engine_profile.kernels_alone()
+    try:
+        return predict_row(row, plans.get(row, kernels), plans.get_prefill(row, kernels)).tpot_ms
+    except FastroofError:
+        return math.nan
+
+
+def faster_than_kernels(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
+    """Return why each run must have drafted tokens by its time alone; empty for plain runs."""
+    fast = np.array([row.tpot_ms for row in rows]) / np.array(kernels_ms, np.float64) < FASTEST
+    series: dict[tuple[object, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        series.setdefault(series_of(row), []).append(i)
+    reasons = [""] * len(rows)
+    for places in series.values():
+        mostly = float(np.mean(fast[places])) >= MOST_RUNS
+        for i in places:
+            if fast[i]:
+                reasons[i] = f"it took less than {FASTEST:g} of what its own kernels take"
+            elif mostly:
+                reasons[i] = f"most of its series took less than {FASTEST:g} of what their kernels take"
+    return reasons
+
+
+def series_of(row: ServingRow) -> tuple[object, ...]:
+    """Return what the runs of one launch under one load share, whatever their number of clients."""
+    return (
+        row.dataset, row.gpu, row.tp, row.dp, row.ep, row.prefill_workers, row.prefill_tp, row.prefill_dp,
+        row.decode_workers, row.isl, row.osl, row.measured_on,
+    )  # fmt: skip
+
+
+def is_queueing(predicted: RowPrediction) -> bool:
+    """Whether TTFT is mostly waiting, so that it is not judged."""
+    return predicted.kv_load >= FULL_KV_LOAD
+
+
+def tpot_of(
+    row: ServingRow, profile: EngineProfile, predicted: RowPrediction, kind: str, fitted: bool = False
+) -> PredictedTime:
+    """Compare the TPOT of a run with its prediction."""
+    quantity = "decode" if row.is_single else "tpot"
+    return _time(row, profile, quantity, kind, fitted, row.tpot_ms, predicted.tpot_ms, row.aic_tpot_ms)
+
+
+def ttft_of(row: ServingRow, profile: EngineProfile, predicted_ms: float, kind: str) -> PredictedTime:
+    """Compare the TTFT of a run with its prediction."""
+    return _time(row, profile, "ttft", kind, False, row.ttft_ms, predicted_ms, row.aic_ttft_ms)
+
+
+def _time(
+    row: ServingRow,
+    profile: EngineProfile,
+    quantity: str,
+    kind: str,
+    fitted: bool,
+    measured_ms: float,
+    predicted_ms: float,
+    aic_ms: float,
+) -> PredictedTime:
+    return PredictedTime(
+        row.dataset,
+        row.row,
+        quantity,
+        row.engine,
+        row.engine_version,
+        row.model,
+        row.dtype,
+        row.kv_dtype,
+        profile.name,
+        row.tp,
+        row.isl,
+        row.osl,
+        row.concurrency,
+        fitted,
+        measured_ms,
+        predicted_ms,
+        aic_ms,
+        row.gpu,
+        row.whole_model,
+        kind,
+        str(row.layout),
+    )
+
+
+def predicted_steps(steps: Sequence[MeasuredStep], plans: Plans, skipped: Skipped) -> Iterator[PredictedTime]:
+    """Predict whole steps by kernels alone, and count those that cannot be."""
     kernels = load_engine("kernels")
     for step in steps:
         try:

@@ -9,12 +9,14 @@ import sys
 import pytest
 
 from fastroof.backends.c import export_c
+from tests.reference.compilers import links_a_library
 
 
 @pytest.fixture(scope="module")
 def exported(plans, tmp_path_factory):
     """The module's own plans."""
-    return export_c(plans, tmp_path_factory.mktemp("exported"))
+    shared = None if links_a_library() else False
+    return export_c(plans, tmp_path_factory.mktemp("exported"), shared=shared)
 
 
 @pytest.fixture(scope="module")

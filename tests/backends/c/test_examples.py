@@ -17,6 +17,7 @@ import fastroof
 from fastroof.backends.c import export_c
 from fastroof.backends.c.plan_file import description
 from tests.backends.interfaces import recorded, text_differences
+from tests.reference.compilers import find_compiler
 
 BLIS = Path(__file__).parent / "blis"
 FORMS = Path(__file__).parent / "blis_forms"
@@ -44,8 +45,8 @@ def exported(plans, tmp_path_factory):
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     """How to run Go: without a network, and with a cache of its own."""
-    program = found("go")
-    found("cc", "gcc")  # cgo compiles with it
+    program = find_compiler("go")
+    find_compiler("cc", "gcc")  # cgo compiles with it
     place = tmp_path_factory.mktemp("go")
     env = {
         **os.environ,
@@ -57,13 +58,6 @@ def go(tmp_path_factory):
         "CGO_ENABLED": "1",
     }
     return lambda folder, *words, **more: said([program, *words], cwd=folder, env={**env, **more})
-
-
-def found(*names):
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    pytest.skip(f"there is no {' or '.join(names)} here")
 
 
 def said(words, **options):
@@ -83,18 +77,35 @@ def program(request, exported, tmp_path_factory):
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
     if request.param == "c":
         said(
-            [found("cc", "gcc"), "-O2", "-std=c11", *warnings, "example.c", "fastroof_step.o", "-o", made],
+            [
+                find_compiler("cc", "gcc"),
+                "-O2",
+                "-std=c11",
+                *warnings,
+                "example.c",
+                "fastroof_step.o",
+                "-o",
+                made,
+            ],
             cwd=folder,
         )
     elif request.param == "c++":
-        compiler = [found("c++", "g++"), "-O2", "-std=c++11", *warnings]
+        compiler = [find_compiler("c++", "g++"), "-O2", "-std=c++11", *warnings]
         said([*compiler, "-x", "c++", "example.c", "-x", "none", "fastroof_step.o", "-o", made], cwd=folder)
     elif request.param == "go":
         go = request.getfixturevalue("go")
         go(folder / "go", "vet", "./...")
         go(folder / "go", "build", "-o", made, ".")
     else:
-        rustc = [found("rustc"), "-O", "-D", "warnings", "example.rs", "-C", "link-arg=fastroof_step.o"]
+        rustc = [
+            find_compiler("rustc"),
+            "-O",
+            "-D",
+            "warnings",
+            "example.rs",
+            "-C",
+            "link-arg=fastroof_step.o",
+        ]
         said([*rustc, "-o", made], cwd=folder)
     return made
 

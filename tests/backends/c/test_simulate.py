@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-import shutil
 import struct
 import subprocess
 
@@ -17,6 +16,7 @@ from fastroof.compiled import c_simulation
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
+from tests.reference.compilers import find_compiler
 
 I64, PTR = ctypes.c_int64, ctypes.c_void_p
 BEYOND = 4096
@@ -322,9 +322,7 @@ def test_no_requests_are_served_at_once(library, opened):
 
 
 def test_the_example_prints_the_bits_of_python(exported, plans, tmp_path):
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
+    compiler = find_compiler("gcc", "cc")
     folder = exported.plans["dense"].parent
     program = tmp_path / "simulate"
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")

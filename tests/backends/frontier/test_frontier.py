@@ -209,6 +209,7 @@ def test_it_runs_in_place_of_frontiers_main_and_says_what_it_needs():
     assert "needs Frontier's source tree" in run("fastroof.backends.frontier").stderr
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     done = run("fastroof.backends.frontier_example", TREE)
     assert done.stderr == ""

@@ -108,6 +108,7 @@ def test_lines_are_answered_line_by_line(server, plan):
     assert ask(server, "POST", "/message", b"", LINES).body == b""
 
 
+@pytest.mark.slow
 def test_replies_to_many_lines_come_in_parts(server, plan):
     line = b'{"batch_size": 64, "kv_len": 4096}\n'
     reply = ask(server, "POST", "/message", line * 20_000, LINES)
@@ -191,6 +192,7 @@ def test_health_and_description(server, plan):
     assert described == {"id": None, **ServedPlans({"eight": plan}).describe()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs_token", [False, True])
 def test_the_document_is_open_api(needs_token):
     validator = pytest.importorskip("openapi_spec_validator")

@@ -158,6 +158,7 @@ def test_work_ends_when_its_client_leaves(plan: fastroof.StepPlan, kind: dict[st
         assert metric(server, "fastroof_abandoned_calls_total") == 1
 
 
+@pytest.mark.slow
 def test_clients_that_leave_do_not_stop_the_service(plan: fastroof.StepPlan) -> None:
     """As many costly messages as there may be calls, sent off again and again."""
     limits = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_calls=4)
@@ -287,6 +288,7 @@ def test_bodies_of_one_length_are_taken(server: HttpServer) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_a_long_reply_is_made(plan: fastroof.StepPlan) -> None:
     body = json.dumps({"batch_size": [64] * 2**20, "kv_len": 4096}).encode()
     with HttpServer({"eight": plan}) as server:

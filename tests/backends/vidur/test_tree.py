@@ -114,6 +114,7 @@ def test_a_mixed_batch_is_the_plans_step_to_the_bit(vidur, predictor):
 # The terms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replica", "options"),
     [
@@ -262,6 +263,7 @@ def run(*arguments, tree=TREE):
     )
 
 
+@pytest.mark.slow
 def test_vidurs_own_command_line_simulates_with_it():
     options = "--execution_time_predictor_config_type dummy --replica_config_device h100"
     done = run("fastroof.backends.vidur.tree", *options.split(), "--replica_config_model_name", MODEL)

@@ -136,6 +136,7 @@ def test_lookups(golden, name):
                 lookup(golden.tables, [row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mha_decode", "mha_prefill", "mla_decode", "mla_prefill", "grouped_gemm_decode"]
 )
@@ -187,6 +188,7 @@ def test_scenarios(golden, model):
         _assert_row(expected, found, expected)
 
 
+@pytest.mark.slow
 def test_the_reference_gives_the_recorded_answers(golden):
     """What the loops are held against is itself held against the recorded answers."""
     tree = reference.Tree(golden.tree)

@@ -25,8 +25,8 @@ BAD = {
     "close key": (DECODE + "shapes = [[8, 2, 64]]\nbatch_sise = 1", "did you mean batch_size?"),
     "missing axis": ('operator = "gemm"\ndtype = "bf16"\nm = 1\nn = 8', "key k is missing"),
     "missing operator": ("m = 1", "key operator is missing"),
-    "unknown operator": ('operator = "conv"', "operator 'conv' is none of gemm"),
-    "unknown dtype": (GEMM.replace("bf16", "fp3"), "dtype 'fp3' is none of bf16"),
+    "unknown operator": ('operator = "conv"', "unknown operator 'conv'; valid are gemm"),
+    "unknown dtype": (GEMM.replace("bf16", "fp3"), "unknown dtype 'fp3'; valid are bf16"),
     "text for a size": (GEMM.replace("64", '"64"'), "n must be a whole number from 1 to"),
     "fraction": (GEMM.replace("64", "64.0"), "got 64.0"),
     "bool": (GEMM.replace("64", "true"), "got True"),
@@ -53,7 +53,7 @@ BAD = {
     "heads not divisible": (DECODE + "shapes = [[30, 8, 64]]", "num_q_heads 30 is not divisible"),
     "short shape": (DECODE + "shapes = [[32, 8]]", "shapes must be [num_q_heads, num_kv_heads, head_dim]"),
     "no shapes": (DECODE + "shapes = []", "shapes is empty"),
-    "shapes of another operator": (DECODE + 'shapes = "linear"', "shapes 'linear' is none of heads"),
+    "shapes of another operator": (DECODE + 'shapes = "linear"', "unknown shapes 'linear'; valid are heads"),
     "shapes without models": (DECODE + 'shapes = "heads"', "finds none in the grid's 0 models"),
     "shape twice": (DECODE + "shapes = [[8, 2, 64]]\nhead_dim = 64", "head_dim is given twice"),
     "kv_len of a prefill": (
@@ -62,7 +62,7 @@ BAD = {
     ),
     "spread": (
         DECODE.replace("decode", "decode_unequal") + 'shapes = [[8, 2, 64]]\nspread = "wild"',
-        "spread 'wild' is none of uniform, bimodal, one_long",
+        "unknown spread 'wild'; valid are uniform, bimodal, one_long",
     ),
     "unequal batch of one": (
         DECODE.replace("decode", "decode_unequal") + 'shapes = [[8, 2, 64]]\nspread = "uniform"',
@@ -74,7 +74,7 @@ BAD = {
     ),
     "models of listed shapes": (
         'operator = "gemm"\ndtype = "bf16"\nshapes = [[64, 64]]\nmodels = ["tiny"]\nm = 1',
-        "so no models are asked for",
+        "so models are not used",
     ),
     "an unknown model": (
         'operator = "gemm"\ndtype = "bf16"\nshapes = "linear"\nmodels = ["tiny"]\nm = 1',
@@ -84,7 +84,7 @@ BAD = {
         'operator = "moe"\ndtype = "bf16"\nshapes = [[64, 60, 2, 8, 8, 1]]\nnum_tokens = 1',
         "intermediate 60 is not divisible by moe_tp 8",
     ),
-    "kind": ('operator = "elementwise"\nkind = "gelu"\nm = 1\nwidth = 8', "kind 'gelu' is none of"),
+    "kind": ('operator = "elementwise"\nkind = "gelu"\nm = 1\nwidth = 8', "unknown kind 'gelu'; valid are"),
     "copy of rows": ('operator = "elementwise"\nkind = "copy"\nm = 2\nwidth = 8', "a copy has one row"),
     "wide launch": ('operator = "elementwise"\nkind = "launch"\nm = 1\nwidth = 8', "an empty launch"),
     "io_bytes": (

@@ -33,7 +33,7 @@ from kernels_bench.grid.estimate import (
 )
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 
 ROOT = Path(__file__).resolve().parents[3]
 H100 = load_gpu("h100")
@@ -252,6 +252,7 @@ def test_a_large_budget_drops_nothing() -> None:
     assert (kept, dropped) == (POINTS, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 500])
 def test_a_budget_is_kept_and_used(budget_s: float) -> None:
     kept, dropped = fit_budget(POINTS, H100, budget_s)
@@ -264,6 +265,7 @@ def test_a_budget_is_kept_and_used(budget_s: float) -> None:
     assert sorted(point.key for point in (*kept, *dropped)) == sorted(order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [5, 60, 150, 300, 500])
 def test_the_highest_priority_numbers_go_first(budget_s: float) -> None:
     kept, dropped = fit_budget(POINTS, H100, budget_s)
@@ -389,6 +391,7 @@ def test_plan_as_json(app: typer.Typer) -> None:
     assert "points" not in document
 
 
+@pytest.mark.slow
 def test_heads_are_whole_in_a_pipe() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kernels_bench", "plan", "smoke", "--budget", "60"],
@@ -420,6 +423,7 @@ def test_plan_on_another_card_names_what_it_cannot_measure(app: typer.Typer) -> 
     assert len(plan.kept) + len(plan.unfit) == len(POINTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -459,6 +463,7 @@ command.callback("smoke", "h100", 60.0, False, True)
     assert "grid smoke" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_bad_grid_ends_with_exit_2_and_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text('title = "t"\n[[group]]\nname = "g"\npriority = 1\noperator = "gemm"\nkk = 1\n')

@@ -215,13 +215,13 @@ def test_names_that_yaml_would_read_as_something_else_stay_names(word: str) -> N
     ("change", "words"),
     [
         ({"name": "Upper"}, "name 'Upper'"),
-        ({"name": "a\n#SBATCH --uid=0"}, "is no name"),
-        ({"output": ""}, "is no folder"),
-        ({"output": "-rf"}, "is no folder"),
+        ({"name": "a\n#SBATCH --uid=0"}, "is not a valid name"),
+        ({"output": ""}, "is not a folder name"),
+        ({"output": "-rf"}, "is not a folder name"),
         ({"output": "a\nb"}, "cannot be printed"),
         ({"arguments": ("a\x00b",)}, "cannot be printed"),
-        ({"image": "two words"}, "is no image"),
-        ({"image": "--privileged"}, "is no image"),
+        ({"image": "two words"}, "is not an image"),
+        ({"image": "--privileged"}, "is not an image"),
         ({"num_gpus": 0}, "at least 1 of GPUs, got 0"),
         ({"memory_gib": -1}, "GiB of memory"),
         ({"budget_s": 0}, "at least 1 s"),
@@ -443,6 +443,7 @@ def test_arguments_after_two_dashes_go_to_the_run() -> None:
     assert "--only gemm --seed 3" in result.output
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_and_exit_code_2() -> None:
     command = [sys.executable, "-m", "kernels_bench", "job", "slurm", "--output", "x", "--budget", "9999"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

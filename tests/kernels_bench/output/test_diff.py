@@ -64,6 +64,7 @@ def test_swapping_the_sets_turns_every_ratio_over(pair: tuple[MeasuredTables, Me
     assert [(d.only_a, d.only_b) for d in there.operators] == [(d.only_b, d.only_a) for d in back.operators]
 
 
+@pytest.mark.slow
 def test_a_set_equals_itself() -> None:
     tables = load_table_set("h100")
     difference = diff_tables(tables, tables)
@@ -130,6 +131,7 @@ def test_the_picture_has_a_panel_an_operator_and_shows_the_shift(tmp_path: Path)
     assert len(drawn) <= 6000
 
 
+@pytest.mark.slow
 def test_files_are_written_and_repeat(tmp_path: Path, pair: tuple[MeasuredTables, MeasuredTables]) -> None:
     pytest.importorskip("matplotlib")
     difference, gpu = diff_tables(*pair), load_gpu("h100")

@@ -16,7 +16,7 @@ from fastroof.load import MeasuredTables, load_measured
 from kernels_bench.cli import app
 from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.table_sets import load_table_set
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from tests.reference.made_journals import copy, decode, gemm, prefill, row, write_journal
 
 THIRD = 1000 / 3
@@ -129,6 +129,7 @@ def test_headers_and_order_are_infersims(tmp_path: Path, shared: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h800", "h20"])
 def test_a_published_tree_survives_the_round_trip(gpu: str, tmp_path: Path, shared: Path) -> None:
     published = load_measured(shared / "reference" / "infersim_bench_data", gpu=gpu)

@@ -57,6 +57,7 @@ def test_one_run_alone_keeps_every_bit(tmp_path: Path) -> None:
     assert columns["latency_us"][0] == awkward
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(st.floats(1.0, 1e6), min_size=4, max_size=4).map(sorted),
@@ -122,6 +123,7 @@ def test_runs_and_spread_are_columns_of_the_file(tmp_path: Path) -> None:
     assert [(f.count, f.worst["m"]) for f in apart] == [(1, 1)]
 
 
+@pytest.mark.slow
 def test_a_run_counts_once_however_often_it_timed_a_point(tmp_path: Path) -> None:
     # The shipped all-reduce has points with several rows.
     source = load_measured("h100")
@@ -178,6 +180,7 @@ def test_kernels_of_one_provider_are_all_named(tmp_path: Path) -> None:
     assert merge_runs(runs).tables["gemm"]["kernel"].tolist() == ["cutlass | nvjet"]
 
 
+@pytest.mark.slow
 def test_what_one_run_lacks_is_left_out_and_said(tmp_path: Path) -> None:
     [run] = runs_of(tmp_path, {64: 50.0})
     merged = merge_runs([run, "h100:aiconfigurator-vllm-0.24.0"])

@@ -18,7 +18,7 @@ from kernels_bench.output.export_infersim import export_infersim
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import validate_tables
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from tests.reference.made_journals import decode, gemm, prefill, row, write_journal
 
 H100 = load_gpu("h100")

@@ -17,10 +17,10 @@ from fastroof.load import load_measured
 from fastroof.load.families import codes_of, group_medians
 from kernels_bench.cli import app
 from kernels_bench.output.recorded import read_journals
-from kernels_bench.output.repeatability import repeatability
 from kernels_bench.output.table_sets import journals_of, load_table_set
 from kernels_bench.output.tables import tables_from_journals, write_tables
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
+from kernels_bench.sentinels import repeatability
 from tests.reference.made_journals import (
     copy,
     decode,

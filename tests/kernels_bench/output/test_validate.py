@@ -16,7 +16,7 @@ from kernels_bench.cli import app
 from kernels_bench.output.table_sets import load_table_set
 from kernels_bench.output.tables import write_tables
 from kernels_bench.output.validate import Validation, _least_beyond, validate_tables
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from tests.reference.made_journals import (
     copy,
     decode,

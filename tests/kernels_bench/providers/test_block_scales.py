@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
-from kernels_bench.points import Point  # noqa: E402
-from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales  # noqa: E402
+from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers.device import CPU_DEVICE  # noqa: E402
+from kernels_bench.providers.random_inputs import SCALE_BLOCK, quantise_blocks, spread_scales  # noqa: E402
 from kernels_bench.providers.torch_gemm import prepare_gemm  # noqa: E402
 from kernels_bench.run.check import check_result  # noqa: E402
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
 from kernels_bench.grid.grid import load_grid
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.cpu import MAX_BYTES, CpuProvider
 from kernels_bench.providers.cpu_kernels import round_bf16, round_e4m3
 from kernels_bench.run.check import check_result

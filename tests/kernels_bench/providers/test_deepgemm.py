@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
-from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers.deepgemm_provider import DeepgemmProvider, tma_aligned  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.run.check import check_result  # noqa: E402
@@ -54,7 +54,7 @@ def test_it_is_asked_for_by_name_and_for_blocks_alone():
     for odd in ({"dtype": "fp8"}, {"n": 192}, {"k": 64}):
         values = {"dtype": "fp8_block", "m": 8, "n": 256, "k": 256, **odd}
         assert provider.refuses(Point("gemm", values))
-    assert "is not asked for moe" in provider.refuses(Point("moe", {}))
+    assert "does not measure moe" in provider.refuses(Point("moe", {}))
     names = [provider.name for provider in known_providers()]
     assert names[-2:] == list(BY_NAME_ONLY) == ["deepgemm", "cpu"]
     assert provider.availability().works or provider.availability().reason

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
-from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import experts as drawn  # noqa: E402
-from kernels_bench.providers.block_scales import spread_scales  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets  # noqa: E402
+from kernels_bench.providers.random_inputs import spread_scales  # noqa: E402
 from kernels_bench.providers.vllm_experts import SIGNATURES, VllmExperts, prepare_vllm_experts  # noqa: E402
 from kernels_bench.providers.vllm_provider import VllmProvider  # noqa: E402
 from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402

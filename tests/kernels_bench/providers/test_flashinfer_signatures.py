@@ -16,13 +16,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 import torch.nn.functional as functional  # noqa: E402
 
-from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import flashinfer_calls  # noqa: E402
 from kernels_bench.providers.attention import Heads  # noqa: E402
-from kernels_bench.providers.block_scales import spread_scales  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.flashinfer_calls import FlashinferModules, plan_decode, plan_paged_prefill  # noqa: E402
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider  # noqa: E402
+from kernels_bench.providers.random_inputs import spread_scales  # noqa: E402
 from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
 from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
 from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
 from kernels_bench.operators.registry import MEASURED
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import all_providers, vllm_ops
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
@@ -65,6 +65,7 @@ def chosen(point, **libraries):
     return next((p.name for p in providers(**libraries) if p.refuses(point) is None), None)
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_with_the_providers():
     code = (
         "import sys, kernels_bench.providers as p\n"

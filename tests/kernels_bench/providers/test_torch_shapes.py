@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
 from fastroof.errors import MeasureError  # noqa: E402
-from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import references, torch_gemm  # noqa: E402
 from kernels_bench.providers.attention import Heads, contiguous_sets, paged_sets, prepare_attention  # noqa: E402
 from kernels_bench.providers.device import CPU_DEVICE, Device, oom_as_memory_error  # noqa: E402
@@ -303,7 +303,7 @@ def test_quantised_inputs_use_the_whole_range():
 TRITON = """
 import numpy as np, torch
 from kernels_bench.run.check import check_result
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import CPU_DEVICE
 from kernels_bench.providers.elementwise import prepare_small_op
 from kernels_bench.providers.triton_elementwise import TritonSmallOps, launch_empty

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers import torch_provider
 from kernels_bench.providers.device import CPU_DEVICE, Device
 from kernels_bench.providers.torch_provider import TorchProvider
@@ -39,7 +39,7 @@ def multiplied(self, a, b, *rest):
 
 interpreter._convert_float, interpreter.InterpreterBuilder.create_dot = converted, multiplied
 
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.device import Device
 from kernels_bench.providers.triton_experts import prepare_triton_experts
 from kernels_bench.run.check import check_result

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="torch is optional: pip install torc
 import torch.nn.functional as functional  # noqa: E402
 
 from fastroof.errors import MeasureError  # noqa: E402
-from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.protocol import Point  # noqa: E402
 from kernels_bench.providers import vllm_ops  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402

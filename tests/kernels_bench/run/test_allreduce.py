@@ -21,7 +21,7 @@ from fastroof.operators.registry import OPERATORS
 from kernels_bench.cli import app
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal, starts
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.run import allreduce, request, session
 from kernels_bench.run.allreduce import joined, measure_allreduce, slowest_rank
 from kernels_bench.run.allreduce_points import allreduce_points, usable_worlds
@@ -266,7 +266,7 @@ def test_what_no_rank_can_time_is_skipped_before_any_is_spawned(tmp_path: Path) 
     worlds = FakeWorlds()
     assert measure(tmp_path / "j", worlds, bad).skipped == {"unsupported": 6}
     assert not worlds.opened
-    with pytest.raises(MeasureError, match="is no all-reduce"):
+    with pytest.raises(MeasureError, match="is not a collective"):
         measure(tmp_path / "k", worlds, [Point("gemm", {"dtype": "bf16", "m": 1, "n": 1, "k": 1})])
 
 
@@ -389,6 +389,7 @@ def gpu_run(monkeypatch: pytest.MonkeyPatch) -> FakeWorlds:
     return worlds
 
 
+@pytest.mark.slow
 def test_run_with_four_gpus_measures_all_reduce_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
@@ -496,7 +497,7 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder = tmp_path / "out"
     assert "over 8 GPUs: torch sees 1 here" in refused("-o", folder, "--gpus", "2,8")
     assert "over 2 GPUs: torch sees 1 here" in refused("-o", folder)
-    assert "--gpus 'two' is no number" in refused("-o", folder, "--gpus", "two")
+    assert "--gpus 'two' is not a number" in refused("-o", folder, "--gpus", "two")
     assert "unknown backend 'mpi'; there are nccl, gloo" in refused("-o", folder, "--backend", "mpi")
     assert "above zero, got -1" in refused("-o", folder, "--deadline", "-1")
     assert not folder.exists()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastroof.errors import MeasureError
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import load_grid
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.providers.cpu_kernels import round_bf16
 from kernels_bench.run.check import (
     BOUNDS,

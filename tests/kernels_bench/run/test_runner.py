@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
 from kernels_bench.journal import read_journal
-from kernels_bench.points import Point
+from kernels_bench.protocol import Point
 from kernels_bench.run.run_options import Progress, measuring_order
 from tests.kernels_bench.fakes import (
     CLOCK_MHZ,
@@ -235,7 +235,7 @@ def test_ten_failures_in_a_row_hand_over_to_the_next_provider(journal: Path) -> 
     assert (report.reason, report.measured, report.left) == ("complete", 25, 0)
     assert {r["provider"] for r in rows} == {"works"}
     assert len(broken.max_bytes) == 10
-    assert any("broken failed 10 times in a row and is not asked any more" in s for s in said)
+    assert any("broken failed 10 times in a row and is not used any more" in s for s in said)
 
 
 def test_failures_that_are_not_in_a_row_do_not_stop_a_provider(journal: Path) -> None:

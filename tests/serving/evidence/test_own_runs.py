@@ -11,18 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
+from benchmarks.accuracy.measured import Measured
+from benchmarks.accuracy.validation import run_validation
 from fastroof.cli import app
+from fastroof.cli.validate import EPILOG
 from fastroof.engines import StepCosts, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
-from fastroof.serving.evidence import learning_curve_on_sample as on_sample
-from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs
-from fastroof.serving.evidence.fit import predicted_us
-from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
-from fastroof.serving.evidence.learning_curve import learning_curve
+from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs, learning_curve
+from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 from fastroof.serving.evidence.own_runs import fit_own_runs, read_own_runs
 from fastroof.serving.evidence.profile_file import profile_text
-from fastroof.serving.evidence.rows import shipped_rows
+from fastroof.serving.evidence.validation import validate_own
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 PACKAGED = {"step_us": 633.0, "sequence_us": 47.8}
@@ -90,6 +90,7 @@ def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
     assert np.mean(fitted_errors) < 1.6 * np.mean(packaged_errors)
 
 
+@pytest.mark.slow
 def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
     times = measured(kernels(30, 5), {"step_us": 300.0, "sequence_us": 5.0}, 0.03, 1)
     points = learning_curve(times, PACKAGED, draws=15)
@@ -98,43 +99,6 @@ def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
     assert points[-1].mape == fit_few_runs(times, PACKAGED).left_out_mape
     assert all(point.low <= point.mape <= point.high for point in points)
     assert learning_curve(times, PACKAGED, draws=15) == points
-
-
-def test_a_group_of_the_sample_is_taken_for_a_cluster(
-    h100: fastroof.Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sample = [row for row in shipped_rows("h100") if row.model == "qwen3-32b" and not row.left_out]
-    group = [row for row in sample if row.engine_version == "0.5.8.post1"]
-    assert len(group) == 6
-    fewer = [row for row in sample if row.engine_version == "0.12.0"][:5]
-    off = [
-        replace(group[0], left_out="twice as slow"),
-        replace(group[0], tpot_ms=0.0),
-        replace(group[0], decode_workers=1, prefill_workers=1),
-    ]
-    monkeypatch.setattr(on_sample, "LEAST_RUNS", 6)
-    monkeypatch.setattr(on_sample, "load_tables", lambda gpu: h100)
-    monkeypatch.setattr(on_sample, "read_silicon_sample", lambda gpu: ((*off, *fewer, *group), (), {}))
-    (curve,) = on_sample.curves_on("h100", draws=2)
-    assert curve[:5] == ("h100", "sglang", "0.5.8.post1", "qwen3-32b", "bf16")
-    assert curve.runs == 6
-    # kernels and the packaged profile: of all runs, each by a plan of its own
-    of_kernels: list[float] = []
-    of_profile: list[float] = []
-    for row in group:
-        for errors, profile in ((of_kernels, row.engine_profile.kernels_alone()), (of_profile, None)):
-            times = kernel_times([row], h100, row.engine_profile if profile is None else profile)
-            costs = on_sample._packaged(row) if profile is None else {}
-            errors.append(abs(float(predicted_us(times, costs)[0]) / float(times.measured_us[0]) - 1.0))
-    assert curve.kernels == pytest.approx(np.mean(of_kernels))
-    assert curve.packaged == pytest.approx(np.mean(of_profile))
-    assert list(curve.by_size) == [3]
-    on_sample.print_curves([curve, curve._replace(gpu="h200", runs=4, kernels=curve.kernels + 0.2)])
-    lines = capsys.readouterr().out.splitlines()
-    first, last = lines[2:]
-    assert first.startswith(f"| sglang 0.5.8.post1 | h100 h200 | 2 | 10 | {curve.kernels + 0.1:.1%} | ")
-    assert last.startswith("| all | h100 h200 | 2 | 10 | ")
-    assert last.endswith(f"| {curve.packaged:.1%} | {curve.by_size[3]:.1%} |  |  |  |")
 
 
 def recorded_cluster(folder: Path, costs: StepCosts) -> None:
@@ -163,6 +127,7 @@ def recorded_cluster(folder: Path, costs: StepCosts) -> None:
             (folder / f"c{clients}-{isl}-{osl}.json").write_text(json.dumps(result))
 
 
+@pytest.mark.slow
 def test_a_cluster_of_known_costs_comes_back(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA} --max-num-seqs 512")
@@ -224,6 +189,7 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
         assert "--runs" in f"{refused.exception} {refused.stderr}"
 
 
+@pytest.mark.slow
 def test_a_run_that_no_plan_holds_is_left_out(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     given = {"gpu": "h100", "engine": "vllm", "model": "llama-3.1-8b", "version": "0.12.0"}
@@ -234,3 +200,45 @@ def test_a_run_that_no_plan_holds_is_left_out(tmp_path: Path) -> None:
     assert "too long" in fitted.left_out
     with pytest.raises(FastroofError):
         fit_own_runs(replace(own, rows=(longer,)), fastroof.load_tables("h100"))
+
+
+STEPS_CSV = (
+    "model,gpu,tp,dtype,kv_dtype,phase,new_tokens,context_len,latency_us\n"
+    "llama-3.1-8b,h100,1,bf16,bf16,decode,1x8,1023x8,8000\n"
+)
+
+
+def test_own_runs_and_steps_are_compared_with_predictions(tmp_path: Path) -> None:
+    runs, steps_file = tmp_path / "runs", tmp_path / "steps.csv"
+    runs.mkdir()
+    recorded_cluster(runs, StepCosts(step_us=400.0))
+    (runs / "engine_args.txt").write_text(f"vllm serve {LLAMA}")
+    steps_file.write_text(STEPS_CSV)
+    words = ["validate", "--runs", str(runs), "--steps", str(steps_file), "--gpu", "h100", "--json"]
+    done = CliRunner().invoke(app, words, prog_name="fastroof")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    for key in (*found, *found["groups"][0]):
+        assert key in EPILOG
+    own = found["groups"][0]
+    (steps,) = (group for group in found["groups"] if group["dataset"] == "steps")
+    assert (own["dataset"], own["quantity"], own["kind"]) == ("own", "decode", "independent")
+    assert (steps["quantity"], steps["rows"]) == ("decode", 1)
+    # the same runs by the whole judgement of the shipped rows
+    rows = read_own_runs([runs], given={"gpu": "h100"}).rows
+    whole = run_validation(Measured(rows), fastroof.load_tables("h100"))
+    mine = validate_own(rows, (), fastroof.load_tables("h100"))
+    assert str(mine.rows) == str(whole.rows)
+    assert mine.left_out == whole.left_out
+
+
+def test_what_ships_is_judged_in_a_checkout_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("fastroof.cli.checkout.fastroof.__file__", str(tmp_path / "fastroof" / "__init__.py"))
+    for command, words in (
+        (["validate", "--gpu", "all"], "judge"), (["calibrate"], "fit"), (["models", "--roster"], "roster"),
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, command, prog_name="fastroof")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert (
+            f"needs a checkout of fastroof; there, run python -m benchmarks.accuracy {words}" in done.stderr
+        )

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.serving.evidence.fit import predicted_us
-from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times
-from fastroof.serving.evidence.planted_faults import OUTCOMES, count_named, simulated_rows
+from benchmarks.accuracy.planted_faults import OUTCOMES, count_named, simulated_rows
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times, predicted_us
 from fastroof.serving.evidence.suspect_kernels import (
     LEAST_RUNS,
     OperatorTimes,
@@ -37,11 +36,13 @@ def test_parts_add_up_to_the_steps(simulated: Simulated) -> None:
     assert {"GEMMs, bf16", "communication", "decode attention, bf16 cache"} <= set(operators.kinds)
 
 
+@pytest.mark.slow
 def test_nothing_is_named_where_nothing_is_wrong(simulated: Simulated) -> None:
     counted = count_named(*simulated, "", 1.0, 0.03, range(200))
     assert counted["another named"] <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.7, 1.5])
 @pytest.mark.parametrize("kind", ["GEMMs, bf16", "communication", "decode attention, bf16 cache"])
 def test_the_kind_that_was_scaled_is_named(simulated: Simulated, kind: str, factor: float) -> None:

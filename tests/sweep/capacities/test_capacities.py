@@ -89,6 +89,7 @@ def small_units(cut_units: Callable[[int], None], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_units")
 def test_threads_shards_and_a_run_that_goes_on_give_the_same_rows(whole: Any, tmp_path: Path) -> None:
     summary, rows, _ = whole
@@ -129,6 +130,7 @@ def interrupted(spec: dict[str, Any], output: Path, after: int) -> None:
             run_sweep(spec, output)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_units")
 def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
     def write(arrivals: str) -> None:
@@ -214,6 +216,7 @@ def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], 
         load_spec(SPEC | changes)
 
 
+@pytest.mark.slow
 def test_routers_are_those_of_replicas(tmp_path: Path) -> None:
     assert ROUTERS == ROUTINGS
     changes = {"models": ["llama-3.1-8b"], "tp": 1, "max_seqs": 32, "replicas": [1, 2], "workload": WORKLOAD}

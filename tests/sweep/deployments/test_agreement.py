@@ -152,6 +152,7 @@ def test_a_row_is_the_estimate_of_its_question(
     assert not (left_out["whole_prompt"] and profile.scheduling.chunked_prefill)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
 @pytest.mark.parametrize(
     "asked",
@@ -211,6 +212,7 @@ def test_a_row_speculates_as_its_estimate(
                 assert row["bound"] == "memory"
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     sizes=st.tuples(st.integers(10, 6000), st.integers(2, 900)),
@@ -250,6 +252,7 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
     assert cut.ttft_ms < 0.5 * row["ttft_ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trtllm", "few", "vllm"])
 def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tables, engine: str) -> None:
     path = engine if engine in PACKAGED else str(write_profile(MADE[engine], tmp_path / "few.toml"))

@@ -145,6 +145,7 @@ def test_models_without_a_deployment_are_answered_too() -> None:
     assert "qwen2.5-7b cannot run with tp=8" in found.skipped[0]
 
 
+@pytest.mark.slow
 def test_it_shows_progress() -> None:
     seen: list[tuple[int, int]] = []
     began = time.perf_counter()
@@ -215,6 +216,7 @@ def test_the_command_gives_the_same_answers(tmp_path: Path) -> None:
         assert key in explained
 
 
+@pytest.mark.slow
 def test_it_prints_why(tmp_path: Path) -> None:
     code, out, _ = command(toml(tmp_path, "[constraints]", "tpot_ms = 12"))
     assert code == 0
@@ -228,6 +230,7 @@ def test_it_prints_why(tmp_path: Path) -> None:
     assert "cost of 1M tokens" in out
 
 
+@pytest.mark.slow
 def test_it_says_what_does_as_well(tmp_path: Path) -> None:
     spec = toml(tmp_path, "total_gpus = 2")
     text = Path(spec).read_text().replace("concurrency = [1, 4]", "request_rate = 0.5")
@@ -239,6 +242,7 @@ def test_it_says_what_does_as_well(tmp_path: Path) -> None:
     assert "cannot be read" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dtype", "kv_dtype"),
     [

@@ -68,6 +68,7 @@ def assert_rows_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]
             assert row[name] == pytest.approx(truth[name], rel=1e-12), name
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any]]) -> None:
     summary, found = swept(tmp_path, {**LIMITED, "keep": "all"})
@@ -82,6 +83,7 @@ def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
     assert summary.rows == len(there)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_prompts_that_an_engine_does_not_cut_are_counted(tmp_path: Path) -> None:
     spec = {"models": ["llama-3.1-8b"], "tp": [1], "osl": [20], "concurrency": [1], "total_gpus": [1]}
@@ -122,6 +124,7 @@ def test_the_best_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
         assert {row["ttft_ms"] for row in summary.best} == {row["ttft_ms"] for row in first}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", [["model"], pytest.param(["isl", "mode"], marks=pytest.mark.loops)])
 def test_fronts_equal_the_naive_ones(
     tmp_path: Path, h100: Tables, monkeypatch: pytest.MonkeyPatch, per: list[str]
@@ -136,6 +139,7 @@ def test_fronts_equal_the_naive_ones(
     assert len(found) > len({tuple(row[name] for name in per) for row in found})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "pareto", "all"])
 def test_threads_and_the_size_of_units_make_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
@@ -181,6 +185,7 @@ def test_what_is_kept_by_default_holds_the_best(tmp_path: Path, objective: str, 
     assert len(found) == 1 <= len(rows) < every.rows
 
 
+@pytest.mark.slow
 def test_units_pickle_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 7)
     spec = load_spec({**LIMITED, "k": 2})
@@ -204,6 +209,7 @@ def test_units_pickle_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sweep.ordered(sweep.reduced(pa.concat_tables(parts))).to_pylist() == swept_rows
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
     spec = {**LIMITED, "per": ["mode", "isl", "total_gpus"], "histogram": True, "keep": "all"}
@@ -223,6 +229,7 @@ def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
     assert sum(seen.values()) == summary.feasible
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
 def test_a_request_rate_is_made_by_the_clients_that_it_needs(
@@ -249,6 +256,7 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
     assert all(row["concurrency"] < 1 for row in alone)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize(("isl", "runtime"), [(500, "vllm"), (4000, "vllm"), (4000, "trtllm")])
 def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int, runtime: str) -> None:
@@ -283,6 +291,7 @@ def test_disaggregated_workers_make_a_rate_too(tmp_path: Path) -> None:
         assert row["origin"] == "modelled"
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @pytest.mark.parametrize("is_chunked", [True, False])
 def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_context(
@@ -328,6 +337,7 @@ def test_more_replicas_than_clients_are_idle_some_of_the_time(tmp_path: Path) ->
     assert (two["effective_concurrency"], four["effective_concurrency"]) == (2.0, 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_what_cannot_be_is_counted_by_reason(tmp_path: Path) -> None:
     spec = {"models": ["qwen2.5-7b", "llama-3.1-70b"], "tp": [1, 8], "isl": [1000, 40_000], "osl": 100,
@@ -351,6 +361,7 @@ def test_a_small_share_of_the_cache_can_be_asked_for(tmp_path: Path) -> None:
     assert [row["concurrency"] for row in found] == [1.0]
 
 
+@pytest.mark.slow
 def test_engines_that_reserve_whole_outputs_run_fewer_requests(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 8000, "concurrency": 500, "keep": "all"}
     _, found = swept(tmp_path, {**spec, "runtime": ["vllm", "trtllm"]})
@@ -371,6 +382,7 @@ def test_price_makes_cost(tmp_path: Path) -> None:
         assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path) -> None:
     spec = {**SMALL, "osl": 1, "objective": "tokens_per_s_per_user"}
     for keep in ("best", "all"):
@@ -382,6 +394,7 @@ def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path
     assert several["all"] == several["best"][: len(several["all"])]
 
 
+@pytest.mark.slow
 def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
     alone = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "concurrency": 64, "keep": "all",
              "max_batched_tokens": 512}  # fmt: skip
@@ -393,6 +406,7 @@ def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
     assert same == row
 
 
+@pytest.mark.slow
 def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": [1, 8], "isl": [16, 8000], "osl": [1, 2, 500], "keep": "all",
             "concurrency": [1, 256], "runtime": "kernels"}  # fmt: skip
@@ -464,6 +478,7 @@ def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tab
     assert ahead["origin"] == ORIGINS[max(int(part.origin) for part in parts)]
 
 
+@pytest.mark.slow
 def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 2000, "osl": 20, "keep": "all", "concurrency": 64}
     bound = {}
@@ -475,6 +490,7 @@ def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path:
     assert bound == {0.001: "compute", 2.0: "memory"}
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_the_step_of_decodes(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": [1, 200], "concurrency": 1, "keep": "all"}
     one, more = swept(tmp_path, spec)[1]
@@ -552,6 +568,7 @@ def test_codes_are_in_the_order_of_their_names() -> None:
     assert evaluate.CODE_NAMES[closed_loops.TTFT : closed_loops.GPUS + 1] == rows._LIMIT_NAMES
 
 
+@pytest.mark.slow
 def test_a_million_scenarios_take_seconds(tmp_path: Path) -> None:
     spec = {
         "models": ["llama-3.1-8b", "qwen3-32b"],

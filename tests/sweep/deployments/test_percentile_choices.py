@@ -29,6 +29,7 @@ def found() -> Answers:
     return best_deployments(SPEC, percentile=95, requests=200, seed=7)
 
 
+@pytest.mark.slow
 def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
     tables = load_tables("h100")
     (answer,) = found.answers
@@ -52,6 +53,7 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
         assert most.tokens_per_s_per_gpu == alone.requests_per_s * 60 / row["total_gpus"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [{"dp": 2, "ep": 2}, {"dp": 2}, {"tp": 2, "ep": 2}], ids=str)
 def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> None:
     layout = {"tp": 1, "pp": 1, "dp": 1, "ep": 1} | split
@@ -73,6 +75,7 @@ def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> N
     assert choice.percentile.tokens_per_s_per_gpu == alone.requests_per_s * 60 / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [{"kv_dtype": "fp8"}, {"dtype": "fp8"}], ids=str)
 def test_what_is_simulated_has_the_formats_of_its_row(formats: dict[str, str]) -> None:
     spec = SPEC | {"tp": [1], "concurrency": 64, "prefix_hit": 0.0}
@@ -115,6 +118,7 @@ def test_a_rate_that_is_asked_for_is_kept_by_those_in_front() -> None:
     assert per_gpu[:kept] == sorted(per_gpu[:kept], reverse=True)
 
 
+@pytest.mark.slow
 def test_what_is_not_simulated_comes_last_and_says_why() -> None:
     spec = SPEC | {"mode": ["aggregated", "disaggregated"], "prefix_hit": 0.0, "tp": [1]}
     choices = best_deployments(spec, percentile=99, requests=100).answers[0].choices
@@ -133,6 +137,7 @@ def test_equals_keep_their_order_and_misses_come_after() -> None:
     assert ranked_anew(capacities, [1.0, 1.0, 9.0, 1.0], [20.0] * 4) == [2, 0, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runners_up", "simulated"), [(0, 8), (4, 10)])
 def test_twice_as_many_as_are_returned_are_simulated_and_eight_at_least(
     runners_up: int, simulated: int, monkeypatch: pytest.MonkeyPatch

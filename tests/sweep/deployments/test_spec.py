@@ -166,6 +166,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert answer.count("presets are") == 1
 
 
+@pytest.mark.slow
 def test_absurd_counts_are_refused_with_what_to_cut() -> None:
     wide = {"start": 1, "stop": 100_000, "step": 1}
     answer = refused(isl=wide, osl=wide, concurrency=wide)

@@ -241,6 +241,7 @@ def test_wrong_questions_say_what_would_do(
         recommend(**asked)
 
 
+@pytest.mark.slow
 def test_models_are_answered_one_by_one_in_order() -> None:
     found = recommend(["qwen3-8b", "llama-3.1-8b", "Qwen/Qwen3-8B"], **QUESTION)
     assert [answer.group["model"] for answer in found.answers.answers] == ["qwen3-8b", "llama-3.1-8b"]
@@ -284,6 +285,7 @@ def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> No
     assert any("datasheet" in note for note in deployment.notes)
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_served_and_measured_by_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     folder.mkdir()

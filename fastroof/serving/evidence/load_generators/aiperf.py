@@ -1,7 +1,7 @@
 """``aiperf profile`` (profile_export_aiperf.json) and ``genai-perf`` before it (.._genai_perf.json).
 
 Recorded from aiperf 0.13.0; the older ``loadgen`` of its input_config, and genai-perf 0.0.16, read in their
-wheels (genai_perf/export_data/json_exporter.py: statistics a metric, and input_config beside them).
+wheels (genai_perf/export_data/json_exporter.py: statistics a metric, and input_config next to them).
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from fastroof.serving.evidence.load_generators.documents import Document, number
 from fastroof.serving.evidence.load_generators.figures import CONSTANT, POISSON, Figures
 from fastroof.units import MS_PER_S
 
-__all__ = ["NAME", "figures_of", "is_written_by"]
-
 NAME: Final = "aiperf"
 
 MS_OF: Final[Mapping[str, float]] = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "sec": MS_PER_S, "s": MS_PER_S}
@@ -29,13 +27,7 @@ def is_written_by(document: Document) -> bool:
 
 
 def figures_of(where: str, document: Document, name: str) -> list[Figures]:
-    """Read the run of an export.
-
-    Raises
-    ------
-    TableError
-        If a key does not hold what it says, or a time has an unknown unit.
-    """
+    """Read the run of an export."""
     config = part(document, "input_config")
     load = _load(where, config)
     requests = _mean(where, document, "request_count")

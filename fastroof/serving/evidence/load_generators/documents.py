@@ -11,35 +11,17 @@ from fastroof.checks import is_number
 from fastroof.documents import parse_json, read_text
 from fastroof.errors import FastroofError, TableError
 
-__all__ = [
-    "Document",
-    "documents_of",
-    "mean_of",
-    "number",
-    "numbers",
-    "part",
-    "spread_of",
-    "spread_of_std",
-    "text",
-]
-
 Document = Mapping[str, Any]
 
 MOST_BYTES: Final = 4 * 2**30
 
 
 class _NotJson(TableError):
-    """What is there is no JSON, or not all of it."""
+    """The content is not JSON, or not complete."""
 
 
 def documents_of(path: Path) -> list[Document]:
-    """Read the JSON objects of a file: one, or one a line (JSON Lines, results that were appended).
-
-    Raises
-    ------
-    TableError
-        If it cannot be read, is cut off, or holds something else.
-    """
+    """Read the JSON objects of a file: one, or one a line (JSON Lines, results that were appended)."""
     content = read_text(path, TableError, MOST_BYTES)
     if not content.strip():
         raise TableError(f"{path}: empty; need what a load generator wrote")
@@ -73,20 +55,14 @@ def _object(path: Path, value: Any) -> Document:
 
 
 def part(document: Any, *keys: str) -> Document:
-    """Return an inner object, empty where there is none."""
+    """Return an inner object, empty if missing."""
     for key in keys:
         document = document.get(key) if isinstance(document, Mapping) else None
     return document if isinstance(document, Mapping) else {}
 
 
 def number(where: str, document: Document, key: str) -> float:
-    """Return a number, nan where it is missing or null, inf where it says so.
-
-    Raises
-    ------
-    TableError
-        If something else stands there.
-    """
+    """Return a number, nan if missing or null, inf if it is written so."""
     value = document.get(key)
     if value is None:
         return math.nan
@@ -105,13 +81,7 @@ def _short(value: Any) -> str:
 
 
 def numbers(where: str, document: Document, key: str) -> list[float]:
-    """Return a list of numbers; empty where there is none.
-
-    Raises
-    ------
-    TableError
-        If it is no list, or one of them is no number.
-    """
+    """Return a list of numbers, empty if missing."""
     values = document.get(key)
     if values is None:
         return []
@@ -121,31 +91,19 @@ def numbers(where: str, document: Document, key: str) -> list[float]:
 
 
 def text(document: Document, *keys: str) -> str:
-    """Return the first text among keys; empty where there is none."""
+    """Return the first text among keys, empty if there is no text."""
     found = (document.get(key) for key in keys)
     return next((value for value in found if isinstance(value, str)), "")
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Return the range of lengths over their mean; nan of nothing.
-
-    Examples
-    --------
-    >>> spread_of([80.0, 120.0])
-    0.4
-    """
+    """Return the range of lengths over their mean; nan of nothing."""
     mean = mean_of(values)
     return (max(values) - min(values)) / mean if mean > 0.0 else math.nan
 
 
 def spread_of_std(mean: float, std: float) -> float:
-    """Return the range over the mean of a uniform distribution with that standard deviation.
-
-    Examples
-    --------
-    >>> round(spread_of_std(100.0, 100.0 * 0.2 / math.sqrt(12.0)), 6)
-    0.2
-    """
+    """Return the range over the mean of a uniform distribution with that standard deviation."""
     return std * math.sqrt(12.0) / mean if mean > 0.0 else math.nan
 
 

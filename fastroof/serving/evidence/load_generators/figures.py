@@ -1,4 +1,4 @@
-"""What a load generator's file says of one run, and whether that is a steady state that a fit can take.
+"""What a load generator's file has of one run, and whether it is a steady state that a fit can take.
 
 Every generator's file comes down to the same figures; what becomes of them is decided here alone.
 """
@@ -11,10 +11,8 @@ from typing import Final
 
 from fastroof.units import MS_PER_S
 
-__all__ = ["Figures", "GeneratorRun", "run_of"]
-
 MOST_FAILED: Final = 0.05
-"""Share of failed requests from which the others say nothing of a load that was meant."""
+"""Share of failed requests above which the others do not represent the intended load."""
 
 LEAST_ROUNDS: Final = 2.0
 """Requests a client: with fewer the start and the end, when not all clients are busy, are most of the run."""
@@ -23,7 +21,7 @@ ADDS_UP: Final = 0.2
 """How far TTFT + TPOT (OSL - 1) may lie from the latency of a request: lengths vary, tokens may not."""
 
 KEEPS_UP: Final = 0.9
-"""Share of the rate asked for below which requests pile up, so that no two moments of the run are alike."""
+"""Share of the requested rate below which requests pile up, so that there is no steady state."""
 
 NEVER_SENT: Final = 0.6
 """Share of it below which they were not sent, or not answered, though none waits long for its first token.
@@ -34,7 +32,7 @@ MOST_WAITING: Final = 0.25
 """Share of its latency that a request waits for its first token where requests pile up."""
 
 LEAST_BUSY: Final = 0.5
-"""Share of the clients that are busy in the mean, by Little's law, below which they are not the load."""
+"""Mean share of busy clients, by Little's law, below which they are not the load."""
 
 POISSON: Final = "poisson"
 CONSTANT: Final = "constant"
@@ -42,35 +40,7 @@ CONSTANT: Final = "constant"
 
 @dataclass(frozen=True)
 class Figures:
-    """What a file says of a run; nan, or an empty text, where it says nothing.
-
-    Attributes
-    ----------
-    file, name, generator, model : str
-        Where it stands, the run's name in it, who wrote it, and the model's name there.
-    requests, failed : float
-        Requests that were answered, and that were not.
-    isl, osl : float
-        Mean tokens of a prompt and of an output.
-    ttft_ms, tpot_ms, latency_ms : float
-        Means over requests: to the first token, a token after it, and of the whole request, ms.
-    has_medians : bool
-        Whether there are percentiles of TPOT, though no mean.
-    clients : float
-        Requests that were in flight at most; nan where nothing held them.
-    rate_per_s : float
-        Requests sent a second; inf where each was sent as soon as it could be, nan where it is not said.
-    arrivals : str
-        ``poisson`` or ``constant``: how they follow each other, where there is a rate.
-    duration_s : float
-        From the first request to the last answer, s.
-    accepted : float
-        Tokens that a step of speculative decoding keeps; nan without.
-    length_spread : float
-        Range of the prompts' lengths over their mean, as if it were uniform.
-    refused : str
-        Why no fit should take it, where the reader of its file knows; empty where it may.
-    """
+    """What a file has of a run; nan or an empty text if missing."""
 
     file: str
     name: str
@@ -95,7 +65,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class GeneratorRun:
-    """One run as a fit takes it: clients with one request in flight each, or why it is none.
+    """One run as a fit takes it: clients with one request in flight each, or why it is left out.
 
     Attributes
     ----------
@@ -108,13 +78,13 @@ class GeneratorRun:
     concurrency_from : str
         How that is known, in words.
     requests_per_client : float
-        nan where there were no clients but a rate.
+        nan if there was a rate instead of clients.
     ttft_ms, tpot_ms : float
         Means over requests, ms.
     length_spread : float
         Range of the prompts' lengths over their mean, as if it were uniform; nan where it is not known.
     refused : str
-        Why no fit should take it, with what would do; empty where it may.
+        Why no fit should take it and what to change; empty if one may.
     path : str
         The file alone.
     """
@@ -136,22 +106,7 @@ class GeneratorRun:
 
 
 def run_of(figures: Figures) -> GeneratorRun:
-    """Make a run of what a file says of it.
-
-    Notes
-    -----
-    In a closed loop a request meets the other ``clients - 1``. With a rate, Little's law gives the mean
-    number in flight, ``L = rate x latency``. A request that comes at random (Poisson) finds L others, as an
-    observer at any time would, so it sees what one of ``L + 1`` clients sees; one that comes at even
-    intervals is one of L. What is said of an unknown kind of arrivals is the latter.
-
-    Examples
-    --------
-    >>> run = run_of(Figures("a.json", "a", "vllm", requests=100, isl=1024, osl=101, ttft_ms=100,
-    ...     tpot_ms=10, latency_ms=1100, rate_per_s=10, arrivals="poisson", duration_s=11.1))
-    >>> run.concurrency, run.concurrency_from
-    (12.0, "Little's law, 10/s x 1.1 s, and the request itself: arrivals are Poisson")
-    """
+    """Make a run of what a file has of it."""
     refused = figures.refused or _refusal(figures)
     concurrency, known_from, rounds = math.nan, "", math.nan
     if not refused:
@@ -174,7 +129,7 @@ def run_of(figures: Figures) -> GeneratorRun:
 
 
 def _refusal(figures: Figures) -> str:
-    """Why its means are none; empty where they are."""
+    """Return why its means are invalid; empty if they are valid."""
     if math.isnan(figures.tpot_ms):
         if figures.has_medians:
             return (
@@ -214,7 +169,7 @@ def _by_tokens_ms(figures: Figures) -> float:
 
 
 def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
-    """Requests in flight, how that is known, requests a client, and why it is no steady state."""
+    """Return requests in flight, how that is known, requests a client, and why it is not a steady state."""
     latency_s = (_by_tokens_ms(figures) if math.isnan(figures.latency_ms) else figures.latency_ms) / MS_PER_S
     if math.isfinite(figures.rate_per_s) and figures.rate_per_s > 0.0:
         return _open(figures, latency_s)
@@ -242,7 +197,7 @@ def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
             math.nan,
             "",
             rounds,
-            f"of {clients:g} clients {busy:.3g} were busy in the mean: the generator did not keep up, or "
+            f"of {clients:g} clients {busy:.3g} were busy, mean: the generator did not keep up, or "
             "waited in between",
         )
     if busy > clients * (1.0 + ADDS_UP):
@@ -258,7 +213,7 @@ def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
 def _open(figures: Figures, latency_s: float) -> tuple[float, str, float, str]:
     rate = figures.rate_per_s
     if not figures.ttft_ms > 0.0 and math.isnan(figures.latency_ms):
-        return math.nan, "", math.nan, "a rate alone, without TTFT or latency, says nothing of the load"
+        return math.nan, "", math.nan, "a rate without TTFT or latency does not determine the load"
     sending_s = figures.duration_s - latency_s
     if not sending_s > latency_s:
         refused = (
@@ -272,7 +227,7 @@ def _open(figures: Figures, latency_s: float) -> tuple[float, str, float, str]:
     waits = not figures.ttft_ms < MOST_WAITING * latency_s * MS_PER_S
     if sent < ((KEEPS_UP if waits else NEVER_SENT) - chance) * rate:
         refused = (
-            f"{rate:.4g} requests a second were asked for and {sent:.4g} answered: they pile up, so that "
+            f"{rate:.4g} requests a second were requested and {sent:.4g} answered: they pile up, so that "
             "there is no steady state; send fewer, or bound them"
         )
         return math.nan, "", math.nan, refused

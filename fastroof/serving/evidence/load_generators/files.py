@@ -19,8 +19,6 @@ from fastroof.serving.evidence.load_generators import (
 from fastroof.serving.evidence.load_generators.documents import Document, documents_of
 from fastroof.serving.evidence.load_generators.figures import Figures, GeneratorRun, run_of
 
-__all__ = ["GENERATORS", "FoundRuns", "read_runs"]
-
 
 class _Reader(Protocol):
     NAME: str
@@ -41,15 +39,7 @@ SUFFIXES: Final = (".json", ".jsonl")
 
 
 class FoundRuns(NamedTuple):
-    """Runs of files, and the files of folders that are none.
-
-    Attributes
-    ----------
-    runs : tuple of GeneratorRun
-        In the order of the files, those of a folder by name; refused ones too.
-    others : tuple of str
-        JSON files of folders that no load generator wrote as its result.
-    """
+    """Runs of files, and files in folders that have no run."""
 
     runs: tuple[GeneratorRun, ...]
     others: tuple[str, ...] = ()
@@ -71,8 +61,8 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
     Raises
     ------
     TableError
-        If a path does not exist, a file that was given is none of them, a file is cut off or says something
-        else than its keys do, or there is no run at all.
+        If a path does not exist, a given file is of no known generator, a file is cut off or contradicts its
+        keys, or there is no run.
     """
     runs: list[GeneratorRun] = []
     others: list[str] = []

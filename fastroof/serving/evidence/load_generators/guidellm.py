@@ -17,8 +17,6 @@ from fastroof.serving.evidence.load_generators.documents import Document, number
 from fastroof.serving.evidence.load_generators.figures import CONSTANT, POISSON, Figures
 from fastroof.units import MS_PER_S
 
-__all__ = ["NAME", "figures_of", "is_written_by"]
-
 NAME: Final = "guidellm"
 
 _CLOSED: Final = ("concurrent", "synchronous", "throughput")
@@ -32,13 +30,7 @@ def is_written_by(document: Document) -> bool:
 
 
 def figures_of(where: str, document: Document, name: str) -> list[Figures]:
-    """Read the benchmarks of a report.
-
-    Raises
-    ------
-    TableError
-        If it has none, or a key does not hold what it says.
-    """
+    """Read the benchmarks of a report."""
     if not document["benchmarks"]:
         raise TableError(f"{where}: a report without benchmarks; was the run cut off?")
     return [

@@ -15,8 +15,6 @@ from fastroof.serving.evidence.load_generators.documents import Document, number
 from fastroof.serving.evidence.load_generators.figures import Figures
 from fastroof.units import MS_PER_S
 
-__all__ = ["NAME", "figures_of", "is_written_by"]
-
 NAME: Final = "inference-perf"
 
 
@@ -26,13 +24,7 @@ def is_written_by(document: Document) -> bool:
 
 
 def figures_of(where: str, document: Document, name: str) -> list[Figures]:
-    """Read the stage of a report.
-
-    Raises
-    ------
-    TableError
-        If a key does not hold what it says.
-    """
+    """Read the stage of a report."""
     load, answered = part(document, "load_summary"), part(document, "successes")
     times = part(answered, "latency")
     requests = number(where, answered, "count")
@@ -65,7 +57,7 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
             tpot_ms=mean_s("time_per_output_token") * MS_PER_S,
             latency_ms=mean_s("request_latency") * MS_PER_S,
             clients=clients,
-            # with clients the rate that it writes is what it would be, not what was asked for
+            # with clients the rate is a result, not the requested one
             rate_per_s=math.nan if clients >= 1.0 else number(where, load, "requested_rate"),
             duration_s=duration_s,
             refused=refused,

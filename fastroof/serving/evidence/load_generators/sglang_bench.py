@@ -13,8 +13,6 @@ from fastroof.serving.evidence.load_generators.documents import Document, number
 from fastroof.serving.evidence.load_generators.figures import POISSON, Figures
 from fastroof.serving.evidence.load_generators.vllm_bench import mean_tpot_ms
 
-__all__ = ["NAME", "figures_of", "is_written_by"]
-
 NAME: Final = "sglang.bench_serving"
 
 
@@ -24,13 +22,7 @@ def is_written_by(document: Document) -> bool:
 
 
 def figures_of(where: str, document: Document, name: str) -> list[Figures]:
-    """Read the run of a line.
-
-    Raises
-    ------
-    TableError
-        If a key does not hold what it says.
-    """
+    """Read the run of a line."""
     completed = number(where, document, "completed")
     tpot_ms = number(where, document, "mean_tpot_ms")
 

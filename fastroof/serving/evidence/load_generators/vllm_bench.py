@@ -22,8 +22,6 @@ from fastroof.serving.evidence.load_generators.documents import (
 from fastroof.serving.evidence.load_generators.figures import CONSTANT, POISSON, Figures
 from fastroof.units import MS_PER_S
 
-__all__ = ["NAME", "figures_of", "is_written_by", "mean_tpot_ms"]
-
 NAME: Final = "vllm bench serve"
 
 
@@ -33,13 +31,7 @@ def is_written_by(document: Document) -> bool:
 
 
 def figures_of(where: str, document: Document, name: str) -> list[Figures]:
-    """Read the run of a result.
-
-    Raises
-    ------
-    TableError
-        If a key does not hold what it says.
-    """
+    """Read the run of a result."""
     completed = number(where, document, "completed")
     asked = number(where, document, "num_prompts")
     failed = number(where, document, "failed")
@@ -82,13 +74,7 @@ def _each(total: float, requests: float) -> float:
 
 
 def mean_tpot_ms(where: str, document: Document) -> float:
-    """Mean over requests from a result with details, ms; nan where it has none.
-
-    Raises
-    ------
-    TableError
-        If its lists are no numbers, or not as long as one another.
-    """
+    """Mean over requests from a result with details, ms; nan where it has none."""
     lengths, gaps = numbers(where, document, "output_lens"), document.get("itls")
     if gaps is None or not lengths:
         return math.nan

@@ -1,0 +1,1 @@
+"""How accurate the shipped profiles are: judging and fitting them, and the studies behind them."""

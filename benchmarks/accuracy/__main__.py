@@ -1,0 +1,51 @@
+"""``python -m benchmarks.accuracy``: judges and fits the shipped profiles, and repeats the studies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+from typer.main import get_command
+
+from fastroof.command_group import new_app
+
+PROGRAM: Final = "python -m benchmarks.accuracy"
+MODULES: Final = {
+    "judge": "judge",
+    "fit": "fit_command",
+    "refit": "refit",
+    "stated-errors": "stated_errors",
+    "learning-curve": "learning_curve_on_sample",
+    "planted-faults": "planted_faults",
+    "kv-room": "kv_room",
+    "most-served": "most_served",
+    "expert-steps": "aiconfigurator_steps",
+    "roster": "roster",
+    "silicon-sample": "silicon_sample",
+    "simulated-loops": "simulated_loops",
+    "simulated-ranks": "simulated_ranks",
+}
+"""Modules by command; each has a ``main`` with the command's options."""
+
+EPILOG: Final = """\b
+Without a command it judges: python -m benchmarks.accuracy --gpu all --markdown
+"""
+
+
+def run(words: Sequence[str], standalone: bool = False) -> None:
+    """Run a command; ``judge`` if the first word names none."""
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+        words = ["judge", *words]
+    # the others' imports take seconds
+    asked = words[:1] if words[0] in MODULES else MODULES
+    app = new_app(PROGRAM, "How accurate predictions by the shipped profiles are.", EPILOG)
+    for name in asked:
+        module = import_module(f"benchmarks.accuracy.{MODULES[name]}")
+        app.command(name, epilog=getattr(module, "EPILOG", None))(module.main)
+    get_command(app).main(list(words), prog_name=PROGRAM, standalone_mode=standalone)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:], standalone=True)

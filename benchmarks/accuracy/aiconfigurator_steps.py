@@ -1,0 +1,292 @@
+"""Steps of mixtures of experts by fastroof and by aiconfigurator-core, part by part.
+
+    python -m benchmarks.accuracy expert-steps
+
+It reads the same measured tables, which it brings, so that what differs is the method: what a step is made
+of, and how points between measured ones are found. It need not be installed for anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from benchmarks.accuracy.aiconfigurator_estimates import (
+    SDK,
+    aiconfigurator_version,
+    quiet,
+    write_published_config,
+)
+from fastroof.columns import ORIGIN_BORROWED
+from fastroof.engines import load_engine
+from fastroof.errors import PlanRangeError
+from fastroof.load.aiconfigurator import SYSTEMS
+from fastroof.models import Layout
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.components import component_of
+from fastroof.tables import load_tables
+from fastroof.units import US_PER_MS
+
+PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
+TOLD_FROM: Final = 0.1
+"""A part is listed from this difference on, as a share of the step."""
+
+_PART_OF: Final = (
+    ("lm_head", r"logits"),
+    ("communication", r"dispatch|combine|_ar$|p2p|all_?reduce"),
+    ("experts", r"router|moe(?!_norm)|shared"),
+    ("attention", r"attention$|_block$|recurrence|conv1d|_scan$|fused_decode|_ssm$"),
+    ("linear", r"gemm"),
+    ("elementwise", r""),
+)
+"""Parts by the first pattern that is in the name of one of its operators."""
+
+_MODULE: Final = re.compile(r"attention$|_block$")
+_PROJECTION: Final = re.compile(r"(?:qkv|proj)_gemm$")
+_OVERLAP: Final = "overlap"
+_NO_FP8_ATTENTION: Final = 'missing for ContextKey { fmha_quant: "fp8"'
+_MLP_ROLES: Final = ("gate_up", "down", "gate_up_quantise", "down_quantise")
+
+
+class StepCase(NamedTuple):
+    """A model as an engine runs it on some GPUs."""
+
+    model: str
+    gpu: str
+    engine: str
+    layout: Layout
+    kv_dtype: str = "bf16"
+    sends: bool = False
+
+
+CASES: Final = (
+    StepCase("mistralai/Mixtral-8x7B-v0.1", "h100", "vllm", Layout(2)),
+    StepCase("mistralai/Mixtral-8x22B-v0.1", "h200", "sglang", Layout(8)),
+    StepCase("Qwen/Qwen3-30B-A3B", "h100", "vllm", Layout(2)),
+    StepCase("Qwen/Qwen3-235B-A22B-FP8", "h100", "trtllm-1.1", Layout(8, ep=8), "fp8"),
+    StepCase("Qwen/Qwen3-235B-A22B-FP8", "h200", "sglang", Layout(4), "fp8"),
+    StepCase("nvidia/Qwen3-235B-A22B-NVFP4", "b200", "trtllm-1.1", Layout(4, ep=4), "fp8"),
+    StepCase("Qwen/Qwen3-Coder-480B-A35B-Instruct", "h200", "vllm", Layout(8)),
+    StepCase("openai/gpt-oss-120b", "h200", "vllm", Layout(4)),
+    StepCase("openai/gpt-oss-120b", "b200", "trtllm-1.1", Layout(2, ep=2), "fp8"),
+    StepCase("openai/gpt-oss-20b", "h100", "sglang", Layout(1)),
+    StepCase("MiniMaxAI/MiniMax-M2.5", "h200", "vllm", Layout(4)),
+    StepCase("meta-llama/Llama-4-Scout-17B-16E-Instruct", "h100", "vllm", Layout(8)),
+    StepCase("Qwen/Qwen3.5-27B", "h200", "sglang", Layout(2)),
+    StepCase("nvidia/Qwen3.5-397B-A17B-NVFP4", "b200", "vllm", Layout(4), "fp8"),
+    StepCase("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h200", "vllm", Layout(1)),
+    StepCase("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4", "b200", "trtllm-1.1", Layout(8), "fp8"),
+    StepCase("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "b200", "vllm", Layout(8)),
+    StepCase("deepseek-ai/DeepSeek-V3.2", "h200", "sglang", Layout(8)),
+    StepCase("zai-org/GLM-5.2-FP8", "h200", "sglang", Layout(8)),
+    StepCase("deepseek-ai/DeepSeek-V3.2", "h200", "vllm", Layout(8)),
+)
+
+WIDE_CASES: Final = (
+    StepCase("deepseek-ai/DeepSeek-V3", "h100", "sglang", Layout(1, dp=16, ep=16), "fp8", True),
+    StepCase("deepseek-ai/DeepSeek-V3", "h100", "sglang", Layout(1, dp=32, ep=32), "fp8", True),
+    StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=32, ep=32), "fp8", True),
+)
+"""Over several nodes; its tables of wide attention have an fp8 cache alone."""
+
+WIDE_CONFIG: Final[Mapping[str, object]] = {
+    "moe_comm_backend": {"context": "deepep_ht", "generation": "deepep_ll"},
+    "num_gpus_per_node": 8,
+    "attention_backend": "fa3",
+}
+"""Its arguments for large expert parallelism with SGLang on Hopper."""
+
+STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
+    "64 decodes at 2,048": [(1, 2047)] * 64,
+    "a prompt of 2,048": [(2048, 0)],
+}
+
+
+class SteppedCase(NamedTuple):
+    """One step by both."""
+
+    case: StepCase
+    step: str
+    own_ms: dict[str, float]
+    their_ms: dict[str, float]
+    why_not: str = ""
+    donors: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def apart(self) -> float:
+        """How much longer fastroof's step is, as a share of theirs."""
+        return sum(self.own_ms.values()) / sum(self.their_ms.values()) - 1.0
+
+    def parts_apart(self) -> list[str]:
+        """Parts that differ by more than a tenth of the step."""
+        least = TOLD_FROM * sum(self.their_ms.values())
+        return [part for part in PARTS if abs(self.own_ms[part] - self.their_ms[part]) > least]
+
+
+def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
+    """Time the steps of some cases by both."""
+    aiconfigurator_version()
+    for case in cases:
+        with TemporaryDirectory() as above:
+            folder = Path(above) / case.model.split("/")[-1]
+            folder.mkdir()
+            write_published_config(case.model, folder)
+            for step, requests in STEPS.items():
+                try:
+                    with quiet():
+                        plan = _plan(case, str(folder))
+                        named = _their_times(case, plan.kv_dtype, str(folder), requests)
+                        whole = Joined.of(named)
+                        if case.sends:
+                            # its module of wide attention has all but the first projections
+                            whole = whole._replace(mixing=True)
+                        own_ms, donors = _own_parts(plan, requests, whole)
+                        their_ms = _their_parts(named, whole)
+                except Exception as error:
+                    # whatever either of them raises is its answer
+                    words = str(error).replace(f"{above}/", "")
+                    yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {words:.160}")
+                    continue
+                yield SteppedCase(case, step, own_ms, their_ms, donors=donors)
+
+
+def _plan(case: StepCase, folder: str) -> StepPlan:
+    """The kernels alone: what an engine adds is no table's."""
+    layout = case.layout
+    plan = compile_plan(
+        folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
+        moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, runtime=load_engine(case.engine).kernels_alone(),
+        exchange="alltoall" if case.sends else None, routing="power_law_1.01" if case.sends else None,
+    )  # fmt: skip
+    if not plan.memory.max_kv_tokens:
+        raise PlanRangeError(f"{plan!r}: its weights leave no room for KV cache")
+    return plan
+
+
+class Joined(NamedTuple):
+    """Parts that the other has as one: only their sums are compared."""
+
+    mixing: bool
+    mlp: bool
+
+    @staticmethod
+    def of(named: Mapping[str, float]) -> Joined:
+        """By the names of its operators."""
+        is_module = any(_MODULE.search(name) for name in named)
+        has_projections = any(_PROJECTION.search(name) for name in named)
+        return Joined(is_module and not has_projections, any(_OVERLAP in name for name in named))
+
+    def part(self, part: str, role: str = "") -> str:
+        """The part that stands for one."""
+        if self.mlp and (part == "communication" or role in _MLP_ROLES):
+            return "experts"
+        return "attention" if self.mixing and part == "linear" and role not in _MLP_ROLES else part
+
+
+def _own_parts(
+    plan: StepPlan, requests: Sequence[tuple[int, int]], whole: Joined
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Parts, ms, and where those come from that are not measured for the most part."""
+    part_of: dict[str, str] = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    from_sources: dict[str, dict[str, float]] = {part: {} for part in PARTS}
+    for operator in plan.explain(requests).operators:
+        part = whole.part(part_of.get(operator.role, "attention"), operator.role)
+        source = operator.source if operator.origin >= ORIGIN_BORROWED else ""
+        times = from_sources[part]
+        times[source] = times.get(source, 0.0) + operator.total_us / US_PER_MS
+    most = {
+        part: max(found, key=lambda name: found[name], default="") for part, found in from_sources.items()
+    }
+    parts = {part: sum(found.values(), 0.0) for part, found in from_sources.items()}
+    return parts, {part: source for part, source in most.items() if source}
+
+
+def _their_parts(named: Mapping[str, float], whole: Joined) -> dict[str, float]:
+    parts = dict.fromkeys(PARTS, 0.0)
+    for name, time_ms in named.items():
+        parts[whole.part(next(part for part, pattern in _PART_OF if re.search(pattern, name)))] += time_ms
+    return parts
+
+
+def _their_times(
+    case: StepCase, kv_dtype: str, folder: str, requests: Sequence[tuple[int, int]]
+) -> dict[str, float]:
+    """Its operators of a step, ms."""
+    try:
+        return _times_of(case, kv_dtype, folder, requests, None)
+    except Exception as error:
+        if _NO_FP8_ATTENTION not in str(error):
+            raise
+        return _times_of(case, kv_dtype, folder, requests, "bfloat16")
+
+
+def _times_of(
+    case: StepCase,
+    kv_dtype: str,
+    folder: str,
+    requests: Sequence[tuple[int, int]],
+    attention_dtype: str | None,
+) -> dict[str, float]:
+    new, context = requests[0]
+    is_decode = new == 1
+    layout, engine = case.layout, load_engine(case.engine).engine
+    system = {name: system for system, name in SYSTEMS.items()}[case.gpu]
+    databases = import_module(f"{SDK}.perf_database")
+    database = databases.get_database(system, engine, databases.get_version_slots(system, engine)["current"])
+    model_config = import_module(f"{SDK}.config_builders").build_model_config(
+        layout.tp, layout.pp, layout.dp, layout.moe_tp, layout.ep,
+        kvcache_quant_mode={"bf16": "bfloat16"}.get(kv_dtype, kv_dtype), fmha_quant_mode=attention_dtype,
+    )  # fmt: skip
+    if case.sends:
+        fp8_block = import_module(f"{SDK}.common").FMHAQuantMode["fp8_block"]
+        for name, value in {**WIDE_CONFIG, "system": system, "fmha_quant_mode": fp8_block}.items():
+            setattr(model_config, name, value)
+    model = import_module(f"{SDK}.models").get_model(folder, model_config, engine)
+    lengths = {
+        "isl": context if is_decode else new,
+        "osl": 2 if is_decode else 1,
+        "batch_size": len(requests),
+        "beam_width": 1,
+    }
+    summary = (
+        import_module(f"{SDK}.backends.factory")
+        .get_backend(engine)
+        .run_static(
+            model,
+            database,
+            import_module(f"{SDK}.config").RuntimeConfig(**lengths),
+            mode="static_gen" if is_decode else "static_ctx",
+        )
+    )
+    named = summary.get_generation_latency_dict() if is_decode else summary.get_context_latency_dict()
+    return {name: float(time_ms) for name, time_ms in named.items()}
+
+
+def main() -> None:
+    """Print the table, in Markdown."""
+    rows = []
+    for stepped in stepped_cases((*CASES, *WIDE_CASES)):
+        case = stepped.case
+        what = (case.model, case.gpu, case.engine, str(case.layout), stepped.step)
+        if stepped.why_not:
+            rows.append((*what, "", "", "", stepped.why_not))
+            continue
+        apart = [
+            f"{part} {stepped.own_ms[part]:.2f}, {stepped.their_ms[part]:.2f}"
+            for part in stepped.parts_apart()
+        ]
+        totals = (sum(stepped.own_ms.values()), sum(stepped.their_ms.values()))
+        times = (f"{totals[0]:.2f}", f"{totals[1]:.2f}", f"{stepped.apart:+.1%}")
+        rows.append((*what, *times, "; ".join(apart)))
+    columns = (
+        "model", "gpu", "engine", "layout", "step", "fastroof ms", "aiconfigurator ms", "apart",
+        "parts apart by more than a tenth",
+    )  # fmt: skip
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print(f"| {' | '.join(cells)} |")
+    print(f"\naiconfigurator-core {aiconfigurator_version()}; kernels alone.")

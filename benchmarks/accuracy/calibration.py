@@ -1,0 +1,358 @@
+"""Calibration: measured serving rows in, an engine's profile out, with the evidence for each of its costs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from benchmarks.accuracy.fit import Form, are_told_apart
+from benchmarks.accuracy.fit_choice import FORMS, HOST_FORMS, OUTLIERS, Choice, FittedRows, RowLabels
+from benchmarks.accuracy.fit_errors import (
+    SPLITS,
+    DatasetErrors,
+    Split,
+    SplitFit,
+    cost_intervals,
+    dataset_errors,
+    fits_without,
+    split_errors,
+    unseen_errors,
+)
+from benchmarks.accuracy.fitted_rows import TimedRows, chosen_rows, is_of, time_rows
+from benchmarks.accuracy.predicted_runs import ProfileOf
+from benchmarks.accuracy.run_kinds import speculative_runs
+from fastroof._version import __version__
+from fastroof.arrays import Floats
+from fastroof.checks import whole_number
+from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
+from fastroof.engines.kernel_choices import FP8_SCALES, GEMM_SMOOTHINGS
+from fastroof.errors import FastroofError, TableError
+from fastroof.models import load_model
+from fastroof.serving.evidence.kernel_times import OWN_LAYERS, KernelTimes
+from fastroof.serving.evidence.own_runs import FittedCost
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.tables import Tables
+from fastroof.units import US_PER_MS
+
+RESAMPLES: Final = 400
+DIGITS: Final = 3
+"""Significant digits that a profile keeps of a cost: its interval is wider than the fourth."""
+
+NORMAL_P80: Final = 1.2816
+"""80 % of a normal error's absolute values are below so many standard errors."""
+
+_FITTED_FIELDS: Final = (
+    "dataset", "row", "gpu", "engine", "engine_version", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
+    "isl", "osl", "concurrency", "length_factor", "tpot_ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted profile, and how far it can be trusted."""
+
+    engine: str
+    profile: EngineProfile
+    costs: tuple[FittedCost, ...]
+    datasets: tuple[DatasetErrors, ...]
+    without: Mapping[str, EngineProfile]
+    without_gpu: Mapping[str, EngineProfile]
+    without_version: Mapping[str, EngineProfile]
+    fitted_rows: tuple[ServingRow, ...]
+    unseen: Mapping[Split, Floats]
+
+    def profile_without(self, row: ServingRow, split: Split = "model") -> EngineProfile | None:
+        """Return the profile fitted without a row's model, GPU or version; None if there is no other."""
+        by_name = {"model": self.without, "gpu": self.without_gpu, "version": self.without_version}[split]
+        if not by_name:
+            return None
+        name = {"model": row.whole_model, "gpu": row.gpu, "version": row.engine_version}[split]
+        return at_version(by_name.get(name, self.profile), row)
+
+
+def at_version(profile: EngineProfile, row: ServingRow) -> EngineProfile:
+    """Return a profile as it is in the version of a row."""
+    return profile.at(row.engine_version)
+
+
+def calibrate(
+    rows: Iterable[ServingRow],
+    tables: Tables | Mapping[str, Tables],
+    engine: str,
+    *,
+    datasets: Sequence[str] | None = None,
+    resamples: int = RESAMPLES,
+    name: str | None = None,
+    command: str = "",
+    splits: Sequence[Split] = SPLITS,
+) -> Calibration:
+    """Fit what an engine adds to its kernels to the times per output token that were measured."""
+    base = load_engine(engine) if engine in engine_names() else None
+    if base is None or base.fit is None:
+        known = [name for name in engine_names() if load_engine(name).fit is not None]
+        raise TableError(
+            f"engine must be one of {', '.join(known)}, got {engine!r}: no costs are known of it"
+        )
+    resamples = whole_number("resamples", resamples, 0, error=TableError)
+    by_gpu = tables if isinstance(tables, Mapping) else {tables.gpu.name: tables}
+    chosen, not_fitted = chosen_rows(rows, by_gpu, base, datasets)
+    if "form" not in base.fit.chosen and len(chosen) < len(base.fit.costs):
+        raise TableError(f"{len(base.fit.costs)} costs need at least as many rows, got {len(chosen)}")
+    bare = replace(base, name=engine if name is None else name, costs=StepCosts(), evidence={})
+    kept, times = _timed(chosen, by_gpu, bare, not_fitted)
+    fitted = FittedRows(
+        times,
+        _labels(kept),
+        FORMS if "form" in base.fit.chosen else (base.fit.costs,),
+        OUTLIERS if "form" in base.fit.chosen else (base.fit.outlier,),
+    )
+    choice = fitted.choose()
+    every = np.ones(len(kept), bool)
+    costs_us = fitted.fit(every, choice)
+    if "form" not in base.fit.chosen and not are_told_apart(times[choice.kernels], choice.form, costs_us):
+        raise TableError(
+            f"{len(kept)} rows do not distinguish {' and '.join(base.fit.costs)}; "
+            "add rows of other concurrency"
+        )
+    costs = cost_intervals(fitted, choice, costs_us, resamples)
+    fits = {split: fits_without(fitted, split) if split in splits else {} for split in SPLITS}
+    unseen = {split: unseen_errors(fitted, split, one) for split, one in fits.items()}
+    kernels = fitted.errors(choice._replace(form=Form(())), {})
+    in_sample = fitted.errors(choice, costs_us)
+    errors = dataset_errors(fitted, kernels, in_sample, unseen)
+    judged = {"kernels": kernels, "in_sample": in_sample}
+    judged |= {f"unseen_{split}": of_split for split, of_split in unseen.items()}
+    summary = {key: split_errors(fitted, of_split) for key, of_split in judged.items()}
+    evidence: dict[str, Any] = {
+        "command": command,
+        "fastroof": __version__,
+        "gpus": sorted({row.gpu for row in kept}),
+        "tables_hash": {gpu: by_gpu[gpu].content_hash for gpu in sorted({row.gpu for row in kept})},
+        "rows_hash": _rows_hash(kept),
+        "rows": len(kept),
+        "resamples": resamples,
+        "not_fitted": dict(sorted(not_fitted.items())),
+        "interval_95": {
+            _cost_name(cost.name, base.fit): [_digits(cost.low_us), _digits(cost.high_us)]
+            for cost in costs
+            if not math.isnan(cost.low_us)
+        },
+        "errors": {
+            key: {what: round(value, 4) for what, value in one.items()} for key, one in summary.items() if one
+        },
+        "tried": _tried(fitted, base.fit),
+        **{
+            f"without_{split}": {left_out: _kept_fit(one, base.fit) for left_out, one in of_split.items()}
+            for split, of_split in fits.items()
+            if of_split
+        },
+        "datasets": {one.dataset: _errors_of(one) for one in errors},
+    }
+    # what an 80 % interval is to hold: the worse of models and GPUs that a fit has not seen
+    p80 = max((summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu")), default=0.0)
+    residual = _digits(p80 / NORMAL_P80, 2)
+    profiles = {
+        split: {left_out: _profile(bare, one.choice, one.costs) for left_out, one in of_split.items()}
+        for split, of_split in fits.items()
+    }
+    rounded = {cost: _digits(us) for cost, us in costs_us.items()}
+    profile = _profile(bare, choice, rounded, residual)
+    profile = replace(profile, costs=_with_evidence(profile.costs, base.fit, fits["gpu"]))
+    return Calibration(
+        engine,
+        replace(profile, evidence=evidence),
+        costs,
+        errors,
+        profiles["model"],
+        profiles["gpu"],
+        profiles["version"],
+        kept,
+        unseen,
+    )
+
+
+def _timed(
+    rows: Sequence[ServingRow],
+    tables: Mapping[str, Tables],
+    bare: EngineProfile,
+    not_fitted: Counter[str],
+) -> tuple[tuple[ServingRow, ...], dict[tuple[str, str], KernelTimes]]:
+    """Time rows by every kind of kernels that may be chosen, the profile's own first."""
+    assert bare.fit is not None
+    own = bare.kernels.gemm_smoothing, bare.kernels.fp8_scales
+    smoothings = GEMM_SMOOTHINGS if "gemm_smoothing" in bare.fit.chosen else own[:1]
+    # where rows do not tell: as fp8 checkpoints of most publishers are, with scales of their inputs
+    scales = tuple(reversed(FP8_SCALES)) if "fp8_scales" in bare.fit.chosen else own[1:]
+    timed: dict[tuple[str, str], TimedRows] = {}
+    kept = tuple(rows)
+    for scale in scales:
+        for smoothing in smoothings:
+            kernels = replace(bare.kernels, gemm_smoothing=smoothing, fp8_scales=scale)
+            one = timed[smoothing, scale] = time_rows(kept, tables, replace(bare, kernels=kernels))
+            not_fitted.update(one.refused)
+            kept = one.rows
+    # what one kind of kernels does not time is compared with no other either
+    left = {id(row) for row in kept}
+    times = {
+        key: one.times.pick(np.array([id(row) in left for row in one.rows], bool))
+        for key, one in timed.items()
+    }
+    kernels_ms = (next(iter(times.values())).kernels_us / US_PER_MS).tolist()
+    speculating = speculative_runs(kept, kernels_ms)
+    not_fitted.update(reason for reason in speculating if reason)
+    plain = np.array([not reason for reason in speculating])
+    kept = tuple(row for row, is_plain in zip(kept, plain, strict=True) if is_plain)
+    if not kept:
+        raise TableError("none of the rows has a plan and takes at least the time of its kernels")
+    own_layers = _own_layers(kept, bare.fit)
+    return kept, {key: one.pick(plain)._replace(own_layers=own_layers) for key, one in times.items()}
+
+
+def _own_layers(rows: Sequence[ServingRow], form: CostForm) -> Floats | None:
+    """Layers of each row that have a cost of their architecture's own, a column a cost."""
+    if not form.layers:
+        return None
+    layers = np.zeros((len(rows), len(form.layers)))
+    for i, row in enumerate(rows):
+        model = load_model(row.model)
+        # the last that holds, as in a plan
+        holding = [
+            j
+            for j, (architecture, versions) in enumerate(form.layers)
+            if model.architecture == architecture and is_of(row, versions)
+        ]
+        if holding:
+            layers[i, holding[-1]] = model.num_blocks
+    return layers
+
+
+def _labels(rows: Sequence[ServingRow]) -> RowLabels:
+    return RowLabels(
+        np.array([row.dataset for row in rows]),
+        np.array([row.whole_model for row in rows]),
+        np.array([row.gpu for row in rows]),
+        np.array([row.engine_version for row in rows]),
+        np.array([row.tp for row in rows], np.int64),
+    )
+
+
+def _profile(
+    bare: EngineProfile, choice: Choice, costs: Mapping[str, float], residual: float = 0.0
+) -> EngineProfile:
+    """Put a fit into a profile."""
+    assert bare.fit is not None
+    layers = tuple(
+        LayerCost(architecture, costs.get(f"{OWN_LAYERS}.{i}", 0.0), versions)
+        for i, (architecture, versions) in enumerate(bare.fit.layers)
+        if costs.get(f"{OWN_LAYERS}.{i}", 0.0) > 0.0
+    )
+    shared: dict[str, Any] = {name: us for name, us in costs.items() if not name.startswith(OWN_LAYERS)}
+    return replace(
+        bare,
+        costs=StepCosts(**shared, residual=residual, layers=layers),
+        kernels=replace(bare.kernels, gemm_smoothing=choice.gemm_smoothing, fp8_scales=choice.fp8_scales),
+        fit=replace(bare.fit, costs=choice.form.costs, outlier=choice.form.outlier),
+    )
+
+
+def _with_evidence(costs: StepCosts, form: CostForm, without_gpu: Mapping[str, SplitFit]) -> StepCosts:
+    """Return the costs with each architecture's own cost without each GPU as evidence."""
+    layers = []
+    for one in costs.layers:
+        name = f"{OWN_LAYERS}.{form.layers.index((one.architecture, one.versions))}"
+        others = ", ".join(f"{_digits(fit.costs[name]):g} without {gpu}" for gpu, fit in without_gpu.items())
+        layers.append(replace(one, evidence=f"fitted with the shared costs; us: {others}" if others else ""))
+    return replace(costs, layers=tuple(layers))
+
+
+def _cost_name(name: str, form: CostForm) -> str:
+    if not name.startswith(OWN_LAYERS):
+        return name
+    architecture, versions = form.layers[int(name.partition(".")[2])]
+    return f"layers {architecture} {versions}".rstrip()
+
+
+def _kept_fit(one: SplitFit, form: CostForm) -> dict[str, Any]:
+    """A fit as a profile's evidence keeps it."""
+    costs = {_cost_name(name, form): _digits(us) for name, us in one.costs.items()}
+    return {
+        **costs,
+        "gemm_smoothing": one.choice.gemm_smoothing,
+        "fp8_scales": one.choice.fp8_scales,
+        "outlier": one.choice.form.outlier,
+    }
+
+
+def _tried(fitted: FittedRows, form: CostForm) -> dict[str, float]:
+    """Error of each form on what was left out in turn, with the best kernels."""
+    if "form" not in form.chosen:
+        return {}
+    every = np.ones(len(fitted.labels.tp), bool)
+    tried: dict[str, float] = {}
+    for trial in fitted.trials(every, (*fitted.forms, *HOST_FORMS)):
+        name = " ".join(trial.choice.form.costs) or "kernels"
+        tried[name] = min(tried.get(name, math.inf), round(trial.error, 4))
+    return tried
+
+
+def _errors_of(one: DatasetErrors) -> dict[str, Any]:
+    """A data set's errors as a profile keeps them: fractions, to a hundredth of a percent."""
+    kept: dict[str, Any] = {}
+    for key, value in one._asdict().items():
+        if isinstance(value, float):
+            if not math.isnan(value):
+                kept[key] = round(value, 4)
+        elif key != "dataset":
+            kept[key] = list(value) if isinstance(value, tuple) else value
+    return kept
+
+
+def _digits(value: float, digits: int = DIGITS) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _rows_hash(rows: Iterable[ServingRow]) -> str:
+    """SHA-256 of what was fitted, whatever file it came from."""
+    text = "\n".join("\t".join(str(getattr(row, name)) for name in _FITTED_FIELDS) for row in rows)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def profiles_of(runtime: str | Path | EngineProfile) -> ProfileOf:
+    """Return each run's own profile for ``auto``, else one for all."""
+    if runtime != "auto":
+        one = load_engine(runtime)
+        return lambda row: one
+    return lambda row: row.engine_profile
+
+
+def profiles_without(
+    split: str, rows: Iterable[ServingRow], tables: Mapping[str, Tables], say: Callable[[str], None]
+) -> ProfileOf:
+    """Fit each engine's costs without each model, GPU or version."""
+    if split not in SPLITS:
+        raise TableError(f"what is left out is one of {', '.join(SPLITS)}, got {split!r}")
+    known = [row for row in rows if not row.left_out]
+    fitted: dict[str, Calibration] = {}
+    for name in dict.fromkeys(row.engine_profile.name for row in known):
+        if load_engine(name).fit is None:
+            continue
+        say(f"fitting {name} without each of its {split}s")
+        try:
+            fitted[name] = calibrate(known, tables, name, resamples=0, splits=(cast("Split", split),))
+        except FastroofError as error:
+            say(f"{name} is predicted by its kernels alone: {error}")
+
+    def profile_of(row: ServingRow) -> EngineProfile:
+        own = row.engine_profile
+        of_engine = fitted.get(own.name)
+        unseen = None if of_engine is None else of_engine.profile_without(row, cast("Split", split))
+        return own.kernels_alone() if unseen is None else unseen
+
+    return profile_of

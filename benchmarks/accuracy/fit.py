@@ -1,0 +1,205 @@
+"""Fitting what an engine adds to its kernels: few non-negative costs, relative errors, every data set equal.
+
+A row's time per token is made of two steps, one of decodes alone and one that prefills too, so
+
+    predicted = n_D max(D + added_D, floor_D) + n_M max(M + added_M, floor_M)
+
+with the kernels D and M and such steps a token n_D and n_M. What is added and the floors are sums of costs,
+each times what it is counted by: 1, sequences, layers, all-reduces. It is linear in them but for the floors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.arrays import Bools, Floats
+from fastroof.engines import CostForm
+from fastroof.serving.evidence.kernel_times import (
+    FLOORS,
+    HOST_COSTS,
+    OWN_LAYERS,
+    Columns,
+    KernelTimes,
+    columns_of,
+    mean_us,
+)
+
+MOST_ITERATIONS: Final = 60
+MOST_HALVINGS: Final = 30
+SMALLEST_MOVE_US: Final = 1e-3
+SMALLEST_ANGLE: Final = 1e-3
+"""Between two costs' shares of the rows, radians: closer ones are not distinguished."""
+
+SIDES: Final = (0.9, 0.97, 0.99, 1.01, 1.03, 1.1)
+"""Distances from the best floor at which another valley is looked for."""
+
+CLEARLY: Final = 1e-9
+"""Relative difference of two losses that is more than rounding."""
+
+
+class Form(NamedTuple):
+    """As :class:`fastroof.engines.CostForm`, of costs that no profile has too."""
+
+    costs: tuple[str, ...]
+    outlier: float = 0.0
+
+
+def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
+    """Weight rows so that every data set has the same total."""
+    _, which = np.unique(datasets, return_inverse=True)
+    weights: Floats = 1.0 / np.maximum(np.bincount(which), fewest)[which]
+    return weights
+
+
+def fit_costs(
+    times: KernelTimes, weights: Floats, form: Form | CostForm, *, thorough: bool = True
+) -> dict[str, float]:
+    """Fit an engine's costs to measured rows."""
+    names = _names(times, form.costs)
+    if not names:
+        return {}
+    columns = columns_of(times, names)
+
+    def descend(start: Floats) -> tuple[Floats, float]:
+        return _descend(times, weights, form.outlier, columns, start)
+
+    best, least = descend(np.zeros(len(names)))
+    floor = next((i for i, name in enumerate(names) if name in FLOORS), None)
+    if floor is not None:
+        starts = _floors_us(times, names[floor])
+        for floor_us in starts if thorough else starts[1:2]:
+            costs, loss = descend(np.eye(len(names))[floor] * floor_us)
+            if loss < least * (1.0 - CLEARLY):
+                best, least = costs, loss
+        left = list(SIDES) if thorough else []
+        while left:
+            side = np.ones(len(names))
+            side[floor] = left.pop()
+            costs, loss = descend(best * side)
+            if loss < least * (1.0 - CLEARLY):
+                best, least, left = costs, loss, list(SIDES)
+    return {name: float(us) for name, us in zip(names, best, strict=True)}
+
+
+def are_told_apart(times: KernelTimes, form: Form | CostForm, costs: Mapping[str, float]) -> bool:
+    """Whether rows distinguish an engine's costs: no cost is a mix of the others in every row."""
+    names = _names(times, form.costs)
+    slopes = _slopes(
+        times, columns_of(times, names), np.array([float(costs.get(name, 0.0)) for name in names])
+    )
+    relative = slopes[:, slopes.any(axis=0)] / times.measured_us[:, None]
+    relative /= np.linalg.norm(relative, axis=0)
+    return bool(np.linalg.matrix_rank(relative, tol=SMALLEST_ANGLE) == relative.shape[1])
+
+
+def _names(times: KernelTimes, costs: Sequence[str]) -> list[str]:
+    """All costs of a fit: architectures' own come last."""
+    own = 0 if times.own_layers is None else times.own_layers.shape[1]
+    return [*costs, *(f"{OWN_LAYERS}.{i}" for i in range(own))]
+
+
+def _floors_us(times: KernelTimes, name: str) -> Floats:
+    """Floors to start from: what the kernels of prefilling steps take a layer, or those of steps."""
+    if name in HOST_COSTS:
+        return np.quantile(times.decode_us, (0.2, 0.5, 0.8))
+    prefills = times.mixed_steps > 0.0
+    if not prefills.any():
+        return np.empty(0)
+    return np.quantile((times.mixed_us / times.num_layers)[prefills], (0.2, 0.5, 0.8))
+
+
+def _loss_of(error: Floats, weights: Floats, outlier: float) -> float:
+    if outlier:
+        return float(weights @ (2.0 * outlier**2 * (np.sqrt(1.0 + (error / outlier) ** 2) - 1.0)))
+    return float(weights @ error**2)
+
+
+def _descend(
+    times: KernelTimes, weights: Floats, outlier: float, columns: Columns, costs: Floats
+) -> tuple[Floats, float]:
+    """Costs and loss at the bottom of the valley that costs lie in."""
+
+    def loss_at(tried: Floats) -> float:
+        return _loss_of(mean_us(times, columns, tried) / times.measured_us - 1.0, weights, outlier)
+
+    loss = loss_at(costs)
+    for _ in range(MOST_ITERATIONS):
+        move = _newton_costs(times, weights, outlier, columns, costs) - costs
+        for _ in range(MOST_HALVINGS):
+            tried = costs + move
+            tried_loss = loss_at(tried)
+            if tried_loss < loss:
+                break
+            move = move / 2.0
+        else:
+            break
+        costs, loss = tried, tried_loss
+        if np.abs(move).max() < SMALLEST_MOVE_US:
+            break
+    return costs, loss
+
+
+def _slopes(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
+    """What a microsecond of each cost adds to each row, on its side of the floors."""
+
+    def of_step(kernels_us: Floats, added: Floats, floor: Floats) -> Floats:
+        unbound: Bools = kernels_us + added @ costs >= floor @ costs
+        return np.where(unbound[:, None], added, floor)
+
+    decode = of_step(times.decode_us, columns.decode, columns.decode_floor)
+    mixed = of_step(times.mixed_us, columns.mixed, columns.mixed_floor)
+    slopes: Floats = times.decode_steps[:, None] * decode + times.mixed_steps[:, None] * mixed
+    return slopes
+
+
+def _newton_costs(
+    times: KernelTimes, weights: Floats, outlier: float, columns: Columns, costs: Floats
+) -> Floats:
+    """Best costs if every row stays on its side of the floor and counts what it counts here."""
+    slopes = _slopes(times, columns, costs)
+    predicted = mean_us(times, columns, costs)
+    if outlier:
+        weights = weights / np.sqrt(1.0 + ((predicted / times.measured_us - 1.0) / outlier) ** 2)
+    root = np.sqrt(weights)
+    # a cost that moves no row stays where it is
+    moving = slopes.any(axis=0)
+    fixed = predicted - slopes @ costs
+    matrix = slopes[:, moving] * (root / times.measured_us)[:, None]
+    best = costs.copy()
+    best[moving] = _non_negative_least_squares(matrix, (1.0 - fixed / times.measured_us) * root)
+    return best
+
+
+def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
+    """Solve it by Lawson and Hanson's active sets, on columns of length 1."""
+    length = np.linalg.norm(matrix, axis=0)
+    unit = matrix / length
+    gram, pull = unit.T @ unit, unit.T @ target
+    free = np.zeros(len(length), bool)
+    best = np.zeros(len(length))
+    for _ in range(3 * len(length)):
+        slope = np.where(free, -np.inf, pull - gram @ best)
+        if free.all() or slope.max() <= CLEARLY * np.abs(pull).max():
+            break
+        free[int(slope.argmax())] = True
+        while True:
+            tried = np.zeros(len(length))
+            tried[free] = np.linalg.lstsq(gram[np.ix_(free, free)], pull[free], rcond=1e-12)[0]
+            falling = free & (tried <= 0.0)
+            if not falling.any():
+                break
+            # as far towards it as no cost turns negative; those that arrive at 0 stay there
+            way = float(np.min(best[falling] / (best[falling] - tried[falling] + 1e-300)))
+            best += way * (tried - best)
+            free &= ~(falling & (best <= CLEARLY * np.abs(tried).max()))
+            best[~free] = 0.0
+            if not free.any():
+                break
+        if not free.any():
+            break
+        best = tried
+    return np.asarray(best / length)

@@ -1,0 +1,202 @@
+"""``python -m benchmarks.accuracy fit``: fits an engine's profile to measured rows."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from benchmarks.accuracy.calibration import RESAMPLES, Calibration, calibrate
+from benchmarks.accuracy.rows import read_rows, shipped_rows
+from fastroof import gpu_names
+from fastroof.cli.named_plans import DEFAULT_GPU, tables_of
+from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.errors import FastroofError
+from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
+from fastroof.tables import Tables
+
+DEFAULT_ENGINE: Final = "vllm"
+EVERY_GPU: Final = "all"
+
+EPILOG: Final = """\b
+Examples:
+  python -m benchmarks.accuracy fit --engine vllm --gpu all
+  python -m benchmarks.accuracy fit --engine vllm --rows my_runs.csv --output mine.toml
+  fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
+
+Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
+optional columns of benchmarks/accuracy/rows.py. Rows with a reason in left_out are not fitted.
+
+Each data set of a GPU weighs the same, errors are relative, costs are shared by all models and tp. Intervals
+are 95 %, from a bootstrap over (model, tp, GPU). Which costs there are is chosen by rows too, by leaving
+models out in turn. Unseen: each model, GPU and version, with all of that chosen and fitted without it.
+Runs that waited to be admitted, draft tokens or are known to be defective are not fitted; it says how many.
+
+\b
+JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, GPU and version,
+errors, data sets), costs: a list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, gpus,
+tps, and mape and bias of kernels, fitted and unseen as fractions], without, without_gpu, without_version
+(name: costs), output (the profile written, or null).
+"""
+
+
+def main(
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Whose rows to fit, by profile: vllm-0.12.  [default: vllm]"),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Fit this data set only; repeatable.  [default: all]")
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="CSV of measured rows.  [default: those that ship with the GPU's tables]"),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(*GPU_NAMES, help="GPU, which one if a folder holds several, or all that have runs."),
+    ] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profile there, a .toml file.")
+    ] = None,
+    bootstrap: Annotated[
+        int | None, typer.Option(min=0, help="Resamples, 0 for no intervals.  [default: 400]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit an engine's profile to measured serving."""
+    if output is not None:
+        check_profile_path(output)
+    engine = engine or DEFAULT_ENGINE
+    loaded = _tables(engine, gpu, tables, source)
+    options: list[tuple[str, Any]] = [("--engine", engine), *(("--dataset", name) for name in dataset or ())]
+    options += [("--rows", rows), ("--gpu", gpu), ("--tables", tables), ("--source", source)]
+    options += [("--bootstrap", bootstrap)]
+    given = [str(word) for option in options if option[1] is not None for word in option]
+    fitted = calibrate(
+        [row for name in loaded for row in shipped_rows(name)] if rows is None else read_rows(rows),
+        loaded,
+        engine,
+        datasets=dataset,
+        resamples=RESAMPLES if bootstrap is None else bootstrap,
+        name=None if output is None else output.stem,
+        command=shlex.join(["fastroof", "calibrate", *given]),
+    )
+    if output is not None:
+        write_profile(fitted.profile, output)
+    if as_json:
+        print_json(_document(fitted, output))
+        return
+    _print(fitted)
+    if output is not None:
+        typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
+
+
+def _tables(engine: str, gpu: str | None, tables: str | None, source: str | None) -> dict[str, Tables]:
+    """Tables by GPU: of one, or of all that an engine's runs ship of."""
+    if gpu != EVERY_GPU:
+        one = (
+            tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
+        )
+        return {one.gpu.name: one}
+    if tables is not None:
+        raise FastroofError("--gpu all reads every GPU's own tables; leave --tables out")
+    ran = [name for name in gpu_names() if any(r.engine_profile.name == engine for r in shipped_rows(name))]
+    return {name: tables_of(name, None, source) for name in ran}
+
+
+def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
+    profile = asdict(fitted.profile)
+    return {
+        "evidence": profile.pop("evidence"),
+        "profile": profile,
+        "costs": [cost._asdict() for cost in fitted.costs],
+        "datasets": [one._asdict() for one in fitted.datasets],
+        **{
+            name: {left_out: asdict(other.costs) for left_out, other in profiles.items()}
+            for name, profiles in (
+                ("without", fitted.without),
+                ("without_gpu", fitted.without_gpu),
+                ("without_version", fitted.without_version),
+            )
+        },
+        "output": None if output is None else str(output),
+    }
+
+
+def _print(fitted: Calibration) -> None:
+    profile, kernels = fitted.profile, fitted.profile.kernels
+    print_facts(
+        [
+            ("profile", profile.name),
+            ("engine", fitted.engine),
+            ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
+            ("costs", ", ".join(profile.fit.costs if profile.fit else ()) or "none beside its kernels"),
+            ("residual", _residual(profile.costs.residual)),
+            *((f"not fitted, {rows}", why) for why, rows in profile.evidence["not_fitted"].items()),
+        ]
+    )
+    out = console()
+    out.print()
+    ranges = {
+        cost.name: sorted(getattr(other.costs, cost.name, 0.0) for other in fitted.without.values())
+        for cost in fitted.costs
+    }
+    print_table(
+        ("cost", "us", "95 % interval", "one model left out"),
+        [
+            (cost.name, f"{cost.us:.3g}", _range(cost.low_us, cost.high_us), _range(*ranges[cost.name]))
+            for cost in fitted.costs
+        ],
+        left=("cost",),
+    )
+    out.print()
+    columns = ("data set", "rows", "gpu", "tp", "kernels", "fitted", "unseen model", "gpu", "version")
+    print_table(
+        columns,
+        [
+            (
+                one.dataset,
+                str(one.rows),
+                " ".join(one.gpus),
+                " ".join(map(str, one.tps)),
+                _error(one.kernels_mape, one.kernels_bias),
+                _error(one.fitted_mape, one.fitted_bias),
+                _error(one.unseen_mape, one.unseen_bias),
+                _error(one.unseen_gpu_mape, one.unseen_gpu_bias),
+                _error(one.unseen_version_mape, one.unseen_version_bias),
+            )
+            for one in fitted.datasets
+        ],
+        left=("data set", "gpu", "tp"),
+    )
+    out.print("MAPE and (bias) of the time per output token", soft_wrap=True)
+    for what, errors in fitted.profile.evidence["errors"].items():
+        out.print(
+            f"{what.replace('_', ' ')}: {errors['mape']:.1%} over {errors['rows']:.0f} rows", soft_wrap=True
+        )
+
+
+def _residual(residual: float) -> str:
+    if not residual:
+        return "unknown: there is no other model to judge on"
+    return f"{residual * 100.0:.1f} % standard error on models that a fit did not see"
+
+
+def _range(*ends: float) -> str:
+    if not ends or math.isnan(ends[0]):
+        return "-"
+    return f"{ends[0]:.3g} to {ends[-1]:.3g}"
+
+
+def _error(mape: float, bias: float) -> str:
+    return "-" if math.isnan(mape) else f"{mape * 100.0:.1f} % ({bias * 100.0:+.1f})"

@@ -1,0 +1,125 @@
+"""Which measured rows an engine's costs are fitted to, and why others are not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.rows import dataset_names
+from benchmarks.accuracy.run_kinds import defect_of
+from fastroof.engines import EngineProfile, recipe_for
+from fastroof.engines.values import holds_for, is_version
+from fastroof.errors import FastroofError, TableError
+from fastroof.serving.evidence.kernel_times import NUM_COLUMNS, KernelTimes, alike_rows, times_of_plan
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.tables import Tables
+
+ADMISSION_SHARE: Final = 0.35
+"""Share of a request's time before its first token from which it waited to be admitted."""
+
+
+def is_limited_by_admission(row: ServingRow) -> bool:
+    """Whether the requests of a run waited for room, so that its time per token does not show its steps."""
+    if math.isnan(row.ttft_ms):
+        return False
+    return row.ttft_ms > ADMISSION_SHARE * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))
+
+
+def is_of(row: ServingRow, versions: str) -> bool:
+    """Whether a run is of a range of versions; a build without a version is only in the empty range."""
+    if not is_version(row.engine_version):
+        return versions == ""
+    return holds_for(versions, row.engine_version)
+
+
+def chosen_rows(
+    rows: Iterable[ServingRow], gpus: Container[str], base: EngineProfile, datasets: Sequence[str] | None
+) -> tuple[list[ServingRow], Counter[str]]:
+    """Pick the rows to fit, by data set, and count the profile's others by reason."""
+    of_engine = [
+        row for row in rows if row.engine_profile.name == base.name and row.gpu in gpus and not row.left_out
+    ]
+    names = dataset_names(of_engine)
+    on = ", ".join(sorted({row.gpu for row in of_engine}))
+    if not of_engine:
+        raise TableError(f"no serving rows of {base.name} to fit on {_listed(gpus)}")
+    unknown = [name for name in datasets or () if name not in names]
+    if unknown:
+        raise TableError(f"{base.name} on {on} has no data set {unknown[0]!r}; it has {', '.join(names)}")
+    short = [row.row for row in of_engine if row.mean_osl <= 1.0]
+    if short:
+        raise TableError(f"row {short[0]!r} has no output token after the first, so no time per token")
+    reasons, kept = Counter[str](), list[ServingRow]()
+    for name in names:
+        if datasets and name not in datasets:
+            continue
+        for row in of_engine:
+            if row.dataset != name:
+                continue
+            reason = _not_fitted(row, base)
+            if reason:
+                reasons[reason] += 1
+            else:
+                kept.append(row)
+    if not kept:
+        raise TableError(f"no row of {base.name} can be fitted: {', '.join(reasons)}")
+    return kept, reasons
+
+
+def _listed(gpus: Container[str]) -> str:
+    return ", ".join(gpus) if isinstance(gpus, Iterable) else str(gpus)
+
+
+def _not_fitted(row: ServingRow, base: EngineProfile) -> str:
+    """Why a row is not fitted; empty where it is."""
+    if row.is_disaggregated:
+        return "prompts run on other engines"
+    if row.pp > 1:
+        return "pipeline stages"
+    if is_limited_by_admission(row):
+        return f"TTFT above {ADMISSION_SHARE:.0%} of a request's time: it waited to be admitted"
+    recipe = recipe_for(
+        row.engine, row.engine_version, row.gpu, row.model, row.dtype, measured_on=row.measured_on
+    )
+    if recipe is not None and recipe.speculative:
+        return "its recipe drafts tokens"
+    defect = defect_of(row)
+    if defect:
+        return defect
+    for one in base.fit.left_out if base.fit is not None else ():
+        if (
+            one.model in ("", row.whole_model)
+            and one.gpu in ("", row.gpu)
+            and one.format in ("", row.dtype)
+            and (not one.versions or is_of(row, one.versions))
+        ):
+            return one.reason
+    return ""
+
+
+class TimedRows(NamedTuple):
+    """Rows that have a plan, their times, and why others have none."""
+
+    rows: tuple[ServingRow, ...]
+    times: KernelTimes
+    refused: Mapping[str, int]
+
+
+def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile: EngineProfile) -> TimedRows:
+    """Time the kernels of rows of several GPUs, those without a plan left out."""
+    columns = np.full((NUM_COLUMNS, len(rows)), np.nan)
+    refused: dict[str, int] = {}
+    for places in alike_rows(rows):
+        try:
+            columns[:, places] = times_of_plan(
+                [rows[i] for i in places], tables[rows[places[0]].gpu], profile
+            )[:NUM_COLUMNS]
+        except FastroofError as error:
+            refused[str(error)] = refused.get(str(error), 0) + len(places)
+    there = ~np.isnan(columns[0])
+    kept = tuple(row for row, is_there in zip(rows, there, strict=True) if is_there)
+    return TimedRows(kept, KernelTimes(*columns[:, there]), refused)

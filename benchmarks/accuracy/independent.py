@@ -1,0 +1,189 @@
+"""Predictions of what nothing was fitted to: published throughput and open-loop runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.accuracy.published_rows import OpenLoopRun, ServedModel, ThroughputRow
+from fastroof.arrays import Bools
+from fastroof.engines import EngineProfile
+from fastroof.engines.values import holds_for
+from fastroof.errors import FastroofError, TableError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.serving.estimate import estimate
+from fastroof.serving.evidence.prediction_errors import PredictedTime
+from fastroof.serving.evidence.rows import LARGEST_STEP
+from fastroof.simulation.engine import too_long
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.requests import RequestTimes
+from fastroof.tables import Tables
+from fastroof.units import MS_PER_S
+
+
+class PredictedRate(PredictedTime):
+    """A measured throughput and its prediction, both as the time of one output token of all clients, ms."""
+
+    __slots__ = ()
+
+    @property
+    def error(self) -> float:
+        """Signed error, as a share of what was measured."""
+        return self.measured_ms / self.predicted_ms - 1.0
+
+    @property
+    def aic_error(self) -> float:
+        """The same of aiconfigurator-core."""
+        return self.measured_ms / self.aic_ms - 1.0
+
+
+SEQUENCES: Final = 2048
+"""Sequences that plans of these rows time at most, of all that their engines run at once."""
+
+
+def profile_of_served(row: ServedModel) -> EngineProfile:
+    """Return the profile of a row's engine and version."""
+    profile = row.engine_profile
+    return profile if holds_for(profile.versions, row.engine_version) else profile.kernels_alone()
+
+
+def concurrency_of(row: ThroughputRow, plan: StepPlan) -> int:
+    """Return how many requests of a published throughput ran at once, as far as known."""
+    room: int = plan.memory.max_sequences(int(row.isl + row.osl))
+    return min(min(room, row.max_concurrency) * row.dp, row.requests)
+
+
+def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
+    """Predict a published throughput, output tokens of all GPUs a second."""
+    concurrency = concurrency_of(row, plan)
+    if concurrency < 1:
+        raise TableError("no request fits next to the weights")
+    scheduling = plan.engine.scheduling
+    seen = estimate(
+        plan,
+        row.isl,
+        row.osl,
+        concurrency,
+        chunked_prefill=scheduling.chunked_prefill or row.isl > scheduling.max_num_batched_tokens,
+        max_seqs=row.max_concurrency,
+    )
+    return float(seen.tokens_per_s_per_gpu) * row.layout.world_size
+
+
+def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str], float]:
+    """Predict what clients of an open-loop run saw: its requests, simulated one by one."""
+    settings = run.settings(plan)
+    seen = []
+    for weight, from_s, trace in run.loads():
+        if too_long(trace, settings).any():
+            raise TableError(f"{run.row}: {settings.num_gpu_blocks:,} blocks never have room for its longest")
+        times = RequestTimes.of(trace, run_replicas(plan, trace, settings))
+        seen.append((weight, trace.arrival_s >= from_s, times))
+    return {key: _statistic(*key, seen) for key in run.measured_ms}
+
+
+def _statistic(quantity: str, statistic: str, seen: Sequence[tuple[float, Bools, RequestTimes]]) -> float:
+    """A statistic of all requests that count: of several loads, weighted by how many each stands for."""
+    values = [getattr(times, f"{quantity}_ms")[counts] for _, counts, times in seen]
+    if statistic == "mean":
+        means = [float(np.nanmean(of_load)) for of_load in values]
+        return float(np.average(means, weights=[weight for weight, _, _ in seen]))
+    if len(values) > 1:
+        raise TableError("percentiles over several stages are not predicted")
+    return float(np.nanpercentile(values[0], float(statistic[1:])))
+
+
+def judge(
+    rows: Sequence[ServedModel],
+    tables: Tables,
+    profile_of: Callable[[ServedModel], EngineProfile],
+    skipped: Counter[tuple[str, ...]],
+) -> Iterator[PredictedTime]:
+    """Predict rows and compare each with its measurement."""
+    plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
+    for row in rows:
+        try:
+            _refuse(row, tables)
+            profile = profile_of(row)
+            plan = _plan(row, tables, profile, plans)
+            if isinstance(row, ThroughputRow):
+                yield _throughput(row, profile, predict_throughput(row, plan))
+            elif isinstance(row, OpenLoopRun):
+                yield from _times(row, profile, predict_open_loop(row, plan))
+        except FastroofError as error:
+            skipped[row.dataset, str(error)] += 1
+
+
+def _refuse(row: ServedModel, tables: Tables) -> None:
+    if row.left_out:
+        raise TableError(row.left_out)
+    if row.gpu != tables.gpu.name:
+        raise TableError(f"measured on {row.gpu}, the tables are of {tables.gpu.name}")
+
+
+def _plan(
+    row: ServedModel,
+    tables: Tables,
+    profile: EngineProfile,
+    plans: dict[tuple[Any, ...], StepPlan | FastroofError],
+) -> StepPlan:
+    key = (row.model, row.layout, row.plan_dtype, row.kv_dtype, profile)
+    if key not in plans:
+        try:
+            plans[key] = compile_plan(
+                row.model,
+                tables.gpu,
+                tables,
+                tp=row.tp,
+                pp=row.pp,
+                dp=row.dp,
+                ep=row.ep,
+                dtype=row.plan_dtype,
+                kv_dtype=row.kv_dtype,
+                runtime=profile,
+                max_tokens=LARGEST_STEP,
+                max_seqs=SEQUENCES,
+                allow_modelled=True,
+            )
+        except FastroofError as error:
+            plans[key] = error
+    plan = plans[key]
+    if isinstance(plan, FastroofError):
+        raise plan
+    return plan
+
+
+def _throughput(row: ThroughputRow, profile: EngineProfile, tokens_per_s: float) -> PredictedTime:
+    lengths = float(row.isl), float(row.osl), float(row.max_concurrency)
+    times_ms = MS_PER_S / row.output_tokens_per_s, MS_PER_S / tokens_per_s
+    return PredictedRate(*_fields(row, "throughput", profile, lengths, times_ms))
+
+
+def _times(
+    run: OpenLoopRun, profile: EngineProfile, predicted_ms: dict[tuple[str, str], float]
+) -> Iterator[PredictedTime]:
+    lengths = float(run.isl), float(run.osl), float(run.max_num_seqs)
+    chose = bool(run.chose and getattr(profile.kernels, run.chose, ()))
+    for (quantity, statistic), measured_ms in run.measured_ms.items():
+        name = quantity if statistic == "mean" else f"{quantity} {statistic}"
+        times_ms = measured_ms, predicted_ms[quantity, statistic]
+        yield PredictedTime(*_fields(run, name, profile, lengths, times_ms, chose=chose))
+
+
+def _fields(
+    row: ServedModel,
+    quantity: str,
+    profile: EngineProfile,
+    lengths: tuple[float, float, float],
+    times_ms: tuple[float, float],
+    *,
+    chose: bool = False,
+) -> tuple[Any, ...]:
+    """A prediction's fields; lengths are isl, osl and concurrency; ``chose``: the row chose the profile."""
+    engine = (row.engine, row.engine_version)
+    served = (row.model, row.dtype, row.kv_dtype, profile.name, row.tp)
+    return (row.dataset, row.row, quantity, *engine, *served, *lengths, chose, *times_ms, math.nan)

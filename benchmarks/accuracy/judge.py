@@ -1,0 +1,332 @@
+"""``python -m benchmarks.accuracy judge``: predictions compared with the measured rows that ship."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from benchmarks.accuracy.measured import Measured
+from benchmarks.accuracy.rows import read_rows
+from benchmarks.accuracy.validation import GpuValidation, run_validation
+from benchmarks.accuracy.whole_sample import (
+    RunGroup,
+    SampleValidation,
+    Totals,
+    report_document,
+    validate_gpus,
+)
+from fastroof.cli.named_plans import gpu_and_tables
+from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
+from fastroof.cli.output import console, counted, print_json, print_table
+from fastroof.cli.validate import columns_of, document, print_groups, print_left_out, write_csv, write_extras
+from fastroof.errors import FastroofError, MissingTableError
+from fastroof.load.by_name import missing_tables
+from fastroof.report import check_picture, save_figure
+from fastroof.serving.evidence.measured_steps import read_steps
+from fastroof.serving.evidence.prediction_errors import ErrorGroup
+
+PEERS: Final = ("aiconfigurator",)
+ALL: Final = "all"
+
+EPILOG: Final = """\b
+Examples:
+  python -m benchmarks.accuracy judge
+  python -m benchmarks.accuracy judge --by tp --runtime kernels
+  python -m benchmarks.accuracy judge --leave-one-model-out --plot validation.png
+  python -m benchmarks.accuracy judge --rows my_runs.csv --gpu h100
+  python -m benchmarks.accuracy judge --gpu all --leave-one-model-out --min-rows 10
+
+Errors are relative to the measured time; bias is their signed mean. fitted: yes if the profile's
+constants were fitted to these rows. aic is aiconfigurator-core on the same rows. tpot: time per output token;
+ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode that of one client too.
+throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, if rows have single requests.
+
+\b
+JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends {data set: what TTFT was given},
+frontends_us_per_token {data set: us},
+groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
+aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
+quantity: empty where it is all of a row].
+
+\b
+Of --gpu all: version, runtime, leave_out, gpus, gpus_left_out {gpu: why}, rows, runs (distinct), represented,
+left_out {reason: rows}, totals, groups: one object a kind, model, gpu, engine, version, dtype and quantity
+[rows, mape, median, p90, bias, aic_rows, aic_mape, beside_mape, fitted]. rows = represented + left_out.
+"""
+
+
+def main(
+    gpu: Gpu = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Judge only this data set; repeatable.  [default: all]")
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV of your own measured rows to judge instead; columns: benchmarks/accuracy/rows.py."
+        ),
+    ] = None,
+    steps: Annotated[
+        Path | None, typer.Option(help="steps.csv of `kernels-bench steps` to judge instead, or with --rows.")
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="Profile, or .toml file; auto: that of each row's engine.")
+    ] = "auto",
+    leave_one_model_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-one-model-out", help="Predict each model by constants fitted to the other models."
+        ),
+    ] = False,
+    leave_one_gpu_out: Annotated[
+        bool, typer.Option("--leave-one-gpu-out", help="The same of GPUs; needs --gpu all.")
+    ] = False,
+    leave_one_version_out: Annotated[
+        bool,
+        typer.Option("--leave-one-version-out", help="The same of an engine's versions; needs --gpu all."),
+    ] = False,
+    min_rows: Annotated[
+        int, typer.Option(help="Of --gpu all: show groups of at least so many rows.", min=1)
+    ] = 1,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Of --gpu all: print the tables as Markdown.")
+    ] = False,
+    by: Annotated[str, typer.Option(help="Keep apart too, with commas: tp,model,engine_version ...")] = "",
+    peer: Annotated[
+        str | None,
+        typer.Option(help="aiconfigurator: query the installed package instead of its shipped answers."),
+    ] = None,
+    csv_path: Annotated[
+        Path | None, typer.Option("--csv", metavar="PATH", help="Write every row and its prediction.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
+    as_json: Json = False,
+    tables: TablesPath = None,
+    source: OneSource = None,
+) -> None:
+    """Judge predictions by measured serving."""
+    if peer is not None and peer not in PEERS:
+        raise FastroofError(f"--peer is {' or '.join(PEERS)}, got {peer!r}")
+    if plot is not None:
+        check_picture(plot)
+    split = _split(model=leave_one_model_out, gpu=leave_one_gpu_out, version=leave_one_version_out)
+    if gpu == ALL:
+        given = {
+            "--dataset": dataset, "--rows": rows, "--steps": steps, "--by": by, "--peer": peer,
+            "--tables": tables, "--source": source,
+        }  # fmt: skip
+        one_gpu_only = [name for name, value in given.items() if value]
+        if one_gpu_only:
+            raise FastroofError(
+                f"{', '.join(one_gpu_only)} need a single GPU; they cannot be combined with --gpu all"
+            )
+        _validate_all(runtime, split, min_rows, markdown, csv_path, plot, as_json)
+        return
+    if markdown or min_rows > 1 or split in ("gpu", "version"):
+        raise FastroofError(
+            "--leave-one-gpu-out, --leave-one-version-out, --min-rows and --markdown need --gpu all, "
+            f"got --gpu {gpu or 'of this machine'}"
+        )
+    spec, measured_kernels = gpu_and_tables(gpu, tables, source)
+    if measured_kernels is None:
+        raise MissingTableError(missing_tables(spec.name))
+    report = run_validation(
+        _rows(rows, steps, dataset),
+        measured_kernels,
+        runtime=runtime,
+        leave_one_model_out=leave_one_model_out,
+        ask_aiconfigurator=peer is not None,
+        progress=None if as_json else lambda words: typer.echo(words, err=True),
+    )
+    groups = report.errors(columns_of(by))
+    write_extras(report, csv_path, plot)
+    if as_json:
+        print_json(_document(report, groups))
+    else:
+        _print(report, groups)
+
+
+def _split(**splits: bool) -> str | None:
+    """What is left out of the fits."""
+    asked = [name for name, is_asked in splits.items() if is_asked]
+    if len(asked) > 1:
+        options = ", ".join(f"--leave-one-{name}-out" for name in asked)
+        raise FastroofError(f"one split at a time: got {options}")
+    return asked[0] if asked else None
+
+
+def _validate_all(
+    runtime: str,
+    split: str | None,
+    min_rows: int,
+    markdown: bool,
+    csv_path: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Judge all GPUs that something was measured on."""
+    if as_json and markdown:
+        raise FastroofError("--json and --markdown are two forms of one answer: give one of them")
+    report = validate_gpus(
+        runtime=runtime,
+        leave_out=split,
+        progress=None if as_json else lambda words: typer.echo(words, err=True),
+    )
+    if csv_path is not None:
+        write_csv(csv_path, report.times)
+    if plot is not None:
+        from benchmarks.accuracy.sample_plot import draw_sample
+
+        save_figure(draw_sample(report), plot)
+    if as_json:
+        print_json(report_document(report, min_rows))
+    elif markdown:
+        typer.echo(markdown_groups(report, min_rows))
+    else:
+        print_report(report, min_rows)
+
+
+def _rows(rows: Path | None, steps: Path | None, datasets: list[str] | None) -> Measured | list[str] | None:
+    if rows is None and steps is None:
+        return datasets
+    given = Measured(() if rows is None else read_rows(rows), () if steps is None else read_steps(steps))
+    return given if datasets is None else given.pick(datasets)
+
+
+def _document(report: GpuValidation, groups: Sequence[ErrorGroup]) -> dict[str, Any]:
+    return document(report, groups) | {
+        "leave_one_model_out": report.unseen,
+        "frontends_us_per_token": {name: front.token_us for name, front in report.frontends.items()},
+        "frontends": {name: front._asdict() for name, front in report.frontends.items()},
+    }
+
+
+def _print(report: GpuValidation, groups: Sequence[ErrorGroup]) -> None:
+    out = console()
+    how = "constants fitted without each row's model" if report.unseen else f"runtime {report.runtime}"
+    out.print(f"{report.gpu}, {counted(len(report.rows), 'prediction')}, {how}\n", soft_wrap=True)
+    print_groups(groups)
+    given = {name: front for name, front in report.frontends.items() if any(front)}
+    if given:
+        out.print("\nin TTFT for the test bench, as runs of other models say:", soft_wrap=True)
+    for name, front in given.items():
+        out.print(f"  {name}: {front}", soft_wrap=True)
+    print_left_out(report)
+
+
+COLUMNS: Final = (
+    "model", "gpu", "engine", "version", "format", "kind", "rows", "MAPE", "median", "p90", "bias", "aic",
+)  # fmt: skip
+_TITLES: Final = {
+    "tpot": "Time per output token",
+    "ttft": "Time to first token, without queueing",
+    "decode": "Time per output token, one request in flight",
+}
+
+
+def print_report(report: SampleValidation, min_rows: int) -> None:
+    """Print the groups of each quantity, the worst first, what they sum up to, and what is not judged."""
+    out = console()
+    out.print(
+        f"{report.represented} of {counted(report.runs, 'distinct run')} on "
+        f"{counted(len(report.gpus), 'GPU')}, {_how(report)}",
+        soft_wrap=True,
+    )
+    for quantity, groups in _by_quantity(report.groups(min_rows)).items():
+        out.print(f"\n{_TITLES.get(quantity, quantity)}\n", soft_wrap=True)
+        print_table(COLUMNS, [_cells(group) for group in groups], left=COLUMNS[:6])
+    out.print("")
+    for total in report.totals():
+        for line in _total_lines(total):
+            out.print(line, soft_wrap=True)
+    for gpu, why in report.absent.items():
+        out.print(f"\n{gpu} is left out: {why}", soft_wrap=True)
+    out.print(f"\nnot judged: {counted(sum(report.left_out.values()), 'row')}", soft_wrap=True)
+    for reason, rows in report.left_out.items():
+        out.print(f"  {rows:>4}  {reason}", soft_wrap=True)
+
+
+def markdown_groups(report: SampleValidation, min_rows: int) -> str:
+    """Return the same as Markdown: a table a quantity, and the totals as a list."""
+    lines = [f"{report.represented} of {report.runs} distinct runs, {_how(report)}.", ""]
+    for total in report.totals():
+        lines += [f"* {line.strip()}" for line in _total_lines(total)]
+    lines += ["", *_by_engine(report.groups())]
+    for quantity, groups in _by_quantity(report.groups(min_rows)).items():
+        lines += ["", f"**{_TITLES.get(quantity, quantity)}**", ""]
+        lines += [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * 6}{'---:|' * (len(COLUMNS) - 6)}"]
+        lines += [f"| {' | '.join(_cells(group))} |" for group in groups]
+    return "\n".join(lines)
+
+
+def _by_engine(groups: Sequence[RunGroup]) -> list[str]:
+    """All judged runs by GPU and engine, with the group that does worst: TPOT."""
+    members: dict[tuple[str, str], list[RunGroup]] = {}
+    for group in groups:
+        if (group.quantity, group.kind) == ("tpot", "judged"):
+            members.setdefault((group.gpu, group.engine), []).append(group)
+    columns = ("gpu", "engine", "runs", "groups", "TPOT MAPE", "bias", "aic", "the worst group")
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---:|---:|---:|---:|---:|---|"]
+    for (gpu, engine), some in sorted(members.items()):
+        runs, answered = sum(group.rows for group in some), sum(group.aic_rows for group in some)
+        mape, bias = (
+            sum(group.rows * value for group, value in zip(some, values, strict=True)) / runs
+            for values in ([group.mape for group in some], [group.bias for group in some])
+        )
+        aic = sum(group.aic_rows * group.aic_mape for group in some if group.aic_rows)
+        beside = f"{aic / answered:.1%}" if answered else ""
+        worst = max(some, key=lambda group: group.mape)
+        named = (
+            f"{worst.model} {worst.dtype}, {worst.version or 'no version'}: {worst.mape:.1%} of {worst.rows}"
+        )
+        cells = (gpu, engine, f"{runs}", f"{len(some)}", f"{mape:.1%}", f"{bias:+.1%}", beside, named)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _how(report: SampleValidation) -> str:
+    if report.split:
+        return f"constants fitted without each run's {report.split}"
+    return f"runtime {report.runtime}"
+
+
+def _by_quantity(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:
+    found: dict[str, list[RunGroup]] = {}
+    for group in groups:
+        found.setdefault(group.quantity, []).append(group)
+    return found
+
+
+def _cells(group: RunGroup) -> tuple[str, ...]:
+    beside = "" if not group.aic_rows else f"{group.aic_mape:.1%}"
+    if group.aic_rows not in (0, group.rows):
+        beside += f" of {group.aic_rows}"
+    fitted = " (fitted)" if group.fitted else ""
+    return (
+        group.model, group.gpu, group.engine, group.version, group.dtype, f"{group.kind}{fitted}",
+        f"{group.rows}", f"{group.mape:.1%}", f"{group.median:.1%}", f"{group.p90:.1%}",
+        f"{group.bias:+.1%}", beside,
+    )  # fmt: skip
+
+
+def _total_lines(total: Totals) -> list[str]:
+    """What groups sum up to, in words; the list of poor ones for time per output token alone."""
+    which = total.kinds[0] if len(total.kinds) == 1 else "of all kinds"
+    lines = [
+        f"{total.quantity.upper()} of {counted(total.rows, 'run')} {which}: MAPE {_share(total.mape)}, "
+        f"bias {total.bias:+.1%}; median of {counted(total.groups, 'group')} of 10 runs or more "
+        f"{_share(total.median_of_groups)}; ahead of aiconfigurator-core in {_share(total.ahead, 0)} of the "
+        f"{total.groups_beside} that it answers ({_share(total.beside_mape)} against "
+        f"{_share(total.aic_mape)} over its runs)"
+    ]
+    if total.quantity == "tpot" and total.poor:
+        lines.append(f"  above 25 %: {'; '.join(total.poor)}")
+    return lines
+
+
+def _share(value: float, digits: int = 1) -> str:
+    return "none" if math.isnan(value) else f"{value:.{digits}%}"

@@ -1,0 +1,146 @@
+"""Predictions of runs of serving engines.
+
+A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
+prediction on trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from benchmarks.accuracy.front_end import FrontEnd, PromptTime, front_ends
+from benchmarks.accuracy.run_kinds import (
+    ACCEPTED,
+    JUDGED,
+    accepted_without,
+    drafts_of,
+    kind_of,
+    speculative_runs,
+)
+from fastroof.engines import EngineProfile
+from fastroof.errors import FastroofError
+from fastroof.serving.evidence.prediction_errors import PredictedTime
+from fastroof.serving.evidence.predictions import Plans, RowPrediction, predict_row
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.validation import (
+    FULL_KV,
+    SPECULATIVE,
+    Skipped,
+    is_queueing,
+    kernels_ms,
+    tpot_of,
+    ttft_of,
+)
+
+SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProxyType(
+    {
+        "model": lambda row: row.whole_model,
+        "gpu": lambda row: row.gpu,
+        "version": lambda row: (row.engine, row.engine_version),
+    }
+)
+"""What can be left out of the fits that predict it, and what a run is one of."""
+
+ProfileOf = Callable[[ServingRow], EngineProfile | None]
+
+
+class PredictedRun(NamedTuple):
+    """A run, and what was predicted of it."""
+
+    row: ServingRow
+    profile: EngineProfile
+    prediction: RowPrediction
+    kind: str
+    reason: str
+    drafting: tuple[RowPrediction, ...] = ()
+
+
+def predict_runs(
+    rows: Sequence[ServingRow], plans: Plans, profile_of: ProfileOf, skipped: Skipped
+) -> list[PredictedRun]:
+    """Predict the runs of one GPU."""
+    speculates = speculative_runs(rows, [kernels_ms(row, plans) for row in rows])
+    runs = []
+    for row, why in zip(rows, speculates, strict=True):
+        profile = profile_of(row)
+        if profile is None:
+            skipped[row.dataset, f"nothing else of {row.engine} to fit"] += 1
+            continue
+        kind, reason = kind_of(row, why)
+        try:
+            plan, prefill_plan = plans.get(row, profile), plans.get_prefill(row, profile)
+            plain = predict_row(row, plan, prefill_plan)
+            drafting = tuple(
+                predict_row(row, plan, prefill_plan, drafts)
+                for accepted in ACCEPTED
+                if kind == SPECULATIVE and (drafts := drafts_of(row, accepted)) is not None
+            )
+        except FastroofError as error:
+            skipped[row.dataset, str(error)] += 1
+            continue
+        runs.append(PredictedRun(row, profile, plain, kind, reason, drafting))
+    return runs
+
+
+def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
+    """Predict runs that speculate with what runs of other GPUs, formats and versions accept."""
+    drafting = [run for run in runs if run.drafting]
+    places = {id(run.row): run for run in drafting}
+
+    def predict(row: ServingRow, accepted: float) -> float:
+        return places[id(row)].drafting[ACCEPTED.index(accepted)].tpot_ms
+
+    found = accepted_without([run.row for run in drafting], predict)
+    settled = {
+        id(run.row): run._replace(prediction=run.drafting[ACCEPTED.index(accepted)])
+        for run, accepted in zip(drafting, found, strict=True)
+        if not math.isnan(accepted)
+    }
+    return [settled.get(id(run.row), run) for run in runs]
+
+
+def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[int, FrontEnd]:
+    """Find what each run's test bench adds to TTFT, from judged runs that its split leaves in."""
+    name_of = SPLIT_NAMES[split]
+    judged = [
+        PromptTime(run.row, run.prediction.ttft_ms, run.prediction.tpot_ms)
+        for run in runs
+        if run.kind == JUDGED and not is_queueing(run.prediction) and not math.isnan(run.row.ttft_ms)
+    ]
+
+    def place(row: ServingRow) -> tuple[object, ...]:
+        return (row.bench or row.frontend, row.engine, name_of(row))
+
+    found = front_ends(judged, name_of)
+    known = {place(one.row): front_end for one, front_end in zip(judged, found, strict=True)}
+    return {id(run.row): known.get(place(run.row), FrontEnd()) for run in runs}
+
+
+def judged_times(
+    runs: Sequence[PredictedRun], front_end_of: Mapping[int, FrontEnd], unseen: bool, skipped: Skipped
+) -> tuple[list[PredictedTime], dict[str, FrontEnd]]:
+    """Compare times with predictions: TPOT of all runs, TTFT of those that do not wait."""
+    times = [
+        tpot_of(
+            run.row, run.profile, run.prediction, run.kind, not unseen and _is_fitted(run.row, run.profile)
+        )
+        for run in runs
+    ]
+    frontends: dict[str, FrontEnd] = {}
+    for run in runs:
+        if is_queueing(run.prediction):
+            skipped[run.row.dataset, FULL_KV, "ttft"] += 1
+        elif not math.isnan(run.row.ttft_ms):
+            front_end = frontends[run.row.dataset] = front_end_of[id(run.row)]
+            added_ms = front_end.added_ms(run.row, run.prediction.tpot_ms)
+            times.append(ttft_of(run.row, run.profile, run.prediction.ttft_ms + added_ms, run.kind))
+    return times, frontends
+
+
+def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:
+    evidence = profile.evidence
+    gpus = evidence.get("gpus", (evidence.get("gpu"),))
+    return row.gpu in gpus and row.dataset in evidence.get("datasets", ())

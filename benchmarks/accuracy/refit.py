@@ -1,0 +1,69 @@
+"""Fit packaged profiles again, and put what was found into their files: ``python -m``, with their names.
+
+What a person wrote stays: comments, the order of keys. Costs, what rows chose, the fit and its evidence are
+replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.accuracy.calibration import calibrate
+from benchmarks.accuracy.rows import shipped_rows
+from fastroof.atomic_files import write_whole
+from fastroof.config import gpu_names
+from fastroof.engines import EngineProfile, engine_names, load_engine
+from fastroof.serving.evidence.profile_file import profile_text
+from fastroof.tables import load_tables
+
+
+def with_fit(text: str, profile: EngineProfile) -> str:
+    """Put a profile's costs, choices, fit and evidence into the text of its file."""
+    found = profile_text(profile)
+    parts = {name: _part(found, name) for name in ("costs", "errors", "fit", "evidence")}
+    for name in parts:
+        text = re.sub(rf"(?m)^\[+{name}[\].](.*\n)((?!\[).*\n)*", "", text)
+    first = re.search(r"(?m)^\[", text)
+    at = first.start() if first else len(text)
+    top = "\n".join(part for part in (parts["costs"], parts["errors"]) if part)
+    text = text[:at] + (top + "\n" if top else "") + text[at:]
+    for key in ("gemm_smoothing", "fp8_scales"):
+        value = getattr(profile.kernels, key)
+        if re.search(rf"(?m)^{key} = ", text):
+            text = re.sub(rf'(?m)^{key} = "\w+"', f'{key} = "{value}"', text)
+        else:
+            text = re.sub(r"(?m)^\[kernels\]\n", f'[kernels]\n{key} = "{value}"\n', text)
+    below = "\n".join(part for part in (parts["fit"], parts["evidence"]) if part)
+    return re.sub(r"\n{3,}", "\n\n", text.rstrip() + "\n\n" + below)
+
+
+def _part(text: str, name: str) -> str:
+    """All tables of a profile's part, as they are written."""
+    return "".join(m[0] for m in re.finditer(rf"(?m)^\[+{name}[\].].*\n((?!\[).*\n)*", text))
+
+
+def refit(name: str) -> Path:
+    """Fit a packaged profile to the runs that ship, on all of their GPUs, and write its file."""
+    rows = [row for gpu in gpu_names() for row in shipped_rows(gpu)]
+    gpus = sorted({row.gpu for row in rows if row.engine_profile.name == name})
+    tables = {gpu: load_tables(gpu) for gpu in gpus}
+    command = f"fastroof calibrate --engine {name} --gpu all"
+    found = calibrate(rows, tables, name, command=command).profile
+    path = Path(str(resources.files("fastroof.engines") / "profiles" / f"{name}.toml"))
+    write_whole(path, with_fit(path.read_text("utf-8"), found))
+    return path
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Profiles.  [default: all that are fitted]")
+    ] = None,
+) -> None:
+    """Fit packaged profiles again, and write their files."""
+    for name in names or [name for name in engine_names() if load_engine(name).fit is not None]:
+        print(refit(name), flush=True)

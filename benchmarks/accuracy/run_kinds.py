@@ -1,0 +1,177 @@
+"""What kind a measured run is: defective, speculative, disaggregated, limited by admission, or judged.
+
+A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
+prediction that is judged. No column of a public sample marks draft tokens: the public benchmark's recipes do,
+or a run takes less time per token than the kernels of a plain step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.sample_cleaning import INFERENCEMAX
+from fastroof.acceptance import MTP
+from fastroof.documents import parse_toml
+from fastroof.engines import Recipe, recipe_for
+from fastroof.errors import TableError
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.validation import INDEPENDENT, SPECULATIVE, faster_than_kernels
+from fastroof.serving.speculation import SpeculativeDecoding
+
+BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
+BY_LABEL: Final = (
+    "the public benchmark launched this version with and without drafts, its database calls the runs without "
+    "DeepSeek-V3, and this one has no such label"
+)
+
+_PLAIN: Final = "DeepSeek-V3"
+
+DRAFTING: Final = ("deepseek-v3", "glm-5", "qwen3.5-397b-a17b")
+"""Models of the sample whose checkpoints bring a draft layer."""
+
+ACCEPTED: Final = tuple(round(1.2 + 0.1 * i, 1) for i in range(20))
+"""Tokens a step that are tried, of 1 and the drafts."""
+
+
+def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
+    """Say which runs are faster than plain steps of their kernels can be."""
+    timed = faster_than_kernels(rows, kernels_ms)
+    return [told or by_time for told, by_time in zip(_by_recipe(rows), timed, strict=True)]
+
+
+def _recipe(row: ServingRow, speculative: bool | None = None) -> Recipe | None:
+    """How the public benchmark launched a run."""
+    if row.bench != INFERENCEMAX or row.is_disaggregated:
+        return None
+    return recipe_for(
+        row.engine,
+        row.engine_version,
+        row.gpu,
+        row.whole_model,
+        row.dtype,
+        layout=(row.tp, row.dp, row.ep),
+        measured_on=row.measured_on,
+        speculative=speculative,
+    )
+
+
+def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
+    """Why runs speculate by how they were launched, whatever they took; empty where that is not known."""
+
+    def launched(row: ServingRow) -> tuple[str, ...]:
+        return row.engine, row.engine_version, row.gpu, row.dtype, row.whole_model
+
+    def is_plain(row: ServingRow) -> bool:
+        return any(_PLAIN in label for label in (row.checkpoint, row.also_as))
+
+    told = {launched(row) for row in rows if is_plain(row)}
+    reasons = []
+    for row in rows:
+        recipe = _recipe(row)
+        if recipe is not None and recipe.speculative:
+            reasons.append(BY_RECIPE)
+        elif launched(row) in told and not is_plain(row) and _recipe(row, speculative=True) is not None:
+            reasons.append(BY_LABEL)
+        else:
+            reasons.append("")
+    return reasons
+
+
+def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
+    """Return what such a run drafts: by its recipe, else three tokens, or one a rank of attention."""
+    if row.whole_model not in DRAFTING:
+        return None
+    recipe = _recipe(row, speculative=True)
+    drafts = recipe.drafts(row.dp)[0] if recipe is not None else 1 if row.dp > 1 else 3
+    return SpeculativeDecoding(drafts, accepted=min(accepted, drafts + 1.0), draft=MTP)
+
+
+def accepted_without(
+    rows: Sequence[ServingRow], predict: Callable[[ServingRow, float], float]
+) -> list[float]:
+    """Find the tokens accepted in a step, for each run from the runs of other GPUs, formats and versions."""
+    if not rows:
+        return []
+    errors = np.array([[predict(row, accepted) / row.tpot_ms - 1.0 for accepted in ACCEPTED] for row in rows])
+    groups = [(row.gpu, row.dtype, row.engine, row.engine_version) for row in rows]
+    ranks = np.array([row.dp > 1 for row in rows])
+    found = []
+    for i, group in enumerate(groups):
+        others = np.array([other != group for other in groups]) & (ranks == ranks[i])
+        others &= ~np.isnan(errors).any(axis=1)
+        if not others.any():
+            found.append(float("nan"))
+            continue
+        found.append(ACCEPTED[int(np.abs(errors[others]).mean(axis=0).argmin())])
+    return found
+
+
+_FILE: Final = "defects.toml"
+
+
+class Defect(NamedTuple):
+    """What is wrong with some runs."""
+
+    model: str
+    gpu: str
+    engine: str
+    versions: tuple[str, ...]
+    reason: str
+    source: str
+    concurrency: float | None = None
+
+    def holds_for(self, row: ServingRow) -> bool:
+        """Whether a run is one of them."""
+        return (
+            (self.model, self.gpu, self.engine) == (row.whole_model, row.gpu, row.engine)
+            and row.engine_version in self.versions
+            and self.concurrency in (None, row.concurrency)
+        )
+
+
+@cache
+def known_defects() -> tuple[Defect, ...]:
+    """Read the list that ships."""
+    text = Path(__file__).with_name(_FILE).read_text("utf-8")
+    try:
+        entries = parse_toml(text, _FILE, TableError)["defects"]
+        return tuple(Defect(**{**entry, "versions": tuple(entry["versions"])}) for entry in entries)
+    except (KeyError, TypeError) as error:
+        raise TableError(f"{_FILE}: no list of defects: {error}") from None
+
+
+def defect_of(row: ServingRow) -> str:
+    """Say what is known to be wrong with a run; empty where nothing is."""
+    return next((defect.reason for defect in known_defects() if defect.holds_for(row)), "")
+
+
+JUDGED, DISAGGREGATED = "judged", "disaggregated"
+ADMISSION_LIMITED, DEFECTIVE = "admission-limited", "defective"
+KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, DEFECTIVE)
+"""What a run can be, in the order in which tables list them."""
+
+WAITING: Final = 0.35
+"""Share of a request's measured time before its first token, from which admission limits the run."""
+
+
+def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
+    """Say of what kind a run is, and why."""
+    defect = defect_of(row)
+    if defect:
+        return DEFECTIVE, defect
+    if speculates:
+        return SPECULATIVE, speculates
+    if row.is_disaggregated:
+        return DISAGGREGATED, "some workers prefill, others decode"
+    if not row.architecture:
+        return INDEPENDENT, "its source is no sample that constants are fitted to"
+    is_in_order = row.schedule.get("order") != "prefill_first"
+    request_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
+    if is_in_order and row.ttft_ms > WAITING * request_ms:
+        return ADMISSION_LIMITED, f"its requests wait for more than {WAITING:.0%} of their time"
+    return JUDGED, ""

@@ -1,0 +1,163 @@
+"""Estimates of random closed loops against their simulation, by ranks of attention data parallelism.
+
+``python -m benchmarks.accuracy simulated-loops --questions 500 --ranks 1,2,4,8`` prints how far apart
+both are. Clients send their next request as the last one ends; lengths are drawn evenly, the shortest a fifth
+below the longest; of each client's requests the last two thirds count, when clients have come apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+import typer
+
+from fastroof.errors import FastroofError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.serving.estimate import estimate
+from fastroof.simulation import Workload, simulate
+from fastroof.tables import Tables
+
+EXPERTS: Final = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b")
+DENSE: Final = ("llama-3.1-8b", "qwen3-8b")
+ENGINES: Final = ("vllm", "vllm-0.12", "sglang", "trtllm-1.1")
+SPREAD: Final = 0.2
+REQUESTS_PER_CLIENT: Final = 45
+LARGEST_STEP: Final = 16_384
+
+
+class Question(NamedTuple):
+    """A closed loop of ``clients``, with mean lengths; ``budget`` are tokens of a step of one rank."""
+
+    model: str
+    tp: int
+    ranks: int
+    ep: int
+    engine: str
+    isl: int
+    osl: int
+    clients: int
+    budget: int
+
+
+class Compared(NamedTuple):
+    """Estimated over simulated TPOT and TTFT, less 1."""
+
+    question: Question
+    tpot: float
+    ttft: float
+    tpot_ms: float
+    ttft_ms: float
+
+
+def questions(ranks: int, seed: int = 0) -> Iterator[Question]:
+    """Draw questions without end, half of them of models with experts."""
+    rng = np.random.default_rng([seed, ranks])
+    while True:
+        models = EXPERTS if rng.random() < 0.6 else DENSE
+        model = str(rng.choice(models))
+        # bf16 weights of Mixtral need two GPUs
+        tp = 2 if ranks == 1 and model == "mixtral-8x7b" else 1
+        ep = ranks if models is EXPERTS and rng.random() < 0.7 else 1
+        budget = int(rng.choice([2048, 4096, 8192]))
+        question = Question(
+            model, tp, ranks, ep, str(rng.choice(ENGINES)),
+            isl=int(2 ** rng.uniform(7.0, 13.0)),
+            osl=int(2 ** rng.uniform(5.0, 10.0)),
+            clients=max(round(ranks * 2 ** rng.uniform(-0.5, 6.0)), 1),
+            budget=budget,
+        )  # fmt: skip
+        # whole prompts that hardly fit a step are another question
+        if not question.engine.startswith("trtllm") or question.isl * 1.2 < budget - question.clients / ranks:
+            yield question
+
+
+def plan_of(question: Question, tables: Tables, plans: dict[Any, StepPlan]) -> StepPlan:
+    """Compile the plan of a question, each distinct one once."""
+    key = question[:5]
+    if key not in plans:
+        plans[key] = compile_plan(
+            question.model, tables.gpu, tables, tp=question.tp, dp=question.ranks, ep=question.ep,
+            runtime=question.engine, max_tokens=LARGEST_STEP, max_seqs=1024,
+        )  # fmt: skip
+    return plans[key]
+
+
+def compare(question: Question, plan: StepPlan) -> Compared | None:
+    """Answer a question twice; None where requests would wait for KV cache, which is another question."""
+    highest = round(question.isl / (1.0 - SPREAD / 2.0)), round(question.osl / (1.0 - SPREAD / 2.0))
+    of_rank = question.clients / question.ranks
+    if (of_rank + 1.0) * 1.3 * sum(highest) > plan.memory.max_kv_tokens:
+        return None
+    lengths = [f"uniform:{max(round(most * (1.0 - SPREAD)), 1)}:{most}" for most in highest]
+    trace = Workload(
+        clients=question.clients, requests=question.clients * REQUESTS_PER_CLIENT,
+        input_tokens=lengths[0], output_tokens=lengths[1],
+    ).trace()  # fmt: skip
+    seen = simulate(plan, trace, question.budget, 1024, block_size=None).requests
+    later = slice(question.clients * REQUESTS_PER_CLIENT // 3, question.clients * (REQUESTS_PER_CLIENT - 2))
+    ttft_ms, tpot_ms = (
+        float(np.nanmean(seen.column(name).to_numpy()[later])) for name in ("ttft_ms", "tpot_ms")
+    )
+    isl, osl = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
+    got = estimate(plan, isl, osl, question.clients, question.budget, max_seqs=1024)
+    return Compared(question, got.tpot_ms / tpot_ms - 1.0, got.ttft_ms / ttft_ms - 1.0, tpot_ms, ttft_ms)
+
+
+def sample(tables: Tables, ranks: Sequence[int], count: int, seed: int = 0) -> list[Compared]:
+    """Compare so many questions, as many of each number of ranks; those without a plan are passed over."""
+    plans: dict[Any, StepPlan] = {}
+    found: list[Compared] = []
+    for number in ranks:
+        most = len(found) + count // len(ranks)
+        for question in questions(number, seed):
+            if len(found) >= most:
+                break
+            try:
+                answer = compare(question, plan_of(question, tables, plans))
+            except FastroofError:
+                continue
+            if answer is not None:
+                found.append(answer)
+    return found
+
+
+def kind_of(question: Question) -> str:
+    """What ranks of a question share: experts, or nothing."""
+    return "experts" if question.model in EXPERTS else "dense"
+
+
+def main(
+    questions: Annotated[int, typer.Option(help="Closed loops of each number of ranks.")] = 500,
+    ranks: Annotated[str, typer.Option(help="Numbers of data-parallel ranks.")] = "1,2,4,8",
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    gpu: Annotated[str, typer.Option(help="GPU.")] = "h100",
+) -> None:
+    """Print how far estimates are from simulated closed loops, by ranks, engine and kind of model."""
+    from fastroof.tables import load_tables
+
+    numbers = [int(part) for part in ranks.split(",")]
+    found = sample(load_tables(gpu), numbers, questions, seed)
+    columns = "questions | TPOT median | p90 | worst | bias | within 5 % | TTFT median | p90 | bias"
+    print(f"| dp | engine | model | {columns} |\n|---:|---|---|{'---:|' * 9}")
+    for number in numbers:
+        of_ranks = [one for one in found if one.question.ranks == number]
+        _print_row(number, "all", "all", of_ranks)
+        for engine in ENGINES:
+            for kind in ("experts", "dense"):
+                some = [x for x in of_ranks if (x.question.engine, kind_of(x.question)) == (engine, kind)]
+                _print_row(number, engine, kind, some)
+
+
+def _print_row(ranks: int, engine: str, kind: str, some: Sequence[Compared]) -> None:
+    if not some:
+        return
+    tpot, ttft = (np.array([getattr(one, name) for one in some]) * 100.0 for name in ("tpot", "ttft"))
+    worst = tpot[np.abs(tpot).argmax()]
+    cells = (
+        f"{len(some)}", f"{np.median(np.abs(tpot)):.2f}", f"{np.quantile(np.abs(tpot), 0.9):.1f}",
+        f"{worst:+.1f}", f"{tpot.mean():+.1f}", f"{(np.abs(tpot) <= 5.0).mean():.0%}",
+        f"{np.median(np.abs(ttft)):.1f}", f"{np.quantile(np.abs(ttft), 0.9):.1f}", f"{np.median(ttft):+.1f}",
+    )  # fmt: skip
+    print(f"| {ranks} | {engine} | {kind} | {' | '.join(cells)} |")

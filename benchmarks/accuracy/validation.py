@@ -1,0 +1,148 @@
+"""Predictions against what was measured end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.accuracy.aiconfigurator_estimates import with_aiconfigurator_estimates
+from benchmarks.accuracy.calibration import profiles_of, profiles_without
+from benchmarks.accuracy.front_end import FrontEnd
+from benchmarks.accuracy.independent import judge, profile_of_served
+from benchmarks.accuracy.measured import Measured, measured_on
+from benchmarks.accuracy.predicted_runs import (
+    PredictedRun,
+    ProfileOf,
+    front_ends_of,
+    judged_times,
+    predict_runs,
+    with_drafts,
+)
+from fastroof._version import __version__
+from fastroof.engines import EngineProfile, load_engine
+from fastroof.errors import TableError
+from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.predictions import Plans
+from fastroof.serving.evidence.rows import LeftOut
+from fastroof.serving.evidence.validation import INDEPENDENT, Skipped, counted, is_taken, predicted_steps
+from fastroof.tables import Tables
+
+
+def run_validation(
+    measured: Measured | Sequence[str] | None,
+    tables: Tables,
+    *,
+    runtime: str | Path | EngineProfile = "auto",
+    leave_one_model_out: bool = False,
+    ask_aiconfigurator: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> GpuValidation:
+    """Predict measured rows and judge the predictions."""
+    evidence = _measured(measured, tables.gpu.name)
+    if leave_one_model_out and runtime != "auto":
+        raise TableError(
+            f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
+        )
+    say = progress or (lambda words: None)
+    if ask_aiconfigurator:
+        say("asking aiconfigurator-core")
+        evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
+    profile_of = profiles_of(runtime)
+    if leave_one_model_out:
+        profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, say)
+    say(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
+    on_gpu = predict_gpu(evidence, tables, profile_of)
+    independent = judge_independent(evidence, tables, runtime, leave_one_model_out, on_gpu.skipped)
+    on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
+    runs = with_drafts(on_gpu.runs)
+    return on_gpu.judged(runs, front_ends_of(runs), runtime_name(runtime), leave_one_model_out)
+
+
+def runtime_name(runtime: str | Path | EngineProfile) -> str:
+    """Return the name of the requested profile in a report."""
+    return runtime if isinstance(runtime, str) else load_engine(runtime).name
+
+
+@dataclass(frozen=True)
+class GpuValidation(Validation):
+    """Predictions of one GPU, whether each row's model was left out of the fit, and front ends."""
+
+    frontends: Mapping[str, FrontEnd] = field(default_factory=dict)
+
+
+class GpuPredictions(NamedTuple):
+    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'."""
+
+    gpu: str
+    tables_hash: str
+    runs: tuple[PredictedRun, ...]
+    others: tuple[PredictedTime, ...]
+    skipped: Skipped
+    left_out: tuple[LeftOut, ...]
+
+    def judged(
+        self,
+        runs: Sequence[PredictedRun],
+        front_end_of: Mapping[int, FrontEnd],
+        runtime: str,
+        unseen: bool,
+    ) -> GpuValidation:
+        """Compare predictions of its runs with measurements."""
+        skipped = self.skipped.copy()
+        of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
+        return GpuValidation(
+            self.gpu,
+            self.tables_hash,
+            __version__,
+            runtime,
+            (*of_runs, *self.others),
+            (*counted(skipped), *self.left_out),
+            unseen,
+            frontends,
+        )
+
+
+def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> GpuPredictions:
+    """Predict everything that was measured on a GPU."""
+    skipped = Skipped()
+    rows = [row for row in evidence.rows if is_taken(row, tables.gpu.name, skipped)]
+    plans = Plans(tables)
+    steps = tuple(predicted_steps(evidence.steps, plans, skipped))
+    runs = tuple(predict_runs(rows, plans, profile_of, skipped))
+    return GpuPredictions(tables.gpu.name, tables.content_hash, runs, steps, skipped, evidence.left_out)
+
+
+def judge_independent(
+    evidence: Measured,
+    tables: Tables,
+    runtime: str | Path | EngineProfile,
+    unseen: bool,
+    skipped: Skipped,
+) -> tuple[PredictedTime, ...]:
+    """Judge what nothing is fitted to, unless profiles were fitted without a model."""
+    if unseen:
+        skipped.update(
+            (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent
+        )
+        return ()
+    one = None if runtime == "auto" else load_engine(runtime)
+    judged = judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
+    return tuple(time._replace(gpu=tables.gpu.name, kind=INDEPENDENT) for time in judged)
+
+
+def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
+    if isinstance(measured, Measured):
+        evidence = measured
+    else:
+        everything = measured_on(gpu)
+        if isinstance(measured, str):
+            measured = (measured,)
+        evidence = everything if measured is None else everything.pick(measured)
+    if not evidence.rows and not evidence.steps and not evidence.independent:
+        raise TableError(
+            f"nothing was measured end to end on {gpu}: give rows of it, or install aiconfigurator-core "
+            "for its sample"
+        )
+    return evidence

@@ -1,0 +1,301 @@
+"""Validation over every GPU that runs were measured on: all in one report, judged or with a reason."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.calibration import SPLITS, profiles_of, profiles_without
+from benchmarks.accuracy.measured import Measured, measured_on
+from benchmarks.accuracy.predicted_runs import front_ends_of, with_drafts
+from benchmarks.accuracy.run_kinds import JUDGED, KINDS
+from benchmarks.accuracy.validation import judge_independent, predict_gpu, runtime_name
+from fastroof._version import __version__
+from fastroof.config.paths import bench_data_root
+from fastroof.engines import EngineProfile
+from fastroof.errors import FastroofError, TableError
+from fastroof.load.own import SERVING_FOLDER
+from fastroof.serving.evidence.measured_steps import STEPS_DATASET
+from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.validation import INDEPENDENT
+from fastroof.tables import Tables, load_tables
+
+
+@dataclass(frozen=True)
+class SampleValidation:
+    """Predictions compared with measurements, on several GPUs."""
+
+    version: str
+    runtime: str
+    split: str
+    gpus: tuple[Validation, ...]
+    absent: dict[str, str]
+    runs: int
+    represented: int
+    left_out: dict[str, int]
+
+    @property
+    def times(self) -> tuple[PredictedTime, ...]:
+        """Every time that was judged, of all GPUs."""
+        return tuple(time for one in self.gpus for time in one.rows)
+
+    def groups(self, min_rows: int = 1) -> tuple[RunGroup, ...]:
+        """Sum errors up by model, GPU, engine, version and format; see :func:`run_groups`."""
+        return run_groups(self.times, min_rows)
+
+    def totals(self) -> tuple[Totals, ...]:
+        """Sum groups up: those that are judged, then those of all kinds."""
+        groups = self.groups()
+        return tuple(
+            totals_of(groups, quantity, kinds)
+            for quantity in ("tpot", "ttft")
+            for kinds in ((JUDGED,), KINDS)
+        )
+
+
+def measured_gpus(root: Path | None = None) -> tuple[str, ...]:
+    """Return the GPUs that runs or steps ship of, by name."""
+    root = bench_data_root() if root is None else root
+    return tuple(sorted(folder.parent.name for folder in root.glob(f"*/{SERVING_FOLDER}")))
+
+
+def validate_gpus(
+    gpus: Sequence[str] | None = None,
+    *,
+    runtime: str | Path | EngineProfile = "auto",
+    leave_out: str | None = None,
+    load: Callable[[str], Tables] = load_tables,
+    progress: Callable[[str], None] | None = None,
+) -> SampleValidation:
+    """Predict all that was measured on several GPUs, and judge it in one report."""
+    if leave_out is not None and runtime != "auto":
+        raise TableError(
+            f"leaving a {leave_out} out fits each engine's own profile, so runtime must be 'auto', "
+            f"got {runtime!r}"
+        )
+    if leave_out is not None and leave_out not in SPLITS:
+        raise TableError(f"what is left out is one of {', '.join(SPLITS)}, got {leave_out!r}")
+    known = measured_gpus()
+    unknown = [gpu for gpu in gpus or () if gpu not in known]
+    if unknown:
+        raise TableError(
+            f"nothing was measured end to end on {unknown[0]}; something was on {', '.join(known)}"
+        )
+    say = progress or (lambda words: None)
+    evidence = {gpu: measured_on(gpu) for gpu in gpus or known}
+    tables, absent = _tables(evidence, load, say)
+    profile_of = profiles_of(runtime)
+    if leave_out is not None:
+        runs = [run for gpu in tables for run in evidence[gpu].rows]
+        profile_of = profiles_without(leave_out, runs, tables, say)
+    predicted = []
+    for gpu, measured_kernels in tables.items():
+        say(f"{gpu}: predicting {len(evidence[gpu].rows) + len(evidence[gpu].steps)} rows")
+        on_gpu = predict_gpu(evidence[gpu], measured_kernels, profile_of)
+        if leave_out is None:
+            # what nothing is fitted to is no part of a report of what fits have not seen
+            others = judge_independent(evidence[gpu], measured_kernels, runtime, False, on_gpu.skipped)
+            on_gpu = on_gpu._replace(others=(*on_gpu.others, *others))
+        predicted.append(on_gpu)
+    settled = with_drafts([run for one in predicted for run in one.runs])
+    say("finding what test benches add to TTFT")
+    front_end_of = front_ends_of(settled, leave_out or "model")
+    following = iter(settled)
+    reports = tuple(
+        one.judged(
+            [next(following) for _ in one.runs], front_end_of, runtime_name(runtime), leave_out is not None
+        )
+        for one in predicted
+    )
+    return SampleValidation(
+        __version__,
+        runtime_name(runtime),
+        leave_out or "",
+        reports,
+        absent,
+        sum(len(one.rows) for one in evidence.values()),
+        sum(len(one.runs) for one in predicted),
+        _left_out(reports, evidence, absent),
+    )
+
+
+def _tables(
+    evidence: dict[str, Measured], load: Callable[[str], Tables], say: Callable[[str], None]
+) -> tuple[dict[str, Tables], dict[str, str]]:
+    """Tables by GPU, and why others have none: the words name the command that brings them."""
+    tables, absent = {}, {}
+    for gpu in evidence:
+        say(f"{gpu}: loading tables")
+        try:
+            tables[gpu] = load(gpu)
+        except FastroofError as error:
+            absent[gpu] = str(error)
+    if not tables:
+        raise TableError("no GPU has tables: " + "; ".join(f"{gpu}: {why}" for gpu, why in absent.items()))
+    return tables, absent
+
+
+def _left_out(
+    reports: Sequence[Validation], evidence: dict[str, Measured], absent: dict[str, str]
+) -> dict[str, int]:
+    """Rows of runs by reason, the most first."""
+    reasons = Counter[str]()
+    for report in reports:
+        no_runs = {STEPS_DATASET, *(row.dataset for row in evidence[report.gpu].independent)}
+        for entry in report.left_out:
+            if not entry.quantity and entry.source not in no_runs:
+                reasons[entry.reason] += entry.rows
+    for gpu, why in absent.items():
+        reasons[f"{gpu}: {why}"] += len(evidence[gpu].rows)
+        for entry in evidence[gpu].left_out:
+            reasons[entry.reason] += entry.rows
+    return dict(reasons.most_common())
+
+
+def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, Any]:
+    """Return the report as JSON has it."""
+    return {
+        "version": report.version,
+        "runtime": report.runtime,
+        "leave_out": report.split,
+        "gpus": {one.gpu: {"tables_hash": one.tables_hash} for one in report.gpus},
+        "frontends": {
+            one.gpu: {dataset: front._asdict() for dataset, front in one.frontends.items()}
+            for one in report.gpus
+        },
+        "gpus_left_out": report.absent,
+        "rows": report.represented + sum(report.left_out.values()),
+        "runs": report.runs,
+        "represented": report.represented,
+        "left_out": report.left_out,
+        "totals": [asdict(total) for total in report.totals()],
+        "groups": [group._asdict() for group in report.groups(min_rows)],
+    }
+
+
+LARGE_GROUP: Final = 10
+"""Rows from which a group counts in the median of groups: the error of fewer is mostly theirs."""
+
+POOR: Final = 0.25
+"""Mean absolute error above which a group is listed as poor."""
+
+_QUANTITIES: Final = ("tpot", "decode", "ttft")
+
+
+class RunGroup(NamedTuple):
+    """Errors of the runs of one model and format, on one GPU, by one version of an engine, as shares."""
+
+    kind: str
+    model: str
+    gpu: str
+    engine: str
+    version: str
+    dtype: str
+    quantity: str
+    rows: int
+    mape: float
+    median: float
+    p90: float
+    bias: float
+    aic_rows: int
+    aic_mape: float
+    beside_mape: float
+    fitted: bool
+
+
+def run_groups(times: Iterable[PredictedTime], min_rows: int = 1) -> tuple[RunGroup, ...]:
+    """Sum errors up by kind, model, GPU, engine, version, format and quantity."""
+    members: dict[tuple[str, ...], list[PredictedTime]] = {}
+    for time in times:
+        model = time.dataset if time.kind == INDEPENDENT else time.architecture
+        key = (time.kind, model, time.gpu, time.engine, time.engine_version, time.dtype, time.quantity)
+        if time.kind == INDEPENDENT:
+            key = (time.kind, model, time.gpu, time.engine, "", "", time.quantity)
+        members.setdefault(key, []).append(time)
+    groups = [_group(key, rows) for key, rows in members.items() if len(rows) >= min_rows]
+    return tuple(sorted(groups, key=_order))
+
+
+def _order(group: RunGroup) -> tuple[object, ...]:
+    first = _QUANTITIES.index(group.quantity) if group.quantity in _QUANTITIES else len(_QUANTITIES)
+    return (first, group.quantity, KINDS.index(group.kind), -group.mape, group[:7])
+
+
+def _group(key: Sequence[str], times: Sequence[PredictedTime]) -> RunGroup:
+    errors = np.array([time.error for time in times])
+    beside = np.array([(time.error, time.aic_error) for time in times if not math.isnan(time.aic_ms)])
+    size = np.abs(errors)
+    own, theirs = np.abs(beside).mean(axis=0) if len(beside) else (math.nan, math.nan)
+    kind, model, gpu, engine, version, dtype, quantity = key
+    return RunGroup(
+        kind,
+        model,
+        gpu,
+        engine,
+        version,
+        dtype,
+        quantity,
+        len(times),
+        float(size.mean()),
+        float(np.median(size)),
+        float(np.quantile(size, 0.9)),
+        float(errors.mean()),
+        len(beside),
+        float(theirs),
+        float(own),
+        any(time.fitted for time in times),
+    )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One quantity over all groups of some kinds."""
+
+    quantity: str
+    kinds: tuple[str, ...]
+    rows: int
+    mape: float
+    bias: float
+    groups: int
+    median_of_groups: float
+    groups_beside: int
+    ahead: float
+    aic_mape: float
+    beside_mape: float
+    poor: tuple[str, ...]
+
+
+def totals_of(groups: Sequence[RunGroup], quantity: str = "tpot", kinds: Sequence[str] = (JUDGED,)) -> Totals:
+    """Sum groups up."""
+    some = [group for group in groups if group.quantity == quantity and group.kind in kinds]
+    large = [group for group in some if group.rows >= LARGE_GROUP]
+    beside = [group for group in large if group.aic_rows]
+    rows, answered = sum(group.rows for group in some), sum(group.aic_rows for group in some)
+    return Totals(
+        quantity,
+        tuple(kinds),
+        rows,
+        sum(group.rows * group.mape for group in some) / rows if rows else math.nan,
+        sum(group.rows * group.bias for group in some) / rows if rows else math.nan,
+        len(large),
+        float(np.median([group.mape for group in large])) if large else math.nan,
+        len(beside),
+        sum(group.beside_mape < group.aic_mape for group in beside) / len(beside) if beside else math.nan,
+        _over(answered, [(group.aic_rows, group.aic_mape) for group in some]),
+        _over(answered, [(group.aic_rows, group.beside_mape) for group in some]),
+        tuple(
+            " ".join(filter(None, (group.model, group.gpu, group.engine, group.version, group.dtype)))
+            for group in some
+            if group.mape > POOR
+        ),
+    )
+
+
+def _over(rows: int, parts: Iterable[tuple[int, float]]) -> float:
+    return sum(count * error for count, error in parts if count) / rows if rows else math.nan

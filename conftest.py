@@ -1,0 +1,65 @@
+"""Which tests a plain `pytest` runs, and in how many processes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from zlib import crc32
+
+import pytest
+
+CASES = 3
+"""Number of cases of a parametrized test that a plain `pytest` runs."""
+
+FEW_FILES = 5
+"""Number of files up to which a `pytest` of files runs every case, in one process."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run slow tests and every case of parametrized ones")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return 0 where starting workers takes longer than the tests, or would disturb what they time."""
+    option = config.option
+    few = bool(option.keyword) or option.collectonly or _names_few_files(config)
+    timed = _names_benchmarks(config) and not option.benchmark_disable
+    return 0 if few or timed else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what only --all runs, unless it is named."""
+    option = config.option
+    if option.all or any("::" in name for name in config.args):
+        return
+    left_out = set()
+    if "slow" not in option.markexpr:
+        left_out.update(item for item in items if item.get_closest_marker("slow"))
+    if not (option.keyword or _names_few_files(config) or _names_benchmarks(config)):
+        left_out.update(_further_cases([item for item in items if item not in left_out]))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _names_few_files(config: pytest.Config) -> bool:
+    files = [name for name in config.args if name.partition("::")[0].endswith(".py")]
+    return len(files) == len(config.args) <= FEW_FILES
+
+
+def _names_benchmarks(config: pytest.Config) -> bool:
+    return config.rootpath / "benchmarks" in [config.invocation_params.dir / name for name in config.args]
+
+
+def _further_cases(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return all but a sample of each test's cases; tests with the same parameters keep the same ones."""
+    tests = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests[item.nodeid.removesuffix(f"[{item.callspec.id}]")].append(item)
+    return [
+        item
+        for cases in tests.values()
+        for item in sorted(cases, key=lambda case: crc32(case.callspec.id.encode()))[CASES:]
+    ]

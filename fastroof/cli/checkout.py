@@ -1,0 +1,50 @@
+"""Commands that need a checkout of fastroof: what judges the shipped profiles lies in benchmarks/accuracy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from typer.core import TyperCommand
+
+import fastroof
+from fastroof.errors import FastroofError
+
+PACKAGE: Final = "benchmarks.accuracy"
+
+
+class CheckoutCommand(TyperCommand):
+    """A command on a user's own data; without any, it hands its words to benchmarks.accuracy."""
+
+    elsewhere: ClassVar[str]
+    data: ClassVar[tuple[str, ...]]
+    with_data: ClassVar[tuple[str, ...]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse words about own data; hand on all others."""
+        given = {word.partition("=")[0] for word in args}
+        is_own = not given.isdisjoint((*self.data, *self.with_data)) and "--rows" not in given
+        if not is_own and given.isdisjoint(("-h", "--help")) and not ctx.resilient_parsing:
+            asked = f"{ctx.command_path} without {' or '.join(self.data)}"
+            checkout_module("__main__", asked, self.elsewhere).run([self.elsewhere, *args])
+            ctx.exit()
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+
+def checkout_module(name: str, asked: str, command: str) -> Any:
+    """Import a module of benchmarks.accuracy, which lies next to the package in a checkout alone.
+
+    Raises
+    ------
+    FastroofError
+        If this is not a checkout.
+    """
+    root = Path(fastroof.__file__).parent.parent
+    if not (root / PACKAGE.replace(".", "/")).is_dir():
+        raise FastroofError(
+            f"{asked} judges what ships and needs a checkout of fastroof; "
+            f"there, run python -m {PACKAGE} {command}"
+        )
+    return import_module(f"{PACKAGE}.{name}")

@@ -1,0 +1,1 @@
+"""What measuring needs on a borrowed host without network, in one folder: ``kernels-bench bundle``."""

@@ -1,0 +1,70 @@
+"""Unpacks a bundle on the measuring host: ``python3 unpack.py BUNDLE TARGET``; standard library only.
+
+What fails is printed and the rest unpacked: without vLLM's libraries torch's kernels can still be measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import sys
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SITE = "site"
+DONE_FILE = "unpacked"
+CHECKSUMS_FILE = "sha256.txt"
+_BLOCK = 2**24
+
+
+def _library(packed: Path, target: Path) -> str:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(packed) as source, target.open("wb") as file:
+        while block := source.read(_BLOCK):
+            file.write(block)
+    return f"{target}: {target.stat().st_size:,} B"
+
+
+def _archive(packed: Path, site: Path) -> str:
+    with tarfile.open(packed, "r:xz") as archive:
+        archive.extractall(site, filter="data")
+    return f"{site}: {packed.name}"
+
+
+def _differing(bundle: Path) -> list[str]:
+    """Return the files whose SHA-256 is not the bundle's."""
+    wrong = []
+    for line in (bundle / CHECKSUMS_FILE).read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        path = bundle / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            wrong.append(name)
+    return wrong
+
+
+def unpack(bundle: Path, target: Path) -> list[str]:
+    """Unpack a bundle to ``target``/site; return what failed."""
+    begun_s, site = time.monotonic(), target / SITE
+    site.mkdir(parents=True, exist_ok=True)
+    failed = [f"{name} is missing or differs from {CHECKSUMS_FILE}" for name in _differing(bundle)]
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(_archive, one, site) for one in sorted(bundle.glob("*.tar.xz"))]
+        for packed in sorted((bundle / "lib").rglob("*.xz")):
+            library = site / packed.relative_to(bundle / "lib").with_suffix("")
+            jobs.append(pool.submit(_library, packed, library))
+        for job in jobs:
+            try:
+                print(f"  {job.result()}")
+            except Exception as error:
+                failed.append(f"{type(error).__name__}: {error}")
+    for reason in failed:
+        print(f"  FAILED {reason}")
+    print(f"unpacked in {time.monotonic() - begun_s:.1f} s, {len(failed)} failed")
+    (target / DONE_FILE).write_text(f"{len(failed)} failed\n", encoding="utf-8")
+    return failed
+
+
+if __name__ == "__main__":
+    unpack(Path(sys.argv[1]), Path(sys.argv[2]))

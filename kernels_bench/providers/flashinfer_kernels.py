@@ -1,0 +1,157 @@
+"""flashinfer's experts (CUTLASS, as in TensorRT-LLM), block-scaled fp8 GEMM (Blackwell) and small kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastroof.errors import MeasureError
+from kernels_bench.protocol import Point, Prepared
+from kernels_bench.providers.device import Device
+from kernels_bench.providers.experts import ExpertSets, refuses_experts
+from kernels_bench.providers.flashinfer_calls import FlashinferModules
+from kernels_bench.providers.random_inputs import SCALE_BLOCK
+from kernels_bench.providers.rotating import RotatingCalls
+from kernels_bench.providers.small_ops import RMS_EPSILON
+from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
+
+EXPERT_MODULES: Final = {
+    (9, 0): "fused_moe_90",
+    (10, 0): "fused_moe_100",
+    (10, 3): "fused_moe_103",
+    (12, 0): "fused_moe_120",
+    (12, 1): "fused_moe_120",
+}
+"""By compute capability."""
+
+
+def refuses_flashinfer_experts(point: Point, device: Device, modules: FlashinferModules) -> str | None:
+    """Return why experts are not for flashinfer's kernels on a device; None where they are."""
+    # Its blocks are for Hopper; per-tensor fp8 wants inputs that were quantised by another kernel.
+    dtypes = ("bf16", "fp8_block") if device.is_hopper else ("bf16",)
+    if reason := refuses_experts(point, dtypes):
+        return reason
+    name = EXPERT_MODULES.get(device.capability)
+    if name is None:
+        has = ".".join(map(str, device.capability))
+        return f"flashinfer's fused experts are for compute capability 9.0, 10 and 12, this GPU has {has}"
+    return None if modules.is_built(name) else f"flashinfer's library {name} is not built"
+
+
+def prepare_flashinfer_experts(
+    point: Point, flashinfer: Any, device: Device, seed: int, max_bytes: int
+) -> RotatingCalls:
+    """Make tokens and experts for flashinfer's fused experts."""
+    import torch
+
+    sets = ExpertSets.make(point, device, seed, max_bytes, is_gate_first=False)
+    outputs = [torch.full_like(sets.x[index], float("nan")) for index in range(sets.num_sets)]
+    in_blocks = sets.layer.dtype == "fp8_block"
+
+    def compute(index: int) -> Any:
+        weights = sets.weights_of(index)
+        flashinfer.fused_moe.cutlass_fused_moe(
+            sets.x[index],
+            sets.experts[index],
+            sets.expert_weights[index],
+            weights.gate_up,
+            weights.down,
+            sets.x.dtype,
+            [weights.gate_up_scale, weights.down_scale] if in_blocks else [],
+            tp_size=int(point.values["moe_tp"]),
+            tp_rank=0,
+            ep_size=sets.layer.moe_ep,
+            ep_rank=0,
+            output=outputs[index],
+            use_deepseek_fp8_block_scale=in_blocks,
+        )
+        return outputs[index]
+
+    scaling = "fp8 in blocks of 128" if in_blocks else "bf16"
+    return sets.calls(f"flashinfer cutlass_fused_moe, {scaling}, untuned; router not inside", compute, seed)
+
+
+GEMM_MODULES: Final = {10: "gemm_sm100", 12: "gemm_sm120"}
+"""By major compute capability."""
+ROWS_ALIGNMENT: Final = 4
+GEMM_KERNEL: Final = (
+    "flashinfer gemm_fp8_nt_groupwise cutlass, blocks of 128, quantisation of activations not inside"
+)
+
+
+def refuses_block_gemm(point: Point, device: Device, modules: FlashinferModules) -> str | None:
+    """Return why a GEMM is not for flashinfer, or None."""
+    if point.values["dtype"] != "fp8_block":
+        return f"flashinfer's {point.values['dtype']} GEMM is not measured"
+    if reason := refuses_gemm(point, device):
+        return reason
+    name = GEMM_MODULES.get(device.capability[0])
+    if name is None:
+        has = ".".join(map(str, device.capability))
+        return f"flashinfer's block-scaled GEMM is for compute capability 10 and 12, this GPU has {has}"
+    if point.values["m"] % ROWS_ALIGNMENT:
+        return f"flashinfer's block-scaled GEMM needs m in multiples of {ROWS_ALIGNMENT}"
+    return None if modules.is_built(name) else f"flashinfer's library {name} is not built"
+
+
+def prepare_block_gemm(point: Point, flashinfer: Any, device: Device, seed: int, max_bytes: int) -> Prepared:
+    """Make inputs of a block-scaled GEMM; both scales lie as they are quantised, along k."""
+    granularity = (1, SCALE_BLOCK, SCALE_BLOCK)
+
+    def gemm(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:
+        flashinfer.gemm.gemm_fp8_nt_groupwise(
+            x,
+            weight,
+            x_scale,
+            weight_scale,
+            scale_major_mode="K",
+            scale_granularity_mnk=granularity,
+            out=out,
+            backend="cutlass",
+        )
+
+    return prepare_gemm(point, device, seed, max_bytes, GEMM_KERNEL, gemm)
+
+
+_SMALL_MODULES: Final = {"rmsnorm_residual": "norm", "rope": "rope", "silu_and_mul": "silu_and_mul"}
+_SMALL_KERNELS: Final = {
+    "rmsnorm_residual": "flashinfer fused_add_rmsnorm",
+    "rope": "flashinfer apply_rope_with_cos_sin_cache_inplace",
+    "silu_and_mul": "flashinfer silu_and_mul",
+}
+
+
+class FlashinferSmallOps:
+    """flashinfer's small kernels; it writes KV and quantises in other ways than a bf16 step needs."""
+
+    def __init__(self, flashinfer: Any, modules: FlashinferModules) -> None:
+        self._flashinfer = flashinfer
+        self.cos_sin_dtype = "fp32"
+        self.kernels = {
+            kind: _SMALL_KERNELS[kind] for kind, name in _SMALL_MODULES.items() if modules.is_built(name)
+        }
+
+    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
+        """Normalise each row."""
+        self._flashinfer.rmsnorm(x, weight, eps=RMS_EPSILON, out=out)
+
+    def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
+        """Add and normalise in place."""
+        self._flashinfer.fused_add_rmsnorm(x, residual, weight, eps=RMS_EPSILON)
+
+    def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
+        """Rotate in place."""
+        self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
+            positions, q, k, head_dim, cos_sin, is_neox=True
+        )
+
+    def kv_write(self, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> None:
+        """Refuse: ``kernels`` does not name it."""
+        raise MeasureError("flashinfer has no kernel that writes KV by slot: vllm and Triton have one")
+
+    def silu_and_mul(self, out: Any, x: Any) -> None:
+        """Gate and multiply."""
+        self._flashinfer.silu_and_mul(x, out=out)
+
+    def fp8_quantise(self, out: Any, x: Any, scale: Any) -> None:
+        """Refuse: ``kernels`` does not name it."""
+        raise MeasureError("flashinfer's per-tensor fp8 kernel is not built here: vllm and Triton have one")

@@ -1,0 +1,61 @@
+"""Steps beside those of aiconfigurator-core, which reads the same tables."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from benchmarks.accuracy.aiconfigurator_steps import (
+    CASES,
+    PARTS,
+    STEPS,
+    WIDE_CASES,
+    StepCase,
+    stepped_cases,
+)
+from fastroof.models import Layout
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
+)
+
+
+@pytest.mark.slow
+def test_steps_of_a_mixture_of_experts_are_near():
+    stepped = list(stepped_cases([StepCase("mistralai/Mixtral-8x7B-v0.1", "h100", "vllm", Layout(2))]))
+    assert [one.step for one in stepped] == list(STEPS)
+    for one in stepped:
+        assert not one.why_not
+        assert set(one.own_ms) == set(one.their_ms) == set(PARTS)
+        # the same tables at measured points: what is left is what each counts
+        assert one.own_ms["experts"] == pytest.approx(one.their_ms["experts"], rel=0.02)
+        assert abs(one.apart) < 0.1
+
+
+def test_what_one_of_them_refuses_is_said():
+    (one, _) = stepped_cases([StepCase("mistralai/Mixtral-8x7B-v0.1", "h100", "vllm", Layout(8, dp=3))])
+    assert one.why_not
+    assert not one.own_ms
+
+
+def test_cases_are_of_several_models_gpus_and_engines():
+    assert len(CASES) >= 10
+    assert len({case.model for case in CASES}) >= 8
+    assert {case.gpu for case in CASES} == {"h100", "h200", "b200"}
+    assert {case.engine for case in CASES} == {"vllm", "sglang", "trtllm-1.1"}
+
+
+@pytest.mark.slow
+def test_large_expert_parallelism_sends_and_computes_alike():
+    """Of 61 layers it sends for all, where the first three have no experts: 58."""
+    case = StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=8, ep=8), "fp8", True)
+    for one in stepped_cases([case]):
+        assert not one.why_not
+        assert one.own_ms["communication"] == pytest.approx(one.their_ms["communication"] * 58 / 61, rel=1e-3)
+        # it has shared experts apart
+        assert 0.9 < one.own_ms["experts"] / one.their_ms["experts"] < 1.1
+
+
+def test_cases_over_nodes_are_asked_of_both():
+    assert all(case.sends and case.layout.ep > 8 for case in WIDE_CASES)

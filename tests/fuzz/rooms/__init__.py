@@ -1,1 +1,0 @@
-"""Surfaces, a file a room of the product."""

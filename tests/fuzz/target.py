@@ -1,0 +1,89 @@
+"""A fuzz target: a place that takes input, with valid inputs, mutations and a check."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+
+__all__ = ["SkippedError", "Target", "Wrong", "all_finite"]
+
+
+class Wrong(AssertionError):
+    """An invalid answer: not finite, of the wrong length, or unequal to another way to ask."""
+
+
+class SkippedError(Exception):
+    """The case's arguments cannot be made."""
+
+
+class Target(ABC):
+    """One place that takes input. A case is bytes: a file, a message, or the text of a call.
+
+    Attributes
+    ----------
+    name : str
+        Its corpus folder, and ``--target``.
+    suffix : str
+        Of its corpus files.
+    limit_s : float
+        Maximum processor seconds per case.
+    ci_cases : int
+        Number of cases in the test.
+    is_bytes : bool
+        Whether any bytes are a case: nothing is evaluated or reaches a network.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str] = ".txt"
+    limit_s: ClassVar[float] = 5.0
+    ci_cases: ClassVar[int] = 200
+    is_bytes: ClassVar[bool] = False
+
+    def prepare(self, folder: Path) -> None:
+        """Make what all cases need, in an empty folder."""
+        self.folder = folder
+
+    @abstractmethod
+    def case(self, random: Random) -> bytes:
+        """Make one case; the same for the same state of ``random``."""
+
+    @abstractmethod
+    def check(self, case: bytes) -> None:
+        """Run the case: return if the answer is right, raise FastroofError if it is refused.
+
+        Any other exception but SkippedError is a failure.
+        """
+
+    def examples(self) -> list[bytes]:
+        """Return valid cases: they compile and load what the others would be charged for."""
+        return []
+
+    def begin(self, folder: Path) -> None:
+        """Prepare, and check the examples."""
+        self.prepare(folder)
+        for case in self.examples():
+            self.check(case)
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Release what ``prepare`` made."""
+
+
+def all_finite(value: Any, where: str = "the answer") -> None:
+    """Raise Wrong if the answer has a NaN or an infinity."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise Wrong(f"{where} is {value}")
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise Wrong(f"{where} has {value[~np.isfinite(value)][0]}")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            all_finite(inner, f"{where}[{key!r:.40}]")
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            all_finite(inner, f"{where}[{place}]")

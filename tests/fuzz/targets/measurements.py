@@ -1,0 +1,225 @@
+"""What kernels_bench reads back: journals to resume and make tables of, grids, steps.csv, sets of tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+import fastroof
+from fastroof.errors import FastroofError
+from kernels_bench.grid.estimate import estimate_all
+from kernels_bench.grid.grid import GRIDS, load_grid
+from kernels_bench.output.diff import diff_tables
+from kernels_bench.output.export_infersim import export_infersim
+from kernels_bench.output.merge import merge_runs, write_merged
+from kernels_bench.output.table_sets import gpu_of, load_table_set
+from kernels_bench.output.tables import write_tables
+from kernels_bench.output.validate import validate_tables
+from kernels_bench.run.request import request_of
+from kernels_bench.steps.step_points import StepPoint
+from kernels_bench.steps.step_rows import append_step, read_steps, step_key
+from tests.fuzz.mutators import mutated_text, mutated_tree
+from tests.fuzz.target import Target, Wrong, all_finite
+from tests.fuzz.targets.imports import FolderFiles, checked_tables
+from tests.kernels_bench.fakes import gemms, run
+from tests.reference.made_journals import copy, decode, gemm, prefill, skip, start, write_journal
+
+__all__ = ["TARGETS"]
+
+POINTS = [
+    (gemm(64), 33.5), (gemm(4096), 120.25), (gemm(4096, dtype="fp8"), 231.0), (decode(16, 4096), 142.75),
+    (prefill(2048), 1234.5), (copy(8192), 120.0),
+]  # fmt: skip
+ASKED = {"grid": "cpu", "gpu": None, "providers": ["cpu"], "only": [], "seed": 0, "budget_s": None}
+
+
+class Journals(Target):
+    """Journals of kernels: resumed, made tables of, and loaded as a set."""
+
+    name = "bench.journal"
+    suffix = ".jsonl"
+    ci_cases = 100
+    is_bytes = True
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.runs = folder / "run"
+        self.journal = self.runs / "journal-r.jsonl"
+        made = folder / "journal-made.jsonl"
+        lines = [*POINTS, skip(gemm(8), "oom", "needs 90 GB"), skip(gemm(9), "error", "lost")]
+        write_journal(made, lines, first=start(request=ASKED))
+        resumed = folder / "journal-resumed.jsonl"
+        run(resumed, gemms(3), start={"request": ASKED, "versions": {"torch": "2.11"}})
+        run(resumed, gemms(5), start={"request": ASKED, "versions": {"torch": "2.12"}})
+        self.texts = [made.read_bytes(), resumed.read_bytes()]
+
+    def examples(self) -> list[bytes]:
+        return self.texts
+
+    def case(self, random: Random) -> bytes:
+        text = random.choice(self.texts)
+        if random.random() < 0.4:
+            return mutated_text(text, random, self.texts)
+        lines = text.splitlines()
+        others = [json.loads(line) for line in lines]
+        for _ in range(random.choice((1, 1, 2))):
+            at = random.randrange(len(lines))
+            mutated = mutated_tree(json.loads(lines[at]), random, others)
+            lines[at] = json.dumps(mutated).encode(errors="surrogatepass")
+        return b"\n".join(lines) + b"\n"
+
+    def check(self, case: bytes) -> None:
+        refusal = None
+        for read in (self.tables, self.table_set, self.asked, self.resumed):
+            shutil.rmtree(self.runs, ignore_errors=True)
+            self.runs.mkdir()
+            self.journal.write_bytes(case)
+            try:
+                read()
+            except FastroofError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    def tables(self) -> None:
+        written = write_tables([self.journal], self.runs / "kernels_bench")
+        loaded = load_table_set(str(written.folder))
+        checked_tables(loaded)
+        all_finite(validate_tables(loaded, gpu_of(loaded)).as_dict())
+
+    def table_set(self) -> None:
+        tables = load_table_set(str(self.runs))
+        checked_tables(tables)
+        all_finite(validate_tables(tables, gpu_of(tables)).as_dict())
+        all_finite(diff_tables(tables, tables).as_dict())
+
+    def asked(self) -> None:
+        hash(request_of(self.journal))
+
+    def resumed(self) -> None:
+        before = self.journal.read_bytes()
+        report = run(self.journal, gemms(4), start={"versions": {"torch": "2.13"}})
+        all_finite([[vars(one) for one in report.sentinels], report.elapsed_s])
+        whole = before[: before.rfind(b"\n") + 1]
+        if not self.journal.read_bytes().startswith(whole):
+            raise Wrong("a resumed run changes what was measured before")
+        if report.left or report.before + report.measured + sum(report.skipped.values()) != 4:
+            raise Wrong(f"a resumed run ends with {report}")
+
+
+class Grids(Target):
+    """Grids of points to measure."""
+
+    name = "bench.grid"
+    suffix = ".toml"
+    ci_cases = 60
+    is_bytes = True
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.texts = [(GRIDS / f"{name}.toml").read_bytes() for name in ("cpu", "smoke")]
+        self.path = folder / "mine.toml"
+        self.gpu = fastroof.load_gpu("h100")
+
+    def examples(self) -> list[bytes]:
+        return self.texts
+
+    def case(self, random: Random) -> bytes:
+        return mutated_text(random.choice(self.texts), random, self.texts)
+
+    def check(self, case: bytes) -> None:
+        self.path.write_bytes(case)
+        grid = load_grid(self.path)
+        grid.sentinels()
+        points = grid.points()[:2000]
+        for one in estimate_all(points, self.gpu):
+            if not one.seconds > 0.0 or not np.isfinite(one.seconds):
+                raise Wrong(f"a point takes {one.seconds} s")
+
+
+def step_row(point: StepPoint, us: float) -> dict[str, Any]:
+    """Make a row of steps.csv."""
+    return {
+        "model": "llama-3.1-8b", "gpu": "h100", "tp": 1, "dtype": "bf16", "kv_dtype": "bf16",
+        "phase": point.phase, "new_tokens": point.new_text, "context_len": point.context_text,
+        "num_requests": len(point.new_tokens), "num_tokens": point.num_tokens, "latency_us": us,
+        "p25_us": us * 0.99, "p75_us": us * 1.01, "min_us": us * 0.98, "num_replays": 20, "provider": "cpu",
+    }  # fmt: skip
+
+
+class StepFiles(Target):
+    """steps.csv of measured whole steps, appended to after it was mutated."""
+
+    name = "bench.steps"
+    suffix = ".csv"
+    ci_cases = 150
+    is_bytes = True
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.path = folder / "steps.csv"
+        points = StepPoint("decode", (1, 1), (99, 99)), StepPoint("mixed", (1, 64), (500, 0))
+        self.rows = [step_row(point, 5000.5) for point in points]
+        self.path.unlink(missing_ok=True)
+        for row in self.rows:
+            append_step(self.path, row)
+        self.text = self.path.read_bytes()
+
+    def examples(self) -> list[bytes]:
+        return [self.text]
+
+    def case(self, random: Random) -> bytes:
+        return mutated_text(self.text, random)
+
+    def check(self, case: bytes) -> None:
+        self.path.write_bytes(case)
+        rows = read_steps(self.path)
+        all_finite(rows)
+        for row in rows:
+            if any(isinstance(value, float) and value <= 0.0 for value in row.values()):
+                raise Wrong(f"a step of {row}")
+            step_key(row)
+        append_step(self.path, self.rows[0])
+        if read_steps(self.path) != [*rows, self.rows[0]]:
+            raise Wrong("a row that was appended changes those before it")
+
+
+class TableSets(FolderFiles):
+    """Two runs' tables, one file of one of them mutated: compared, merged, validated, exported."""
+
+    name = "bench.tables"
+    suffix = ".csv"
+    ci_cases = 60
+
+    def write(self, root: Path) -> None:
+        for name, factor in (("a", 1.0), ("b", 1.02)):
+            points = [(point, us * factor) for point, us in POINTS]
+            journal = write_journal(self.folder / f"journal-{name}.jsonl", points)
+            folder = write_tables([journal], root / name / "kernels_bench").folder
+            # as of other programs, which give no digests
+            text = (folder / "provenance.toml").read_text()
+            (folder / "provenance.toml").write_text(text.split("[files]")[0])
+
+    def is_mutated(self, name: str) -> bool:
+        return name.startswith("a/")
+
+    def read(self) -> None:
+        one, other = (str(self.root / name / "kernels_bench") for name in ("a", "b"))
+        out = self.folder / "out"
+        try:
+            tables, second = load_table_set(one), load_table_set(other)
+            all_finite(diff_tables(tables, second).as_dict())
+            all_finite(validate_tables(tables, gpu_of(tables)).as_dict())
+            merged = merge_runs([one, other], ["torch"])
+            checked_tables(load_table_set(str(write_merged(merged, out / "merged"))))
+            all_finite(vars(export_infersim(tables, out / "tree"))["rounds_to_zero"])
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+TARGETS = [Journals, Grids, StepFiles, TableSets]

@@ -1,0 +1,81 @@
+"""config.json of every family, as files and as the mappings that they hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fastroof.models import Layout, load_model
+from fastroof.models.execution import Execution
+from fastroof.models.named import PRESETS, preset_config
+from tests.fuzz.mutators import mutated_text, mutated_tree
+from tests.fuzz.target import Target, Wrong
+from tests.models.test_families import CASES
+
+__all__ = ["TARGETS"]
+
+
+def answers(file: Any) -> None:
+    """Load a model, and ask what loads for all that a plan asks of it."""
+    model = load_model(file)
+    if not 0 < model.active_parameters <= model.num_parameters:
+        raise Wrong(f"{model.active_parameters} of {model.num_parameters} parameters are active")
+    if not model.num_layers == sum(group.count for group in model.layers) > 0:
+        raise Wrong("layers are not those of its kinds")
+    if model.kv_bytes_per_token(Layout(), "bf16") < 0:
+        raise Wrong("a token takes less than no bytes")
+    for kind in model.kinds:
+        if kind.activation_width(model.hidden, Layout()) < 0:
+            raise Wrong("activations are narrower than nothing")
+        kind.calls(model.hidden, Layout(), Execution())
+    hash(model)
+
+
+class Configs(Target):
+    """Mappings, as ``load_model`` takes them, written as JSON."""
+
+    name = "model.config"
+    suffix = ".json"
+    ci_cases = 1500
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.files = [
+            *(copy.deepcopy(file) for file, _, _ in CASES.values()),
+            *(preset_config(name) for name in PRESETS),
+        ]
+
+    def case(self, random: Random) -> bytes:
+        config = mutated_tree(random.choice(self.files), random, self.files)
+        if isinstance(config, dict) and random.random() < 0.05:
+            config = {**config, "text_config": random.choice(self.files)}
+        return json.dumps(config).encode()
+
+    def check(self, case: bytes) -> None:
+        answers(json.loads(case))
+
+
+class ConfigFiles(Configs):
+    """Files, which may be no JSON."""
+
+    name = "model.file"
+    ci_cases = 400
+    is_bytes = True
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.texts = [json.dumps(file, indent=1).encode() for file in self.files]
+        self.path = folder / "config.json"
+
+    def case(self, random: Random) -> bytes:
+        return mutated_text(random.choice(self.texts), random, self.texts)
+
+    def check(self, case: bytes) -> None:
+        self.path.write_bytes(case)
+        answers(self.path)
+
+
+TARGETS = [Configs, ConfigFiles]

@@ -1,0 +1,361 @@
+"""Arguments of simulations, capacities, workloads, estimates and sweeps of plans, as calls."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+
+import fastroof
+from fastroof import serving
+from fastroof.simulation.replicas import POOLED_ROUTINGS
+from fastroof.sweep import best_batches, decode_times_us
+from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
+from tests.fuzz.made_plans import plan_of
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+
+__all__ = ["TARGETS"]
+
+REALS = (
+    "0", "1", "2", "0.5", "1.5", "20", "100", "1e3", "1e6", "1e9", "1e15", "1e300", "1e308", "5e-324", "1e-9",
+    "-1", "-0.5", "nan", "inf", "-inf", "np.float32(3)", "np.float64(0.1)", "np.int8(3)", "10**30",
+)  # fmt: skip
+WORDS = (
+    "'round_robin'", "'least_load'", "'random'", "'prefill_first'", "'mixed'", "'given'", "'error'",
+    "'reject'", "'blocks'", "'x'", "''", "'poisson'", "'gamma'", "'constant'", "'ramp'", "'closed'", "'full'",
+    "'vllm'",
+)  # fmt: skip
+LENGTHS = (
+    "'lognormal:100:0.5'", "'lognormal:100:0.5:900'", "'uniform:1:90'", "'share:0.5'", "'uniform:9:1'",
+    "'lognormal:0:1'", "'lognormal:1e300:9'", "'lognormal:nan:1'", "'uniform:1:1e30'", "'file:/nowhere'",
+    "'share:2'", "'lognormal:::'", "':'", "'uniform:-1:5'", "'file:'", "'share:nan'",
+)  # fmt: skip
+MOST_TOKENS = 20_000
+"""Of a case's trace, so that it takes milliseconds; lengths that are refused may be any."""
+
+MOST_REPLICAS = 2048
+"""Of a simulation that is answered; 4,096 of them, the most there may be, take a gibibyte."""
+
+
+class Calls(Target):
+    """Calls of one function as text: what its arguments are, and what else might be given for them.
+
+    Attributes
+    ----------
+    known : dict of str to tuple of str
+        What is mostly given for each argument by its name; an empty tuple: numbers.
+    always : dict of str to str
+        Arguments that every call has, unless they are mutated.
+    """
+
+    known: ClassVar[dict[str, tuple[str, ...]]]
+    always: ClassVar[dict[str, str]]
+    ci_cases = 400
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.plan = plan_of(max_tokens=2048, max_seqs=256)
+        self.other = plan_of(tp=2, max_tokens=512, max_seqs=64)
+        self.names = {
+            **NAMES, "plan": self.plan, "other": self.other, "Workload": fastroof.Workload,
+            "Trace": fastroof.Trace,
+        }  # fmt: skip
+
+    def value(self, name: str, random: Random) -> str:
+        what = random.random()
+        if what < 0.2:
+            return odd(random)
+        if known := self.known.get(name):
+            return random.choice(known) if what < 0.85 else random.choice(WORDS)
+        return integer(random, 300) if what < 0.6 else random.choice(REALS)
+
+    def options(self, random: Random) -> dict[str, str]:
+        words = dict(self.always)
+        for _ in range(random.choice((0, 1, 1, 2, 3))):
+            name = random.choice(list(self.known))
+            words[name] = self.value(name, random)
+        if random.random() < 0.03:
+            words[random.choice(("x", "_drawn", "self"))] = "1"
+        if words and random.random() < 0.05:
+            del words[random.choice(list(words))]
+        return words
+
+    def first(self, random: Random) -> list[str]:
+        """Return arguments without a name."""
+        return []
+
+    def case(self, random: Random) -> bytes:
+        words = [*self.first(random), *(f"{name}={value}" for name, value in self.options(random).items())]
+        return f"f({', '.join(words)})".encode()
+
+    def call(self, case: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given, options = evaluated(case.decode(), self.names)
+        if any(not isinstance(name, str) or name not in self.known for name in options):
+            raise SkippedError  # another name is Python's to refuse
+        return given, options
+
+
+FLAGS = ("True", "False", "None")
+SIMULATE: dict[str, tuple[str, ...]] = {
+    "max_num_batched_tokens": (), "max_num_seqs": (), "num_gpu_blocks": (), "block_size": (), "replicas": (),
+    "async_scheduling": FLAGS, "order": ("'mixed'", "'prefill_first'"), "chunked_prefill": FLAGS,
+    "admit_whole_prompt": FLAGS, "reserve_output": FLAGS, "timeout_s": (),
+    "routing": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'blocks'"),
+    "seed": (), "on_too_long": ("'error'", "'reject'"), "time_scale": (),
+}  # fmt: skip
+WORKLOAD: dict[str, tuple[str, ...]] = {
+    "rate": (), "arrivals": ("'poisson'", "'gamma'", "'constant'", "'ramp'", "'closed'"), "burstiness": (),
+    "ramp": ("(2, 20)", "(2, 20, 2)", "(0, 0)", "(1,)", "[1, 2]", "(1, nan)", "(1e308, 1e308)"),
+    "clients": (), "think_s": (), "requests": ("1", "5", "40", "0", "-1", "2.5", "10**9"),
+    "input_tokens": (*LENGTHS, "100", "1"), "output_tokens": (*LENGTHS, "9", "1"),
+    "cached_tokens": (*LENGTHS, "0", "5"), "seed": (), "name": ("'x'", "''"),
+}  # fmt: skip
+
+
+FEW = "Workload(rate=50, requests=20, input_tokens=100, output_tokens=9)"
+ENGINES = ("", ", replicas=2", ", replicas=2, routing='least_load'", ", order='prefill_first'")
+"""Engines that other loops simulate."""
+
+
+def drawn(random: Random, calls: Calls) -> str:
+    """Return a workload's trace, or what is hardly one."""
+    words = {"rate": "50", "requests": "20", "input_tokens": "100", "output_tokens": "9"}
+    if random.random() < 0.3:
+        name = random.choice(list(WORKLOAD))
+        words[name] = random.choice(WORKLOAD[name] or REALS)
+    return f"Workload({', '.join(f'{name}={value}' for name, value in words.items())})"
+
+
+def few_tokens(trace: Any) -> None:
+    """Leave out what is fine, and takes long."""
+    if int(trace.output_tokens.sum()) + int(trace.input_tokens.sum()) // 64 > MOST_TOKENS:
+        raise SkippedError
+
+
+class Workloads(Calls):
+    name = "workload"
+    known = WORKLOAD
+    always: ClassVar[dict[str, str]] = {"rate": "10", "requests": "20"}
+    ci_cases = 800
+
+    def examples(self) -> list[bytes]:
+        return [b"f(rate=10, requests=20)", b"f(clients=3, requests=20, input_tokens='uniform:1:90')"]
+
+    def check(self, case: bytes) -> None:
+        _, options = self.call(case)
+        workload = fastroof.Workload(**options)
+        if workload.requests > 10_000:
+            raise SkippedError
+        trace = workload.trace()
+        all_finite(trace.arrival_s)
+        if len(trace) != workload.requests or trace.input_tokens.min() < 1 or trace.output_tokens.min() < 1:
+            raise Wrong("a request has no tokens")
+
+
+class Simulations(Calls):
+    name = "simulate"
+    known = SIMULATE
+    always: ClassVar[dict[str, str]] = {"num_gpu_blocks": "2000"}
+    limit_s = 10.0
+
+    def examples(self) -> list[bytes]:
+        return [*(f"f(plan, {FEW}.trace(), num_gpu_blocks=2000{more})".encode() for more in ENGINES)]
+
+    def first(self, random: Random) -> list[str]:
+        what = random.random()
+        if what < 0.55:
+            return ["plan" if what > 0.01 else odd(random), f"{drawn(random, self)}.trace()"]
+        if what < 0.9:
+            arrays = [integer_array(random, most, 5) for most in (3, 300, 20)]
+            return [
+                "plan",
+                f"{{'arrival_s': {arrays[0]}, 'input_tokens': {arrays[1]}, 'output_tokens': {arrays[2]}}}",
+            ]
+        return ["plan", odd(random) if what < 0.97 else drawn(random, self)]
+
+    def check(self, case: bytes) -> None:
+        # what a workload refuses is the workload's target
+        given, options = self._called(case)
+        if len(given) == 2 and isinstance(given[1], fastroof.Trace):
+            few_tokens(given[1])
+        elif len(given) == 2 and isinstance(given[1], dict):
+            few_tokens(fastroof.load_trace(given[1]))
+        if isinstance(replicas := options.get("replicas"), int) and replicas > MOST_REPLICAS:
+            raise SkippedError  # each has memory of its own
+        simulated = fastroof.simulate(*given, **options)
+        summary = simulated.summary()
+        requests = simulated.requests
+        if len(requests) != len(simulated.requests["status"]):
+            raise Wrong("rows are missing")
+        for name in ("ttft_ms", "e2e_ms"):
+            times = requests[name].drop_null().to_numpy()
+            if not np.isfinite(times).all() or (times < 0).any():
+                raise Wrong(f"{name} has {times.min() if len(times) else ''}")
+        if summary["finished"] and not 0 < summary["requests_per_s"] < math.inf:
+            raise Wrong(f"{summary['requests_per_s']} requests/s")
+
+    def _called(self, case: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            return self.call(case)
+        except fastroof.FastroofError:
+            raise SkippedError from None
+
+
+CAPACITY: dict[str, tuple[str, ...]] = {
+    **{name: SIMULATE[name] for name in ("max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks",
+       "block_size", "replicas", "async_scheduling", "order", "chunked_prefill", "reserve_output",
+       "timeout_s", "routing")},
+    "goodput": (), "tolerance": ("0.1", "0.01", "0.5"), "draws": ("1", "2", "0"), "with_range": FLAGS,
+    "threads": ("1", "2", "0"), "ttft_p99_ms": (), "tpot_p99_ms": (), "e2e_p50_ms": (), "itl_p90_ms": (),
+    "ttft_p101_ms": (), "ttft_mean_ms": (), "x_p9_ms": (), "ttft_ms": (),
+}  # fmt: skip
+
+
+class Capacities(Simulations):
+    name = "capacity"
+    known = CAPACITY
+    always: ClassVar[dict[str, str]] = {
+        "num_gpu_blocks": "2000", "tolerance": "0.2", "with_range": "False", "ttft_p99_ms": "500",
+    }  # fmt: skip
+    limit_s = 20.0
+    ci_cases = 120
+
+    def examples(self) -> list[bytes]:
+        return [
+            f"f(plan, {FEW}, num_gpu_blocks=2000, tolerance=0.2, ttft_p99_ms=500{more})".encode()
+            for more in ENGINES
+        ]
+
+    def first(self, random: Random) -> list[str]:
+        what = random.random()
+        if what < 0.9:
+            words = drawn(random, self)
+            return ["plan", words if what < 0.6 else f"{words}.trace()"]
+        return ["plan" if what < 0.97 else odd(random), odd(random)]
+
+    def check(self, case: bytes) -> None:
+        given, options = self._called(case)
+        if len(given) == 2 and isinstance(given[1], fastroof.Workload):
+            if given[1].requests > 10_000:
+                raise SkippedError
+            few_tokens(given[1].trace(rate=None if given[1].is_closed else 1.0))
+        elif len(given) == 2 and isinstance(given[1], fastroof.Trace):
+            few_tokens(given[1])
+        found = fastroof.capacity(*given, **options)
+        if not 0 <= found.low <= found.requests_per_s <= found.high < math.inf:
+            raise Wrong(f"{found.low} to {found.requests_per_s} to {found.high} requests/s")
+        found.document()
+
+
+class Estimates(Calls):
+    """``estimate``, by one plan or by two."""
+
+    name = "estimate"
+    limit_s = 20.0  # a million estimates may take ten
+    known: ClassVar[dict[str, tuple[str, ...]]] = {
+        "max_batched_tokens": (), "chunked_prefill": FLAGS, "kv_reservation": ("'full'", "'grow'"),
+        "max_kv_tokens": (), "max_seqs": (), "order": ("'mixed'", "'prefill_first'"), "length_spread": (),
+        "wait_steps": (), "requests_per_client": (), "frontend_us_per_token": (), "prefix_hit": (),
+        "prefix_len": (), "with_error": FLAGS, "prefill_workers": (), "decode_workers": (),
+        "link_bytes_per_s": (),
+    }  # fmt: skip
+    two: ClassVar[frozenset[str]] = frozenset({"prefill_workers", "decode_workers", "link_bytes_per_s"})
+    both: ClassVar[frozenset[str]] = frozenset(
+        {"max_batched_tokens", "chunked_prefill", "kv_reservation", "max_seqs", "with_error"}
+    )
+    always: ClassVar[dict[str, str]] = {}
+    ci_cases = 800
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        # for steps as large as they are unless max_batched_tokens says otherwise
+        self.names["plan"] = plan_of(max_tokens=8192, max_seqs=256)
+
+    def examples(self) -> list[bytes]:
+        return [
+            b"f(plan, 1000, 100, 16)",
+            b"f(plan, 1000, 100, 16, order='prefill_first', with_error=True)",
+            b"f(plan, plan, 1000, 100, 16)",
+        ]
+
+    def first(self, random: Random) -> list[str]:
+        plans = ["plan"] if random.random() < 0.7 else ["plan", random.choice(("plan", "other"))]
+        if random.random() < 0.02:
+            plans[0] = odd(random)
+        lengths = [sizes(random, most) if random.random() < 0.5 else str(most) for most in (1000, 100, 16)]
+        return [*plans, *lengths]
+
+    def check(self, case: bytes) -> None:
+        given, options = self.call(case)
+        if len(given) == 5:
+            if not options.keys() <= self.both | self.two:
+                raise SkippedError
+            found: Any = serving.estimate_disaggregated(*given, **options)
+        else:
+            if options.keys() & self.two:
+                raise SkippedError
+            found = serving.estimate(*given, **options)
+        columns = found.columns()
+        for name in ("ttft_ms", "tokens_per_s_per_gpu", "request_latency_ms"):
+            value = np.asarray(columns[name])
+            many = np.asarray(given[-2], float) > 1 if name == "request_latency_ms" else True
+            if not (np.isfinite(value) & (value >= 0) | ~np.asarray(many)).all():
+                raise Wrong(f"{name} is {value!r:.80}")
+
+
+class PlanSweeps(Calls):
+    """Sweeps over plans in memory, the sizes of what fits, and plans that are compiled together."""
+
+    name = "plans"
+    known: ClassVar[dict[str, tuple[str, ...]]] = {
+        "tpot_ms": (), "threads": ("1", "2", "0", "np.int8(2)"), "max_kv_len": (),
+    }  # fmt: skip
+    always: ClassVar[dict[str, str]] = {}
+    calls = ("best_batches", "decode_times_us", "largest_batch", "largest_context")
+    takes: ClassVar[dict[str, frozenset[str]]] = {
+        "best_batches": frozenset({"tpot_ms", "threads"}), "decode_times_us": frozenset({"threads"}),
+        "largest_batch": frozenset({"tpot_ms"}), "largest_context": frozenset({"tpot_ms", "max_kv_len"}),
+    }  # fmt: skip
+    ci_cases = 800
+
+    def examples(self) -> list[bytes]:
+        return [
+            b"f('best_batches', plan, range(1, 30), [100, 5000])",
+            b"f('decode_times_us', plan, [1, 2], [100])",
+            b"f('largest_batch', plan, 100)",
+            b"f('largest_context', plan, 10)",
+        ]
+
+    def first(self, random: Random) -> list[str]:
+        name = random.choice(self.calls)
+        plans = random.choice(("plan", "[plan, other]", "(plan,)", "iter([plan])", "[]", odd(random)))
+        if name.startswith("largest"):
+            return [repr(name), "plan", sizes(random, 60)]
+        lists = [
+            random.choice(("range(1, 30)", "[1, 2, 64]", sizes(random, 60))),
+            random.choice(("[100, 5000]", sizes(random, 9000))),
+        ]
+        return [repr(name), plans if random.random() < 0.4 else "plan", *lists]
+
+    def check(self, case: bytes) -> None:
+        (name, *given), options = self.call(case)
+        if name not in self.takes or not options.keys() <= self.takes[name]:
+            raise SkippedError
+        functions: dict[str, Any] = {
+            "best_batches": best_batches,
+            "decode_times_us": decode_times_us,
+            "largest_batch": serving.largest_batch,
+            "largest_context": serving.largest_context,
+        }
+        found = functions[name](*given, **options)
+        if name == "best_batches":
+            if (np.isfinite(found.step_us) != (found.batch_size > 0)).any():
+                raise Wrong(f"steps of {found.batch_size!r:.80} take {found.step_us!r:.80}")
+        else:
+            all_finite(found)
+
+
+TARGETS = [Workloads, Simulations, Capacities, Estimates, PlanSweeps]

@@ -1,0 +1,170 @@
+"""Traces of every maker: CSV, JSON lines, Parquet, Arrow, and mappings of arrays."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import fastroof
+from fastroof.simulation.trace_files import load_lengths
+from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes, stream_bytes
+from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
+from tests.fuzz.mutators import mutated_bytes, mutated_text
+from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.simulation.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN
+
+__all__ = ["TARGETS"]
+
+ONE_LIST = '[{"input_tokens": 5, "output_tokens": 7, "arrival_s": 0.5}]'
+
+
+def answers(trace: fastroof.Trace) -> None:
+    """Look at what was read as those who simulate it would."""
+    all_finite(trace.arrival_s)
+    if not len(trace) or trace.arrival_s[0] < 0 or (trace.arrival_s[1:] < trace.arrival_s[:-1]).any():
+        raise Wrong("arrivals do not rise from 0")
+    if trace.input_tokens.min() < 1 or trace.output_tokens.min() < 1 or trace.cached_tokens.min() < 0:
+        raise Wrong("a request has no tokens")
+    if len(trace) < 10_000:
+        again = fastroof.load_trace(trace.table())
+        if again.input_tokens.tolist() != trace.input_tokens.tolist():
+            raise Wrong("its own table is read as another trace")
+
+
+class TraceFiles(Target):
+    name = "trace.text"
+    suffix = ".csv"
+    is_bytes = True
+    ci_cases = 700
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        makers = (AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN, ONE_LIST)
+        self.texts = [text.encode() for text in makers]
+        self.path = folder / "trace"
+
+    def case(self, random: Random) -> bytes:
+        text = mutated_text(random.choice(self.texts), random, self.texts)
+        if random.random() < 0.03:
+            text = gzip.compress(text, 1, mtime=0)
+            text = mutated_bytes(text, random) if random.random() < 0.5 else text
+        return text
+
+    def check(self, case: bytes) -> None:
+        self.path.write_bytes(case)
+        try:
+            answers(fastroof.load_trace(self.path))
+        except fastroof.FastroofError as error:
+            if str(self.path) not in str(error):
+                raise Wrong(f"the file is not named: {error}") from None
+            raise
+        finally:
+            # lengths alone are another way in
+            with suppress(fastroof.FastroofError):
+                load_lengths(self.path)
+
+
+class TraceTables(Target):
+    name = "trace.arrow"
+    suffix = ".parquet"
+    is_bytes = True
+    ci_cases = 300
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.path = folder / "trace"
+        mooncake = folder / "m.jsonl"
+        mooncake.write_text(MOONCAKE)
+        self.tables = [
+            fastroof.load_trace("example", limit=20).table(), fastroof.load_trace(mooncake).table(),
+            fastroof.load_trace({"arrival_s": [0.0, 1.5], "input_tokens": [9, 8], "output_tokens": [1,
+            2]}).table(),
+        ]  # fmt: skip
+
+    def case(self, random: Random) -> bytes:
+        table = random.choice(self.tables)
+        write = random.choice((parquet_bytes, stream_bytes))
+        try:
+            if random.random() < 0.3:
+                return mutated_bytes(write(table, random), random)
+            return write(mutated_table(table, random, self.tables), random)
+        except (ValueError, OSError):
+            return b""
+
+    def check(self, case: bytes) -> None:
+        if not case:
+            raise SkippedError
+        self.path.write_bytes(case)
+        answers(fastroof.load_trace(self.path))
+
+
+class TraceArrays(Target):
+    name = "trace.arrays"
+    ci_cases = 1500
+
+    def case(self, random: Random) -> bytes:
+        count = random.choice((1, 2, 5))
+        words = {
+            name: integer_array(random, 3000, count)
+            for name in ("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "hash_ids")
+            if random.random() < (0.95 if name != "hash_ids" else 0.1)
+        }
+        if words and random.random() < 0.4:
+            words[random.choice(list(words))] = odd(random)
+        given = ", ".join(f"{name!r}: {value}" for name, value in words.items())
+        options = {}
+        if random.random() < 0.3:
+            name = random.choice(("format", "limit", "rate_scale", "hash_block_size"))
+            options[name] = random.choice((odd(random), integer(random, 5), "'azure'", "'plain'", "0.5"))
+        return f"f({{{given}}}{''.join(f', {name}={value}' for name, value in options.items())})".encode()
+
+    def check(self, case: bytes) -> None:
+        given, options = evaluated(case.decode(), NAMES)
+        answers(fastroof.load_trace(*given, **options))
+
+
+class TraceFields(Target):
+    """The class itself: its arguments, and on a line of its own a call of what was made."""
+
+    name = "trace.class"
+    ci_cases = 800
+    fields = (
+        "hash_ids",
+        "hash_offsets",
+        "hash_block_size",
+        "clients",
+        "think_s",
+        "order",
+        "name",
+        "left_out",
+    )
+
+    def case(self, random: Random) -> bytes:
+        count = random.choice((1, 2, 5))
+        words = [integer_array(random, 3000, count) for _ in range(random.choice((3, 3, 4)))]
+        if random.random() < 0.3:
+            words[random.randrange(len(words))] = odd(random)
+        for name in self.fields:
+            if random.random() < 0.04:
+                value = random.choice((odd(random), integer(random, 9), integer_array(random, 9)))
+                words.append(f"{name}={value}")
+        text = f"f({', '.join(words)})"
+        if random.random() < 0.4:
+            value = random.choice((odd(random), "0.5", "1", "2.5"))
+            name = random.choice(("rate_scaled", "limited", "sliced"))
+            text += f"\n({name!r}, {value})"
+        return text.encode()
+
+    def check(self, case: bytes) -> None:
+        text, _, call = case.decode().partition("\n")
+        given, options = evaluated(text, NAMES)
+        asked = evaluated(call, NAMES) if call else None
+        trace = fastroof.Trace(*given, **options)
+        answers(trace)
+        if asked is not None:
+            answers(getattr(trace, asked[0])(asked[1]))
+
+
+TARGETS = [TraceFiles, TraceTables, TraceArrays, TraceFields]
