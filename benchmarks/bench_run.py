@@ -65,7 +65,9 @@ def test_ragged_with_origins(timed: Timed, setup: Setup) -> None:
 @pytest.mark.parametrize("requests", [1, 4, 16, 64, 256, 1024, 4096])
 def test_rows(timed: Timed, setup: Setup, requests: int) -> None:
     """Two million requests, so many a step on average: the time a request has to stay the same."""
-    plan = compile_plan(setup.model, setup.gpu, setup.tables, max_tokens=8192, max_seqs=8192)
+    plan = compile_plan(
+        setup.model, setup.gpu, setup.tables, max_tokens=8192, max_seqs=8192, engine="kernels"
+    )
     batch = ragged_decodes(max(1, setup.size(2_000_000, 10_000) // requests), requests)
     workload = ragged(replace(setup, plan=plan), batch, f"rows-{requests}", "decode")
     # more sequences than were measured are extrapolated, which the NumPy version cannot do

@@ -55,7 +55,7 @@ def by_request(work: Workload, trace: Any, steps: int) -> Workload:
 def plan(setup: Setup) -> fastroof.StepPlan:
     """With a runtime, as an engine has."""
     return fastroof.compile_plan(
-        setup.model, setup.gpu, setup.tables, runtime="vllm", max_tokens=8192, max_seqs=1024
+        setup.model, setup.gpu, setup.tables, engine="vllm", max_tokens=8192, max_seqs=1024
     )
 
 

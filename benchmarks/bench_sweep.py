@@ -31,7 +31,7 @@ def test_best_batches_are_numpys(setup: Setup, tmp_path: Path) -> None:
         "models": [setup.model.name], "batch_size": batch.tolist(), "kv_len": kv_len.tolist(),
     }  # fmt: skip
     run_sweep(spec, tmp_path / "best.parquet")
-    plan = compile_plan(setup.model, setup.gpu, setup.tables, max_tokens=512, max_seqs=512)
+    plan = compile_plan(setup.model, setup.gpu, setup.tables, max_tokens=512, max_seqs=512, engine="kernels")
     (best,) = numpy_best([plan], [NumpySteps(plan, setup.tables)], batch, kv_len)
     found = pq.read_table(tmp_path / "best.parquet")["batch_size"].to_numpy()
     np.testing.assert_array_equal(found, batch[best])

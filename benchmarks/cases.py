@@ -74,7 +74,12 @@ def windowed(setup: Setup, name: str) -> Workload:
     layers = (replace(group, count=group.count - half), LayerGroup(within, half))
     model = replace(setup.model, layers=layers)
     plan = compile_plan(
-        model, setup.gpu, setup.tables, max_tokens=setup.plan.max_tokens, max_seqs=setup.plan.max_seqs
+        model,
+        setup.gpu,
+        setup.tables,
+        max_tokens=setup.plan.max_tokens,
+        max_seqs=setup.plan.max_seqs,
+        engine="kernels",
     )
     of_windows = replace(setup, model=model, plan=plan)
     if name == "sweep-best":

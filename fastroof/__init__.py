@@ -1,13 +1,13 @@
 """How long one LLM inference step takes on a GPU, from measured kernels.
 
-Every public name is here, and is imported when it is first used: ``import fastroof`` by itself loads
-neither numba nor torch.
+Every public name and subpackage is imported when it is first used: ``import fastroof`` loads neither numba
+nor torch.
 
 Examples
 --------
 >>> import fastroof
->>> "compile_plan" in dir(fastroof)
-True
+>>> fastroof.compile_plan("llama-3.1-8b", "h100").runtime
+'vllm'
 """
 
 from __future__ import annotations
@@ -81,6 +81,54 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from fastroof import (
+        backends as backends,
+    )
+    from fastroof import (
+        bench as bench,
+    )
+    from fastroof import (
+        compat as compat,
+    )
+    from fastroof import (
+        config as config,
+    )
+    from fastroof import (
+        engines as engines,
+    )
+    from fastroof import (
+        load as load,
+    )
+    from fastroof import (
+        models as models,
+    )
+    from fastroof import (
+        operators as operators,
+    )
+    from fastroof import (
+        plan as plan,
+    )
+    from fastroof import (
+        report as report,
+    )
+    from fastroof import (
+        run as run,
+    )
+    from fastroof import (
+        serving as serving,
+    )
+    from fastroof import (
+        simulation as simulation,
+    )
+    from fastroof import (
+        sweep as sweep,
+    )
+    from fastroof import (
+        tables as tables,
+    )
+    from fastroof import (
+        uncertainty as uncertainty,
+    )
     from fastroof.backends.numba_callers import numba_decode, numba_step
     from fastroof.config import GpuSpec, gpu_names, load_gpu
     from fastroof.models import ModelSpec, load_model, model_names
@@ -121,15 +169,22 @@ else:
         "simulate": "simulation",
     }
 
+    _PACKAGES = (
+        "backends", "bench", "compat", "config", "engines", "load", "models", "operators", "plan", "report",
+        "run", "serving", "simulation", "sweep", "tables", "uncertainty",
+    )  # fmt: skip
+
     def __getattr__(name):
         module = _MODULE_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'fastroof' has no attribute {name!r}; it has {', '.join(__all__)}")
+        if module is None and name not in _PACKAGES:
+            raise AttributeError(f"module 'fastroof' has no attribute {name!r}; see dir(fastroof)")
         from importlib import import_module
 
+        if module is None:
+            return import_module(f"fastroof.{name}")
         value = getattr(import_module(f"fastroof.{module}"), name)
         globals()[name] = value
         return value
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, *_PACKAGES})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Final
 
 from fastroof.errors import FastroofError
 
@@ -62,6 +63,21 @@ def check_progress(value: Any, counted: str, error: type[FastroofError] = Fastro
     """Refuse anything but None or a progress callback."""
     if value is not None and not callable(value):
         raise error(f"progress must be a function that is called with {counted}, got {shown(value)}")
+
+
+MOST_SUGGESTED: Final = 5
+
+
+def unknown_word(what: str, given: str, known: Collection[str], listing: str = "") -> str:
+    """Return one line for a word that is not among those known: the closest ones, and what lists all."""
+    return suggestion(what, given, difflib.get_close_matches(given, known, n=MOST_SUGGESTED), known, listing)
+
+
+def suggestion(what: str, given: str, close: Sequence[str], known: Collection[str], listing: str = "") -> str:
+    """Return :func:`unknown_word` with its suggestions chosen by the caller, the closest first."""
+    hint = f"did you mean {', '.join(close[:MOST_SUGGESTED])}?" if close else ""
+    every = f"`{listing}` lists all {len(known)}" if listing else f"valid: {', '.join(known)}"
+    return f"unknown {what} {shown(given)}; " + (f"{hint} ({every})" if hint else every)
 
 
 def one_of(

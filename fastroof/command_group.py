@@ -1,4 +1,4 @@
-"""A command line: what ``--help``, ``--version`` and a shell's completion do, and how a command ends.
+"""A command line: ``--help``, ``--version``, shell completion, errors and exit codes.
 
 An error is one clear line on standard error and an exit code, never a traceback.
 """
@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -25,6 +25,9 @@ from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells that complete what is typed."""
+
+FORMER_NAMES: Final = ("--runtime", "--max-batched-tokens", "--max-seqs")
+"""Spellings of options that are accepted and that no help shows."""
 
 EXIT_ERROR: Final = 2
 EXIT_BROKEN_PIPE: Final = 1
@@ -87,6 +90,12 @@ class CommandGroup(TyperGroup):
             typer.echo(err=True)
         sys.exit(code if isinstance(code, int) else 0)
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command whose help shows one spelling of each option."""
+        command = super().get_command(ctx, cmd_name)
+        _hide_spellings(command)
+        return command
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read a command line; the shell may be left out after a completion option."""
         if len(args) == 1 and args[0] in ("--install-completion", "--show-completion"):
@@ -97,6 +106,23 @@ class CommandGroup(TyperGroup):
     def _say_error(self, message: str) -> int:
         typer.echo(f"{self.program}: error: {_one_line(message)}", err=True)
         return EXIT_ERROR
+
+
+def _hide_spellings(command: Any) -> None:
+    for other in getattr(command, "commands", {}).values():
+        _hide_spellings(other)
+    for param in getattr(command, "params", ()):
+        shown = [name for name in param.opts if name not in FORMER_NAMES]
+        if shown and len(shown) < len(param.opts) and "get_help_record" not in vars(param):
+            param.get_help_record = partial(_help_record, param, shown, param.get_help_record)
+
+
+def _help_record(param: Any, shown: list[str], make: Callable[[Any], Any], context: Any) -> Any:
+    names, param.opts = param.opts, shown
+    try:
+        return make(context)
+    finally:
+        param.opts = names
 
 
 def _drop_output() -> None:
@@ -141,7 +167,7 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 def completion_variable(program: str) -> str:
-    """Return the variable of the environment by which a shell asks a program what may stand there."""
+    """Return the environment variable by which a shell requests completions."""
     return f"_{program}_COMPLETE".replace("-", "_").upper()
 
 
@@ -153,7 +179,7 @@ def _typer_completion() -> Any:
 def _known_shell(shell: str) -> str:
     if shell not in SHELLS:
         raise typer.BadParameter(
-            f"needs one of {', '.join(SHELLS)}, got {shell!r} (without one it is the shell that SHELL names)"
+            f"needs one of {', '.join(SHELLS)}, got {shell!r} (default: the shell in SHELL)"
         )
     return shell
 
@@ -190,7 +216,7 @@ def _start(
             metavar="[SHELL]",
             callback=_install_completion,
             is_eager=True,
-            help="Have bash, zsh or fish complete what is typed.",
+            help="Install completion for bash, zsh or fish.",
         ),
     ] = None,
     _show: Annotated[
@@ -200,7 +226,7 @@ def _start(
             metavar="[SHELL]",
             callback=_show_completion,
             is_eager=True,
-            help="Print the script that does.",
+            help="Print the completion script.",
         ),
     ] = None,
 ) -> None:

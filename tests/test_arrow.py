@@ -26,7 +26,7 @@ STEP = [(512, 100), (1, 4000)]
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
 
 
 @pytest.fixture(

@@ -22,7 +22,7 @@ from fastroof.ui import plans
 from fastroof.ui.view import View
 from fastroof.ui.answers import step_answer
 
-table_set.LATELY_BYTES = plans.PLANS_BYTES = 2**23
+table_set.BOUNDED_CACHE_BYTES = plans.PLANS_BYTES = 2**23
 
 def rss():
     with open("/proc/self/statm") as said:
@@ -113,7 +113,9 @@ def test_threads_that_meet_get_right_values() -> None:
 def test_values_up_to_a_smaller_number_begin_alike(h100: fastroof.Tables, method: str) -> None:
     """Whatever was asked for before, they are those of the curve, to the bit."""
     curves = TableCurves(h100, method=method)
-    plan = fastroof.compile_plan("qwen3-30b-a3b", "h100", h100, method=method, tp=2, max_tokens=64)
+    plan = fastroof.compile_plan(
+        "qwen3-30b-a3b", "h100", h100, method=method, tp=2, max_tokens=64, engine="kernels"
+    )
     for call in {curve.operator for curve in plan.row_curves}:
         for limit in (100, 8192, 7, 8193, 1, 3000):
             latency_us, origin = curves.row_values(call, limit)
@@ -124,13 +126,15 @@ def test_values_up_to_a_smaller_number_begin_alike(h100: fastroof.Tables, method
 
 
 def test_tables_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_set, "LATELY_BYTES", 2**20)
+    monkeypatch.setattr(table_set, "BOUNDED_CACHE_BYTES", 2**20)
     tables = fastroof.load_tables("h100")
     for runtime in ("vllm", "sglang", "kernels"):
         for max_tokens in range(2000, 9000, 700):
-            fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, runtime=runtime)
-            assert 0 < tables._lately.num_bytes <= 2**20
-        fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=900, method="linear_mfu")
-    kinds = {key[0] for key in tables._kept}
-    assert not [key for key in tables._kept if "linear_mfu" in str(key) and key[0] == "row nodes"]
+            fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, engine=runtime)
+            assert 0 < tables._bounded.num_bytes <= 2**20
+        fastroof.compile_plan(
+            "llama-3.1-8b", "h100", tables, max_tokens=900, method="linear_mfu", engine="kernels"
+        )
+    kinds = {key[0] for key in tables._cached}
+    assert not [key for key in tables._cached if "linear_mfu" in str(key) and key[0] == "row nodes"]
     assert "row values" not in kinds

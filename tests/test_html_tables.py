@@ -65,7 +65,7 @@ def page_of(html: str) -> Page:
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 def test_a_hostile_name_is_text(plan: StepPlan) -> None:
@@ -127,14 +127,14 @@ def test_pools_show_what_is_sent_between_them(plan: StepPlan) -> None:
     trace = fastroof.Trace([0.0, 0.1], [4000, 2000], [100, 50])
     simulation = simulate_disaggregated(plan, plan, trace, link=Link(50e9))
     texts = page_of(simulation._repr_html_()).texts
-    place = texts.index("time that a KV cache is sent")
+    place = texts.index("time to send a KV cache")
     assert texts[place + 1] == cell_text(simulation.summary()["transfer_ms"]["mean"])
     assert simulation.to_arrow().column_names[-1] == "transfer_ms"
 
 
 def test_plans_without_room_and_plans_from_elsewhere_show_themselves(h100: Tables) -> None:
     for layout in ({"tp": 1}, {"tp": 1, "pp": 2}):
-        plan = fastroof.compile_plan("llama-3.1-405b", "h100", h100, runtime="vllm", **layout)
+        plan = fastroof.compile_plan("llama-3.1-405b", "h100", h100, engine="vllm", **layout)
         assert "0 tokens that fit beside the weights" in page_of(plan._repr_html_()).texts
         assert pickle.loads(pickle.dumps(plan))._repr_html_() == plan._repr_html_()
 

@@ -33,7 +33,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def asked(h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
     pytest.importorskip("uvicorn")
     from fastroof.backends.serve.http_server import HttpServer
 

@@ -13,7 +13,7 @@ from fastroof.results import STEP_COLUMNS, step_table
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+    return compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
 
 
 def test_a_row_a_step_with_every_part(plan):

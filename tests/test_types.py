@@ -14,7 +14,7 @@ from fastroof.arrays import Floats
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
 
 
 def test_integers_give_a_float(plan: StepPlan) -> None:

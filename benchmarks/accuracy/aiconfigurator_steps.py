@@ -160,7 +160,7 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
     layout = case.layout
     plan = compile_plan(
         folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
-        moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, runtime=load_engine(case.engine).kernels_alone(),
+        moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, engine=load_engine(case.engine).kernels_alone(),
         exchange="alltoall" if case.sends else None, routing="power_law_1.01" if case.sends else None,
     )  # fmt: skip
     if not plan.memory.max_kv_tokens:

@@ -144,7 +144,7 @@ def _plan(
                 ep=row.ep,
                 dtype=row.plan_dtype,
                 kv_dtype=row.kv_dtype,
-                runtime=profile,
+                engine=profile,
                 max_tokens=LARGEST_STEP,
                 max_seqs=SEQUENCES,
                 allow_modelled=True,

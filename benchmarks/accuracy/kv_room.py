@@ -90,7 +90,14 @@ def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
     if row.gpu in _SLOW_LINKS:
         gpu = replace(gpu, nvlink_bytes_per_s=load_gpu("l40s").nvlink_bytes_per_s)
     plan = compile_plan(
-        load_model(row.model), gpu, None, tp=row.tp, ep=row.ep, dtype=row.dtype, kv_dtype=row.kv_dtype
+        load_model(row.model),
+        gpu,
+        None,
+        tp=row.tp,
+        ep=row.ep,
+        dtype=row.dtype,
+        kv_dtype=row.kv_dtype,
+        engine="kernels",
     )
     seqs = engine_of_version(row.engine, row.version).scheduling.max_num_seqs
     return plan_memory(

@@ -79,7 +79,7 @@ def plan_of(question: Question, tables: Tables, plans: dict[Any, StepPlan]) -> S
     if key not in plans:
         plans[key] = compile_plan(
             question.model, tables.gpu, tables, tp=question.tp, dp=question.ranks, ep=question.ep,
-            runtime=question.engine, max_tokens=LARGEST_STEP, max_seqs=1024,
+            engine=question.engine, max_tokens=LARGEST_STEP, max_seqs=1024,
         )  # fmt: skip
     return plans[key]
 

@@ -25,7 +25,7 @@ from typing import Any, Final, Optional  # noqa: F401  Frontier evaluates inheri
 
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.config import load_gpu
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
@@ -96,7 +96,7 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     tables: str = _option("", "Folder of measured tables.")
     dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
     kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    runtime: str = _option(DEFAULT_RUNTIME, "What an engine adds to its kernels.")
+    runtime: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
     max_tokens: int = _option(8192, "Most tokens of a batch.")
     max_seqs: int = _option(1024, "Most requests of a batch.")
 

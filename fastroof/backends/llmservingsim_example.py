@@ -19,7 +19,7 @@ BATCH, CONTEXT = 64, 4095
 
 def main() -> None:
     """Export a plan, show the files, and add up a decode step."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
     with tempfile.TemporaryDirectory() as perf:
         folder = export_llmservingsim(plan, perf).folder
         print(folder.relative_to(perf))

@@ -162,7 +162,7 @@ def _serve(
 
 def main() -> None:
     """Serve 10,000 requests first come first served, and shortest prompt first."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
     random = np.random.default_rng(1)
     requests, per_s = 10_000, 20.0
     arrival_us = random.exponential(1e6 / per_s, requests).cumsum()

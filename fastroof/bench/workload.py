@@ -146,7 +146,9 @@ def new_setup(
     whole_number("threads", threads)
     model = model if isinstance(model, ModelSpec) else load_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    return Setup(model, gpu, tables, compile_plan(model, gpu, tables), threads, quick, folder)
+    return Setup(
+        model, gpu, tables, compile_plan(model, gpu, tables, engine="kernels"), threads, quick, folder
+    )
 
 
 MAX_BATCH: Final = 512

@@ -54,6 +54,7 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
             "model": load_model(name).with_full_attention(),
             "tp": tp,
             "dtype": dtype,
+            "engine": "kernels",
             "max_tokens": MAX_BATCH,
             "max_seqs": MAX_BATCH,
         }
@@ -322,7 +323,9 @@ def one_plan(setup: Setup) -> Workload:
 
     def run() -> None:
         for _ in repeat(None, count):
-            compile_plan(setup.model, setup.gpu, setup.tables, max_tokens=8192, curves=curves)
+            compile_plan(
+                setup.model, setup.gpu, setup.tables, max_tokens=8192, engine="kernels", curves=curves
+            )
 
     return Workload("plan", "one plan up to 8192 tokens, curves cached", "plan", count, run)
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import DEFAULT_GPU, gpu_and_tables, table_sets
-from fastroof.cli.options import GPU_NAMES, Json, Model, TablesInstead
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.options import GPU_NAMES, Json, Model, TablesPath
 from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import FastroofError, MissingTableError
 from fastroof.units import GB, MS_PER_S
 
@@ -71,7 +72,7 @@ def bench(
         str | None,
         typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus).  [default: h100]", show_default=False),
     ] = None,
-    tables: TablesInstead = None,
+    tables: TablesPath = None,
     threads: Annotated[int, typer.Option(help="Threads of fastroof's own calls; baselines have one.")] = 1,
     repeat: Annotated[int, typer.Option(help="Rounds after the first call.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a try, no figures.")] = False,
@@ -129,6 +130,7 @@ def _workloads(names: list[str], setup: Setup, where: str) -> Iterator[Workload]
 
 def _sources(where: str) -> dict[str, Tables]:
     """Tables of every source, by its name."""
+    from fastroof.load.listing import table_sets
     from fastroof.tables import Tables
 
     loaded = [table_set.load() for table_set in table_sets(where)]

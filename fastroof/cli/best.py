@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.best_answer import print_answer, say
+from fastroof.cli.option_groups import ENGINE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import UNLIMITED_WIDTH, console, counted, duration, print_json, shown_progress
 from fastroof.errors import SweepError
@@ -134,7 +135,7 @@ Examples:
 
 With --model every layout of a copy within a node is compared (with experts every data parallelism of
 attention, experts whole or split over all GPUs; beyond a node pipeline stages), copies that fill the GPUs,
-and every number of clients. The limits are on means. A runner-up is the best deployment of another GPU, mode,
+and every number of clients. Limits are on means. A runner-up is the best deployment of another GPU, mode,
 layout, dtype, KV cache or engine. With --save the command that starts a copy, one that measures it, the
 engine's YAML, a Kubernetes manifest and the rows are files.
 
@@ -171,7 +172,7 @@ def best(
         Path | None,
         typer.Argument(
             metavar="[SPEC.toml]",
-            help="Deployments to compare in place of --model; without both `fastroof sweep --example`.",
+            help="Specification of deployments, instead of --model.  [default: `fastroof sweep --example`]",
         ),
     ] = None,
     model: Annotated[
@@ -191,17 +192,17 @@ def best(
         ),
     ] = None,
     gpus: Annotated[
-        int | None, _option("--gpus", "--total-gpus", min=1, help_text="How many GPUs there are of a kind.")
+        int | None, _option("--gpus", "--total-gpus", min=1, help_text="Number of GPUs to fill.")
     ] = None,
-    isl: Annotated[int | None, _option("--isl", min=1, help_text="Tokens of a prompt.")] = None,
-    osl: Annotated[int | None, _option("--osl", min=1, help_text="Tokens of an output.")] = None,
+    isl: Annotated[int | None, _option("--isl", min=1, metavar="TOKENS", help_text="Prompt length.")] = None,
+    osl: Annotated[int | None, _option("--osl", min=1, metavar="TOKENS", help_text="Output length.")] = None,
     ttft: Annotated[
         float | None,
-        _option("--ttft", "--ttft-ms", metavar="MS", help_text="Longest mean time to first token."),
+        _option("--ttft", "--ttft-ms", metavar="MS", help_text="Maximum mean time to first token."),
     ] = None,
     tpot: Annotated[
         float | None,
-        _option("--tpot", "--tpot-ms", metavar="MS", help_text="Longest mean time per output token."),
+        _option("--tpot", "--tpot-ms", metavar="MS", help_text="Maximum mean time per output token."),
     ] = None,
     request_latency: Annotated[
         float | None,
@@ -209,7 +210,7 @@ def best(
             "--request-latency",
             "--request-latency-ms",
             metavar="MS",
-            help_text="Longest mean time of a request.",
+            help_text="Maximum mean time of a request.",
         ),
     ] = None,
     dtype: Annotated[
@@ -217,7 +218,7 @@ def best(
         _option(
             "--dtype",
             metavar="DTYPE",
-            help_text="Weights, as in fastroof step; repeatable.  [default: the checkpoint's]",
+            help_text="Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]",
         ),
     ] = None,
     kv_dtype: Annotated[
@@ -225,42 +226,46 @@ def best(
         _option(
             "--kv-dtype",
             metavar="DTYPE",
-            help_text="KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]",
+            help_text="Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]",
         ),
     ] = None,
     engine: Annotated[
         list[str] | None,
         _option(
-            "--engine",
-            "--runtime",
+            *ENGINE,
             metavar="ENGINE",
-            help_text="Engine (see fastroof engines) or profile; repeatable.  [default: vllm]",
+            help_text="Serving engine (see fastroof engines) or .toml file; repeatable.  [default: vllm]",
         ),
     ] = None,
     max_batched_tokens: Annotated[
         list[int] | None,
         _option(
-            "--max-batched-tokens",
+            *MAX_NUM_BATCHED_TOKENS,
             metavar="TOKENS",
             min=1,
-            help_text="Tokens a step holds at most; repeatable.  [default: 2048, 8192 and the engines' own]",
+            help_text="Maximum number of tokens in a step; repeatable.  "
+            "[default: 2048, 8192 and the engines' own]",
         ),
     ] = None,
     max_seqs: Annotated[
         int | None,
         _option(
-            "--max-seqs", min=1, help_text="Requests that run at once at most.  [default: the engines' own]"
+            *MAX_NUM_SEQS,
+            metavar="REQUESTS",
+            min=1,
+            help_text="Maximum number of concurrent sequences.  [default: the engines' own]",
         ),
     ] = None,
     prefix_hit: Annotated[
-        float, _option("--prefix-hit", help_text="Share of a prompt found in the prefix cache.")
+        float, _option("--prefix-hit", metavar="SHARE", help_text="Share of a prompt in the prefix cache.")
     ] = 0.0,
     objective: Annotated[
         str | None,
         _option(
             "--objective",
-            help_text="tokens_per_s_per_gpu, tokens_per_s_per_user, goodput or cost.  "
-            "[default: cost where there are prices, else tokens_per_s_per_gpu]",
+            metavar="METRIC",
+            help_text="Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput or cost.  "
+            "[default: cost with --price, else tokens_per_s_per_gpu]",
         ),
     ] = None,
     tables: Annotated[
@@ -268,41 +273,43 @@ def best(
         _option(
             "--tables",
             metavar="PATH",
-            help_text="Folder of measured tables to use instead, or datasheet for none.",
+            help_text="Measured tables: a folder, or datasheet for none.  [default: each GPU's own]",
         ),
     ] = None,
     allow_modelled: Annotated[
         bool,
-        _option("--allow-modelled", help_text="Take what was not measured from the datasheet, and say so."),
+        _option("--allow-modelled", help_text="Use the datasheet model for kernels that were not measured."),
     ] = False,
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="[GPU=]PRICE", help="Price of a GPU for an hour, as h100=2.5; repeatable."),
+        typer.Option(metavar="[GPU=]PRICE", help="Price per GPU hour, as h100=2.5; repeatable."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write scripts, manifest and rows there.")
+        Path | None, typer.Option(metavar="DIR", help="Folder to write scripts, a manifest and rows to.")
     ] = None,
-    runners_up: Annotated[int, typer.Option(min=0, help="Runners-up of each at most.")] = 3,
+    runners_up: Annotated[int, typer.Option(min=0, help="Maximum number of runners-up.")] = 3,
     percentile: Annotated[
         float | None,
         typer.Option(
-            metavar="P", help="Rank the leaders anew by requests/s with this percentile within the limits."
+            metavar="P", help="Re-rank the leaders by requests/s with this percentile within the limits."
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=2, help="With --percentile: requests to simulate.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="With --percentile: seed of their arrivals.")] = 0,
+    requests: Annotated[
+        int, typer.Option(min=2, help="Number of requests to simulate, with --percentile.")
+    ] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of their arrivals, with --percentile.")] = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads to use.  [default: all processors]")
+        int | None, typer.Option(min=1, help="Number of threads.  [default: all processors]")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which deployment to run, why, and how to start it."""
+    """Recommend a deployment, with reasons and commands to start it."""
     from fastroof import recommend
     from fastroof.sweep import recommend_for_spec
 
     question: dict[str, Any] = {
         "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "ttft_ms": ttft, "tpot_ms": tpot,
-        "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype, "runtime": engine,
+        "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine,
         "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit or None,
         "objective": objective, "tables": tables, "allow_modelled": allow_modelled or None,
     }  # fmt: skip
@@ -339,8 +346,8 @@ _NEEDED: Final = {"total_gpus": "--gpus", "isl": "--isl", "osl": "--osl"}
 _OPTIONS: Final = {
     **_NEEDED, "gpu": "--gpu", "ttft_ms": "--ttft", "tpot_ms": "--tpot",
     "request_latency_ms": "--request-latency", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
-    "runtime": "--engine",
-    "max_batched_tokens": "--max-batched-tokens", "max_seqs": "--max-seqs", "prefix_hit": "--prefix-hit",
+    "engine": "--engine", "max_batched_tokens": "--max-num-batched-tokens", "max_seqs": "--max-num-seqs",
+    "prefix_hit": "--prefix-hit",
     "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
 }  # fmt: skip
 
@@ -358,7 +365,7 @@ def _check_question(spec: Path | None, model: list[str] | None, given: dict[str,
             )
     elif given:
         said = ", ".join(_OPTIONS[name] for name in given)
-        what = f"{spec} says that itself: change it there" if spec else "name a model with --model"
+        what = f"{spec} sets that: change it there" if spec else "name a model with --model"
         raise SweepError(f"{said} {'belongs' if len(given) == 1 else 'belong'} to --model; {what}")
 
 

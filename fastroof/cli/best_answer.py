@@ -57,7 +57,7 @@ def print_answer(
     row = first.row
     say(
         f"{title}: run {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-        f"{row['kv_dtype']} KV cache, runtime {row['runtime']}, steps of up to {row['max_batched_tokens']:,} "
+        f"{row['kv_dtype']} KV cache, engine {row['runtime']}, steps of up to {row['max_batched_tokens']:,} "
         f"tokens{_drafts_words(row)}"
     )
     for line in _why(first, objective, answer.choices[1:]):
@@ -88,7 +88,7 @@ def print_answer(
     out.print()
 
 
-_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "runtime": "runtime"}
+_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "runtime"}
 """Columns of the table that the first sentence says of the best one."""
 
 
@@ -108,7 +108,7 @@ def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) ->
         ]
         say(
             f"nearest: {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-            f"runtime {row['runtime']}, with {clients}: {', '.join(said)}",
+            f"engine {row['runtime']}, with {clients}: {', '.join(said)}",
             2,
         )
     if would_fit is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from fastroof.cli.checkout import CheckoutCommand
-from fastroof.cli.named_plans import tables_of
+from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit
@@ -84,7 +84,7 @@ def calibrate(
     settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu}
     own = own_runs_of(runs, engine_args, settings, warn=not as_json)
     of_gpu = own.engines[0].gpu
-    loaded = tables_of(of_gpu, None, source) if tables is None else tables_of(tables, of_gpu, source)
+    loaded = tables_of(tables, of_gpu, source)
     words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs)]
     words += [] if engine_args is None else [f"--engine-args={engine_args}"]
     fitted = fit_own_runs(

@@ -10,8 +10,8 @@ from fastroof.cli.output import console, duration, percent, print_table
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
-    from fastroof.simulation.capacity import Capacity
-    from fastroof.simulation.capacity_search import FewestReplicas, Limits
+    from fastroof.simulation.capacity import Capacity, FewestReplicas
+    from fastroof.simulation.capacity_search import Limits
     from fastroof.sweep import CapacitySummary
 
 MOST_GROUPS: Final = 40
@@ -65,7 +65,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     from fastroof.models.layout import split_words
 
     columns = (
-        "model", "GPUs", "layout", "dtype", "runtime", "tokens a step", "requests at once",
+        "model", "GPUs", "layout", "dtype", "engine", "tokens a step", "requests at once",
         "requests/s a GPU", "requests/s", "one error", "limited by",
     )  # fmt: skip
     cells = [
@@ -84,7 +84,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in rows
     ]
-    print_table(columns, cells, left=("model", "GPUs", "layout", "dtype", "runtime", "limited by"))
+    print_table(columns, cells, left=("model", "GPUs", "layout", "dtype", "engine", "limited by"))
     sampled = [row["sampling_error"] for row in rows if row["sampling_error"] is not None]
     if sampled:
         console().print(f"\nother draws change them by up to {percent(max(sampled))}", soft_wrap=True)
@@ -95,7 +95,7 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
     out = console()
     gpus = f"{most.replicas} x tp {plan.tp} on {most.gpus} x {plan.gpu.name}"
     out.print(
-        f"{plan.model.name}, {gpus}, {plan.dtype} weights, runtime {plan.runtime}: {_most_words(most)}",
+        f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.runtime}: {_most_words(most)}",
         soft_wrap=True,
     )
     if most.relative_error is not None:
@@ -145,7 +145,7 @@ def _most_words(most: Capacity) -> str:
 def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
     out = console()
-    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, runtime {plan.runtime}"
+    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, engine {plan.runtime}"
     rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
     name = f"{name}, {rate}"
     limit = limit_words(few.limit)

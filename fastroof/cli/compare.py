@@ -6,20 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.named_plans import gpu_and_tables
-from fastroof.cli.options import (
-    AllowModelled,
-    Dp,
-    Dtype,
-    Ep,
-    Gpu,
-    Json,
-    Model,
-    MoeTp,
-    Routing,
-    TablesPath,
-    Tp,
-)
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import TABLES, Given, plan_options, taking
+from fastroof.cli.options import Json, Model
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.workload_options import parse_steps
 from fastroof.errors import MissingTableError, PlanError
@@ -56,7 +45,7 @@ Examples:
 
 \b
 JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), runtime
-(kernels: what methods differ by is told without an engine's cost), constants {method: {name: value}},
+(kernels: methods are compared without an engine's cost), constants {method: {name: value}},
 trees {method: where its tables are from}, steps [phase (decode or prefill), batch_size, tokens (kv_len of
 a decode, new tokens of a prefill), methods
 {method: total_us, components_us {linear, experts, attention, communication, lm_head, elementwise,
@@ -72,16 +61,14 @@ def register(app: typer.Typer) -> None:
     app.command("compare", epilog=EPILOG)(compare)
 
 
+@taking(
+    plan=plan_options(only=("tp", "dp", "ep", "moe_tp", "dtype", "routing", "allow_modelled")),
+    measured=TABLES,
+)
 def compare(
+    *,
     model: Model,
-    gpu: Gpu = None,
-    tp: Tp = 1,
-    dp: Dp = 1,
-    ep: Ep = 1,
-    moe_tp: MoeTp = None,
-    dtype: Dtype = "auto",
-    routing: Routing = None,
-    allow_modelled: AllowModelled = False,
+    plan: Given,
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV,...", help="Decode steps: 1x1024,32x4096; repeatable."),
@@ -90,12 +77,12 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NEW,...", help="Prefill steps of one prompt each: 2048,8192; repeatable."),
     ] = None,
-    tables: TablesPath = None,
     roofline_v2_tree: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Tree of roofline V2; else the tables in its form.")
+        str | None,
+        typer.Option(metavar="PATH", help="Tables of roofline V2.  [default: fastroof's, converted]"),
     ] = None,
     infersim_tree: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Tree of InferSim; else the tables in its form.")
+        str | None, typer.Option(metavar="PATH", help="Tables of InferSim.  [default: fastroof's, converted]")
     ] = None,
     roofline_v1: Annotated[
         str | None,
@@ -103,29 +90,24 @@ def compare(
             metavar="PREFILL,DECODE", help="Add roofline V1 with these fitted MFUs of prefill and decode."
         ),
     ] = None,
+    measured: Given,
     as_json: Json = False,
 ) -> None:
-    """Compare fastroof with other methods, and say why they differ."""
+    """Compare fastroof with other methods, and explain differences."""
     from fastroof.compat.compare import compare as compare_methods
     from fastroof.load.by_name import missing_tables
 
     decodes, prefills = parse_steps(decode or (), prefill or ())
-    spec, measured = gpu_and_tables(gpu, tables, None)
-    if measured is None:
+    spec, tables = gpu_and_tables(**measured)
+    if tables is None:
         raise MissingTableError(missing_tables(spec.name))
     comparison = compare_methods(
         model,
         spec,
         decode=decodes,
         prefill=prefills,
-        tp=tp,
-        dp=dp,
-        ep=ep,
-        moe_tp=moe_tp,
-        dtype=dtype,
-        routing=routing,
-        allow_modelled=allow_modelled,
-        tables=measured,
+        tables=tables,
+        **plan,
         roofline_v2_root=roofline_v2_tree,
         infersim_root=infersim_tree,
         roofline_v1=_calibration(roofline_v1),
@@ -196,7 +178,7 @@ def _print(comparison: Comparison) -> None:
     split = "" if gpus == layout.tp == layout.moe_tp else f" ({layout})"
     where = f"{gpus} x {comparison.gpu}{split}"
     out.print(
-        f"{comparison.model} on {where}, {comparison.dtype}, runtime {comparison.runtime}", soft_wrap=True
+        f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.runtime}", soft_wrap=True
     )
     for method, constants in comparison.constants.items():
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())

@@ -41,9 +41,7 @@ def offer_values(command: Any) -> Any:
     for param in getattr(command, "params", ()):
         for option in param.opts:
             if option in _VALUES:
-                # where a specification runs has the name of an engine's option
-                values = _places if param.default == "local" else _VALUES[option]
-                param.shell_complete = partial(_offered, values)
+                param.shell_complete = partial(_offered, _VALUES[option])
     return command
 
 
@@ -85,7 +83,7 @@ def _shells() -> Sequence[str]:
     return SHELLS
 
 
-def _places() -> Sequence[str]:
+def _executors() -> Sequence[str]:
     return "local", "ray"
 
 
@@ -94,6 +92,7 @@ _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
     "--gpu": _gpus,
     "--runtime": _engines,
     "--engine": _engines,
+    "--executor": _executors,
     "--dtype": _dtypes,
     "--kv-dtype": _kv_dtypes,
     "--install-completion": _shells,

@@ -55,7 +55,7 @@ def engines(as_json: Json = False) -> None:
         print_json([asdict(profile) for profile in profiles])
         return
     columns = (
-        "runtime",
+        "engine",
         "versions",
         "unexplained",
         "prompts",
@@ -67,21 +67,21 @@ def engines(as_json: Json = False) -> None:
     print_table(
         columns,
         [_cells(profile) for profile in profiles],
-        left=("runtime", "versions"),
+        left=("engine", "versions"),
         least=("KV cache", "requests", "of memory"),
     )
     console().print()
     adds = [(profile.name, us, per) for profile in profiles for us, per in _costs(profile)]
-    print_table(("runtime", "adds us", "per"), adds, left=("runtime", "per"))
+    print_table(("engine", "adds us", "per"), adds, left=("engine", "per"))
     known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
     if known:
         console().print()
-        parts = ("runtime", "operator", "where", "source", "version", "dtype", "kernel")
+        parts = ("engine", "operator", "where", "source", "version", "dtype", "kernel")
         print_table(parts, [_kernel_cells(name, kernel) for name, kernel in known], left=parts)
     figures = [(profile.name, one) for profile in profiles for one in profile.kernels.mixed_attention]
     if figures:
         console().print()
-        named = ("runtime", "decode attention beside prefill", "ns per query head and KV token", "within")
+        named = ("engine", "decode attention with prefill", "ns per query head and KV token", "within")
         print_table(named, [_mixed_cells(name, one) for name, one in figures], left=named[:2])
 
 

@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from fastroof.cli.completion import asks_little, take_as_given
-from fastroof.cli.named_plans import gpu_and_tables
-from fastroof.cli.options import GpuName, Json, OneSource, TablesInstead
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import TABLES
+from fastroof.cli.options import Json
 from fastroof.cli.output import percent, print_json, print_table
 from fastroof.cli.workload_options import parse_sizes
 from fastroof.columns import ORIGINS
@@ -35,14 +36,18 @@ mfu (null for communication), origin (measured, interpolated, extrapolated, borr
 MOST_PLAIN: Final = 1000
 """Kernels beyond which compiled loops are faster, numba's start included."""
 
-Method = Annotated[str, typer.Option(help="roofline, linear_mfu, nearest or floor.")]
-WithError = Annotated[bool, typer.Option("--with-error", help="Also print a standard error of each.")]
+Method = Annotated[
+    str,
+    typer.Option(
+        metavar="METHOD",
+        help="Interpolation between measured points: roofline, linear_mfu, nearest or floor.",
+    ),
+]
+WithError = Annotated[bool, typer.Option("--with-error", help="Also print one standard error.")]
 
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "method": (Method, "roofline"),
-    "gpu": (GpuName, None),
-    "tables": (TablesInstead, None),
-    "source": (OneSource, None),
+    **TABLES,
     "with_error": (WithError, False),
     "as_json": (Json, False),
 }

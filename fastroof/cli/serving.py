@@ -7,46 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.named_plans import (
-    Accepted,
-    Draft,
-    NumDraftTokens,
-    PrefixHit,
-    asked_speculation,
-    gpu_and_tables,
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import SPECULATION, asked_speculation
+from fastroof.cli.option_groups import (
+    LIMITS,
+    SCHEDULING,
+    TABLES,
+    Given,
+    engine_limits,
+    number_or_engine,
+    plan_options,
+    taking,
 )
-from fastroof.cli.options import (
-    AllowModelled,
-    Cp,
-    Dp,
-    DpImbalance,
-    Dtype,
-    Ep,
-    Eplb,
-    Exchange,
-    Gpu,
-    Json,
-    KvDtype,
-    MaxBatchedTokens,
-    MaxSeqs,
-    MemoryFraction,
-    Method,
-    Model,
-    MoeTp,
-    NumSlots,
-    Pp,
-    Routing,
-    Runtime,
-    Source,
-    TablesPath,
-    Tp,
-    TwoBatchOverlap,
-    WideExperts,
-    warn_beyond_context,
-)
+from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.workload_options import parse_images, parse_sizes
-from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 
@@ -57,7 +32,7 @@ _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
 
 EPILOG: Final = """\b
 Examples:
-  fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --concurrency 1,8,64 --runtime vllm
+  fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --concurrency 1,8,64 --engine vllm
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 64 --disaggregated 2:1
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 1,64 \\
       --num-draft-tokens 3 --accepted 2.2 --draft llama-3.1-8b,tp=4 --prefix-hit 0.5
@@ -70,7 +45,7 @@ workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for thos
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, max_batched_tokens,
 max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit, images,
-image_size, image_tokens (of a prompt, beside isl; these where they were given), rows: one object a scenario
+image_size, image_tokens (of a prompt, besides isl; these only if given), rows: one object a scenario
 [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with --disaggregated also
 prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
 """
@@ -81,87 +56,61 @@ def register(app: typer.Typer) -> None:
     app.command("serving", epilog=EPILOG)(serving)
 
 
+@taking(plan=plan_options(), limits=LIMITS, scheduling=SCHEDULING, speculative=SPECULATION, measured=TABLES)
 def serving(
+    *,
     model: Model,
     isl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean prompt length.")],
-    osl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean output length, first token included.")],
-    concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Requests in flight.")],
-    gpu: Gpu = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
-    dp: Dp = 1,
-    ep: Ep = 1,
-    moe_tp: MoeTp = None,
-    routing: Routing = None,
-    exchange: Exchange = None,
-    dp_imbalance: DpImbalance = 1.0,
-    wide_experts: WideExperts = None,
-    eplb: Eplb = False,
-    num_slots: NumSlots = None,
-    two_batch_overlap: TwoBatchOverlap = False,
-    cp: Cp = 1,
-    allow_modelled: AllowModelled = False,
-    dtype: Dtype = "auto",
-    kv_dtype: KvDtype = "auto",
-    runtime: Runtime = DEFAULT_RUNTIME,
-    max_batched_tokens: MaxBatchedTokens = None,
-    max_seqs: MaxSeqs = None,
-    memory_fraction: MemoryFraction = None,
-    chunked_prefill: Annotated[
-        bool | None,
-        typer.Option(
-            "--chunked-prefill/--no-chunked-prefill",
-            help="Cut prompts where a step has no room for the whole.  [default: the runtime's]",
-        ),
-    ] = None,
+    osl: Annotated[
+        str, typer.Option(metavar="TOKENS", help="Mean output length, including the first token.")
+    ],
+    concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Number of requests in flight.")],
+    plan: Given,
+    limits: Given,
+    scheduling: Given,
     kv_reservation: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="KV cache of a request: mean (as it grows) or full (its whole output at once).  [default: "
-            "the runtime's]"
-        ),
-    ] = None,
-    order: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompts beside decodes (mixed) or in steps of their own ahead of them (prefill_first).  "
-            "[default: the runtime's]"
+            "the engine's own]",
         ),
     ] = None,
     length_spread: Annotated[
         float | None,
         typer.Option(
-            help="How far the shortest output is below the longest, of that one; 0: all are equally long. "
-            "Matters where prompts run first.  [default: 0.2]"
+            metavar="SHARE",
+            help="Spread of output lengths: (longest - shortest) / longest; matters with prefill_first.  "
+            "[default: 0.2]",
         ),
     ] = None,
     requests_per_client: Annotated[
         float | None,
-        typer.Option(help="Of a benchmark that starts all clients at once.  [default: steady state]"),
+        typer.Option(
+            metavar="REQUESTS",
+            help="Requests per client of a benchmark that starts all clients together.  "
+            "[default: steady state]",
+        ),
     ] = None,
-    num_draft_tokens: NumDraftTokens = None,
-    accepted: Accepted = None,
-    draft: Draft = None,
-    prefix_hit: PrefixHit = None,
+    speculative: Given,
     images: Annotated[
-        int, typer.Option(min=0, help="Images in every prompt, beside the --isl tokens of its text.")
+        int, typer.Option(min=0, help="Number of images per prompt, in addition to --isl tokens of text.")
     ] = 0,
     image_size: Annotated[
-        str, typer.Option(metavar="WIDTHxHEIGHT", help="Pixels of each of --images.")
+        str, typer.Option(metavar="WIDTHxHEIGHT", help="Size of each image, in pixels.")
     ] = "1024x768",
     disaggregated: Annotated[
-        str | None, typer.Option(metavar="X:Y", help="X workers that prefill, Y that decode.")
+        str | None, typer.Option(metavar="X:Y", help="Number of prefill workers and of decode workers.")
     ] = None,
     prefill_tp: Annotated[
-        int | None, typer.Option(help="GPUs of a worker that prefills.  [default: --tp]")
+        int | None, typer.Option(metavar="GPUS", help="GPUs of a prefill worker.  [default: --tp]")
     ] = None,
     link_gb_per_s: Annotated[
-        float | None, typer.Option(help="One GPU to a GPU of another worker, GB/s.  [default: NVLink]")
+        float | None,
+        typer.Option(metavar="GB/S", help="Bandwidth between GPUs of two workers.  [default: NVLink's]"),
     ] = None,
+    measured: Given,
     as_json: Json = False,
-    tables: TablesPath = None,
-    source: Source = None,
-    method: Method = "roofline",
 ) -> None:
     """Estimate TTFT, TPOT and throughput of a serving engine."""
     import numpy as np
@@ -173,58 +122,42 @@ def serving(
     lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
     mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
     scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
-    spec, measured = gpu_and_tables(gpu, tables, source)
-    engine = load_engine(runtime)
-    budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
-    seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
+    spec, tables = gpu_and_tables(**measured)
+    engine = load_engine(plan["engine"])
+    budget, seqs = engine_limits(limits, engine)
     schedule: dict[str, Any] = {
         "max_batched_tokens": budget,
-        "chunked_prefill": chunked_prefill,
+        "chunked_prefill": scheduling["chunked_prefill"],
         "kv_reservation": kv_reservation,
         "max_seqs": seqs,
     }
-    ahead: dict[str, Any] = {"order": order, "length_spread": length_spread}
+    ahead: dict[str, Any] = {"order": scheduling["order"], "length_spread": length_spread}
     ahead = {name: value for name, value in ahead.items() if value is not None}
 
     def plan_on(gpus: int) -> StepPlan:
         return compile_plan(
             model,
             spec,
-            measured,
-            tp=gpus,
-            pp=pp,
-            dp=dp,
-            ep=ep,
-            moe_tp=moe_tp,
-            routing=routing,
-            exchange=exchange,
-            dp_imbalance=dp_imbalance,
-            wide_experts=wide_experts,
-            eplb=eplb,
-            num_slots=num_slots,
-            two_batch_overlap=two_batch_overlap,
-            cp=cp,
-            allow_modelled=allow_modelled,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            runtime=engine,
-            memory_fraction=memory_fraction,
-            method=method,
+            tables,
+            **{**plan, "tp": gpus, "engine": engine},
             max_tokens=budget,
             max_seqs=max(seqs, min(budget, int(scenarios["concurrency"].max()))),
         )
 
-    plan = plan_on(tp)
+    served = plan_on(plan["tp"])
+    prefix_hit = speculative.pop("prefix_hit")
     drafts = asked_speculation(
-        num_draft_tokens, accepted, draft, (gpu, tables, source), runtime, tp=tp, kv_dtype=plan.kv_dtype,
-        max_tokens=plan.max_tokens, max_seqs=plan.max_seqs,
+        speculative, measured, plan["engine"], tp=served.tp, kv_dtype=served.kv_dtype,
+        max_tokens=served.max_tokens, max_seqs=served.max_seqs,
     )  # fmt: skip
     if disaggregated is not None and prefix_hit is not None:
-        raise BatchError("--prefix-hit goes without --disaggregated, whose workers share no cache here")
+        raise BatchError("--prefix-hit does not apply to --disaggregated: its workers share no prefix cache")
     if disaggregated is not None and images:
-        raise BatchError("--images go without --disaggregated")
+        raise BatchError("--images does not apply to --disaggregated")
     if disaggregated is not None and ahead:
-        raise BatchError("--order and --length-spread go without --disaggregated: workers do one of both")
+        raise BatchError(
+            "--order and --length-spread do not apply to --disaggregated: a worker does one of both"
+        )
     schedule["speculation"] = drafts
     asked = _asked(drafts, prefix_hit)
     workers: dict[str, int] = {}
@@ -232,19 +165,23 @@ def serving(
         schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit, **ahead}
         if images:
             every = parse_images("--image-size", [image_size]) * images
-            asked |= {"images": images, "image_size": every[0], "image_tokens": plan.encode(every).tokens}
-            times: Any = estimate_with_images(plan, **scenarios, **schedule, images=every)
+            asked |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
+            times: Any = estimate_with_images(served, **scenarios, **schedule, images=every)
         else:
-            times = estimate(plan, **scenarios, **schedule)
+            times = estimate(served, **scenarios, **schedule)
     else:
         match = _WORKERS.fullmatch(disaggregated)
         if match is None:
             raise BatchError(f"--disaggregated needs numbers of workers such as 2:1, got {disaggregated!r}")
         prefill, decode = map(int, match.groups())
-        workers = {"prefill_tp": prefill_tp or tp, "prefill_workers": prefill, "decode_workers": decode}
+        workers = {
+            "prefill_tp": prefill_tp or plan["tp"],
+            "prefill_workers": prefill,
+            "decode_workers": decode,
+        }
         times = estimate_disaggregated(
             plan_on(workers["prefill_tp"]),
-            plan,
+            served,
             **scenarios,
             prefill_workers=prefill,
             decode_workers=decode,
@@ -252,34 +189,36 @@ def serving(
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
         )
     tokens = scenarios["isl"] + scenarios["osl"] + asked.get("image_tokens", 0)
-    warn_beyond_context(plan.model.name, plan.model.max_position, tokens.max())
+    warn_beyond_context(served.model.name, served.model.max_position, tokens.max())
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
     if as_json:
         print_json(
             {
-                "version": plan.version,
-                "model": plan.model.name,
-                "gpu": plan.gpu.name,
-                "tp": plan.tp,
-                "pp": plan.layout.pp,
-                "dp": plan.layout.dp,
-                "ep": plan.layout.ep,
-                "moe_tp": plan.layout.moe_tp,
+                "version": served.version,
+                "model": served.model.name,
+                "gpu": served.gpu.name,
+                "tp": served.tp,
+                "pp": served.layout.pp,
+                "dp": served.layout.dp,
+                "ep": served.layout.ep,
+                "moe_tp": served.layout.moe_tp,
                 **workers,
-                "dtype": plan.dtype,
-                "kv_dtype": plan.kv_dtype,
-                "runtime": plan.runtime,
+                "dtype": served.dtype,
+                "kv_dtype": served.kv_dtype,
+                "runtime": served.runtime,
                 "max_batched_tokens": budget,
-                "max_kv_tokens": plan.memory_of(max_seqs=max_seqs).max_kv_tokens,
-                "tables_hash": plan.tables_hash,
+                "max_kv_tokens": served.memory_of(
+                    max_seqs=number_or_engine("--max-num-seqs", limits["max_num_seqs"])
+                ).max_kv_tokens,
+                "tables_hash": served.tables_hash,
                 **asked,
                 "rows": rows,
             }
         )
     else:
-        _print(plan, workers, rows, asked)
+        _print(served, workers, rows, asked)
 
 
 def _asked(drafts: SpeculativeDecoding | None, prefix_hit: float | None) -> dict[str, Any]:
@@ -305,7 +244,7 @@ def _print(
         )
     out.print(
         f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"runtime {plan.runtime}" + _asked_words(asked) + "\n",
+        f"engine {plan.runtime}" + _asked_words(asked) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
@@ -325,7 +264,7 @@ def _asked_words(asked: dict[str, Any]) -> str:
     if "images" in asked:
         width, height = asked["image_size"]
         words += f", {asked['images']} images of {width} x {height} a prompt: "
-        words += f"{asked['image_tokens']:,} tokens beside isl"
+        words += f"{asked['image_tokens']:,} tokens besides isl"
     return words
 
 

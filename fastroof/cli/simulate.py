@@ -8,76 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.named_plans import gpu_and_tables
-from fastroof.cli.options import (
-    AllowModelled,
-    AsyncScheduling,
-    BlockSize,
-    ChunkedPrefill,
-    DecodeReplicas,
-    Dp,
-    DpImbalance,
-    Dtype,
-    Ep,
-    Eplb,
-    Exchange,
-    FirstToken,
-    Gpu,
-    Json,
-    KvBandwidth,
-    KvDtype,
-    KvLatency,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MemoryFraction,
-    Method,
-    Model,
-    MoeTp,
-    NumGpuBlocks,
-    NumSlots,
-    Order,
-    Pp,
-    PrefillReplicas,
-    PrefillTp,
-    PrefixCache,
-    Replicas,
-    ReserveOutput,
-    Router,
-    Routing,
-    Runtime,
-    Source,
-    TablesPath,
-    Timeout,
-    TooLong,
-    Tp,
-    TwoBatchOverlap,
-    WideExperts,
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import (
+    ENGINE_SETTINGS,
+    POOLS,
+    TABLES,
+    Given,
     asked_link,
-    number_or_engine,
-    parse_limits,
-    warn_beyond_context,
+    engine_settings,
+    plan_options,
+    taking,
 )
+from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, counted, percent, print_facts, print_json, print_table
-from fastroof.cli.workload_options import (
-    Arrivals,
-    Burstiness,
-    Cached,
-    Clients,
-    Input,
-    Limit,
-    NumRequests,
-    Output,
-    Ramp,
-    Rate,
-    RateScale,
-    Seed,
-    Think,
-    TraceFile,
-    TraceFormat,
-    asked_trace,
-)
+from fastroof.cli.workload_options import WORKLOAD, asked_trace
 from fastroof.command_group import warn
-from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -133,7 +78,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
     out.print(
         f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV "
-        f"cache, runtime {plan.runtime}",
+        f"cache, engine {plan.runtime}",
         soft_wrap=True,
     )
     rate = answers["arrivals_per_s"]
@@ -236,10 +181,10 @@ def _steps(answers: dict[str, Any]) -> str:
 
 EPILOG: Final = """\b
 Examples:
-  fastroof simulate --model llama-3.1-8b --runtime vllm
+  fastroof simulate --model llama-3.1-8b
   fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
-  fastroof simulate --model llama-3.1-8b --runtime vllm --max-num-batched-tokens engine \\
-      --max-num-seqs engine --requests requests.parquet --report run.html
+  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens 2048 \\
+      --max-num-seqs 256 --requests requests.parquet --report run.html
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
@@ -268,81 +213,56 @@ def register(app: typer.Typer) -> None:
     app.command("simulate", epilog=EPILOG)(simulate)
 
 
+@taking(
+    workload=WORKLOAD, plan=plan_options(without=("cp",)), given=ENGINE_SETTINGS, pools=POOLS, measured=TABLES
+)
 def simulate(
+    *,
     model: Model,
-    trace: TraceFile = None,
-    trace_format: TraceFormat = None,
-    rate_scale: RateScale = None,
-    limit: Limit = None,
-    rate: Rate = None,
-    arrivals: Arrivals = None,
-    burstiness: Burstiness = None,
-    ramp: Ramp = None,
-    clients: Clients = None,
-    think: Think = None,
-    num_requests: NumRequests = None,
-    input: Input = None,
-    output: Output = None,
-    cached: Cached = None,
-    seed: Seed = None,
-    gpu: Gpu = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
-    dp: Dp = 1,
-    ep: Ep = 1,
-    moe_tp: MoeTp = None,
-    routing: Routing = None,
-    exchange: Exchange = None,
-    dp_imbalance: DpImbalance = 1.0,
-    wide_experts: WideExperts = None,
-    eplb: Eplb = False,
-    num_slots: NumSlots = None,
-    two_batch_overlap: TwoBatchOverlap = False,
-    allow_modelled: AllowModelled = False,
-    dtype: Dtype = "auto",
-    kv_dtype: KvDtype = "auto",
-    runtime: Runtime = DEFAULT_RUNTIME,
-    max_num_batched_tokens: MaxNumBatchedTokens = "2048",
-    max_num_seqs: MaxNumSeqs = "256",
-    num_gpu_blocks: NumGpuBlocks = None,
-    block_size: BlockSize = "16",
-    memory_fraction: MemoryFraction = None,
-    async_scheduling: AsyncScheduling = None,
-    order: Order = None,
-    chunked_prefill: ChunkedPrefill = None,
-    reserve_output: ReserveOutput = None,
-    replicas: Replicas = 1,
-    router: Router = "round_robin",
-    prefix_cache: PrefixCache = "given",
-    prefill_replicas: PrefillReplicas = None,
-    decode_replicas: DecodeReplicas = None,
-    prefill_tp: PrefillTp = None,
-    kv_bandwidth: KvBandwidth = None,
-    kv_latency: KvLatency = None,
-    first_token: FirstToken = None,
-    timeout: Timeout = None,
-    too_long: TooLong = "error",
+    workload: Given,
+    plan: Given,
+    given: Given,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
+    router: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Routing to replicas: round_robin, least_outstanding, least_load, least_kv, power_of_two "
+            "or prefix_aware with --prefix-cache lru.",
+        ),
+    ] = "round_robin",
+    prefix_cache: Annotated[
+        str,
+        typer.Option(
+            metavar="given|lru",
+            help="Prefix cache: hits as the trace gives them, or an LRU pool of blocks by its hash_ids.",
+        ),
+    ] = "given",
+    pools: Given,
+    too_long: Annotated[
+        str,
+        typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
+    ] = "error",
     slo: Annotated[
         str | None,
-        typer.Option(metavar="LIMITS", help="Limits of a request, ms: ttft=500,tpot=50,e2e=10000."),
+        typer.Option(metavar="LIMITS", help="Limits per request in ms: ttft=500,tpot=50,e2e=10000."),
     ] = None,
     with_range: Annotated[
         bool | None,
         typer.Option(
             "--range/--no-range",
-            help="Simulate on steps one standard error faster and slower too.  [default: near saturation]",
+            help="Also simulate steps one standard error faster and slower.  [default: near saturation]",
         ),
     ] = None,
     requests: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a row a request: .parquet or .csv.")
+        Path | None, typer.Option(metavar="FILE", help="Write one row per request: .parquet or .csv.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one page with series and distributions: .html.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with time series and distributions: .html."),
     ] = None,
+    measured: Given,
     as_json: Json = False,
-    tables: TablesPath = None,
-    source: Source = None,
-    method: Method = "roofline",
 ) -> None:
     """Simulate a serving engine, request by request.
 
@@ -360,98 +280,44 @@ def simulate(
         from fastroof.report.html.document import checked_page_path
 
         checked_page_path(report)
-    settings: dict[str, Any] = {
-        "max_num_batched_tokens": number_or_engine("--max-num-batched-tokens", max_num_batched_tokens),
-        "max_num_seqs": number_or_engine("--max-num-seqs", max_num_seqs),
-        "block_size": number_or_engine("--block-size", block_size),
-    }
-    link = asked_link(
-        replicas,
-        (prefill_replicas, decode_replicas),
-        prefill_tp=prefill_tp,
-        kv_bandwidth=kv_bandwidth,
-        kv_latency=kv_latency,
-        first_token=first_token,
-    )
-    asked = asked_trace(
-        trace=trace,
-        trace_format=trace_format,
-        rate_scale=rate_scale,
-        limit=limit,
-        rate=rate,
-        arrivals=arrivals,
-        burstiness=burstiness,
-        ramp=ramp,
-        clients=clients,
-        think=think,
-        num_requests=num_requests,
-        input=input,
-        output=output,
-        cached=cached,
-        seed=seed,
-    )
-    spec, measured = gpu_and_tables(gpu, tables, source)
-    what, options = (
-        (model, spec, measured),
-        {
-            "tp": tp,
-            "pp": pp,
-            "dp": dp,
-            "ep": ep,
-            "moe_tp": moe_tp,
-            "routing": routing,
-            "exchange": exchange,
-            "dp_imbalance": dp_imbalance,
-            "wide_experts": wide_experts,
-            "eplb": eplb,
-            "num_slots": num_slots,
-            "two_batch_overlap": two_batch_overlap,
-            "allow_modelled": allow_modelled,
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            "memory_fraction": memory_fraction,
-            "method": method,
-        },
-    )
-    plan = _plan(what, settings, options, runtime)
+    settings = engine_settings(given)
+    link = asked_link(replicas, **pools)
+    asked = asked_trace(**workload)
+    what = (model, *gpu_and_tables(**measured))
+    served = _plan(what, settings, plan)
     warn_beyond_context(
-        plan.model.name,
-        plan.model.max_position,
+        served.model.name,
+        served.model.max_position,
         int((asked.input_tokens + asked.output_tokens).max(initial=0)),
     )
-    settings |= {
-        "num_gpu_blocks": num_gpu_blocks,
-        "async_scheduling": async_scheduling,
-        "order": order,
-        "chunked_prefill": chunked_prefill,
-        "reserve_output": reserve_output,
-        "timeout_s": timeout,
-    }
     sim: Simulation
     if link is None:
         sim = fastroof.simulate(
-            plan,
+            served,
             asked,
             **settings,
             replicas=replicas,
             routing=router,
             prefix_cache=prefix_cache,
-            seed=0 if seed is None else seed,
+            seed=workload["seed"] or 0,
             on_too_long=too_long,
         )
     else:
         from fastroof.simulation import simulate_disaggregated
 
         if prefix_cache != "given":
-            raise SimulationError("pools that prefill and decode apart have no --prefix-cache but given")
+            raise SimulationError(
+                "--prefix-cache lru does not apply to --prefill-replicas and --decode-replicas"
+            )
 
-        first = _plan(what, settings, {**options, "tp": prefill_tp}, runtime) if prefill_tp else plan
+        tp = pools["prefill_tp"]
+        first = _plan(what, settings, {**plan, "tp": tp}) if tp else served
         sim = simulate_disaggregated(
             first,
-            plan,
+            served,
             asked,
-            prefill_replicas or 1,
-            decode_replicas or 1,
+            pools["prefill_replicas"] or 1,
+            pools["decode_replicas"] or 1,
             link=link,
             prefill=settings,
             decode=settings,
@@ -477,17 +343,16 @@ def simulate(
         warn(words)
 
 
-def _plan(what: tuple[Any, ...], settings: dict[str, Any], options: dict[str, Any], runtime: str) -> StepPlan:
+def _plan(what: tuple[Any, ...], settings: dict[str, Any], options: dict[str, Any]) -> StepPlan:
     """Compile a plan for the steps that the engine makes."""
     from fastroof import compile_plan
     from fastroof.engines import load_engine
 
-    engine = load_engine(runtime)
+    engine = load_engine(options["engine"])
     own = engine.scheduling
     return compile_plan(
         *what,
-        runtime=engine,
         max_tokens=settings["max_num_batched_tokens"] or own.max_num_batched_tokens,
         max_seqs=settings["max_num_seqs"] or own.max_num_seqs,
-        **options,
+        **{**options, "engine": engine},
     )

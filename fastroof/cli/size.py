@@ -8,37 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof._version import __version__
-from fastroof.cli.named_plans import (
-    Accepted,
-    Draft,
-    NumDraftTokens,
-    PrefixHit,
-    asked_speculation,
-    gpu_and_tables,
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import SPECULATION, asked_speculation
+from fastroof.cli.option_groups import (
+    LIMITS,
+    TABLES,
+    Given,
+    engine_limits,
+    number_or_engine,
+    plan_options,
+    taking,
 )
-from fastroof.cli.options import (
-    AllowModelled,
-    Dp,
-    Dtype,
-    Ep,
-    Gpu,
-    Json,
-    KvDtype,
-    MaxBatchedTokens,
-    MaxSeqs,
-    MemoryFraction,
-    Method,
-    Model,
-    Pp,
-    Routing,
-    Runtime,
-    Source,
-    TablesPath,
-    warn_beyond_context,
-)
+from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.workload_options import parse_rates, parse_sizes
-from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import BatchError
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -55,15 +38,15 @@ _LIMITS: Final = {
     "request_latency": "request latency",
     "kv_cache": "memory",
     "memory": "memory",
-    "max_seqs": "--max-seqs",
-    "budget": "--max-batched-tokens",
+    "max_seqs": "--max-num-seqs",
+    "budget": "--max-num-batched-tokens",
     "model": "the model's longest sequence",
 }
 
 EPILOG: Final = """\b
 Examples:
-  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft-ms 500 --tpot-ms 30 --runtime vllm
-  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --tpot-ms 30 --runtime vllm \\
+  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft-ms 500 --tpot-ms 30
+  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --tpot-ms 30 \\
       --num-draft-tokens 3 --accepted 2.2 --draft mtp --prefix-hit 0.5
   fastroof size --model llama-3.1-8b --kv-len 1024,4096,16384 --tpot-ms 10
   fastroof size --model llama-3.1-8b --batch-size 1,16,64 --tpot-ms 10
@@ -86,49 +69,39 @@ def register(app: typer.Typer) -> None:
     app.command("size", epilog=EPILOG)(size)
 
 
+@taking(plan=plan_options(without=("tp",)), limits=LIMITS, speculative=SPECULATION, measured=TABLES)
 def size(
+    *,
     model: Model,
-    rate: Annotated[str | None, typer.Option(metavar="PER_S", help="Requests a second to serve.")] = None,
+    rate: Annotated[str | None, typer.Option(metavar="PER_S", help="Requests per second to serve.")] = None,
     kv_len: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Tokens that each decoding request attends to.")
+        str | None, typer.Option(metavar="TOKENS", help="Tokens that each decode attends to.")
     ] = None,
     batch_size: Annotated[
-        str | None, typer.Option(metavar="REQUESTS", help="Requests that decode together.")
+        str | None, typer.Option(metavar="REQUESTS", help="Number of requests that decode together.")
     ] = None,
-    isl: Annotated[float | None, typer.Option(help="Mean prompt length, with --rate.")] = None,
+    isl: Annotated[
+        float | None, typer.Option(metavar="TOKENS", help="Mean prompt length, with --rate.")
+    ] = None,
     osl: Annotated[
-        float | None, typer.Option(help="Mean output length, first token included, with --rate.")
+        float | None,
+        typer.Option(metavar="TOKENS", help="Mean output length, including the first token, with --rate."),
     ] = None,
     ttft_ms: Annotated[
-        float | None, typer.Option(metavar="MS", help="Longest mean time to first token, with --rate.")
+        float | None, typer.Option(metavar="MS", help="Maximum mean time to first token, with --rate.")
     ] = None,
     tpot_ms: Annotated[
-        float | None, typer.Option(metavar="MS", help="Longest time per output token.")
+        float | None, typer.Option(metavar="MS", help="Maximum time per output token.")
     ] = None,
     request_latency_ms: Annotated[
-        float | None, typer.Option(metavar="MS", help="Longest mean time of a request, with --rate.")
+        float | None, typer.Option(metavar="MS", help="Maximum mean time of a request, with --rate.")
     ] = None,
-    gpu: Gpu = None,
-    tp: Annotated[str, typer.Option(help="GPUs a model may be split over.")] = "1,2,4,8",
-    pp: Pp = 1,
-    dp: Dp = 1,
-    ep: Ep = 1,
-    routing: Routing = None,
-    allow_modelled: AllowModelled = False,
-    dtype: Dtype = "auto",
-    kv_dtype: KvDtype = "auto",
-    runtime: Runtime = DEFAULT_RUNTIME,
-    max_batched_tokens: MaxBatchedTokens = None,
-    max_seqs: MaxSeqs = None,
-    memory_fraction: MemoryFraction = None,
-    num_draft_tokens: NumDraftTokens = None,
-    accepted: Accepted = None,
-    draft: Draft = None,
-    prefix_hit: PrefixHit = None,
+    tp: Annotated[str, typer.Option(metavar="GPUS", help="Tensor-parallel sizes to try.")] = "1,2,4,8",
+    plan: Given,
+    limits: Given,
+    speculative: Given,
+    measured: Given,
     as_json: Json = False,
-    tables: TablesPath = None,
-    source: Source = None,
-    method: Method = "roofline",
 ) -> None:
     """Find the largest batch or context, or least GPUs."""
     from fastroof import load_model
@@ -141,54 +114,43 @@ def size(
     if len(asked) != 1:
         raise BatchError(f"give one of {', '.join(_QUESTIONS)}, got {' and '.join(asked) or 'none of them'}")
     serving = {"--isl": isl, "--osl": osl, "--ttft-ms": ttft_ms, "--request-latency-ms": request_latency_ms}
-    serving |= {"--num-draft-tokens": num_draft_tokens, "--prefix-hit": prefix_hit}
+    prefix_hit = speculative.pop("prefix_hit")
+    serving |= {"--num-draft-tokens": speculative["num_draft_tokens"], "--prefix-hit": prefix_hit}
     _check_together(asked[0], serving)
     sizes = parse_sizes("--tp", tp)
     splits = sizes if isinstance(sizes, list) else [sizes]
-    spec, measured = gpu_and_tables(gpu, tables, source)
-    engine = load_engine(runtime)
-    budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
-    seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
+    spec, tables = gpu_and_tables(**measured)
+    engine = load_engine(plan["engine"])
+    budget, seqs = engine_limits(limits, engine)
+    max_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
     loaded = load_model(model)
-    formats = PlanOptions(dtype=dtype, kv_dtype=kv_dtype).of(loaded)
+    formats = PlanOptions(dtype=plan["dtype"], kv_dtype=plan["kv_dtype"]).for_model(loaded)
     dtype, kv_dtype = formats.dtype, formats.kv_dtype
-    plan_options: dict[str, Any] = {
-        "pp": pp,
-        "dp": dp,
-        "ep": ep,
-        "routing": routing,
-        "allow_modelled": allow_modelled,
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "runtime": engine,
-        "memory_fraction": memory_fraction,
-        "method": method,
-    }
+    options: dict[str, Any] = {**plan, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine}
     limit_ms = math.inf if tpot_ms is None else tpot_ms
     if rate is not None:
-        limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
-        load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}
+        bounds = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
+        load = {"isl": isl, "osl": osl} | {name: ms for name, ms in bounds.items() if ms is not None}
         schedule: dict[str, Any] = {"max_batched_tokens": budget, "max_seqs": seqs}
         schedule["speculation"] = asked_speculation(
-            num_draft_tokens, accepted, draft, (gpu, tables, source), runtime, max_tokens=budget + 1,
-            max_seqs=seqs + budget,
-        )  # fmt: skip
+            speculative, measured, plan["engine"], max_tokens=budget + 1, max_seqs=seqs + budget
+        )
         schedule["prefix_hit"] = 0.0 if prefix_hit is None else prefix_hit
         rows, refused = _deployments(
-            (loaded, spec, measured), parse_rates(rate), splits, {**load, **schedule, **plan_options}
+            (loaded, spec, tables), parse_rates(rate), splits, {**load, **schedule, **options}
         )
     else:
-        plan_options |= {"max_tokens": budget, "max_seqs": seqs}
-        plans, refused = replica_plans(loaded, spec, measured, splits, plan_options, running=max_seqs)
+        options |= {"max_tokens": budget, "max_seqs": seqs}
+        plans, refused = replica_plans(loaded, spec, tables, splits, options, running=max_seqs)
         if kv_len is not None:
             lengths = parse_sizes("--kv-len", kv_len)
             warn_beyond_context(
                 loaded.name, loaded.max_position, max(lengths if isinstance(lengths, list) else [lengths])
             )
-            rows = [row for plan in plans for row in _batches(plan, max_seqs, lengths, limit_ms)]
+            rows = [row for one in plans for row in _batches(one, max_seqs, lengths, limit_ms)]
         else:
             batches = parse_sizes("--batch-size", str(batch_size))
-            rows = [row for plan in plans for row in _contexts(plan, max_seqs, batches, limit_ms)]
+            rows = [row for one in plans for row in _contexts(one, max_seqs, batches, limit_ms)]
     if as_json:
         print_json(
             {
@@ -198,7 +160,7 @@ def size(
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
                 "runtime": engine.name,
-                "tables_hash": "" if measured is None else measured.content_hash,
+                "tables_hash": "" if tables is None else tables.content_hash,
                 "refused": refused,
                 "rows": rows,
             }
@@ -206,7 +168,7 @@ def size(
         return
     out = console()
     out.print(
-        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, runtime {engine.name}\n",
+        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, engine {engine.name}\n",
         soft_wrap=True,
     )
     (_print_steps if rate is None else _print_deployments)(rows)
@@ -223,7 +185,7 @@ def _check_together(asked: str, serving: dict[str, float | None]) -> None:
     else:
         spare = [name for name, value in serving.items() if value is not None]
         if spare:
-            raise BatchError(f"{', '.join(spare)} goes with --rate, {asked} asks about decode steps alone")
+            raise BatchError(f"{', '.join(spare)} goes with --rate; {asked} is about decode steps alone")
 
 
 def _step_row(plan: StepPlan, memory: PlanMemory, batch: int, kv_len: int, limited_by: str) -> dict[str, Any]:
@@ -336,7 +298,7 @@ def _print_deployments(rows: list[dict[str, Any]]) -> None:
     several = len({row["request_rate_per_s"] for row in rows}) > 1
     columns = (
         "", "requests/s", "GPUs", "replicas", "tp", "clients", "TTFT ms", "TPOT ms", "request ms",
-        "tokens/s a GPU", "at most requests/s", "limited by",
+        "tokens/s a GPU", "max requests/s", "limited by",
     )  # fmt: skip
     listed = []
     for row in rows:

@@ -8,34 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.completion import asks_little
-from fastroof.cli.named_plans import DEFAULT_GPU, gpu_and_tables
-from fastroof.cli.options import (
-    AllowModelled,
-    Cp,
-    Dp,
-    DpImbalance,
-    Dtype,
-    Ep,
-    Eplb,
-    Exchange,
-    Gpu,
-    Json,
-    KvDtype,
-    MemoryFraction,
-    Method,
-    Model,
-    MoeTp,
-    NumSlots,
-    Pp,
-    Routing,
-    Runtime,
-    Source,
-    TablesPath,
-    Tp,
-    TwoBatchOverlap,
-    WideExperts,
-    warn_beyond_context,
-)
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import TABLES, Given, plan_options, taking
+from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
     console,
@@ -49,7 +24,7 @@ from fastroof.cli.output import (
 from fastroof.cli.workload_options import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_GPU
 from fastroof.units import GIB, MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
@@ -67,7 +42,7 @@ PARTS: Final = {
     "logits_us": "LM head",
     "decode_attention_us": "decode attention",
     "prefill_attention_us": "prefill attention",
-    "runtime_us": "runtime",
+    "runtime_us": "engine",
     "vision_encoder_us": "vision encoder",
 }
 
@@ -95,52 +70,36 @@ def register(app: typer.Typer) -> None:
     app.command("step", epilog=EPILOG)(step)
 
 
+@taking(plan=plan_options(), measured=TABLES)
 def step(
+    *,
     model: Model,
-    gpu: Gpu = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
-    dp: Dp = 1,
-    ep: Ep = 1,
-    moe_tp: MoeTp = None,
-    routing: Routing = None,
-    exchange: Exchange = None,
-    dp_imbalance: DpImbalance = 1.0,
-    wide_experts: WideExperts = None,
-    eplb: Eplb = False,
-    num_slots: NumSlots = None,
-    two_batch_overlap: TwoBatchOverlap = False,
-    cp: Cp = 1,
-    allow_modelled: AllowModelled = False,
-    dtype: Dtype = "auto",
-    kv_dtype: KvDtype = "auto",
+    plan: Given,
+    measured: Given,
     decode: Annotated[
         list[str] | None,
-        typer.Option(metavar="BATCHxKV", help="64x4096: 64 decodes attending to 4096 tokens; repeatable."),
+        typer.Option(
+            metavar="BATCHxKV", help="Decodes: 64x4096 is 64 that attend to 4096 tokens each; repeatable."
+        ),
     ] = None,
     prefill: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NEW@CONTEXT",
-            help="2048@1024: 2048 new tokens after 1024; 4x2048@0: four prompts; repeatable.",
+            help="Prompts: 2048@1024 is 2048 new tokens after 1024; 4x2048@0 is four; repeatable.",
         ),
     ] = None,
     image: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WIDTHxHEIGHT",
-            help="1920x1080: an image in every prompt of --prefill, whose tokens are added; repeatable.",
+            help="Image in every prompt of --prefill, in pixels (its tokens are added); repeatable.",
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Break the step down by operator; say how sure it is.")
+        bool, typer.Option("--explain", help="Break the step down by operator, and estimate its error.")
     ] = False,
     as_json: Json = False,
-    tables: TablesPath = None,
-    source: Source = None,
-    method: Method = "roofline",
-    runtime: Runtime = DEFAULT_RUNTIME,
-    memory_fraction: MemoryFraction = None,
 ) -> None:
     """Time one step of a batch."""
     requests = parse_requests(decode or (), prefill or ())
@@ -157,25 +116,7 @@ def step(
         requests = with_image_tokens(requests, image_tokens)
     num_tokens = sum(r.count * r.new_tokens for r in requests)
     options: dict[str, Any] = {
-        "tp": tp,
-        "pp": pp,
-        "dp": dp,
-        "ep": ep,
-        "moe_tp": moe_tp,
-        "routing": routing,
-        "exchange": exchange,
-        "dp_imbalance": dp_imbalance,
-        "wide_experts": wide_experts,
-        "eplb": eplb,
-        "num_slots": num_slots,
-        "two_batch_overlap": two_batch_overlap,
-        "cp": cp,
-        "allow_modelled": allow_modelled,
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "runtime": runtime,
-        "memory_fraction": memory_fraction,
-        "method": method,
+        **plan,
         "max_tokens": max(DEFAULT_MAX_TOKENS, num_tokens),
         "max_seqs": max(DEFAULT_MAX_SEQS, num_seqs),
     }
@@ -183,7 +124,7 @@ def step(
     def compiled() -> StepPlan:
         from fastroof import compile_plan
 
-        return compile_plan(model, *gpu_and_tables(gpu, tables, source), **options)
+        return compile_plan(model, *gpu_and_tables(**measured), **options)
 
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
     pictures = images * sum(r.count for r in requests if not r.is_decode)
@@ -192,7 +133,7 @@ def step(
         made = compiled()
         from fastroof.plan.plan_cache import kept_of
 
-        plan = kept_of(made)
+        timed = kept_of(made)
         operators = made.explain(every, images=pictures) if explain else None
         encoded = made.encode(pictures) if images else None
     else:
@@ -200,8 +141,9 @@ def step(
 
         made = None
         # a GPU that was not named is that of the tables
+        gpu, tables, source = measured.values()
         arguments = {**options, "gpu": gpu}
-        plan = kept_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
+        timed = kept_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
     from fastroof.run import StepBatch
 
     batch = StepBatch.from_requests([every])
@@ -209,41 +151,41 @@ def step(
     if made is not None and explain and made.tables_hash and made.method == "roofline" and not images:
         times = made.run(batch, with_error=True)
     else:
-        times = plan.run(batch)
+        times = timed.run(batch)
     encoder_us = 0.0 if encoded is None else encoded.latency_us
     latency_us = float(times.latency_us[0]) + encoder_us
     # every stage busy with a batch: as fast as the slowest
-    stages = plan.layout["pp"]
+    stages = timed.layout["pp"]
     in_flight = StepBatch.from_requests([every] * stages)
-    paced_us = latency_us if stages == 1 else plan.cycle_us(in_flight) + encoder_us * stages
+    paced_us = latency_us if stages == 1 else timed.cycle_us(in_flight) + encoder_us * stages
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
     if images:
         components["vision_encoder_us"] = encoder_us
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
-    held = sum(r.count * plan.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
-    if held > plan.memory.max_kv_tokens * plan.memory.token_bytes:
+    held = sum(r.count * timed.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
+    if held > timed.memory.max_kv_tokens * timed.memory.token_bytes:
         warn(
-            f"the step holds {kv_tokens:,} tokens of KV cache, one {plan.gpu} has room for "
-            f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
+            f"the step needs {kv_tokens:,} tokens of KV cache, and one {timed.gpu} has room for "
+            f"{timed.memory.max_kv_tokens:,}: this step does not fit"
         )
     warn_beyond_context(
-        plan.model, plan.max_position, max((r.new_tokens + r.context_len for r in requests), default=0)
+        timed.model, timed.max_position, max((r.new_tokens + r.context_len for r in requests), default=0)
     )
     facts: dict[str, Any] = {
         "latency_us": latency_us,
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
         "tokens": num_tokens,
         "sequences": num_seqs,
-        "tokens_per_s": num_tokens * plan.batches_in_flight / paced_us * US_PER_S,
+        "tokens_per_s": num_tokens * timed.batches_in_flight / paced_us * US_PER_S,
         "origin": ORIGINS[max(int(times.origin[0]), 0 if encoded is None else encoded.origin)],
         "kv_tokens": kv_tokens,
     }
     if images:
         facts |= {"images": images, "image_tokens": image_tokens}
     if as_json:
-        print_json(_document(plan, requests, facts, components, operators))
+        print_json(_document(timed, requests, facts, components, operators))
     else:
-        _print(plan, requests, facts, components, operators)
+        _print(timed, requests, facts, components, operators)
 
 
 def _document(
@@ -344,7 +286,7 @@ def _print(
     out = console()
     out.print(
         f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"runtime {plan.runtime}",
+        f"engine {plan.runtime}",
         soft_wrap=True,
     )
     pictures = ""
@@ -353,10 +295,10 @@ def _print(
         pictures = f"; in each prompt {facts['image_tokens']:,} tokens of images of {sizes}"
     out.print(f"one step of {', '.join(r.words for r in requests)}{pictures}\n", soft_wrap=True)
     error = facts["relative_error"]
-    give_or_take = "" if error is None else f", give or take {percent(error)}"
+    spread = "" if error is None else f" ±{percent(error)}"
     print_facts(
         [
-            ("step time", f"{time_words(total_us)}{give_or_take}"),
+            ("step time", f"{time_words(total_us)}{spread}"),
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
             ("kernels", plan.kernels),

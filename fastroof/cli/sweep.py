@@ -1,4 +1,4 @@
-"""``fastroof sweep``: the main job."""
+"""``fastroof sweep``: evaluate every deployment, or step, of a specification."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.capacity_tables import print_capacities
+from fastroof.cli.option_groups import (
+    ENGINE,
+    EXECUTION,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    Given,
+    check_engine,
+    taking,
+)
 from fastroof.cli.output import console, duration, percent, print_json, print_table, shown_progress
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
@@ -31,7 +40,7 @@ Examples:
   fastroof sweep my.toml -o my.parquet --threads 8
   fastroof sweep my.toml -o my.parquet --resume
   fastroof sweep my.toml -o my-3.parquet --shard 3/16
-  fastroof sweep my.toml --engine ray --address auto
+  fastroof sweep my.toml --executor ray --address auto
   fastroof sweep --example > my.toml
   fastroof sweep --models llama-3.1-70b,qwen3-32b --total-gpus 8 --isl 4000 --osl 500 \\
       --concurrency '{start = 1, stop = 512, step = 1}' --ttft-ms 500 --tpot-ms 30
@@ -67,66 +76,71 @@ def register(app: typer.Typer) -> None:
     app.command("sweep", epilog=EPILOG)(sweep)
 
 
-def _key(help_text: str) -> Any:
-    return typer.Option(metavar="VALUE", rich_help_panel=_KEYS, help=help_text)
+def _key(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar="VALUE", rich_help_panel=_KEYS, help=help_text)
 
 
+@taking(run=EXECUTION)
 def sweep(
+    *,
     context: typer.Context,
     spec: Annotated[
         Path | None,
-        typer.Argument(metavar="[SPEC.toml]", help="What to sweep; without it the packaged sweep."),
+        typer.Argument(metavar="[SPEC.toml]", help="What to sweep.  [default: the packaged sweep]"),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="Where the results go: .parquet, .csv or .jsonl.  [default: results.parquet]",
+            help="Results: .parquet, .csv or .jsonl.  [default: results.parquet]",
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads to use.  [default: all processors]")] = None,
-    engine: Annotated[str, typer.Option(help="Where the sweep runs: local or ray.")] = "local",
-    address: Annotated[
-        Text, typer.Option(help="A Ray cluster: auto, host:port.  [default: start one here]")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads.  [default: all processors]")] = None,
     shard: Annotated[
-        Text, typer.Option(metavar="I/N", help="Sweep part I of N only; `fastroof merge` joins the parts.")
+        Text, typer.Option(metavar="I/N", help="Run only part I of N; `fastroof merge` joins the parts.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Drop what such a run has done.")] = False,
+    run: Given,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
-    example: Annotated[bool, typer.Option("--example", help="Print an example of a specification.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print its JSON schema.")] = False,
-    models: Annotated[Text, _key("Names of models, or config.json files.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print an example specification.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of specifications.")
+    ] = False,
+    models: Annotated[Text, _key("Presets, or config.json files.")] = None,
     gpus: Annotated[Text, _key("Names of GPUs, or gpu.toml files.")] = None,
-    mode: Annotated[Text, _key("aggregated, disaggregated.")] = None,
-    tp: Annotated[Text, _key("GPUs that a replica is split over.")] = None,
+    mode: Annotated[Text, _key("aggregated or disaggregated.")] = None,
+    tp: Annotated[Text, _key("GPUs that share each layer.")] = None,
     pp: Annotated[Text, _key("Pipeline stages.")] = None,
     dp: Annotated[Text, _key("Ranks of attention data parallelism.")] = None,
-    ep: Annotated[Text, _key("Groups of experts on GPUs of their own.")] = None,
-    routing: Annotated[Text, _key("balanced, power_law_1.01, power_law_1.2.")] = None,
-    replicas: Annotated[Text, _key("Replicas; or --total-gpus.")] = None,
+    ep: Annotated[Text, _key("Number of GPU groups that the experts are spread over.")] = None,
+    routing: Annotated[
+        Text, _key("Distribution of tokens over experts: balanced, power_law_1.01, power_law_1.2.")
+    ] = None,
+    replicas: Annotated[Text, _key("Number of replicas; or --total-gpus.")] = None,
     total_gpus: Annotated[Text, _key("GPUs of the whole deployment.")] = None,
     dtype: Annotated[Text, _key("auto (the checkpoint's), bf16, fp8, fp8_block, nvfp4, ...")] = None,
     kv_dtype: Annotated[Text, _key("auto (the checkpoint's), bf16, fp8.")] = None,
-    runtime: Annotated[Text, _key("Names of engines' profiles, or files.")] = None,
-    isl: Annotated[Text, _key("Tokens of a prompt.")] = None,
-    osl: Annotated[Text, _key("Tokens of an output.")] = None,
-    concurrency: Annotated[Text, _key("Clients; or --request-rate.")] = None,
-    request_rate: Annotated[Text, _key("Requests a second.")] = None,
-    max_batched_tokens: Annotated[Text, _key("Tokens that a step holds.")] = None,
+    engine: Annotated[Text, _key("Serving engines (see fastroof engines), or .toml files.", *ENGINE)] = None,
+    isl: Annotated[Text, _key("Prompt length in tokens.")] = None,
+    osl: Annotated[Text, _key("Output length in tokens.")] = None,
+    concurrency: Annotated[Text, _key("Number of clients; or --request-rate.")] = None,
+    request_rate: Annotated[Text, _key("Requests per second.")] = None,
+    max_num_batched_tokens: Annotated[
+        Text, _key("Maximum number of tokens in a step.", *MAX_NUM_BATCHED_TOKENS)
+    ] = None,
+    max_num_seqs: Annotated[Text, _key("Maximum number of concurrent sequences.", *MAX_NUM_SEQS)] = None,
     prefix_hit: Annotated[Text, _key("Share of a prompt in the prefix cache.")] = None,
     speculation: Annotated[Text, _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}")] = None,
-    ttft_ms: Annotated[Text, _key("Longest mean time to first token, ms.")] = None,
-    tpot_ms: Annotated[Text, _key("Longest mean time per output token, ms.")] = None,
-    request_latency_ms: Annotated[Text, _key("Longest mean time of a request, ms.")] = None,
-    objective: Annotated[Text, _key("What there should be most of.")] = None,
-    gpu_hour_price: Annotated[Text, _key("Price of a GPU for an hour.")] = None,
-    keep: Annotated[Text, _key("pareto, best, all.")] = None,
+    ttft_ms: Annotated[Text, _key("Maximum mean time to first token, ms.")] = None,
+    tpot_ms: Annotated[Text, _key("Maximum mean time per output token, ms.")] = None,
+    request_latency_ms: Annotated[Text, _key("Maximum mean time of a request, ms.")] = None,
+    objective: Annotated[Text, _key("Metric to maximize.")] = None,
+    gpu_hour_price: Annotated[Text, _key("Price per GPU hour.")] = None,
+    keep: Annotated[Text, _key("Rows to keep: pareto, best or all.")] = None,
     k: Annotated[
-        Text, typer.Option("-k", metavar="VALUE", rich_help_panel=_KEYS, help="Best rows of a group.")
+        Text,
+        typer.Option("-k", metavar="VALUE", rich_help_panel=_KEYS, help="Number of best rows per group."),
     ] = None,
     per: Annotated[Text, _key("Columns that make a group.")] = None,
     settings: Annotated[
@@ -139,10 +153,9 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-
-    # SELF
     from fastroof.sweep import Shard, load_spec
 
+    check_engine(engine)
     changes = _changes(context, settings or [])
     # keys alone are a specification; a file's keys can be changed
     loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
@@ -155,13 +168,10 @@ def sweep(
         summary = run_sweep(
             loaded,
             rows,
-            engine,
             threads=usable_processors() if threads is None else threads,
-            address=address,
             shard=part,
-            resume=resume,
-            restart=restart,
             progress=progress,
+            **run,
         )
     print_summary(summary, as_json=as_json, quiet=quiet)
 
@@ -169,9 +179,12 @@ def sweep(
 def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
     """Keys of the specification that were given as options."""
     from fastroof.sweep import DeploymentSpec
+    from fastroof.sweep.kinds import FIELDS
 
     given = {key: value for key, value in context.params.items() if value is not None}
-    changes: dict[str, Any] = {key: _value(given[key]) for key in DeploymentSpec.model_fields if key in given}
+    changes: dict[str, Any] = {
+        key: _value(given[key]) for key in (*DeploymentSpec.model_fields, *FIELDS) if key in given
+    }
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
@@ -202,8 +215,12 @@ def _print_about(is_example: bool) -> None:
         sys.stdout.write(packaged.read_text(encoding="utf-8"))
         return
     from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
+    from fastroof.sweep.kinds import FIELDS
 
     kinds = [kind.model_json_schema() for kind in (DeploymentSpec, StepSpec, CapacitySpec)]
+    names = {field: key for key, field in FIELDS.items()}
+    for kind in kinds:
+        kind["properties"] = {names.get(key, key): value for key, value in kind["properties"].items()}
     definitions = {name: each for kind in kinds for name, each in kind.pop("$defs", {}).items()}
     print_json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": kinds, "$defs": definitions}
@@ -251,7 +268,7 @@ def _print_steps(summary: StepSummary) -> None:
         columns.insert(columns.index("tokens/s"), "error")
         columns.insert(columns.index("limited by"), "standing")
     at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
-    out.print(f"Best throughput{at} within the limits, runtime {summary.runtime}:\n", soft_wrap=True)
+    out.print(f"Best throughput{at} within the limits, engine {summary.runtime}:\n", soft_wrap=True)
     rows = [[_step_cell(best, name) for name in columns] for best in summary.best]
     print_table(columns, rows, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
     out.print()
@@ -306,7 +323,7 @@ def _print_deployments(summary: DeploymentSummary) -> None:
     best = summary.best[:MOST_GROUPS]
     names = ["model", "GPUs", "layout", "dtype", "clients", "TTFT ms", "TPOT ms", "tokens/s a GPU"]
     names += ["tokens/s a user", "bound by"]
-    extra = {"kv_dtype": "kv dtype", "runtime": "runtime", "max_batched_tokens": "token budget",
+    extra = {"kv_dtype": "kv dtype", "runtime": "engine", "max_batched_tokens": "token budget",
              "prefix_hit": "prefix hit"}  # fmt: skip
     varied = {column: name for column, name in extra.items() if len({row[column] for row in best}) > 1}
     names[4:4] = list(varied.values())
@@ -320,10 +337,10 @@ def _print_deployments(summary: DeploymentSummary) -> None:
         at = ""
         if "isl" not in names:
             at = f" at isl {best[0]['isl']:,}, osl {best[0]['osl']:,}"
-        runtime = "" if "runtime" in varied else f", runtime {best[0]['runtime']}"
-        out.print(f"Best deployments{at} within the limits{runtime}:\n", soft_wrap=True)
+        engine = "" if "runtime" in varied else f", engine {best[0]['runtime']}"
+        out.print(f"Best deployments{at} within the limits{engine}:\n", soft_wrap=True)
         rows = [[_deployment_cell(row, name, varied) for name in names] for row in best]
-        print_table(names, rows, left=("model", "GPUs", "layout", "dtype", "kv dtype", "runtime", "bound by"))
+        print_table(names, rows, left=("model", "GPUs", "layout", "dtype", "kv dtype", "engine", "bound by"))
         if len(summary.best) > len(best):
             out.print(f"and {len(summary.best) - len(best):,} more groups", soft_wrap=True)
     else:

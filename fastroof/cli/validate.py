@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.checkout import CheckoutCommand
-from fastroof.cli.named_plans import gpu_and_tables
-from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_runs_of
 from fastroof.errors import FastroofError, MissingTableError
@@ -76,7 +76,7 @@ def validate(
     plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
     as_json: Json = False,
     tables: TablesPath = None,
-    source: OneSource = None,
+    source: Source = None,
 ) -> None:
     """Compare predictions with measured serving.
 

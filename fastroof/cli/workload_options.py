@@ -1,4 +1,4 @@
-"""Options of commands that take requests: a trace to replay, or what to draw; and what they mean together."""
+"""The workload options of simulate and capacity, and readers of requests, sizes and steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.checks import shown
+from fastroof.cli.option_groups import Group
 from fastroof.cli.output import counted
 from fastroof.errors import BackendError, BatchError, LookupInputError, TraceError
 
@@ -18,109 +19,62 @@ if TYPE_CHECKING:
     from fastroof import Trace, Workload
 
 
-TraceFile = Annotated[
-    str | None,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Requests to replay: of Azure, Mooncake, BurstGPT, or arrival_s, input_tokens, output_tokens in "
-        "CSV, JSON lines or Parquet.  [default: example, 600 requests of a service]",
-    ),
-]
-TraceFormat = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FORMAT",
-        help="What the trace's columns are: azure, mooncake, burstgpt or plain.  [default: the columns tell]",
-    ),
-]
-RateScale = Annotated[
-    float | None, typer.Option(metavar="TIMES", help="How many times as fast the trace's requests arrive.")
-]
-Limit = Annotated[
-    int | None, typer.Option(metavar="REQUESTS", help="Only the trace's first so many requests.")
-]
-Rate = Annotated[
-    float | None, typer.Option(metavar="PER_S", help="Requests a second in the mean, drawn and not replayed.")
-]
-Arrivals = Annotated[
-    str | None,
-    typer.Option(
-        help="How drawn requests arrive: poisson, gamma, constant, ramp or closed.  [default: what goes with "
-        "--burstiness, --ramp or --clients, else poisson]"
-    ),
-]
-Burstiness = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SHAPE",
-        help="Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson, less is burstier.",
-    ),
-]
-Ramp = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RATES",
-        help="Requests a second at the start, perhaps between, and at the end of the run: 2:20, 2:20:2.",
-    ),
-]
-Clients = Annotated[
-    int | None, typer.Option(help="Clients of a closed loop: each sends its next when it has had its last.")
-]
-Think = Annotated[
-    float | None,
-    typer.Option(metavar="S", help="With --clients: seconds from an answer to the client's next request."),
-]
-NumRequests = Annotated[int | None, typer.Option(help="How many requests are drawn.  [default: 1000]")]
-Input = Annotated[
-    str | None,
-    typer.Option(
-        "--input",
-        metavar="TOKENS",
-        help="Tokens of drawn prompts: 1024, lognormal:1024:0.5 (mean, and sigma of the logarithm; "
-        "lognormal:1024:0.5:8192 cuts longer ones), uniform:512:2048, or file:TRACE to draw from a trace.  "
-        "[default: 1024]",
-    ),
-]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        metavar="TOKENS",
-        help="Tokens of drawn answers, as --input; of one trace both are of one request.  [default: 128]",
-    ),
-]
-Cached = Annotated[
-    str | None,
-    typer.Option(
-        "--cached",
-        metavar="TOKENS",
-        help="Tokens of drawn prompts that the prefix cache has: as --input, or share:0.5.  [default: 0]",
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Of random numbers: of drawn requests, and of a router that draws.  [default: 0]"),
-]
+def _option(kind: Any, help_text: str, metavar: str | None = None, *names: str) -> tuple[Any, None]:
+    return Annotated[kind | None, typer.Option(*names, metavar=metavar, help=help_text)], None
 
-_DRAWN: Final = {
-    "rate": "--rate",
-    "arrivals": "--arrivals",
-    "burstiness": "--burstiness",
-    "ramp": "--ramp",
-    "clients": "--clients",
-    "think": "--think",
-    "num_requests": "--num-requests",
-    "input": "--input",
-    "output": "--output",
-    "cached": "--cached",
+
+REPLAYED: Final = {
+    "trace": _option(
+        str,
+        "Requests to replay: a trace of Azure, Mooncake or BurstGPT, or arrival_s, input_tokens and "
+        "output_tokens in CSV, JSON lines or Parquet.  [default: example, 600 requests of a service]",
+        "FILE",
+    ),
+    "trace_format": _option(
+        str, "Format of the trace: azure, mooncake, burstgpt or plain.  [default: by its columns]", "FORMAT"
+    ),
+    "rate_scale": _option(
+        float, "Factor by which the trace's requests arrive faster.  [default: 1]", "FACTOR"
+    ),
+    "limit": _option(int, "Number of requests to take from the trace.  [default: all]", "REQUESTS"),
 }
-_REPLAYED: Final = {
-    "trace": "--trace",
-    "trace_format": "--trace-format",
-    "rate_scale": "--rate-scale",
-    "limit": "--limit",
+DRAWN: Final = {
+    "rate": _option(float, "Mean rate of drawn requests, per second.", "PER_S"),
+    "arrivals": _option(
+        str,
+        "Arrivals of drawn requests: poisson, gamma, constant, ramp or closed.  [default: by --burstiness, "
+        "--ramp or --clients, else poisson]",
+        "NAME",
+    ),
+    "burstiness": _option(
+        float, "Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson.", "SHAPE"
+    ),
+    "ramp": _option(str, "Rates per second from the start to the end of the run: 2:20, 2:20:2.", "RATES"),
+    "clients": _option(
+        int, "Number of clients of a closed loop, each of which waits for its last answer.", "CLIENTS"
+    ),
+    "think": _option(float, "Seconds from an answer to the client's next request, with --clients.", "S"),
+    "num_requests": _option(int, "Number of requests to draw.  [default: 1000]", "REQUESTS"),
+    "input": _option(
+        str,
+        "Prompt length: 1024, lognormal:MEAN:SIGMA[:MAX], uniform:MIN:MAX, or file:TRACE to draw from a "
+        "trace.  [default: 1024]",
+        "TOKENS",
+    ),
+    "output": _option(
+        str, "Output length, as --input; lengths of one trace are drawn together.  [default: 128]", "TOKENS"
+    ),
+    "cached": _option(
+        str, "Prompt tokens in the prefix cache, as --input, or share:0.5.  [default: 0]", "TOKENS"
+    ),
 }
+WORKLOAD: Final[Group] = {
+    **REPLAYED,
+    **DRAWN,
+    "seed": _option(int, "Seed of drawn requests and of random routers.  [default: 0]", "SEED"),
+}
+"""The requests to serve: a trace to replay, or what to draw."""
+
 _FIELDS: Final = {
     "think": "think_s",
     "num_requests": "requests",
@@ -130,18 +84,19 @@ _FIELDS: Final = {
 }
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def asked_requests(**options: Any) -> Trace | Workload:
-    """Return the trace or the workload that a command's options ask for."""
-    unknown = set(options) - set(_DRAWN) - set(_REPLAYED) - {"seed"}
-    if unknown:
-        raise TypeError(f"no options {', '.join(sorted(unknown))}")
+    """Return the trace or the workload that the options of WORKLOAD describe."""
     given = {name: value for name, value in options.items() if value is not None}
-    drawn = [flag for name, flag in _DRAWN.items() if name in given]
-    replayed = [flag for name, flag in _REPLAYED.items() if name in given]
+    drawn = [_flag(name) for name in DRAWN if name in given]
+    replayed = [_flag(name) for name in REPLAYED if name in given]
     if drawn and replayed:
         raise TraceError(
-            f"requests are replayed ({', '.join(replayed)}) or drawn ({', '.join(drawn)}): give one of "
-            "these; a trace comes faster by --rate-scale"
+            f"{', '.join(replayed)} replays a trace, {', '.join(drawn)} draws requests: give one of them; "
+            "--rate-scale replays a trace faster"
         )
     if not drawn:
         from fastroof import load_trace
@@ -161,14 +116,14 @@ def asked_requests(**options: Any) -> Trace | Workload:
 
 
 def asked_trace(**options: Any) -> Trace:
-    """Return the requests that a command's options ask for, drawn where they are to be."""
+    """Return the requests that the options of WORKLOAD describe, drawn if they are not replayed."""
     asked = asked_requests(**options)
     from fastroof import Trace
 
     if isinstance(asked, Trace):
         return asked
     if not asked.is_closed and asked.requests_per_s is None:
-        raise TraceError("drawn requests need --rate (or --ramp, or --clients): how many come a second")
+        raise TraceError("drawn requests need --rate, --ramp or --clients")
     return asked.trace()
 
 

@@ -147,7 +147,7 @@ def compare_case(
     sizes = ComparedModel.of(model)
     max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
     max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
-    options |= {"kv_dtype": "bf16", "max_tokens": max_tokens, "max_seqs": max_seqs}
+    options |= {"engine": "kernels", "kv_dtype": "bf16", "max_tokens": max_tokens, "max_seqs": max_seqs}
     plan = compile_plan(model, gpu, tables, **options)
     dtype = gemm_dtype(plan)
     with warnings.catch_warnings():

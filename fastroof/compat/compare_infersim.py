@@ -34,7 +34,7 @@ from fastroof.errors import MissingTableError
 from fastroof.models import ModelSpec
 from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.operators.gemm import gemm_flops
-from fastroof.operators.moe import moe_flops
+from fastroof.operators.moe_work import moe_flops
 from fastroof.units import GB, GIB, TFLOP, US_PER_MS, US_PER_S
 
 BALANCED: Final = "balanced"

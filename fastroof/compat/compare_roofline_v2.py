@@ -21,7 +21,8 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.models.layout import TP_SIZES
 from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.operators.gemm import gemm_flops
-from fastroof.operators.moe import MOE, moe_flops
+from fastroof.operators.moe import MOE
+from fastroof.operators.moe_work import moe_flops
 from fastroof.tables import Tables
 from fastroof.units import TB, US_PER_S
 

@@ -1,4 +1,4 @@
-"""A plan file's functions in C, as fastroof_step.h declares them: the loops behind C's calling convention.
+"""The C functions of a plan file, as fastroof_step.h declares them: the loops with C's calling convention.
 
 Compiled by fastroof.backends.c into an object file that needs no Python, so nothing here allocates or
 raises. A plan is the address of its file's bytes. What opens a file calls the C library.
@@ -35,13 +35,13 @@ from fastroof.compiled.verification import speculation_at, verified_us
 _t: Any = types  # numba's types have few types
 
 ABI_VERSION: Final = 1
-"""FASTROOF_ABI of fastroof_step.h: another where a program built with an older header would go wrong."""
+"""FASTROOF_ABI of fastroof_step.h; changes when programs built with an older header would break."""
 
 C_LIBRARY: Final = ("open", "close", "lseek", "mmap", "munmap")
-"""What opening a file needs, of POSIX."""
+"""POSIX constants for opening a file."""
 
 _SEEK_END, _PROT_READ, _MAP_SHARED, _MAP_FAILED = 2, 1, 1, -1
-# a pipe's other end is not waited for: it has no size, and is refused
+# do not wait for a pipe's other end: a pipe has no size and is refused
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -49,7 +49,7 @@ def _external(name: str, returns: Any, *takes: Any) -> Any:
     return _t.ExternalFunction(name, returns(*takes))
 
 
-# of its variable arguments only O_CREAT takes one
+# only O_CREAT takes a variable argument
 _libc_open = _external("open", _t.int32, _t.intp, _t.int32)
 _libc_close = _external("close", _t.int32, _t.int32)
 _lseek = _external("lseek", _t.intp, _t.int32, _t.intp, _t.int32)
@@ -59,19 +59,19 @@ _munmap = _external("munmap", _t.int32, _t.intp, _t.intp)
 
 @jit_inline
 def plan_word(plan: int, word: int) -> Any:
-    """A word of the header of a plan file at an address."""
+    """Read a header word of the plan file at an address."""
     return carray(pointer_at(plan), (FILE_HEADER // 8,), np.int64)[word]
 
 
 @jit_inline
 def plan_arena(plan: int) -> Any:
-    """The arena of a plan file at an address."""
+    """Return the arena of the plan file at an address."""
     return carray(pointer_at(plan + FILE_HEADER), (plan_word(plan, ARENA_FLOATS),), np.float64)
 
 
 @jit_inline
 def sizes_at(address: int, count: int) -> Any:
-    """So many int64 at an address."""
+    """Return an array of int64 at an address."""
     return carray(pointer_at(address), (count,), np.int64)
 
 
@@ -203,11 +203,11 @@ C_FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], Any]]] = {
     "fastroof_decode_steps_us": (_decode_steps_us, _CODE(_PLAN, _ARRAY, _ARRAY, _SIZE, _TIMES)),
     "fastroof_steps_us": (_steps_us, _CODE(_PLAN, _ARRAY, _ARRAY, _SIZE, _ARRAY, _SIZE, _TIMES)),
 }
-"""What the object file exports: the loop and its signature in C, pointers as integers of their size."""
+"""Exports of the object file: each loop and its C signature, pointers as integers of their size."""
 
 
 CODE_ABSENT, CODE_UNLIKE = 15, 24
-"""The file does not hold it; plans of which one cannot take the other's KV cache. As fastroof_step.h."""
+"""Codes of fastroof_step.h: not in the file; plans with incompatible KV caches."""
 
 
 _MEMORY_WORDS = 12
@@ -225,7 +225,7 @@ _MEMORY = (
     parts.MODEL_WINDOW_KV_BYTES,
     parts.MODEL_STATE_BYTES,
 )
-"""In the order of fastroof_memory_of."""
+"""Memory fields in the order of fastroof_memory_of."""
 
 _LAYOUT_WORDS = 6
 
@@ -234,7 +234,7 @@ _KEPT_WORDS: Final = 2 * parts.MAX_STAGES + 1
 
 @jit_inline
 def facts_address(plan: int) -> int:
-    """Where a file's facts are; 0 where it has none."""
+    """Return the address of a file's facts, 0 without facts."""
     at = plan_word(plan, FACTS_AT)
     return 0 if at == 0 else plan + FILE_HEADER + 8 * at
 
@@ -246,7 +246,7 @@ def _facts(address: int) -> Any:
 
 @jit_inline
 def plan_body(plan: int) -> Any:
-    """A file from its arena on, as float64."""
+    """Return a file from its arena on, as float64."""
     words = plan_word(plan, FILE_BYTES) // 8 - BODY
     return carray(pointer_at(plan + FILE_HEADER), (words,), np.float64)
 
@@ -339,7 +339,7 @@ def _stage_count(plan: int) -> int:
 
 @jit_inline
 def _stage_at(plan: int, stage: int) -> int:
-    """A stage's plan, its number known to be one."""
+    """Return the plan of a stage with a valid number."""
     address = facts_address(plan)
     if address == 0 or _facts(address)[parts.STAGES] == 0:
         return plan
@@ -360,7 +360,7 @@ def _stage(plan: int, stage: int) -> int:
 def _piped_us(
     plan: int, new_tokens: int, context_len: int, num_requests: int, offsets: int, num_steps: int, kept: Any
 ) -> tuple[int, float, float]:
-    """A code, when the last micro-batch leaves the last stage, and the longest of all stages together."""
+    """Return a code, when the last micro-batch leaves the last stage, and the longest time of all stages."""
     steps, requests, stages = max(num_steps, 0), max(num_requests, 0), _stage_count(plan)
     new, context = sizes_at(new_tokens, requests), sizes_at(context_len, requests)
     bounds = sizes_at(offsets, steps + 1)
@@ -410,7 +410,7 @@ def _pipeline_us(
 
 @jit_inline
 def _verification(plan: int) -> int:
-    """Where what verification reads starts, in words from the arena's start; 0 where it is not there."""
+    """Return where the verification data start, in words from the arena's start; 0 without them."""
     address = facts_address(plan)
     if address == 0 or _facts(address)[parts.VERIFICATION_SIZE] == 0:
         return 0

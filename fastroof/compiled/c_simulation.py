@@ -1,7 +1,7 @@
-"""A whole engine in C, as fastroof_step.h declares it: the loop of fastroof.simulate, in memory given to it.
+"""A whole engine in C, as fastroof_step.h declares it: the loop of fastroof.simulate in the caller's memory.
 
-Nothing here allocates. An engine is a struct of words of 8 bytes, whose places are named below; memory is
-carved into the arrays that the loop works in, in one order that also says how much of it there must be.
+Nothing here allocates. An engine is a struct of 8-byte words, whose indices are named below. The memory is
+divided into the loop's arrays in a fixed order, which also determines how much is needed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _MOST_TOKENS: Final = 2**24
 _LONGEST_US: Final = 1e16
 _FIRST_WIDTH_US: Final = 1e3
 _PAGE: Final = 64
-"""Bytes that an array's start is a multiple of."""
+"""Alignment of arrays, bytes."""
 
 
 @jit_inline
@@ -120,7 +120,7 @@ def _is_engine(words: Any, reals: Any) -> bool:
 
 @jit_inline
 def _buckets(longest_output: int) -> int:
-    """Buckets of the calendar: a power of two, more than an output has tokens."""
+    """Return the number of calendar buckets: a power of two above the longest output."""
     buckets = 8
     while buckets <= longest_output + 4:
         buckets *= 2
@@ -129,7 +129,7 @@ def _buckets(longest_output: int) -> int:
 
 @jit_inline
 def _after(at: int, count: int, width: int) -> int:
-    """Where the next array starts."""
+    """Return where the next array starts."""
     return at + (count * width + _PAGE - 1) // _PAGE * _PAGE
 
 

@@ -1,4 +1,4 @@
-"""Types that a compiled caller may hand to a step: others are refused while it compiles.
+"""Types that a compiled caller may pass to a step: others are refused at compile time.
 
 Loops read arrays by their first element's address, one element after another (``table_load``): of a column of
 a two-dimensional array they would read its neighbours, of a reversed view what lies beyond its buffer. Bounds
@@ -18,27 +18,27 @@ _types: Any = types  # numba's types have few types
 
 
 def _is_array(kind: Any) -> bool:
-    """Whether it is an array whose elements lie one after another."""
+    """Whether a type is an array with contiguous elements."""
     return isinstance(kind, _types.Array) and kind.ndim == 1 and kind.layout == "C"
 
 
 def only_a_plan(arena: Floats) -> None:
-    """Refuse what is no plan's data."""
+    """Refuse anything but a plan's data."""
 
 
 def only_requests(new_tokens: Ints, context_len: Ints) -> None:
-    """Refuse what are no contiguous one-dimensional arrays of integers."""
+    """Refuse anything but contiguous one-dimensional integer arrays."""
 
 
 def only_integers(first: int, second: int) -> None:
-    """Refuse what are no integers."""
+    """Refuse anything but integers."""
 
 
 @overload(only_a_plan, strict=False)
 def _plan_typed(arena: Any) -> Any:
     if not _is_array(arena) or arena.dtype != _types.float64:
         raise TypeError(
-            f"the data of a step is {arena}; pass on what numba_step or numba_decode returned beside it"
+            f"the data of a step is {arena}; pass the data that numba_step or numba_decode returned"
         )
     return lambda arena: None
 
@@ -48,7 +48,7 @@ def _requests_typed(new_tokens: Any, context_len: Any) -> Any:
     for name, kind in (("new_tokens", new_tokens), ("context_len", context_len)):
         if not _is_array(kind) or not isinstance(kind.dtype, _types.Integer):
             raise TypeError(
-                f"{name} of a step is {kind}; a one-dimensional, contiguous array of integers would do: "
+                f"{name} of a step is {kind}; it must be a contiguous one-dimensional array of integers; "
                 "np.ascontiguousarray(x) makes one of a column or a reversed view"
             )
     return lambda new_tokens, context_len: None
@@ -58,5 +58,5 @@ def _requests_typed(new_tokens: Any, context_len: Any) -> Any:
 def _integers_typed(first: Any, second: Any) -> Any:
     for kind in (first, second):
         if not isinstance(kind, _types.Integer):
-            raise TypeError(f"a size of a step is {kind}; an integer would do")
+            raise TypeError(f"a size of a step is {kind}; it must be an integer")
     return lambda first, second: None

@@ -1,6 +1,6 @@
-"""One step for callers that are compiled themselves: a plan's arena and a step's sizes in, microseconds out.
+"""One step for callers that are compiled themselves: from a plan's arena and a step's sizes to microseconds.
 
-What a plan cannot time is NaN: nothing is raised. What is of another type does not compile.
+Sizes that a plan cannot time give NaN: nothing is raised. Other types do not compile.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def equal_chunks_us(arena: Floats, new_tokens: int, context_len: int, batch_size
 
 @jit
 def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> float:
-    """Time one step of any requests, us."""
+    """Time one step of arbitrary requests, us."""
     only_a_plan(arena)
     only_requests(new_tokens, context_len)
     plan = open_plan(arena)
@@ -79,7 +79,7 @@ def sums_step_us(
     prefix_pairs: int,
     prefix_sum: int,
 ) -> float:
-    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time."""
+    """Time a step of ``seqs`` requests from its sums, us; NaN if impossible or beyond the plan."""
     plan = open_plan(arena)
     if seqs < 1 or seqs > plan.max_seqs or decodes < 0 or decodes > seqs:
         return np.nan

@@ -1,7 +1,7 @@
-"""Closed loops of clients as a sweep asks for them: with a prefix cache, by clients or by a request rate.
+"""Closed loops of clients for sweeps: with a prefix cache, by number of clients or by request rate.
 
-A replica (fastroof.compiled.serving), or workers of both kinds (fastroof.compiled.disaggregated), are
-estimated into one row of mean values.
+A replica (fastroof.compiled.serving), or prefill and decode workers (fastroof.compiled.disaggregated), are
+estimated into one row of means.
 """
 
 from __future__ import annotations
@@ -29,34 +29,33 @@ from fastroof.compiled.serving_options import (
 from fastroof.compiled.steps import open_plan
 from fastroof.compiled.verification import open_speculation
 
-# What became of a candidate.
+# outcomes of a candidate
 FEASIBLE, MEMORY, CONTEXT, RATE, TTFT, TPOT, REQUEST, KV_SHARE_OVER, GPUS, PLAN_SIZE, WHOLE_PROMPT = range(11)
 CODES = 11
 
-# Rows of the answers.
+# rows of the answers
 CONCURRENCY, REQUEST_RATE, TTFT_MS, TPOT_MS, REQUEST_MS, TOKENS_PER_S, PER_GPU, PER_USER = range(8)
 REQUESTS_PER_S, COST, EFFECTIVE, DECODE_STEP_MS, MIXED_STEP_MS, MIXED_SHARE, WAIT_MS, KV_SHARE = range(8, 16)
-# of the mean steps of one replica, or worker
+# mean steps of one replica or worker
 DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = range(16, 20)
 ANSWERS = 20
 
-# What both kinds of estimate are read into.
+# rows that both kinds of estimate fill
 MEAN_TTFT_US, MEAN_TPOT_US, MEAN_REQUEST_US, MEAN_TOKENS_PER_US, MEAN_WAIT_US, MEAN_DECODE_US = range(6)
 MEAN_MIXED_US, MEAN_SHARE, MEAN_EFFECTIVE, MEAN_KV_SHARE, MEAN_DECODES, MEAN_PREFILL = range(6, 12)
 MEAN_PROMPTS, MEAN_KV_LEN = 12, 13
 MEANS = 14
 
 MOST_CLIENTS = 2.0**20
-"""Clients beyond which a rate is taken to be out of reach."""
+"""Number of clients beyond which a rate counts as out of reach."""
 CLOSE = 1e-6
-"""How near to the rate asked for a closed loop has to come, relative."""
+"""Relative tolerance of a closed loop's rate."""
 FAR = 0.8
-"""Share of a rate that the most clients make, below which it is out of reach: fewer clients make less, but
-for the jumps of measured kernels."""
+"""Share of a rate that the most clients must reach; fewer clients make less, except for jumps of kernels."""
 
 
 class DeploymentOptions(NamedTuple):
-    """What all candidates of a plan have in common; a limit that there is not is inf."""
+    """Settings of all candidates of a plan; a missing limit is inf."""
 
     is_disaggregated: bool
     is_rate: bool
@@ -69,7 +68,7 @@ class DeploymentOptions(NamedTuple):
     us_per_ms: float
     us_per_s: float
     gpu_price: float
-    """Of a GPU and a second, times a million: NaN without a price."""
+    """Price of a GPU second, times a million; NaN without a price."""
     ttft_ms: float
     tpot_ms: float
     request_ms: float
@@ -77,11 +76,11 @@ class DeploymentOptions(NamedTuple):
     total_gpus: float
     objective: int
     window: float
-    """Tokens of a sequence that a share of its KV cache is kept of, on a worker and on the way."""
+    """Window of windowed layers, tokens, and the share of KV bytes within it: on workers and in transfers."""
     window_share: float
     transfer_window_share: float
     state_tokens: float
-    """Tokens' worth of a sequence's state, on a worker and on the way."""
+    """State of a sequence in tokens' worth of KV cache: on workers and in transfers."""
     transfer_state_tokens: float
     is_prefill_first: bool
     length_spread: float
@@ -91,7 +90,7 @@ class DeploymentOptions(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What the loops overwrite: of one thread."""
+    """Scratch arrays of one thread."""
 
     sizes: Floats
     aggregated: Floats
@@ -102,7 +101,7 @@ class Scratch(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """One candidate: ``new`` of its ``isl`` tokens are not found in the prefix cache."""
+    """One candidate; ``new`` of its ``isl`` tokens are not in the prefix cache."""
 
     replicas: float
     prefill_workers: float
@@ -116,7 +115,7 @@ class Sizes(NamedTuple):
 
 
 def new_scratch() -> Scratch:
-    """Allocate what a thread needs."""
+    """Allocate one thread's scratch arrays."""
     return Scratch(
         np.empty((6, 1)), np.empty((ESTIMATE_ROWS, 1)), np.empty((DISAGGREGATED_ROWS, 1)),
         np.empty(MEANS), np.empty(ANSWERS), np.empty(6, np.int64),
@@ -125,23 +124,23 @@ def new_scratch() -> Scratch:
 
 @jit
 def _read_times(estimate: Floats, mean: Floats) -> None:
-    """Take over what the rows of both kinds of estimate, and of means, begin with: up to waiting."""
+    """Copy the leading rows that both kinds of estimate share, up to waiting."""
     for row in range(MEAN_WAIT_US + 1):
         mean[row] = estimate[row, 0]
 
 
 @jit
 def _held(isl: float, osl: float, options: DeploymentOptions) -> float:
-    """Tokens' worth of KV cache and state of a request, in the mean."""
-    said = options.osl_reserved * osl
-    return held_tokens(isl + said, options.window, options.window_share, options.state_tokens)
+    """Return a request's mean KV cache and state, in tokens' worth."""
+    output = options.osl_reserved * osl
+    return held_tokens(isl + output, options.window, options.window_share, options.state_tokens)
 
 
 @jit
 def _aggregated(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
-    """Estimate one replica into ``scratch.mean``; returns a code."""
+    """Estimate one replica into ``scratch.mean``. Returns a code."""
     held = _held(sizes.isl, sizes.osl, options)
     given = scratch.sizes
     given[0, 0] = sizes.isl
@@ -188,7 +187,7 @@ def _aggregated(
 def _disaggregated(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
-    """Estimate prefill and decode workers into ``scratch.mean``; returns a code."""
+    """Estimate prefill and decode workers into ``scratch.mean``. Returns a code."""
     given = scratch.sizes
     given[0, 0] = sizes.isl
     given[1, 0] = sizes.osl
@@ -218,7 +217,7 @@ def _disaggregated(
     mean[MEAN_DECODE_US] = estimate[disaggregated.DECODE_STEP_US, 0]
     mean[MEAN_MIXED_US] = 0.0
     mean[MEAN_SHARE] = 0.0
-    # those that a decode worker has, and those that are at the other two places
+    # requests at a decode worker, and those in prefill or transfer
     busy_us = mean[MEAN_REQUEST_US] - mean[MEAN_WAIT_US]
     mean[MEAN_EFFECTIVE] = clients * busy_us / mean[MEAN_REQUEST_US]
     mean[MEAN_KV_SHARE] = estimate[disaggregated.KV_LOAD, 0]
@@ -233,18 +232,18 @@ def _disaggregated(
 def closed_loop(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
-    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it."""
+    """Estimate a replica, or prefill and decode workers, for at least one client. Returns the outcome."""
     if options.is_disaggregated:
         code = _disaggregated(arena, sizes, max(clients, 1.0), options, scratch)
     else:
         code = _aggregated(arena, sizes, max(clients, 1.0 / options.batches), options, scratch)
-    # sizes and memory have been seen to
+    # sizes and memory were checked before
     return FEASIBLE if code == 0 else PLAN_SIZE
 
 
 @jit
 def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> float:
-    """Clients beyond which there are not more requests a second."""
+    """Return the number of clients beyond which the rate no longer grows."""
     if options.is_disaggregated:
         return MOST_CLIENTS
     held = _held(sizes.isl, sizes.osl, options)
@@ -256,7 +255,7 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> fl
 def solve_rate(
     arena: Floats, sizes: Sizes, rate: float, options: DeploymentOptions, scratch: Scratch
 ) -> tuple[int, float]:
-    """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many."""
+    """Find how many clients make ``rate`` requests/us in a closed loop. Returns a code and the number."""
     mean = scratch.mean
     code = closed_loop(arena, sizes, 1.0, options, scratch)
     if code != FEASIBLE:
@@ -265,7 +264,7 @@ def solve_rate(
     low = 1.0
     short = 1.0 - 1.0 / (mean[MEAN_REQUEST_US] * rate)
     if short <= 0.0:
-        # a client that pauses between requests
+        # fewer than one: a client that pauses between requests
         return FEASIBLE, rate * mean[MEAN_REQUEST_US]
     at = min(rate * mean[MEAN_REQUEST_US], most)
     code = closed_loop(arena, sizes, most, options, scratch)
@@ -280,7 +279,7 @@ def solve_rate(
         if over >= 0.0:
             break
         if at >= most:
-            # all that there is, but for rounding
+            # all there is, up to rounding
             return (FEASIBLE, at) if over > -CLOSE else (RATE, 0.0)
         low = at
         short = -over
@@ -297,6 +296,6 @@ def solve_rate(
         else:
             low, short, over = at, -excess, 0.5 * over
     if at != high:
-        # measured kernels are jagged: the rate may lie in a jump, of which this is the far side
+        # measured kernels are jagged: the rate may lie in a jump; this is its far side
         code = closed_loop(arena, sizes, high, options, scratch)
     return code, high

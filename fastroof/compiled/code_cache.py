@@ -1,8 +1,8 @@
-"""Compiled loops on disk: one file each, named by everything that decides its code, checked when read.
+"""Cache of compiled loops on disk: one file each, named by a digest of its inputs and checked when read.
 
-Numba's own cache does not fit a folder that many processes share: its index and its data are two files,
-so two processes that compile one loop for two signatures at once may both take the same data file; a
-truncated file raises in every later process; and it loads, with pickle, whatever lies there.
+Numba's own cache is unsafe in a folder shared by many processes: its index and its data are two files, so
+two processes that compile one loop for two signatures may write the same data file; a truncated file raises
+in every later process; and it unpickles whatever it finds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
-from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_kept, write_kept
+from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_trusted, write_trusted
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
@@ -41,7 +41,7 @@ _pickled: Any = dumps
 
 
 def code_version() -> str | None:
-    """Digest of the loops' sources, the compiler and its settings; None where the sources are not there."""
+    """Return a digest of the loops' sources, the compiler and its settings; None without sources."""
     names = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")
     settings = [str(getattr(config, name, None)) for name in names]
     digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, sys.version, settings)).encode())
@@ -51,17 +51,17 @@ def code_version() -> str | None:
     return digest.hexdigest()[:16] if sources else None
 
 
-# Now and not at the first call: an edit in between would keep old code under the new version.
+# now and not at the first call: after an edit in between, old code would be stored under the new version
 _VERSION: Final = code_version()
 
 
 def cache_folders() -> tuple[Path, ...]:
-    """Folders of this version's compiled code, the best first; none of them needs to exist."""
+    """Return the folders for this version's compiled code, best first; none needs to exist."""
     return tuple(root / f"loops-{_VERSION}" for root in cache_roots()) if _VERSION else ()
 
 
 class LoopCache(NullCache):
-    """What Numba asks for compiled code, and gives it to: the files of one loop."""
+    """Numba's cache interface over the files of one loop."""
 
     def __init__(
         self, function: Callable[..., Any], folders: Callable[[], tuple[Path, ...]] = cache_folders
@@ -71,29 +71,29 @@ class LoopCache(NullCache):
 
     @property
     def cache_path(self) -> str | None:
-        """Where code is kept, for Numba's statistics."""
+        """The folder of the cache, for Numba's statistics."""
         return next(map(str, self._folders()), None)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the code kept for a signature on this CPU, or None."""
-        # Numba refreshes the context here, which imports all it can compile, SciPy too: 0.2 s. Compiled
-        # code needs only the runtime it links to, and compiling refreshes the context itself.
+        """Return the cached code for a signature on this CPU, or None."""
+        # Numba refreshes the context here, which imports everything it can compile, SciPy too: 0.2 s.
+        # Compiled code needs only the runtime it links to, and compiling refreshes the context itself.
         rtsys.initialize(target_context)
         key = self._key(signature, target_context.codegen())
         for folder in self._folders():
             try:
                 with opened(folder) as at:
-                    stored, parts = pickle.loads(read_kept(at, self._file_name(key)))
+                    stored, parts = pickle.loads(read_trusted(at, self._file_name(key)))
                     if stored == key:
                         with suppress(OSError):
                             os.utime(".", dir_fd=at)  # in use: see _remove_unused
                         return _rebuild(target_context, *parts)
-            except Exception:  # no such file, or whatever a damaged one may lead to
+            except Exception:  # missing, or damaged in any way
                 continue
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep the code compiled for a signature."""
+        """Store the code compiled for a signature."""
         if compiled.library.has_dynamic_globals:  # addresses of this process
             return
         key = self._key(signature, compiled.codegen)
@@ -102,7 +102,7 @@ class LoopCache(NullCache):
         for folder in self._folders():
             try:
                 is_new = not folder.is_dir()
-                write_kept(folder, self._file_name(key), payload)
+                write_trusted(folder, self._file_name(key), payload)
                 if is_new:
                     with suppress(OSError), opened(folder.parent) as above:
                         _remove_unused(above)
@@ -130,7 +130,7 @@ class LoopCache(NullCache):
 
 
 def _remove_unused(root: int) -> None:
-    """Remove folders of other versions from which nothing was loaded for long, and nothing else."""
+    """Remove folders of other versions that have not been used for long, and nothing else."""
     oldest = time.time() - _UNUSED.total_seconds()
     with suppress(OSError), _listed(".", root) as folders:
         for folder in filter(_FOLDER_NAME.fullmatch, os.listdir(folders)):
@@ -143,7 +143,7 @@ def _remove_unused(root: int) -> None:
 
 @contextmanager
 def _listed(name: str, above: int) -> Iterator[int]:
-    """Open a folder to be read, and no link to one."""
+    """Open a folder for reading; links are refused."""
     at = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         yield at
@@ -153,5 +153,5 @@ def _listed(name: str, above: int) -> Iterator[int]:
 
 @cache
 def _say_once(words: str) -> None:
-    """Tell a person what costs seconds at every start; unlike a warning it is never raised."""
+    """Log once what costs seconds at every start; a log message, as a warning may be raised as an error."""
     logging.getLogger("fastroof").warning("fastroof: %s", words)

@@ -1,8 +1,8 @@
-"""Which row of a measured file InferSim would read: nearest, floor, or ceiling in the shape.
+"""The row of a measured file that InferSim reads: nearest, floor, or ceiling in the shape.
 
-Rows keep their files' order, since InferSim's answers depend on it. A block is the rows of one key:
-rows ``starts[b]:starts[b + 1]`` belong to ``keys[b]``. Every loop answers with row numbers, or with
-one of the negative codes below where InferSim falls back.
+Rows are in file order, since InferSim's answers depend on it. A block is the rows of one key: rows
+``starts[b]:starts[b + 1]`` belong to ``keys[b]``. Every loop returns row numbers, or one of the negative
+codes below where InferSim falls back.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _rows_of(starts: Ints, axes: Ints, block: int) -> tuple[int, int]:
 
 @jit
 def nearest_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
-    """Row of the key with the least sum of distances along the axes, the first one of a tie."""
+    """Return the key's row with the least sum of distances along the axes, the first of a tie."""
     block = NO_KEY
     for i in range(len(row)):
         block = _block_of(keys, query, i, block)
@@ -65,7 +65,7 @@ def nearest_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row
 
 @jit
 def floor_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
-    """Last row of the key before the first one beyond ``at``: the floor where rows are sorted."""
+    """Return the key's last row before the first one beyond ``at``: the floor if rows are sorted."""
     block = NO_KEY
     for i in range(len(row)):
         block = _block_of(keys, query, i, block)
@@ -81,7 +81,7 @@ def floor_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: 
 
 @jit
 def _ceiling_block(keys: Ints, query: Ints, i: int) -> int:
-    """Block of the device whose k and n are at least the query's and nearest to them, or NO_KEY."""
+    """Return the device's block with the nearest k and n that are at least the query's, or NO_KEY."""
     nearest = NO_KEY
     least = CEILING_LIMIT
     for block in range(len(keys)):
@@ -99,7 +99,7 @@ def _ceiling_block(keys: Ints, query: Ints, i: int) -> int:
 
 @jit
 def ceiling_shape_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
-    """GEMM row: the nearest (k, n) not under the query's, then the last row with m not over ``at``."""
+    """Return a GEMM's row: the nearest (k, n) not below the query's, then the last m not above ``at``."""
     block = NO_KEY
     for i in range(len(row)):
         same = i > 0 and (

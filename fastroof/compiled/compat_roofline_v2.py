@@ -1,10 +1,10 @@
-"""Roofline V2's lookups and steps, in its own order of operations: the answers are its own to the last bit.
+"""Roofline V2's lookups and steps, in its order of operations: answers are identical to the last bit.
 
-Tables lie in one float64 arena, a block each, and a model's constants in another array, with the slots
-named below: of many small arrays, counting their references would cost more than the arithmetic.
+Tables are blocks of one float64 arena, and a model's constants another array, with the slots named below:
+counting references of many small arrays would cost more than the arithmetic.
 
-Every axis has one node more than was measured, with the last node's value, so that the cell of an x
-held inside the measured range always exists: at a node the weight is 0 and the node comes back as it is.
+Every axis has one extra node with the last node's value, so that an x clamped to the measured range always
+has a cell: at a node the weight is 0 and the node's value comes back unchanged.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fastroof.compiled.guides import bracket
 from fastroof.compiled.jit import jit
 
 LEAST_MFU = 1e-4
-"""Below it an interpolated MFU counts as a hole, and the nearest row above it serves."""
+"""An interpolated MFU below it counts as a hole; the nearest row above it is used instead."""
 
 FIRST_BUCKET = 512
 NUM_BUCKETS = 8
 """Prefill lengths are rounded up to 512, 1024, .. 65536."""
 
 MAX_SEQUENCE = 2**31
-"""Most tokens that a request's progress, or its new tokens, may be."""
+"""Largest progress or number of new tokens of a request."""
 
 CODE_OFFSETS = 1
 CODE_PROGRESS = 2
@@ -46,9 +46,9 @@ GEMM_K, GEMM_N, GEMM_MEMORY_S, GEMM_AT = 12, 16, 20, 24
 BUCKET_MFU = 28
 MODEL_SIZE = BUCKET_MFU + NUM_BUCKETS
 
-# Tuples and not NamedTuples: made anew for every call, which they would cost 2 us each.
+# tuples, not NamedTuples: they are made for every call, and a NamedTuple would cost 2 us each
 GemmPairs = tuple[Floats, Floats, Ints]
-"""The measured k and n, and where the curve over m of each pair lies in the arena."""
+"""The measured k and n, and where the arena has each pair's curve over m."""
 PrefillRequests = tuple[Ints, Ints, Ints]
 """Progress and new tokens of requests that prefill, and offsets: step i has offsets[i] to offsets[i + 1]."""
 DecodeRequests = tuple[Ints, Ints]
@@ -59,7 +59,7 @@ StepSeconds = tuple[Floats, Floats, Floats, Floats]
 
 @jit
 def _clamped(arena: Floats, start: int, stop: int, x: float) -> float:
-    """X held inside the measured range of a padded axis."""
+    """Clamp x to the measured range of a padded axis."""
     low: float = arena[start]
     high: float = arena[stop - 2]
     return min(max(x, low), high)
@@ -67,7 +67,7 @@ def _clamped(arena: Floats, start: int, stop: int, x: float) -> float:
 
 @jit
 def _curve_mfu(arena: Floats, at: int, x: float) -> float:
-    """MFU at x of a curve; of the nearest row in a hole, the first in the file of a tie."""
+    """Return a curve's MFU at x; in a hole that of the nearest row, of a tie the first in the file."""
     nodes = int(arena[at])
     start = at + CURVE_HEADER
     held = _clamped(arena, start, start + nodes, x)
@@ -126,7 +126,7 @@ def _gemm_pair(pairs: GemmPairs, k: float, n: float) -> int:
 def gemm_mfus(
     arena: Floats, pairs: GemmPairs, m: Floats, k: Floats, n: Floats, at: Ints, out: Floats
 ) -> None:
-    """Look up every (m, k, n), and say in ``at`` which curve served."""
+    """Look up every (m, k, n); ``at`` gets the curve that was used."""
     for p in range(len(out)):
         at[p] = pairs[2][_gemm_pair(pairs, k[p], n[p])]
         out[p] = _curve_mfu(arena, at[p], m[p])
@@ -134,7 +134,7 @@ def gemm_mfus(
 
 @jit
 def _batch_cell(arena: Floats, at: int, batch_size: float) -> tuple[int, float]:
-    """Where the cells of the batch size below begin, and how far it is to the next."""
+    """Return where the cells of the batch size below start, and the weight of the next batch size."""
     nb = int(arena[at])
     nkv = int(arena[at + 1])
     start = at + GRID_HEADER
@@ -146,7 +146,7 @@ def _batch_cell(arena: Floats, at: int, batch_size: float) -> tuple[int, float]:
 
 @jit
 def _grid_mfu(arena: Floats, at: int, row_at: int, tb: float, batch_size: float, kv_len: float) -> float:
-    """MFU of a grid at a KV length, between the batch size whose cells begin at ``row_at`` and the next."""
+    """Return a grid's MFU at a KV length, between the batch size at ``row_at`` and the next."""
     nkv = int(arena[at + 1])
     start = at + GRID_HEADER + int(arena[at])
     held = _clamped(arena, start, start + nkv, kv_len)
@@ -161,7 +161,7 @@ def _grid_mfu(arena: Floats, at: int, row_at: int, tb: float, batch_size: float,
 
 @jit
 def _grid_hole_mfu(arena: Floats, at: int, batch_size: float, kv_len: float) -> float:
-    """MFU of the nearest row, by distance in plain units; the first in the file of a tie."""
+    """Return the MFU of the nearest row by Euclidean distance, of a tie the first in the file."""
     nb = int(arena[at])
     nkv = int(arena[at + 1])
     rows = int(arena[at + 2])
@@ -188,7 +188,7 @@ def grid_mfus(arena: Floats, at: Ints, batch_size: Floats, kv_len: Floats, out: 
 
 @jit
 def _gemm_s(model: Floats, arena: Floats, g: int, m: float) -> float:
-    """One GEMM of one layer, not split: no faster than its FLOPs and than reading its weights."""
+    """Time one GEMM of one layer, not split, s: the longer of its FLOPs and reading its weights."""
     mfu = _curve_mfu(arena, int(model[GEMM_AT + g]), m)
     compute_s: float = 2.0 * m * model[GEMM_K + g] * model[GEMM_N + g] / (model[PEAK_FLOPS_PER_S] * mfu)
     memory_s: float = model[GEMM_MEMORY_S + g]
@@ -197,7 +197,7 @@ def _gemm_s(model: Floats, arena: Floats, g: int, m: float) -> float:
 
 @jit
 def _gemms_s(model: Floats, arena: Floats, m: float) -> float:
-    """Seconds of all layers' GEMMs over m tokens, summed as q + k + v + o + gate + up + down."""
+    """Time all layers' GEMMs over m tokens, s, summed as q + k + v + o + gate + up + down."""
     q = _gemm_s(model, arena, 0, m)
     k = _gemm_s(model, arena, 1, m)
     gate = _gemm_s(model, arena, 2, m)
@@ -208,13 +208,13 @@ def _gemms_s(model: Floats, arena: Floats, m: float) -> float:
 
 @jit
 def _attention_flops(num_heads: float, head_dim: float, new_tokens: float, context: float) -> float:
-    """FLOPs of one layer's attention, every new token against the whole context."""
+    """Count FLOPs of one layer's attention, every new token against the whole context."""
     return 2.0 * num_heads * new_tokens * context * head_dim * 2.0
 
 
 @jit
 def _token_bytes(model: Floats) -> tuple[float, float]:
-    """Bytes of one token's activations and of its KV, of all layers."""
+    """Count bytes of one token's activations and of its KV, all layers."""
     layers = model[NUM_LAYERS]
     width = model[BYTES_PER_PARAM]
     return layers * model[HIDDEN_SIZE] * width, 2.0 * layers * model[NUM_KV_HEADS] * model[HEAD_DIM] * width
@@ -229,7 +229,7 @@ def _moved_bytes(
     new_tokens: float,
     progress: float,
 ) -> float:
-    """Activations and KV of one request on one GPU; the weights come and go and leave their rounding."""
+    """Count activation and KV bytes of a request on a GPU, rounded as with weights added and subtracted."""
     one = new_tokens == 1.0
     activations = activation_bytes * new_tokens * (0.75 if one else 0.85)
     access = kv_bytes * progress * (0.80 if one else 0.92)
@@ -239,14 +239,14 @@ def _moved_bytes(
 
 @jit
 def _memory_s(model: Floats, moved_bytes: float) -> float:
-    """Seconds of a phase that moves these bytes, and the weights once."""
+    """Time a phase that moves these bytes, and the weights once, s."""
     seconds: float = (moved_bytes + model[WEIGHT_BYTES] / model[TP]) / model[BANDWIDTH_BYTES_PER_S]
     return seconds
 
 
 @jit
 def _mfu_row(model: Floats, arena: Floats, num_requests: float, mfu_row: Floats) -> None:
-    """MFU of decode attention at one batch size, over the nodes of the KV axis."""
+    """Interpolate the MFU of decode attention at one batch size, for all nodes of the KV axis."""
     at = int(model[DECODE_AT])
     nkv = int(arena[at + 1])
     row_at, tb = _batch_cell(arena, at, num_requests)
@@ -258,7 +258,7 @@ def _mfu_row(model: Floats, arena: Floats, num_requests: float, mfu_row: Floats)
 def _decode_s(
     model: Floats, arena: Floats, mfu_row: Floats, gemms_s: float, progress: Ints, start: int, stop: int
 ) -> tuple[float, float, int]:
-    """Compute and memory seconds of a step's decodes, and a code."""
+    """Return compute and memory seconds of a step's decodes, and a code."""
     num_requests = float(stop - start)
     at = int(model[DECODE_AT])
     nkv = min(int(arena[at + 1]), len(mfu_row))
@@ -279,7 +279,7 @@ def _decode_s(
             own = 0
         context = float(own)
         held = min(max(context, first), last)
-        # a handful of nodes: compared one after the other, without a branch to mispredict
+        # few nodes: a linear scan without a branch to mispredict
         j = 0
         for node in range(1, nkv - 1):
             if arena[kv_at + node] <= held:
@@ -300,7 +300,7 @@ def _decode_s(
 
 @jit
 def _bucket(tokens: int) -> int:
-    """Which bucket a prefill request falls into: the power of two that its last token reaches."""
+    """Return the bucket of a prefill request: the power of two that its last token reaches."""
     bucket = 0
     while bucket < NUM_BUCKETS - 1 and (FIRST_BUCKET << bucket) < tokens:
         bucket += 1
@@ -311,7 +311,7 @@ def _bucket(tokens: int) -> int:
 def _bucket_s(
     model: Floats, arena: Floats, progress: Ints, new_tokens: Ints, start: int, stop: int, bucket: int
 ) -> float:
-    """Compute seconds of the requests of one bucket, which run as one batch."""
+    """Return compute seconds of one bucket's requests, which run as one batch."""
     flops = 0.0
     tokens = 0
     for r in range(start, stop):
@@ -329,7 +329,7 @@ def _bucket_s(
 def _prefill_s(
     model: Floats, arena: Floats, progress: Ints, new_tokens: Ints, start: int, stop: int
 ) -> tuple[float, float, int]:
-    """Compute and memory seconds of a step's prefill requests, and a code: their buckets add up."""
+    """Return compute and memory seconds of a step's prefill requests, summed over buckets, and a code."""
     activation_bytes, kv_bytes = _token_bytes(model)
     present = 0
     moved_bytes = 0.0
@@ -353,7 +353,7 @@ def _prefill_s(
 
 @jit
 def _requests_of(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, int]:
-    """First and last request of step i, clamped into the arrays, and a code."""
+    """Return the first and last request of step i, clamped to the arrays, and a code."""
     start = int(offsets[i])
     stop = int(offsets[i + 1])
     if start < 0 or stop < start or stop > num_requests:
@@ -371,7 +371,7 @@ def steps_s(
     seconds: StepSeconds,
     out_s: Floats,
 ) -> int:
-    """Time steps, CSR in prefill and in decode requests: component seconds, and all. Returns a code."""
+    """Time steps, CSR in prefill and in decode requests: seconds of components and in all. Returns a code."""
     code = 0
     prefill_compute_s, prefill_memory_s, decode_compute_s, decode_memory_s = seconds
     prefill_progress, prefill_new_tokens, prefill_offsets = prefill
@@ -394,7 +394,7 @@ def steps_s(
         start, stop, bad = _requests_of(decode_offsets, i, len(decode_progress))
         if stop > start:
             if stop - start != num_decodes:
-                # neither GEMMs nor the row of MFUs depend on more
+                # GEMMs and the row of MFUs depend on nothing else
                 num_decodes = stop - start
                 gemms_s = _gemms_s(model, arena, float(num_decodes))
                 _mfu_row(model, arena, float(num_decodes), mfu_row)

@@ -1,11 +1,11 @@
-"""Steps of equal decodes, tabulated: for each batch size the straight lines along kv_len.
+"""Tables of equal decode steps: for each batch size, line segments along kv_len.
 
 Between two kv nodes a step of ``batch_size`` equal decodes takes ``at_zero + slope * kv_len``, so a step
-costs one load of a pair, one multiplication and one addition. A table holds the pair of every batch
-size and every key of the kv axis (see fastroof.pack.keys), 300 KB at 1024 sequences: beyond the first
-cache, but in the second, which is faster than five gathers from the first. Measured on a Zen 5,
-10 M random steps: 5 gathers 1.37 ns a step, 3 gathers 1.06, four coefficients by vector loads 0.58,
-pairs by vector loads 0.54, of which prefetching the streamed inputs gives 0.1.
+costs one load of a pair, one multiplication and one addition. A table holds the pair for every batch size
+and every key of the kv axis (see fastroof.pack.keys): 300 KB at 1024 sequences, which fits L2, and that is
+faster than five gathers from L1. Measured on a Zen 5, 10 M random steps: 5 gathers 1.37 ns a step, 3 gathers
+1.06, four coefficients by vector loads 0.58, pairs by vector loads 0.54; prefetching the inputs saves 0.1 of
+that.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fastroof.compiled.llvm import float_bits, line_lanes, output_store, prefetc
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.steps import CODE_SIZES, decode_rows_us, open_plan
 
-# Header slots of a table of lines; pairs (at_zero_us, slope_us) follow, a row a batch size from 0.
+# header slots of a table of lines; then pairs (at_zero_us, slope_us), a row for each batch size from 0
 MAX_BATCH, COLUMNS, SHIFT, FIRST_KEY = 0, 1, 2, 3
 LINES_HEADER = 8
 
 CHUNK = 128
-"""Steps whose lines are found before they are read: more no longer stay in the first cache."""
+"""Steps whose lines are located before they are read; more do not stay in L1."""
 
 AHEAD = 1024
-"""How far ahead inputs are fetched, elements."""
+"""Prefetch distance of inputs, elements."""
 LINE = 8
-"""Elements a cache line holds at least."""
+"""Minimum number of elements per cache line."""
 
 
 class LineCell(NamedTuple):
-    """What the straight lines along kv_len of one cell of a decode grid are made of."""
+    """The coefficients of one decode-grid cell's lines along kv_len."""
 
     batch_start: float
     kv_start: float
@@ -63,7 +63,7 @@ def line_cell(arena: Floats, block: GridBlock, row: int, column: int) -> LineCel
 
 @jit
 def cell_line(cell: LineCell, rows_us: float, batch_size: float) -> tuple[float, float]:
-    """A step's value at 0 and slope, us: :func:`fastroof.compiled.grids.grid_line` to the last bit."""
+    """Return a line's value at 0 and slope, us; identical to :func:`fastroof.compiled.grids.grid_line`."""
     v = batch_size - cell.batch_start
     slope = cell.slope_us + v * cell.batch_slope_us
     return rows_us + ((cell.at_start_us + v * cell.batch_us) - slope * cell.kv_start), slope

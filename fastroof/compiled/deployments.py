@@ -1,7 +1,7 @@
-"""The loop behind deployment sweeps: candidates by their number in, answers or the kept ones out.
+"""The loop behind deployment sweeps: from candidate numbers to their answers, or to the best of them.
 
-A candidate is a place in the product of a plan's axes. It is estimated as a closed loop of clients
-(fastroof.compiled.closed_loops), by itself: there is never a list of candidates.
+A candidate is an index into the product of a plan's axes. Each is estimated independently as a closed loop
+of clients (fastroof.compiled.closed_loops); a list of candidates is never made.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ from fastroof.compiled.steps import SPECULATION_AT, PlanParts, open_plan
 BINS_A_DOUBLING = 4
 FIRST_DOUBLING = -20
 BINS = 240
-"""Bins of a histogram: four a doubling, from 2**-20 to 2**40; what lies outside is in the outermost."""
+"""Bins of a histogram: four per doubling, from 2**-20 to 2**40; values outside go to the outermost."""
 
 
 class BestTable(NamedTuple):
-    """The best of each group, best first: a row a group, of which ``taken`` places are."""
+    """The best of each group, best first: a row per group, of which ``taken`` places are filled."""
 
     value: Floats
     at: Longs
@@ -82,7 +82,7 @@ class BestTable(NamedTuple):
 
 
 class Fronts(NamedTuple):
-    """The Pareto front of each group, x falling and y rising: a row a group, of which ``taken`` are."""
+    """The Pareto front of each group, x falling, y rising: a row per group, ``taken`` places filled."""
 
     x: Floats
     y: Floats
@@ -112,9 +112,9 @@ def keep_best(table: BestTable, group: int, value: float, at: int) -> None:
 
 @jit
 def keep_pareto(fronts: Fronts, group: int, x: float, y: float, at: int) -> bool:
-    """Keep a point unless another of its group has as much of both, and drop those that it beats."""
+    """Insert a point unless another of its group dominates it, and drop points that it dominates."""
     count = fronts.taken[group]
-    # the first with less x: all before it have at least as much, the last of those the most y
+    # the first with less x: all before have at least as much, and the last of those has the most y
     low = 0
     high = count
     while low < high:
@@ -125,7 +125,7 @@ def keep_pareto(fronts: Fronts, group: int, x: float, y: float, at: int) -> bool
             high = middle
     if low > 0 and fronts.y[group, low - 1] >= y:
         return True
-    # one of the same x has less y
+    # a point with the same x has less y
     start = low - 1 if low > 0 and fronts.x[group, low - 1] == x else low
     stop = low
     while stop < count and fronts.y[group, stop] <= y:
@@ -168,19 +168,19 @@ def reduce_best(groups: Longs, values: Floats, table: BestTable) -> None:
 
 @jit
 def reduce_pareto(groups: Longs, x: Floats, y: Floats, start: int, fronts: Fronts) -> int:
-    """Keep each group's front, from ``start`` on: returns where a row was full, or the number of points."""
+    """Keep each group's front, from ``start`` on. Returns where a row was full, or the number of points."""
     for i in range(start, len(groups)):
         if not keep_pareto(fronts, groups[i], x[i], y[i], i):
             return i
     return len(groups)
 
 
-# Objectives, of which more is better.
+# objectives; more is better
 PER_GPU_HIGH, PER_USER_HIGH, COST_LOW, GOODPUT = range(4)
 
 
 class Axes(NamedTuple):
-    """Axes of a plan's candidates, the first the slowest; layouts and budgets have several columns."""
+    """Axes of a plan's candidates, the first varies slowest; layouts and budgets have several columns."""
 
     replicas: Floats
     prefill_workers: Floats
@@ -194,7 +194,7 @@ class Axes(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """What is kept, by group: a candidate's group is the sum of its layout's and of its digits' strides."""
+    """Results by group: a candidate's group is the sum of its layout's and its digits' strides."""
 
     is_pareto: bool
     layout_group: Longs
@@ -206,7 +206,7 @@ class Reduction(NamedTuple):
 
 @jit
 def candidate_digits(axes: Axes, number: int, digits: Longs) -> None:
-    """Find a candidate's place on each axis: layout, isl, osl, load, budget, prefix hit."""
+    """Find a candidate's index on each axis: layout, isl, osl, load, budget, prefix hit."""
     rest = number
     lengths = (len(axes.isl), len(axes.osl), len(axes.load), len(axes.budget), len(axes.prefix_hit))
     for i in range(5, 0, -1):
@@ -218,7 +218,7 @@ def candidate_digits(axes: Axes, number: int, digits: Longs) -> None:
 
 @jit
 def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOptions, scratch: Scratch) -> int:
-    """Estimate a candidate into ``scratch.answer``; returns what became of it."""
+    """Estimate a candidate into ``scratch.answer``. Returns the outcome."""
     digits = scratch.digits
     candidate_digits(axes, number, digits)
     layout = digits[0]
@@ -305,7 +305,7 @@ def _origin(
     budget: float,
     options: DeploymentOptions,
 ) -> int:
-    """How a candidate's mean steps are made: the largest origin of their parts."""
+    """Return the origin of a candidate's mean steps: the largest of their parts'."""
     decodes = max(answer[DECODES], 1.0)
     prefill = answer[PREFILL_TOKENS]
     if prefill == 0.0:
@@ -340,7 +340,7 @@ def evaluate_candidates(
     codes: Flags,
     origins: Flags,
 ) -> None:
-    """Estimate candidates: ``answers`` has a column a candidate, of which those of estimates are filled."""
+    """Estimate candidates into ``answers``, a column each; columns without an estimate stay unfilled."""
     plan = open_plan(arena)
     for i in range(len(numbers)):
         codes[i] = _candidate(arena, axes, numbers[i], options, scratch)
@@ -357,7 +357,7 @@ def evaluate_candidates(
 
 @jit
 def _objective(answer: Any, objective: int) -> float:
-    """What there should be most of."""
+    """Return the metric to maximize."""
     value = answer[TOKENS_PER_S]
     if objective == PER_GPU_HIGH:
         value = answer[PER_GPU]
@@ -379,7 +379,7 @@ def reduce_candidates(
     reduction: Reduction,
     counts: Longs,
 ) -> int:
-    """Keep the best candidates, or the Pareto front, of those within the limits, and count all by code."""
+    """Keep the best candidates, or the Pareto front, within the limits, and count all by outcome."""
     strides = reduction.strides
     for number in range(start, stop):
         code = _candidate(arena, axes, number, options, scratch)

@@ -1,8 +1,8 @@
-"""The loop behind disaggregated estimates: workers that only prefill hand over to workers that only decode.
+"""The loop behind disaggregated estimates: prefill workers hand requests over to decode workers.
 
-A closed loop of clients goes round prefill, link and decode. How many decode at once is searched for: the
-more, the more requests a second, and the more clients are at all three places together. The formulas are
-those of :func:`fastroof.serving.estimate_disaggregated`.
+Clients cycle through prefill, link and decode. The number that decode at once is found by search: the more
+decode, the higher the rate, and the more clients there are in all three places. The formulas are those of
+:func:`fastroof.serving.estimate_disaggregated`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ CODE_PREFILL_KV = 6
 CODE_DECODE_SEQS = 7
 """A decode step of more sequences than the plan times."""
 
-# Rows of the answer; tokens are those of all clients.
+# rows of the answer; tokens are those of all clients
 TTFT_US, TPOT_US, REQUEST_US, TOKENS_PER_US, WAIT_US, PREFILL_US, TRANSFER_US = range(7)
 PREFILL_BATCH, PREFILL_LOAD, LINK_LOAD, DECODES, DECODE_STEP_US, KV_LEN, KV_LOAD = range(7, 14)
 DISAGGREGATED_ROWS = 14
 
 TRIALS = 100
 CLOSE = 1e-10
-"""Relative error at which the search is over: half of random scenarios take 6 trials, the mean is 11."""
+"""Relative error at which the search ends; over random scenarios the median is 6 trials, the mean 11."""
 
 MAX_LOAD = 1.0 - 1e-9
-"""Of a queue whose length is still worked out."""
+"""Largest utilization of a queue whose length is computed."""
 
 
 class LinkOptions(NamedTuple):
-    """What all scenarios of a call have in common."""
+    """Options of all scenarios of a call."""
 
     prefill_kv_tokens: float
     decode_kv_tokens: float
@@ -67,7 +67,7 @@ class LinkOptions(NamedTuple):
 
 
 class PrefillWorker(NamedTuple):
-    """One worker's batches of prompts: of one, and of as many as a step holds; ``tokens`` of a step."""
+    """One worker's smallest and largest batch of prompts, and a step's ``tokens``."""
 
     one_us: float
     most: float
@@ -76,7 +76,7 @@ class PrefillWorker(NamedTuple):
 
 
 class PrefillTime(NamedTuple):
-    """What a prompt sees at a prefill worker: waiting, its batch's prompts and time."""
+    """A prompt's wait at a prefill worker, and its batch's prompts and time."""
 
     wait_us: float
     batch: float
@@ -85,20 +85,20 @@ class PrefillTime(NamedTuple):
 
 @jit_inline
 def _transfer_us(isl: float, options: LinkOptions) -> float:
-    """Time that a prompt's KV cache and state take from one worker to another, us."""
+    """Time to send a prompt's KV cache and state from one worker to another, us."""
     share, state = options.transfer_window_share, options.transfer_state_tokens
     return held_tokens(isl, options.window, share, state) * options.transfer_us_per_token
 
 
 @jit_inline
 def _prefill_held(tokens: float, options: LinkOptions) -> float:
-    """Tokens' worth of KV cache and state of a sequence on a prefill worker."""
+    """Return the tokens' worth of KV cache and state of a sequence on a prefill worker."""
     return held_tokens(tokens, options.window, options.prefill_window_share, options.prefill_state_tokens)
 
 
 @jit_inline
 def _decode_held(tokens: float, options: LinkOptions) -> float:
-    """Tokens' worth of KV cache and state of a sequence on a decode worker."""
+    """Return the tokens' worth of KV cache and state of a sequence on a decode worker."""
     return held_tokens(tokens, options.window, options.decode_window_share, options.decode_state_tokens)
 
 
@@ -108,7 +108,7 @@ def _prefill_worker(
 ) -> PrefillWorker:
     """Time the smallest and the largest batch of whole prompts."""
     there = open_speculation(arena, plan)
-    # the draft reads prompts here; what it says is said by the decode worker's
+    # the draft reads prompts here; the decode worker's drafts tokens
     drafts = Speculation(1.0, 1.0, 1.0, there.head_at, there.head_last, 0, 0, there.draft_at)
     held = _prefill_held(isl, options)
     most = max(math.floor(min(budget / isl, options.prefill_kv_tokens / held)), 1.0)
@@ -125,7 +125,7 @@ def _prefill_worker(
 def _decode_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
 ) -> float:
-    """Mean step of a decode worker, its draft's steps included, us."""
+    """Time a decode worker's mean step, including its draft's steps, us."""
     step_us = mean_decode_step_us(arena, plan, speculation, decodes, isl, osl)
     if speculation.draft_at > 0:
         step_us += draft_decode_us(arena, speculation, decodes, isl, osl)
@@ -134,7 +134,7 @@ def _decode_us(
 
 @jit
 def _prefill_time(worker: PrefillWorker, arrivals: float) -> PrefillTime:
-    """Time that a prompt takes where ``arrivals`` others come in a us, of one worker."""
+    """Time a prompt at a prefill worker with ``arrivals`` per us."""
     more_us = (worker.most_us - worker.one_us) / max(worker.most - 1.0, 1.0)
     batch = 1.0
     batch_us = worker.one_us
@@ -164,7 +164,7 @@ def _scenario(
     options: LinkOptions,
     out: Any,
 ) -> tuple[int, float]:
-    """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
+    """Estimate one scenario into its column of the answer. Returns a code and the size it concerns."""
     isl, osl, clients, prefill_workers, decode_workers, budget = sizes
     if not (1.0 <= isl <= MAX_KV_LEN and 2.0 <= osl <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
@@ -182,7 +182,7 @@ def _scenario(
         return CODE_WHOLE_PROMPT, isl
     speculation = open_speculation(decode_arena, decode)
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
     others = (clients - 1.0) / clients
     transfer_us = _transfer_us(isl, options)
     worker = _prefill_worker(prefill_arena, prefill, isl, budget, options)
@@ -200,24 +200,25 @@ def _scenario(
     high_moved = False
     rate = 0.0
     decode_us = 0.0
-    beside = 1.0
+    decoding = 1.0
     prompt = PrefillTime(0.0, 1.0, worker.one_us)
     trial = 0
     while True:
-        # a decoding request has the others' share of its worker beside itself, spread evenly
-        beside = min(max(1.0 / decode_workers + at * others, 1.0), most)
-        decode_us = _decode_us(decode_arena, decode, speculation, beside, isl, osl)
-        rate = decode_workers * at / (says * decode_us)
+        # besides itself, a decoding request shares its worker with an even share of the others
+        decoding = min(max(1.0 / decode_workers + at * others, 1.0), most)
+        decode_us = _decode_us(decode_arena, decode, speculation, decoding, isl, osl)
+        rate = decode_workers * at / (output_steps * decode_us)
         prompt = _prefill_time(worker, rate * others / prefill_workers)
         there = rate * (prompt.wait_us + prompt.batch_us + transfer_us) + decode_workers * at
-        # from -1 to 1, since queues near their limit are any length
+        # scaled to -1 to 1, since queues near their limit have any length
         over = max(
             there / clients - 1.0 if there < clients else 1.0 - clients / there, rate / rate_limit - 1.0
         )
         trial += 1
         if abs(over) <= CLOSE or (trial == 1 and over < 0.0) or trial == TRIALS:
             break
-        # regula falsi, an end that stays counting half (Illinois); now and then bisection, lest it stalls
+        # regula falsi, the retained end weighted by half (Illinois); occasional bisection, so that it cannot
+        # stall
         if over > 0.0:
             too_few *= 0.5 if high_moved else 1.0
             high, too_many, high_moved = at, over, True
@@ -227,10 +228,10 @@ def _scenario(
         share = 0.5 if trial % 4 == 0 else too_few / (too_few + too_many)
         at = low + (high - low) * share
     # Little's law: clients over requests a second is the time from one request to the next
-    ttft_us = max(clients / rate - says * decode_us, prompt.batch_us + transfer_us)
-    request_us = ttft_us + says * decode_us
+    ttft_us = max(clients / rate - output_steps * decode_us, prompt.batch_us + transfer_us)
+    request_us = ttft_us + output_steps * decode_us
     out[TTFT_US] = ttft_us
-    out[TPOT_US] = decode_us * (says / gaps)
+    out[TPOT_US] = decode_us * (output_steps / gaps)
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = clients * osl / request_us
     out[WAIT_US] = ttft_us - (prompt.batch_us + transfer_us)
@@ -239,7 +240,7 @@ def _scenario(
     out[PREFILL_BATCH] = prompt.batch
     out[PREFILL_LOAD] = rate / prefill_rate
     out[LINK_LOAD] = rate / link_rate
-    out[DECODES] = beside
+    out[DECODES] = decoding
     out[DECODE_STEP_US] = decode_us
     out[KV_LEN] = isl + 0.5 * osl
     out[KV_LOAD] = at * a_request / options.decode_kv_tokens
@@ -247,8 +248,8 @@ def _scenario(
         return CODE_SEQS, worker.most
     if worker.tokens > prefill.max_tokens:
         return CODE_TOKENS, worker.tokens
-    if beside > min(decode.max_seqs, decode.max_tokens / speculation.tokens):
-        return CODE_DECODE_SEQS, beside
+    if decoding > min(decode.max_seqs, decode.max_tokens / speculation.tokens):
+        return CODE_DECODE_SEQS, decoding
     return 0, 0.0
 
 
@@ -256,7 +257,7 @@ def _scenario(
 def disaggregated_estimates(
     prefill_arena: Floats, decode_arena: Floats, scenarios: Floats, options: LinkOptions, out: Floats
 ) -> tuple[int, int, float]:
-    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above."""
+    """Estimate scenarios into ``out``, a column each; its rows are named above."""
     prefill = open_plan(prefill_arena)
     decode = open_plan(decode_arena)
     for i in range(scenarios.shape[1]):
@@ -284,7 +285,7 @@ def worker_rates(
     budget: float,
     options: LinkOptions,
 ) -> tuple[float, float]:
-    """Requests a us that one prefill worker hands over at most, and that one decode worker finishes."""
+    """Return the maximum request rate of one prefill worker and of one decode worker, 1/us."""
     worker = _prefill_worker(prefill_arena, open_plan(prefill_arena), isl, budget, options)
     decode = open_plan(decode_arena)
     speculation = open_speculation(decode_arena, decode)

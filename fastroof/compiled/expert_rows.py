@@ -1,12 +1,12 @@
-"""What ranks of attention data parallelism share: experts, priced by the tokens of all ranks.
+"""Experts that ranks of attention data parallelism share, timed by the tokens of all ranks.
 
-A plan's step is that of a rank whose fellows have as many tokens each. Of it the calls that follow the tokens
-of all ranks are summed once more in the arena, by the tokens that each rank has where all have as many:
+A plan's step is that of a rank when all ranks have as many tokens. The calls that depend on the tokens of all
+ranks are also summed separately in the arena, by tokens per rank when all have as many:
 
     step of all ranks = max over ranks of (own step + experts(all tokens) - experts(ranks x own tokens))
 
-which is the own step, to the last bit, where all have as many. Between whole numbers of tokens a rank the
-price is a straight line. Fewer tokens than ranks cost as one each.
+which is the own step, to the last bit, if all have as many. Between integer tokens per rank the time is
+linear. Fewer tokens than ranks cost as much as one each.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.steps import DECODE_EXPERT_AT, EXPERT_AT, RANKS, PlanParts
 
 PADDED_NEVER, PADDED_TO_FULLEST, PADDED_IN_GRAPHS, PADDED_BY_HALF = range(4)
-"""What experts compute, in the order of fastroof.engines.data_parallel.PADDINGS."""
+"""How experts' tokens are padded, in the order of fastroof.engines.data_parallel.PADDINGS."""
 
 LEAST_LOADED, TAKES_TURNS, FEWEST_TOKENS = range(3)
-"""The rank of a request, in the order of fastroof.engines.data_parallel.ASSIGNMENTS."""
+"""How a request's rank is chosen, in the order of fastroof.engines.data_parallel.ASSIGNMENTS."""
 
 
 class RankRules(NamedTuple):
@@ -42,7 +42,7 @@ ONE_RANK: Final = RankRules()
 
 @jit_inline
 def expert_rows_us(arena: Floats, plan: PlanParts, total_tokens: float, is_decode: bool) -> float:
-    """Time of all calls that follow the tokens of all ranks, us; 0 in a plan without such a part."""
+    """Time the calls that depend on the tokens of all ranks, us; 0 in plans without them."""
     header_at = plan.header_at
     at = int(arena[header_at + (DECODE_EXPERT_AT if is_decode else EXPERT_AT)])
     if at == 0:
@@ -57,7 +57,7 @@ def expert_rows_us(arena: Floats, plan: PlanParts, total_tokens: float, is_decod
 
 @jit_inline
 def seen_tokens(rules: RankRules, total_tokens: float, fullest: float, is_decode: bool) -> float:
-    """Tokens that experts compute in a step of ranks with so many in all, and so many on the fullest."""
+    """Return the tokens that experts compute, from those of all ranks and of the fullest."""
     padding = rules.decode_padding if is_decode else rules.prompt_padding
     padded = float(rules.ranks) * fullest
     if (
@@ -73,6 +73,6 @@ def seen_tokens(rules: RankRules, total_tokens: float, fullest: float, is_decode
 def wait_for_others_us(
     arena: Floats, plan: PlanParts, own_tokens: float, is_own_decode: bool, seen: float, is_decode: bool
 ) -> float:
-    """What a rank's own step takes more (or less) in a step whose experts compute ``seen`` tokens, us."""
+    """Return the change of a rank's own step time if experts compute ``seen`` tokens, us."""
     own_us = expert_rows_us(arena, plan, arena[plan.header_at + RANKS] * own_tokens, is_own_decode)
     return expert_rows_us(arena, plan, seen, is_decode) - own_us

@@ -1,4 +1,4 @@
-"""Loops over GEMM tables: one a lookup method.
+"""Loops over GEMM tables, one for each lookup method.
 
 Packed tables are padded (see fastroof.pack): every axis has a node below its measured range and one
 far above it, so the loops only ever interpolate. Flags say what a node is: 0 measured, 2 padded; a
@@ -18,15 +18,15 @@ from fastroof.compiled.layout import EXTRAPOLATED, INTERPOLATED, PackedGemm
 from fastroof.compiled.llvm import table_load
 
 GemmGuides = tuple[Guide, Guide, Guide]
-"""Of k, n and m."""
+"""Sizes k, n and m."""
 
 
 GemmSizes = tuple[Floats, Floats, Floats]
-"""m, n and k of GEMMs or of a table's nodes. A NamedTuple would cost 1.1 us per call, this costs 0.1."""
+"""m, n and k of GEMMs or of a table's nodes. A NamedTuple would cost 1.1 us per call, a tuple 0.1."""
 
 
 class GemmPoint(NamedTuple):
-    """Where a row is searched."""
+    """The row to search."""
 
     m: float
     n: float
@@ -35,7 +35,7 @@ class GemmPoint(NamedTuple):
 
 
 class NearestNode(NamedTuple):
-    """The nearest measured point so far: its squared distance, and where it is; node -1 is none."""
+    """The nearest measured point so far: squared distance and position; node -1 for none."""
 
     squared: float
     row: int
@@ -126,7 +126,7 @@ def gemm_latency_us(gemm: PackedGemm, m: Floats, n: Floats, k: Floats, out: Floa
 
 @jit
 def _clamp(axis: Floats, start: int, stop: int, x: float) -> float:
-    """X moved into the measured range of a padded axis."""
+    """Clamp x to the measured range of a padded axis."""
     low: float = axis[start + 1]
     high: float = axis[stop - 2]
     return min(max(x, low), high)

@@ -1,4 +1,4 @@
-"""Loops over two-dimensional attention tables: the value of a cell, and every lookup method.
+"""Loops over two-dimensional attention tables: the value of a cell, and each lookup method.
 
 Packed grids are padded and without holes (see fastroof.pack), so the loops only ever interpolate. Flags
 say what a node is: 0 measured, 2 filled or padded, 3 borrowed, 4 modelled; a result takes the largest
@@ -24,21 +24,21 @@ from fastroof.compiled.layout import (
 )
 from fastroof.compiled.llvm import float_bits, output_store, table_load
 
-# A grid block of an arena: four slots for the y axis, four for the x axis, the form, then the y axis, the
+# a grid block of an arena: four slots for the y axis, four for the x axis, the form, then the y axis, the
 # x axis, their guides, ny * nx cells of six coefficients, ny * nx flags.
 Y, X, FORM, BLOCK_HEADER = 0, 4, 8, 9
-# Slots of an axis: how many nodes it has, and its guide (see fastroof.pack.keys).
+# slots of an axis: its number of nodes, and its guide (see fastroof.pack.keys)
 NODES, SHIFT, FIRST_KEY, KEYS = 0, 1, 2, 3
 
 
 def x_axis_of(block: Floats) -> Floats:
-    """A block's x axis."""
+    """Return where a block's x axis starts."""
     start = BLOCK_HEADER + int(block[Y + NODES])
     return block[start : start + int(block[X + NODES])]
 
 
 def cells_of(block: Floats) -> slice:
-    """Where a block's coefficients are."""
+    """Return where a block's coefficients start."""
     ny, nx = int(block[Y + NODES]), int(block[X + NODES])
     start = BLOCK_HEADER + ny + nx + int(block[Y + KEYS]) + int(block[X + KEYS])
     return slice(start, start + 6 * ny * nx)
@@ -56,7 +56,7 @@ class AxisSlots(NamedTuple):
 
 
 class GridBlock(NamedTuple):
-    """A block's header, read once before a loop: read inside, every step would wait for it (20 ns)."""
+    """A block's header, read once before a loop; reading it inside would delay every step by 20 ns."""
 
     form: int
     y: AxisSlots
@@ -67,7 +67,7 @@ class GridBlock(NamedTuple):
 
 
 class GridPlace(NamedTuple):
-    """Where a point is in all blocks of the same axes: its cell's coefficients, its offsets from there."""
+    """A point's position in blocks with the same axes: its cell's coefficients and its offsets there."""
 
     coefficients: int
     v: float
@@ -131,7 +131,7 @@ def grid_place(arena: Floats, block: GridBlock, y: float, x: float) -> GridPlace
 
 @jit_inline
 def latency_at(arena: Floats, block: GridBlock, place: GridPlace) -> float:
-    """What the cell of a block says of a place: its value where the block holds latencies."""
+    """Evaluate a block's cell at a place: the latency, if the block holds latencies."""
     c, u = block.cells_at + place.coefficients, place.u
     value: float = (
         table_load(arena, c)
@@ -154,7 +154,7 @@ def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
 
 @jit_inline
 def grid_line(arena: Floats, block: GridBlock, y: float, x: float) -> tuple[float, float]:
-    """Value at 0 and slope of the straight line along x that (y, x) is on, in a block without curvature."""
+    """Return value at 0 and slope of the line along x through (y, x), in a block without curvature."""
     i = axis_cell(arena, block.y, y)
     v = y - table_load(arena, block.y.nodes_at + i)
     return line_at(arena, block, i, v, axis_cell(arena, block.x, x))
@@ -171,7 +171,7 @@ def line_at(arena: Floats, block: GridBlock, i: int, v: float, j: int) -> tuple[
 
 @jit_inline
 def grid_flag(arena: Floats, block: GridBlock, y: float, x: float) -> int:
-    """How the value at (y, x) is made: the largest flag among the nodes it uses."""
+    """Return the origin of the value at (y, x): the largest flag among the nodes it uses."""
     i = axis_cell(arena, block.y, y)
     j = axis_cell(arena, block.x, x)
     f = block.flags_at + i * block.nx + j
@@ -275,7 +275,7 @@ def grid_nearest_us(
 
 @jit
 def curve_rows(axis: Floats, value: Floats, flag: Flags, out: Floats, origin: Flags) -> None:
-    """Look one curve up at 0, 1, 2, ...: entry 0, no work, gets nothing."""
+    """Look one curve up at 0, 1, 2, ...; entry 0, no work, is not written."""
     last = len(axis) - 1
     i = 0
     out[:1] = 0.0
@@ -288,7 +288,7 @@ def curve_rows(axis: Floats, value: Floats, flag: Flags, out: Floats, origin: Fl
 
 @jit
 def sum_rows(values: Floats, times: Floats, sums: Floats) -> None:
-    """Sum operators, a plan a row: ``sums[plan] = sum of times[plan, operator] * values[operator]``."""
+    """Sum operators, a row per plan: ``sums[plan] = sum of times[plan, operator] * values[operator]``."""
     for plan in range(len(sums)):
         row = sums[plan]
         for operator in range(len(values)):
@@ -308,7 +308,7 @@ def grid_points_us(grid: GuidedGrid, y: Floats, x: Floats, out: Floats, origin: 
     for p in range(len(out)):
         yp = table_load(y, p)
         xp = table_load(x, p)
-        # a grid has a cell above its last node too, which no size reaches
+        # a grid has a cell above its last node, too, which no size reaches
         i = guided_node(axes, guides, y_guide, yp)
         j = guided_node(axes, guides, x_guide, xp)
         v = yp - table_load(axes, i)

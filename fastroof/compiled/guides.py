@@ -1,4 +1,4 @@
-"""The cell of an axis from the leading bits of a coordinate: no search, whatever the axis' length."""
+"""Find the cell of an axis from the leading bits of a coordinate: no search, whatever the axis' length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastroof.compiled.jit import jit
 from fastroof.compiled.layout import GUIDE_HEADER, INTERPOLATED, PackedCurve
 from fastroof.compiled.llvm import float_bits, table_load
 
-# Several axes lie one after the other in one array, and so do their guides: a header an axis, then the
+# Several axes lie one after the other in one array, and so do their guides: a header per axis, then the
 # cells. Header: first and last cell of the axis, place of its first key's cell, last key, key of the first,
 # bits of a float64 to drop for a key. Places and cells count from the beginning of their array.
 FIRST_CELL, LAST_CELL, CELLS_AT, LAST_KEY, FIRST_KEY, SHIFT = range(6)
@@ -17,7 +17,7 @@ Guide = tuple[int, int, int, int, int, int]
 
 @jit
 def guide_of(guides: Ints, axis: int) -> Guide:
-    """Header of one axis, to be read once before a loop."""
+    """Header of one axis, read once before a loop."""
     at = axis * GUIDE_HEADER
     return (
         guides[at + FIRST_CELL],
@@ -72,7 +72,7 @@ def nearest_node(axis: Floats, start: int, stop: int, x: float) -> int:
 def curve_point(
     axis: Floats, value: Floats, flag: Flags, start: int, stop: int, x: float
 ) -> tuple[float, int]:
-    """Value at x of the curve through ``(axis, value)[start:stop]``, and how it was made."""
+    """Return the value at x of the curve through ``(axis, value)[start:stop]``, and its origin."""
     i = bracket(axis, start, stop, x)
     x0 = axis[i]
     y0 = value[i]

@@ -1,4 +1,4 @@
-"""The intrinsics of :mod:`fastroof.compiled.llvm`, as instructions of LLVM; they import numba."""
+"""The intrinsics of :mod:`fastroof.compiled.llvm` as LLVM instructions; this module imports numba."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INT32, _INT64, _DOUBLE = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 
 
 def _scopes(module: Any) -> tuple[Any, Any]:
-    """Metadata lists of the scopes TABLE and OUTPUT in one domain, the same all over a module."""
+    """Return metadata lists of the scopes TABLE and OUTPUT, the same throughout a module."""
     known = module.namedmetadata.get("fastroof.scopes")
     if known is not None:
         return known.operands[0], known.operands[1]
@@ -172,7 +172,7 @@ pointer_at: Any = intrinsic(_intrinsic_pointer_at)
 """``pointer_at(address)``: an address as a pointer, for ``numba.carray``; compiled code only."""
 
 stack_words: Any = intrinsic(prefer_literal=True)(_intrinsic_stack_words)
-"""``stack_words(8)``: a pointer to so many int64 that live as long as the call; compiled code only."""
+"""``stack_words(8)``: a pointer to 8 int64 that live as long as the call; compiled code only."""
 
 
 # without types of their own
@@ -182,13 +182,13 @@ _VECTOR_BITS: Final = 512
 
 
 def _call(builder: Any, name: str, returns: Any, arguments: list[Any]) -> Any:
-    """Call one of LLVM's own functions."""
+    """Call an LLVM intrinsic function."""
     kind = ir.FunctionType(returns, [argument.type for argument in arguments])
     return builder.call(_cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 class _Lanes:
-    """What is made of a vector of requests, and the sums so far: bits, contexts, room, high bits."""
+    """Sums over vectors of requests: bits, contexts, room, high bits."""
 
     def __init__(self, builder: Any, element: Any, room: Any) -> None:
         self.builder, self.element = builder, element
@@ -200,14 +200,14 @@ class _Lanes:
         self.name = f"v{self.count}i{element.width}"
 
     def all_of(self, value: Any) -> Any:
-        """A vector of one value."""
+        """Return a vector with one value in every lane."""
         empty = ir.Constant(ir.VectorType(value.type, self.count), ir.Undefined)
         one = self.builder.insert_element(empty, value, _INT32(0))
         first = ir.Constant(ir.VectorType(_INT32, self.count), [0] * self.count)
         return self.builder.shuffle_vector(one, one, first)
 
     def added(self, sums: tuple[Any, ...], new: Any, context: Any, at: Any) -> tuple[Any, ...]:
-        """The sums with a vector more, whose first request is number ``at``."""
+        """Add a vector, whose first request is number ``at``, to the sums."""
         builder = self.builder
         bits, contexts, rooms, high = sums
         more = builder.sub(new, self.one)
@@ -226,7 +226,7 @@ class _Lanes:
         )
 
     def total(self, sums: Any, operation: str) -> Any:
-        """One int64 of a vector."""
+        """Sum a vector to one int64."""
         if operation == "add" and self.element.width < _INT64.width:
             sums = self.builder.sext(sums, ir.VectorType(_INT64, self.count))
             return _call(self.builder, f"llvm.vector.reduce.add.v{self.count}i64", _INT64, [sums])
@@ -296,7 +296,7 @@ def _intrinsic_request_lanes(
         for phi, value, more in zip(done, merged, with_tail, strict=True):
             phi.add_incoming(value, last)
             phi.add_incoming(more, tail)
-        # lanes that are no requests: a new token without a context, each with all of the room
+        # lanes without a request: a new token without a context, each with all of the room
         padding = builder.and_(builder.neg(args[3]), ir.Constant(_INT64, lanes.count - 1))
         unused = builder.sub(ir.Constant(_INT64, TILE), args[3])
         bits = builder.and_(done[0], builder.lshr(ir.Constant(_INT64, -1), unused))

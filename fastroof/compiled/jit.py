@@ -1,4 +1,4 @@
-"""The one decorator of every compiled loop."""
+"""The decorators of compiled loops."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS: Final[dict[str, Any]] = {
     "nogil": True,
     "error_model": "numpy",
-    # a second entry, for callers in C: nobody calls it, and it takes 9 % of compiling
+    # a second entry, for callers in C: unused, and 9 % of compile time
     "no_cfunc_wrapper": True,
 }
 
 
 def jit(function: F) -> F:
-    """Compile a loop: no GIL, NumPy's division, strict IEEE order; a loop of this package is kept on disk."""
+    """Compile a loop: no GIL, NumPy's division, strict IEEE order; loops of this package are cached."""
     return _compiled(function, OPTIONS)
 
 
 def jit_inline(function: F) -> F:
-    """Compile a part of loops, as :func:`jit` does, and copy it into each of them."""
+    """Compile a function as :func:`jit` does and inline it into every caller."""
     return _compiled(function, {**OPTIONS, "forceinline": True})
 
 
 def jit_stateful(function: F) -> F:
-    """Compile a loop that hands many arrays on to its parts, as :func:`jit` does; it counts no references."""
+    """Compile a loop that passes many arrays on as :func:`jit` does, without reference counts."""
     return _compiled(function, {**OPTIONS, "_nrt": False})
 
 
 def jit_stateful_inline(function: F) -> F:
-    """Compile a part of such loops, as :func:`jit_inline` does."""
+    """Compile a function as :func:`jit_stateful` does and inline it into every caller."""
     return _compiled(function, {**OPTIONS, "_nrt": False, "forceinline": True})
 
 
 @cache
 def _compiler() -> tuple[Any, Any]:
-    """Numba's decorator, and what keeps its code: imported where something is compiled."""
+    """Return Numba's decorator and the cache of its code, imported when something is compiled."""
     import numba
     from numba.core.compiler_lock import global_compiler_lock
 
     from fastroof.compiled.code_cache import LoopCache
 
-    # A child forked while another thread compiles would wait for ever for that thread's lock.
+    # a child forked while another thread compiles would wait forever for that thread's lock
     os.register_at_fork(
         before=global_compiler_lock.acquire,
         after_in_parent=global_compiler_lock.release,
@@ -61,7 +61,7 @@ def _compiled(function: F, options: dict[str, Any]) -> F:
         return function
     njit, loop_cache = _compiler()
     compiled: Any = njit(**options)(function)
-    # It is the function itself with NUMBA_DISABLE_JIT. Code from elsewhere is in no version: it could be old.
+    # with NUMBA_DISABLE_JIT it is the function itself; code from elsewhere is in no version and may be stale
     if compiled is not function and function.__module__.startswith(f"{__package__}."):
         compiled._cache = loop_cache(function)
     return cast("F", compiled)

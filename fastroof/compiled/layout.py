@@ -1,4 +1,4 @@
-"""Layout constants that packing needs too, and widths; without numba, so that packing loads without it."""
+"""Layout constants that packing needs too, and vector widths; this module does not import numba."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GUIDE_HEADER = 6
 FORM_LATENCY, FORM_DECODE_RATE, FORM_PREFILL_RATE = 0, 1, 2
 
 LANES = 8
-"""Elements that ``line_lanes`` takes at once, see :mod:`fastroof.compiled.llvm`."""
+"""Elements that ``line_lanes`` processes at once, see :mod:`fastroof.compiled.llvm`."""
 
 TILE = 64
-"""Requests that ``request_lanes`` takes at most, see :mod:`fastroof.compiled.llvm`."""
+"""Maximum number of requests of ``request_lanes``, see :mod:`fastroof.compiled.llvm`."""
 
 
 Origins = npt.NDArray[np.uint16]
@@ -32,7 +32,7 @@ class PackedCurve(NamedTuple):
     Attributes
     ----------
     axis, value, flag : ndarray, shape (nodes,)
-        Sizes, latencies in us, and what each node is.
+    Sizes, latencies in us, and each node's flag.
     guides : ndarray of int64
         The axis' guide; empty where nodes are too close for one.
     """
@@ -107,12 +107,12 @@ _chosen: list[bool] = []
 
 
 def run_plain() -> bool:
-    """Have all loops of this process run as Python, unless some were imported as what is compiled."""
+    """Run all loops of this process as Python, unless some were already imported as compiled ones."""
     if f"{__package__}.jit" not in sys.modules:
         _chosen[:] = [True]
     return is_plain()
 
 
 def is_plain() -> bool:
-    """Whether :func:`run_plain` had this process's loops run as Python."""
+    """Whether :func:`run_plain` makes this process's loops run as Python."""
     return bool(_chosen)

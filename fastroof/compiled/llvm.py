@@ -1,4 +1,4 @@
-"""What Numba cannot say and LLVM can: loads that no store changes, and lanes of pairs.
+"""What Numba cannot express and LLVM can: loads that no store changes, and vector loads of pairs.
 
 A loop that reads tables and writes an output stays scalar in Numba: the store might change the table,
 and there is no ``restrict``. ``table_load`` and ``output_store`` mark their instruction with the
@@ -6,13 +6,13 @@ metadata ``alias.scope`` / ``noalias`` of two scopes, TABLE and OUTPUT, after wh
 loop. Every load of the loop has to be a ``table_load``, the streamed inputs' too, and the output must
 not overlap any of them: a wrapper that lets the caller pass ``out`` checks that.
 
-``line_lanes`` is the other trick: LLVM has no idea that two values it needs lie side by side, and
-gathers them one by one (11 cycles a gather of eight on a Zen 5). Loading the pairs and unpacking them
-takes a third of that.
+``line_lanes`` is the other trick: LLVM does not know that two values it needs are adjacent, and gathers them
+one by one (11 cycles for a gather of eight on a Zen 5). Loading pairs and unpacking them takes a third of
+that.
 
-With NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK set, each is the plain expression it stands for, so that
-Python or Numba checks every index; so it is where loops run as Python (fastroof.compiled.layout). Both forms
-give the same bits. The instructions are in fastroof.compiled.intrinsics.
+With NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK set, and when loops run as Python (fastroof.compiled.layout), each
+is the plain expression it stands for, so that every index is checked. Both forms give the same bits. The
+instructions are in fastroof.compiled.intrinsics.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _settings() -> tuple[bool, bool]:
 
 _NO_JIT, _CHECKED = _settings()
 PLAIN: Final = _NO_JIT or _CHECKED
-"""Whether indices have to be checked: plain expressions instead of the intrinsics."""
+"""Whether plain expressions replace the intrinsics."""
 
 
 @jit
@@ -67,6 +67,7 @@ def _plain_line_lanes(lines: Any, at: Any, first: int, x: Any, start: int, out: 
 
 
 def _chosen(name: str, plain: Any, is_plain: bool) -> Any:
+    """Return the plain expression or the intrinsic of a name."""
     if is_plain:
         return plain
     from fastroof.compiled import intrinsics
@@ -84,7 +85,7 @@ float_bits = _chosen("float_bits", _plain_float_bits, _NO_JIT)
 """``float_bits(x)``: the bits of a float64 as an int64: sign, 11 bits of exponent, 52 of mantissa."""
 
 prefetch = _chosen("prefetch", _plain_prefetch, PLAIN)
-"""``prefetch(array, index)``: have that element's cache line fetched, to be read once; any index will do."""
+"""``prefetch(array, index)``: fetch the element's cache line, to be read once; any index is valid."""
 
 line_lanes = _chosen("line_lanes", _plain_line_lanes, PLAIN)
 """``line_lanes(lines, at, first, x, start, out)``: points of eight straight lines.
@@ -125,24 +126,16 @@ def _plain_bit_count(bits: int) -> int:
     return count
 
 
-def _request_lanes_chosen(name: str, plain: Any) -> Any:
-    if PLAIN:
-        return plain
-    from fastroof.compiled import intrinsics as request_vectors
-
-    return getattr(request_vectors, name)
-
-
-request_lanes = _request_lanes_chosen("request_lanes", _plain_request_lanes)
+request_lanes = _chosen("request_lanes", _plain_request_lanes, PLAIN)
 """``request_lanes(new_tokens, context_len, first, count, room)``: 1 to 64 requests from ``first`` on.
 
-Returns int64: a bit for each that is no decode, the sum of contexts, of max(room - context, 0), and the bits
-of all of new - 1, context and context + new - 1: none from the 28th on, or some size is impossible and
-the sums are any.
+Returns int64: a bit for each request that is not a decode; the sum of contexts; the sum of max(room -
+context, 0); and the OR of all new - 1, context and context + new - 1: if it has a bit from the 28th on, some
+size is invalid and the sums are undefined.
 """
 
-lowest_bit = _request_lanes_chosen("lowest_bit", _plain_lowest_bit)
-"""``lowest_bit(bits)``: the place of the lowest bit that is set, of at least one."""
+lowest_bit = _chosen("lowest_bit", _plain_lowest_bit, PLAIN)
+"""``lowest_bit(bits)``: the position of the lowest set bit; at least one must be set."""
 
-bit_count = _request_lanes_chosen("bit_count", _plain_bit_count)
-"""``bit_count(bits)``: how many of 64 bits are set."""
+bit_count = _chosen("bit_count", _plain_bit_count, PLAIN)
+"""``bit_count(bits)``: the number of set bits of 64."""

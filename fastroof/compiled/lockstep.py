@@ -1,7 +1,7 @@
-"""Mean steps of ranks that start their steps together: the longest of theirs, experts for the tokens of all.
+"""Mean steps of ranks that start their steps together: the longest rank's, with experts for all tokens.
 
-The ranks beside the one that is estimated are alike and know nothing of each other: each has prompts in a
-share of its steps, so that in a step of all as many of them have prompts as a binomial law says.
+The other ranks are alike and independent: each has prompts in a share of its steps, so the number of ranks
+with prompts in a step is binomial.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastroof.compiled.steps import PlanParts
 
 
 class OtherRanks(NamedTuple):
-    """The ranks that step together with one."""
+    """The ranks that step together with the estimated one."""
 
     active: float
     share: float
@@ -33,13 +33,13 @@ NO_OTHERS: Final = OtherRanks(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 @jit_inline
 def waits_for_others(rules: RankRules) -> bool:
-    """Whether a rank waits for prompts of others."""
+    """Whether a rank waits for prompts of other ranks."""
     return rules.in_lockstep > 0 and rules.balance_steps == 0
 
 
 @jit
 def others_with_requests(clients: float, rules: RankRules) -> float:
-    """Other ranks that have requests, of so many clients in all; 0 if a rank does not wait for others."""
+    """Return the number of other ranks with requests, 0 if a rank does not wait for others."""
     if not waits_for_others(rules):
         return 0.0
     return max(min(clients, float(rules.ranks)), 1.0) - 1.0
@@ -47,7 +47,7 @@ def others_with_requests(clients: float, rules: RankRules) -> float:
 
 @jit
 def others_idle(others: OtherRanks) -> float:
-    """Share of the steps in which no other rank has prompts."""
+    """Return the share of steps in which no other rank has prompts."""
     ranks = math.ceil(others.active - 1e-9)
     if ranks <= 0.0:
         return 1.0
@@ -64,8 +64,8 @@ def together_us(
     own_tokens: float,
     is_decode: bool,
 ) -> float:
-    """Mean step of all ranks while one has ``own_tokens`` in a step of ``own_us`` by itself."""
-    # a part of a rank has requests in a part of the steps
+    """Time the mean step of all ranks, us, if one has ``own_tokens`` and takes ``own_us`` alone."""
+    # a fraction of a rank has requests in that fraction of the steps
     ranks = math.ceil(others.active - 1e-9)
     share = min(others.share * others.active / ranks, 1.0) if ranks > 0 else 0.0
     total = 0.0

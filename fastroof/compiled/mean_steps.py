@@ -1,8 +1,8 @@
-"""Steps whose composition is a mean: real numbers of tokens, sequences and chunks, us.
+"""Mean steps: numbers of tokens, sequences and chunks are real.
 
-Dense rows are read between two integers, and decode attention is averaged over the lengths that a growing
-context goes through. At integers, and for one request, a mean step is the step itself. Decodes verify as many
-tokens as their speculation says: one where there is none.
+Dense rows are interpolated between integers, and decode attention is averaged over the lengths of a growing
+context. At integers, and for one request, a mean step is the step itself. Decodes verify as many tokens as
+their speculation drafts: one without speculation.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from fastroof.compiled.steps import (
 from fastroof.compiled.verification import Speculation, one_token, open_draft, queries_factor
 
 NO_SUMS = WindowSums(0.0, 0.0, 0.0, 0.0)
-"""Of plans without a window, which read none."""
+"""Placeholder for plans without a window, which do not read it."""
 
 GAUSS = 0.5773502691896257
-"""Place of the two points of Gauss and Legendre, 1 / sqrt(3)."""
+"""Position of the two Gauss-Legendre points, 1 / sqrt(3)."""
 
 
 class Prompt(NamedTuple):
-    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest."""
+    """The steps that prefill one prompt: their time, and tokens and sequences of the largest."""
 
     us: float
     tokens: float
@@ -63,7 +63,7 @@ class ChunkSums(NamedTuple):
 
 @jit_inline
 def _between(arena: Floats, at: int, x: float, last: int) -> float:
-    """Value of a dense row at a real number, a straight line between integers; clamped to the row."""
+    """Interpolate a dense row at a real number, linear between integers and clamped to the row."""
     inside = min(max(x, 0.0), float(last))
     low = int(inside)
     value: float = table_load(arena, at + low)
@@ -97,7 +97,7 @@ def mean_decode_rows_us(arena: Floats, plan: PlanParts, speculation: Speculation
 
 @jit_inline
 def _at_mean_us(arena: Floats, plan: PlanParts, batch: float, kv_len: float, spread: float) -> float:
-    """Decode attention of requests that are spread around a mean length, us."""
+    """Time decode attention of requests spread around a mean length, us."""
     total = grid_value(arena, plan.decode, batch, kv_len)
     if plan.window > 0:
         window = float(plan.window)
@@ -117,9 +117,9 @@ def _spread_attention_us(
     spread: float,
     others: float,
 ) -> float:
-    """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``."""
+    """Time decode attention of all layers, us: the mean over lengths within ``spread`` of ``kv_len``."""
     batch = max(decodes, 1.0)
-    # fewer than one decode is one, in a share of the steps
+    # fewer than one decode is one in a share of the steps
     share = min(decodes, 1.0)
     low = kv_len - 0.5 * spread
     high = kv_len + 0.5 * spread
@@ -141,8 +141,8 @@ def _spread_attention_us(
 
 @jit_inline
 def _mean_kv_len(speculation: Speculation, isl: float, osl: float) -> float:
-    """What decodes anywhere in their output attend to, in the mean."""
-    # a step starts where the last one's accepted tokens end, and counts all that it verifies
+    """Return the mean kv_len of decodes anywhere in their output."""
+    # a step starts after the last one's accepted tokens and counts all tokens that it verifies
     ahead = (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
     return isl + 0.5 * osl + ahead
 
@@ -151,7 +151,7 @@ def _mean_kv_len(speculation: Speculation, isl: float, osl: float) -> float:
 def mean_decode_attention_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
 ) -> float:
-    """Decode attention of requests anywhere in their output, us."""
+    """Time decode attention of requests anywhere in their output, us."""
     if decodes <= 0.0 or osl <= 1.0:
         return 0.0
     requests = max(decodes, 1.0)
@@ -171,7 +171,7 @@ def mixed_decode_attention_us(
     isl: float,
     osl: float,
 ) -> float:
-    """Decode attention in a step that prefills too, us: ``attention_us`` is that of decodes alone."""
+    """Time decode attention in a step with prefill, us; ``attention_us`` is that of decodes alone."""
     if decodes <= 0.0 or osl <= 1.0:
         return attention_us
     kv_len = _mean_kv_len(speculation, isl, osl)
@@ -186,7 +186,7 @@ def mixed_decode_attention_us(
 def mean_decode_step_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
 ) -> float:
-    """Mean step of decodes alone, us."""
+    """Time the mean decode step, us."""
     return mean_decode_rows_us(arena, plan, speculation, decodes) + mean_decode_attention_us(
         arena, plan, speculation, decodes, isl, osl
     )
@@ -203,7 +203,7 @@ def _mixed_us(
     in_window: WindowSums,
     seqs: float,
 ) -> float:
-    """Step with prefill, us, from the sums over its chunks that ragged steps are timed from."""
+    """Time a step with prefill, us, from the same sums over its chunks as ragged steps."""
     batch, q_len = equal_chunks(chunks.new_tokens, chunks.causal_pairs)
     if plan.window > 0:
         prefixes = chunks.prefix_pairs, chunks.prefix_sum
@@ -230,7 +230,7 @@ def mean_mixed_step_us(
     isl: float,
     room: float,
 ) -> float:
-    """Step in which ``new_tokens`` of prompts anywhere in their prefill share ``room`` tokens, us."""
+    """Time a step in which ``new_tokens`` of prompts anywhere in their prefill share ``room`` tokens, us."""
     chunk = min(isl, room, new_tokens)
     context = 0.5 * (isl - chunk)
     chunks = ChunkSums(
@@ -252,12 +252,12 @@ def _last_in_window(window: float, isl: float, context: float, chunk: float, sha
     rest = isl - context
     own = windowed_pairs(rest, window)
     crossed = windowed_pairs(isl, window) - windowed_pairs(context, window) - own
-    beside = mean_chunk_sums(shared / chunk, chunk, isl, window)
+    shared_sums = mean_chunk_sums(shared / chunk, chunk, isl, window)
     return WindowSums(
         0.0,
-        own + beside.causal_pairs,
-        crossed + beside.prefix_pairs,
-        min(context, window - 1.0) + beside.prefix_sum,
+        own + shared_sums.causal_pairs,
+        crossed + shared_sums.prefix_pairs,
+        min(context, window - 1.0) + shared_sums.prefix_sum,
     )
 
 
@@ -307,13 +307,13 @@ def prompt_steps_us(
 
 @jit_inline
 def _draft_isl(speculation: Speculation, isl: float) -> float:
-    """Prompt length at which decodes are as long as those of the draft, half-way through its steps."""
+    """Return the prompt length at which decodes are as long as the draft's, half-way through its steps."""
     return isl + 0.5 * (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
 
 
 @jit
 def draft_decode_us(arena: Floats, speculation: Speculation, decodes: float, isl: float, osl: float) -> float:
-    """The draft's steps before a verification of ``decodes`` requests anywhere in their output, us."""
+    """Time the draft's steps before ``decodes`` requests anywhere in their output are verified, us."""
     if decodes <= 0.0:
         return 0.0
     draft = open_draft(arena, speculation.draft_at)
@@ -331,7 +331,7 @@ def draft_mixed_us(
     osl: float,
     room: float,
 ) -> float:
-    """The draft's steps after one of ``decodes`` requests and ``new_tokens`` of prompts, us."""
+    """Time the draft's steps after a step of ``decodes`` requests and ``new_tokens`` of prompts, us."""
     draft = open_draft(arena, speculation.draft_at)
     alone = one_token(draft)
     at = _draft_isl(speculation, isl)
@@ -354,7 +354,7 @@ def draft_prompt_us(
     others: float,
     decodes: float,
 ) -> float:
-    """The draft's part of the steps in which one prompt is prefilled, us; see ``prompt_steps_us``."""
+    """Time the draft's part of the steps that prefill one prompt, us; see ``prompt_steps_us``."""
     draft = open_draft(arena, speculation.draft_at)
     alone = one_token(draft)
     at = _draft_isl(speculation, isl)

@@ -1,9 +1,9 @@
 """Closed loops of an engine that mixes prompts into decode steps.
 
-A scenario is reduced to two steps, one of decodes alone and one with prompts mixed in, whose composition
-is the mean that a decoding request sees (see :func:`fastroof.serving.estimate` for the formulas).
-Compositions are real numbers (see fastroof.compiled.mean_steps). What a step takes does not change who is in
-it: a cached prefix and a draft are added to steps that have been composed without them.
+A scenario is reduced to two steps, a decode step and one with prompts mixed in, each composed as the mean
+that a decoding request sees (formulas: :func:`fastroof.serving.estimate`; numbers are real, see
+fastroof.compiled.mean_steps). A step's time does not change its composition: a cached prefix and a draft are
+added to steps composed without them.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
 
 MAX_QUEUE = 0.999
-"""Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
+"""Utilization above which waiting for the token budget follows from its rate instead of a queue."""
 
 HELD_ROUNDS = 3
-"""Times that held prompts and arrivals, which decide each other, are worked out in turn."""
+"""Iterations of held prompts and arrivals, which depend on each other."""
 
 
 class SteadyState(NamedTuple):
-    """Mean composition of a scenario's steps, real numbers."""
+    """The mean composition of a scenario's steps."""
 
     admitted: float
     running: float
@@ -77,7 +77,7 @@ class SteadyState(NamedTuple):
 
 @jit_inline
 def _queue_steps(others: float, cycle_steps: float, own_steps: float) -> float:
-    """Return the steps that a prompt waits for the prompts of ``others`` clients (fractions allowed)."""
+    """Return the number of steps that a prompt waits for prompts of ``others`` clients."""
     work = others * own_steps
     spare = cycle_steps - work
     return 0.5 * (math.sqrt(spare * spare + 2.0 * own_steps * work) - spare)
@@ -92,7 +92,7 @@ def _steady_state(
     options: ServingOptions,
     speculation: Speculation,
 ) -> SteadyState:
-    """What the mean steps of a closed loop hold."""
+    """Compose the mean steps of a closed loop."""
     tokens = speculation.tokens
     a_request = held_room(isl + options.osl_reserved * osl, options)
     most = most_admitted(isl, budget, options.is_chunked, tokens, False)
@@ -102,15 +102,15 @@ def _steady_state(
         room = max(math.floor(room / isl), 1.0) * isl
     prompt_steps = max(1.0, isl / room)
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
-    # at random, a request comes in one step and is prefilled from the next on; the last of these says its
+    output_steps = decode_steps(osl, speculation.accepted)
+    # at random times, a request arrives in one step and is prefilled from the next on; the last makes its
     # first token
-    cycle_steps = (says + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
+    cycle_steps = (output_steps + (1.0 if options.steps_met < 0.0 else options.steps_met)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
     held_steps, held_prompts = 0.0, 0.0
     if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
-        # the first of those held back waits for all of it, others for half in the mean; a request that waits
-        # sends no other meanwhile
+        # the first of those held back waits for all of it, others half as long on average; a client whose
+        # request waits sends no other
         for _ in range(HELD_ROUNDS):
             held_prompts = min(arrivals * options.wait_steps, max(room / isl - 1.0, 0.0))
             held_steps = held_prompts / arrivals * (1.0 + 0.5 * held_prompts) / (1.0 + held_prompts)
@@ -118,20 +118,20 @@ def _steady_state(
         cycle_steps += held_steps
     queue_steps = _queue_steps(admitted - 1.0, cycle_steps, isl / room)
     if arrivals * isl >= room:
-        # more prompts than the budget takes: every step is full of them
+        # more prompts than the budget: every step is full of them
         if options.is_chunked:
-            room = min(budget * isl / (says * tokens + isl), budget - min(says, 1.0) * tokens)
+            room = min(budget * isl / (output_steps * tokens + isl), budget - min(output_steps, 1.0) * tokens)
         else:
-            room = max(math.floor(budget / (says * tokens + isl)), 1.0) * isl
+            room = max(math.floor(budget / (output_steps * tokens + isl)), 1.0) * isl
         arrivals = room / isl
         prompt_steps = max(1.0, isl / room)
-        running = min(admitted, arrivals * (says + prompt_steps))
-        decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
+        running = min(admitted, arrivals * (output_steps + prompt_steps))
+        decodes = min(max(arrivals * output_steps, min(output_steps, 1.0)), admitted)
         return SteadyState(
             admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0, 0.0,
             admitted / arrivals,
         )  # fmt: skip
-    decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
+    decodes = min(output_steps, 1.0) + (admitted - 1.0) * output_steps / cycle_steps
     mixed_share = 0.0
     prefill_tokens = 0.0
     if arrivals > 0.0:
@@ -169,21 +169,21 @@ def _other_ranks(
     state: SteadyState,
     options: ServingOptions,
 ) -> OtherRanks:
-    """What the other ranks do in a step, all of their requests included."""
-    says = decode_steps(osl, speculation.accepted)
+    """Describe the other ranks' steps, with all of their requests."""
+    output_steps = decode_steps(osl, speculation.accepted)
     arrivals = state.admitted / state.cycle_steps
     if state.is_bound:
         share = 1.0
     elif state.held_prompts > 0.0:
         share = arrivals * state.prompt_steps / (1.0 + state.held_prompts)
     else:
-        # what a prompt's last chunk leaves of a step is taken by other prompts where they wait for it
+        # room that a prompt's last chunk leaves in a step is used by other prompts if they wait for it
         free = max(1.0 - arrivals * isl / state.room, 0.0)
         steps = state.prompt_steps + free * (math.ceil(state.prompt_steps - 1e-9) - state.prompt_steps)
         share = 1.0 - (1.0 - min(steps / state.cycle_steps, 1.0)) ** state.admitted
     share = min(max(share, arrivals * isl / state.room), 1.0)
     prefill_tokens = min(arrivals * isl / share, state.room)
-    decodes = (state.admitted - 1.0) * says / state.cycle_steps
+    decodes = (state.admitted - 1.0) * output_steps / state.cycle_steps
     if state.is_bound:
         decodes = state.decodes
     attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
@@ -195,11 +195,13 @@ def _other_ranks(
         prompt_us += draft_mixed_us(arena, speculation, decodes, prefill_tokens, isl, osl, state.room)
     alone = decodes
     if share < 1.0:
-        alone = max((state.admitted * says / state.cycle_steps - share * decodes) / (1.0 - share), 0.0)
+        alone = max(
+            (state.admitted * output_steps / state.cycle_steps - share * decodes) / (1.0 - share), 0.0
+        )
     full, full_us = 0.0, 0.0
     more = math.ceil(concurrency - 1e-9) - concurrency
     if more > 0.0 and state.admitted >= concurrency and not state.is_bound and osl > 1.0:
-        full = state.decodes + more * says / state.cycle_steps
+        full = state.decodes + more * output_steps / state.cycle_steps
         full_us = mean_decode_step_us(arena, plan, speculation, full, isl, osl)
         if speculation.draft_at > 0:
             full_us += draft_decode_us(arena, speculation, full, isl, osl)
@@ -226,7 +228,7 @@ def _burst_us(
     state: SteadyState,
     is_chunked: bool,
 ) -> tuple[float, float]:
-    """Mean time to first token where all requests come at once, us, and the tokens of a step."""
+    """Return the mean time to first token if all requests come at once, us, and the tokens of a step."""
     room = budget - (state.admitted - 1.0) * speculation.tokens
     if not is_chunked:
         room = max(math.floor(room / isl), 1.0) * isl
@@ -266,7 +268,7 @@ def mixed_scenario(
     """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
     state = _steady_state(isl, osl, concurrency, budget, options, speculation)
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
 
     attention_us = mean_decode_attention_us(arena, plan, speculation, state.decodes, isl, osl)
     decode_us = 0.0
@@ -287,7 +289,7 @@ def mixed_scenario(
     rules = options.rules
     in_lockstep = waits_for_others(rules)
     verified = state.decodes * speculation.tokens
-    # of all steps, those without a prompt of any rank
+    # share of steps without a prompt of any rank
     share = state.mixed_share
     alone_us = decode_us
     others_in = NO_OTHERS
@@ -308,8 +310,8 @@ def mixed_scenario(
             mixed_us = together_us(arena, plan, rules, others_in, mixed_us, tokens, False)
     step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
 
-    # a prompt waits for the running step and for earlier prompts, and is prefilled
-    beside = max(state.decodes - min(says, 1.0), 0.0)
+    # a prompt waits for the running step and for earlier prompts, then is prefilled
+    decoding = max(state.decodes - min(output_steps, 1.0), 0.0)
     wait_us = 0.0
     others = 0.0
     # alone, a request never finds a step running
@@ -322,34 +324,34 @@ def mixed_scenario(
             load = min(state.arrivals * isl / state.room, MAX_QUEUE)
             wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
         else:
-            # any step is as likely as another to be the one that ends, and others end with it
+            # each step is equally likely to be the one that ends, and other requests end with it
             wait_us = busy * options.steps_met * step_us
             others = state.arrivals
             wait_us += state.queue_steps * mixed_us
         if state.held_prompts > 0.0:
             wait_us += busy * state.held_steps * step_us
             others += state.held_prompts
-    beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
-    beside_us = mixed_decode_attention_us(arena, plan, speculation, beside_us, beside, isl, osl)
-    own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
+    decoding_us = mean_decode_attention_us(arena, plan, speculation, decoding, isl, osl)
+    decoding_us = mixed_decode_attention_us(arena, plan, speculation, decoding_us, decoding, isl, osl)
+    own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, decoding, decoding_us)
     ttft_us = wait_us + own.us
     if in_lockstep:
         full_us = 0.0
         if own.full_steps > 0.0:
             full_us = (own.us - own.last_us) / own.full_steps
-            tokens = state.room + beside * speculation.tokens
+            tokens = state.room + decoding * speculation.tokens
             full_us = together_us(arena, plan, rules, others_in, full_us, tokens, False)
         last_us = together_us(arena, plan, rules, others_in, own.last_us, own.last_tokens, False)
         ttft_us = wait_us + own.full_steps * full_us + last_us
     if speculation.draft_at > 0:
-        ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
+        ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, decoding)
 
     # Little's law: clients in all over requests a second is the time from one request to the next
     steady_us = ttft_us
     if state.is_bound:
-        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - says * step_us)
+        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - output_steps * step_us)
     elif concurrency > state.admitted:
-        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + says * step_us)
+        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + output_steps * step_us)
     not_fitting_us = ttft_us - steady_us
     tokens = max(own.tokens, state.decodes * speculation.tokens + state.prefill_tokens)
     if options.requests_per_client > 0.0:
@@ -360,9 +362,9 @@ def mixed_scenario(
         tokens = max(tokens, burst_tokens)
     ttft_us += options.frontend_us_per_token * isl
 
-    request_us = ttft_us + says * step_us
+    request_us = ttft_us + output_steps * step_us
     out[TTFT_US] = ttft_us
-    out[TPOT_US] = step_us * (says / gaps) if gaps > 0.0 else math.nan
+    out[TPOT_US] = step_us * (output_steps / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = concurrency * osl / request_us
     out[WAIT_US] = not_fitting_us
@@ -374,17 +376,17 @@ def mixed_scenario(
     out[MIXED_SHARE] = share
     prefill_tokens = state.prefill_tokens
     if in_lockstep and prefill_tokens <= 0.0 and share > 0.0:
-        # of a rank whose one client waits for the prompts of others alone
+        # a rank with one client, which waits only for prompts of others
         prefill_tokens = min(isl, state.room)
     out[DECODES] = state.decodes
     out[PREFILL_TOKENS] = prefill_tokens
     out[PROMPTS] = prefill_tokens / isl
     out[KV_LEN] = isl + 0.5 * osl
-    # means may add up to more; a step has no more sequences than there are requests
+    # means may add up to more, but a step has no more sequences than there are requests
     seqs = min(max(own.seqs, state.decodes + state.prefill_tokens / isl), state.admitted)
     if seqs > plan.max_seqs:
         return CODE_SEQS, seqs
-    # a full step is a sum that may come out a rounding above its budget
+    # the sum of a full step may exceed its budget by rounding
     if tokens > plan.max_tokens * (1.0 + 1e-12):
         return CODE_TOKENS, tokens
     return 0, 0.0
@@ -403,7 +405,7 @@ def add_prefix(
     options: ServingOptions,
     out: Any,
 ) -> None:
-    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone."""
+    """Add attention over cached tokens to an estimate of the prompts' ``new`` tokens alone."""
     cached = isl - new
     decodes = out[DECODES]
     longer_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
@@ -427,7 +429,7 @@ def add_prefix(
         draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
     share = out[MIXED_SHARE]
     gaps = osl - 1.0
-    says = decode_steps(osl, speculation.accepted)
+    output_steps = decode_steps(osl, speculation.accepted)
     before_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
     if gaps > 0.0:
         out[DECODE_STEP_US] += more_us
@@ -446,12 +448,12 @@ def add_prefix(
         waited = 0.5 if options.steps_met < 0.0 else options.steps_met
         own_us += mixed_more_us * chunks + waited * (step_us - before_us)
     steady_us = out[TTFT_US] - out[WAIT_US]
-    # the more a request takes, the longer others wait for its place
-    grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)
+    # the longer a request takes, the longer others wait for its place
+    grown = (steady_us + own_us + output_steps * step_us) / (steady_us + output_steps * before_us)
     out[WAIT_US] *= grown
     out[TTFT_US] = steady_us + own_us + out[WAIT_US] + options.frontend_us_per_token * cached
     if gaps > 0.0:
-        out[TPOT_US] = step_us * (says / gaps)
-    out[REQUEST_US] = out[TTFT_US] + says * step_us
+        out[TPOT_US] = step_us * (output_steps / gaps)
+    out[REQUEST_US] = out[TTFT_US] + output_steps * step_us
     out[TOKENS_PER_US] = concurrency * osl / out[REQUEST_US]
     out[KV_LEN] = isl + 0.5 * osl

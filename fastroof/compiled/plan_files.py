@@ -1,4 +1,4 @@
-"""A plan file's bytes: what has to hold before a loop reads them.
+"""The format of plan files, and the checks before a loop reads one.
 
 Little-endian, in this order; a file's size is a multiple of 8, so that it can be mapped and used in place.
 
@@ -13,8 +13,8 @@ Little-endian, in this order; a file's size is a multiple of 8, so that it can b
     64     the arena (see fastroof.compiled.steps), the description (JSON, UTF-8), NULs up to a multiple of 8,
            and of version 2 the facts and what they point at (see fastroof.compiled.plan_files)
 
-The CRC tells damage. What a plan's loops take on trust is checked besides, so that no file whatever makes
-them read beyond it.
+The CRC detects damage. Everything that loops rely on is checked as well, so that no file can make them read
+beyond its end.
 """
 
 from __future__ import annotations
@@ -64,40 +64,40 @@ from fastroof.compiled.verification import (
     SPECULATION_HEADER,
 )
 
-# Slots of the facts. Places and sizes of other parts:
+# slots of the facts; places and sizes of other parts:
 VERIFICATION_AT, VERIFICATION_SIZE = 1, 2
 STAGES_AT, STAGES = 3, 4
 # 5 to 8 are 0; memory of one GPU, bytes and tokens, as fastroof_memory of fastroof_step.h has it
 WEIGHT_BYTES, KV_BYTES, ACTIVATION_BYTES, RESERVE_BYTES, CONTEXT_BYTES = 9, 10, 11, 12, 13
 MAX_KV_TOKENS, KV_WINDOW, WINDOW_KV_BYTES, STATE_BYTES = 14, 15, 16, 17
-# what the layers of the whole model keep, on all GPUs together
+# bytes that all layers keep, on all GPUs together
 MODEL_KV_BYTES, MODEL_WINDOW_KV_BYTES, MODEL_STATE_BYTES = 18, 19, 20
 TP, PP, DP, EP, MOE_TP, CP = 21, 22, 23, 24, 25, 26
 NVLINK_BYTES_PER_S = 27
-"""float64: from one GPU to the others of its node."""
+"""float64: bandwidth from one GPU to the others of its node."""
 FACTS_WORDS = 32
 
 US_PER_S = 1e6
-"""That of fastroof.units, which compiled loops do not import; a test holds them together."""
+"""As in fastroof.units, which compiled loops do not import; a test keeps them equal."""
 
 MAX_STAGES = 256
-"""As many numbers as the C functions keep on their stack."""
+"""Numbers that the C functions keep on their stack."""
 
 LARGEST_SIZE = 2**48
-"""No size or place is larger; bytes a token times the longest sequence fit an int64."""
+"""Upper bound of sizes and places; bytes per token times the longest sequence fit an int64."""
 LARGEST_TOKEN = 2**32
-"""No token of KV cache is larger, bytes."""
+"""Upper bound of KV bytes per token."""
 
 
 @jit
 def is_whole(value: float, least: float, largest: float) -> bool:
-    """Whether a float64 is a whole number within bounds."""
+    """Whether a float64 is an integer within bounds."""
     return least <= value <= largest and float(int(value)) == value
 
 
 @jit
 def all_finite(floats: Floats, at: int, stop: int) -> bool:
-    """Whether all float64s of a part are numbers."""
+    """Whether all float64s of a part are finite."""
     for i in range(at, stop):  # noqa: SIM110  Numba takes no generator here
         if not np.isfinite(floats[i]):
             return False
@@ -106,14 +106,14 @@ def all_finite(floats: Floats, at: int, stop: int) -> bool:
 
 @jit
 def _part_fits(words: Words, facts_at: int, at: int, size: int) -> bool:
-    """Whether a part that the facts name lies within the file."""
+    """Whether a part that the facts name is within the file."""
     start, count = words[facts_at + at], words[facts_at + size]
     return bool(0 <= count <= len(words) and 0 <= start <= len(words) - count)
 
 
 @jit
 def facts_fit(words: Words, floats: Floats, facts_at: int) -> bool:
-    """Whether the facts at ``facts_at`` are whole, and name parts that lie within the file."""
+    """Whether the facts at ``facts_at`` are complete and name parts within the file."""
     if facts_at < 0 or facts_at > len(words) - FACTS_WORDS or words[facts_at] < FACTS_WORDS:
         return False
     for at, size in ((VERIFICATION_AT, VERIFICATION_SIZE), (STAGES_AT, STAGES)):
@@ -133,7 +133,7 @@ def facts_fit(words: Words, floats: Floats, facts_at: int) -> bool:
 
 @jit
 def verification_fits(words: Words, floats: Floats, facts_at: int) -> bool:
-    """Whether what verification reads, if it is there, lies within the file."""
+    """Whether the verification data, if any, are within the file."""
     at, size = words[facts_at + VERIFICATION_AT], words[facts_at + VERIFICATION_SIZE]
     if size == 0:
         return True
@@ -154,19 +154,19 @@ def verification_fits(words: Words, floats: Floats, facts_at: int) -> bool:
 
 @jit_inline
 def held_bytes(kv_bytes: int, window_kv_bytes: int, window: int, state_bytes: int, kv_len: int) -> int:
-    """KV cache and state of one sequence, bytes, as :meth:`fastroof.plan.memory.PlanMemory.kv_bytes`."""
+    """Return KV cache and state of a sequence, bytes, as :meth:`fastroof.plan.memory.PlanMemory.kv_bytes`."""
     return kv_len * kv_bytes - max(kv_len - window, 0) * window_kv_bytes + state_bytes
 
 
 @jit_inline
 def transfer_us(sent_bytes: int, bytes_per_s: float, gpus: int, latency_us: float) -> float:
-    """What a transfer takes, us, as :func:`fastroof.simulation.disaggregated.takes_us`."""
+    """Time a transfer, us, as :func:`fastroof.simulation.disaggregated.takes_us`."""
     return float(sent_bytes) / (bytes_per_s * float(gpus)) * US_PER_S + latency_us
 
 
 @jit_inline
 def makespan_us(end_us: Any, stage: int, before_us: float, stage_us: float) -> float:
-    """When a micro-batch leaves a stage, us, that left the one before at ``before_us``."""
+    """Return when a micro-batch that left the stage before at ``before_us`` leaves a stage, us."""
     ended: float = max(end_us[stage], before_us) + stage_us
     end_us[stage] = ended
     return ended
@@ -174,7 +174,7 @@ def makespan_us(end_us: Any, stage: int, before_us: float, stage_us: float) -> f
 
 FILE_MAGIC: Final = int.from_bytes(b"FASTROOF", "little")
 FILE_VERSION: Final = 2
-"""What is written; version 1, without facts, is read too."""
+"""Version that is written; version 1, without facts, is read too."""
 FILE_HEADER: Final = 64
 """Bytes before the arena."""
 BODY: Final = FILE_HEADER // 8
@@ -187,7 +187,7 @@ VERSION_AND_CRC, FILE_BYTES, ARENA_FLOATS, TEXT_BYTES, FACTS_AT = 1, 2, 3, 4, 5
 CODE_IO, CODE_FOREIGN, CODE_VERSION, CODE_TRUNCATED, CODE_CORRUPT = 10, 11, 12, 13, 14
 
 LARGEST_INDEX = 2.0**48
-"""No slot that is an index or a size holds more."""
+"""Upper bound of slots that are indices or sizes."""
 
 Octets = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.int64]
@@ -214,7 +214,7 @@ def crc32(octets: Octets, start: int) -> int:
 
 @jit
 def _axis_fits(arena: Floats, slots: int, nodes_at: int, guide_at: int) -> bool:
-    """Whether an axis rises, and its guide names cells that it has."""
+    """Whether an axis rises and its guide names existing cells."""
     count = int(arena[slots + NODES])
     for i in range(nodes_at + 1, nodes_at + count):
         if arena[i] <= arena[i - 1]:
@@ -227,7 +227,7 @@ def _axis_fits(arena: Floats, slots: int, nodes_at: int, guide_at: int) -> bool:
 
 @jit
 def _block_fits(arena: Floats, at: int, stop: int) -> bool:
-    """Whether the grid block of an arena at ``at`` ends at ``stop`` and holds together."""
+    """Whether the grid block of an arena at ``at`` ends at ``stop`` and is consistent."""
     if stop - at < BLOCK_HEADER:
         return False
     for axis in (at + Y, at + X):
@@ -254,7 +254,7 @@ def _block_fits(arena: Floats, at: int, stop: int) -> bool:
 
 @jit
 def _same_axes(arena: Floats, one: int, other: int) -> bool:
-    """Whether two blocks that fit have the same axes, so that a cell of one is a cell of the other."""
+    """Whether two valid blocks have the same axes, so that they share cells."""
     header = int(arena[one + Y + NODES] + arena[one + X + NODES]) + BLOCK_HEADER
     for i in range(header):  # noqa: SIM110  Numba takes no generator here
         if arena[one + i] != arena[other + i]:
@@ -264,7 +264,7 @@ def _same_axes(arena: Floats, one: int, other: int) -> bool:
 
 @jit
 def arena_fits(arena: Floats) -> bool:
-    """Whether an array is a plan's arena that no loop reads beyond."""
+    """Whether an array is a plan's arena and no loop can read beyond it."""
     size = len(arena)
     if size < HEADER_SIZE:
         return False
@@ -331,7 +331,7 @@ def arena_fits(arena: Floats) -> bool:
 
 @jit
 def _plan_fits(octets: Octets, words: Words, floats: Floats) -> bool:
-    """Whether a whole file's header, arena and description hold together; of version 1 that is all."""
+    """Whether a file's header, arena and description are consistent; that is all of version 1."""
     size = len(octets)
     count, text = words[ARENA_FLOATS], words[TEXT_BYTES]
     room = size - FILE_HEADER
@@ -348,7 +348,7 @@ def _plan_fits(octets: Octets, words: Words, floats: Floats) -> bool:
 
 @jit
 def _stages_fit(octets: Octets, words: Words, floats: Floats) -> bool:
-    """Whether a file of version 2 has whole files, of version 2 and without stages, where its stages are."""
+    """Whether each stage of a version-2 file is a valid version-2 file without stages."""
     facts_at = BODY + words[FACTS_AT]
     list_at = BODY + words[facts_at + STAGES_AT]
     for i in range(list_at, list_at + words[facts_at + STAGES]):
@@ -370,7 +370,7 @@ def _stages_fit(octets: Octets, words: Words, floats: Floats) -> bool:
 
 @jit
 def plan_bytes_code(octets: Octets, words: Words, floats: Floats) -> int:
-    """Check a plan file. Returns 0, or the code of what is wrong."""
+    """Check a plan file. Returns 0 or the code of what is invalid."""
     size = len(octets)
     if size < 8 or words[0] != FILE_MAGIC:
         return CODE_FOREIGN

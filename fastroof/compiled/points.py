@@ -1,6 +1,6 @@
-"""What a lookup does at every point besides looking it up: check sizes, price a prefix, state the MFU.
+"""Per-point work of a lookup besides the table: check sizes, add a prefix's time, compute the MFU.
 
-In NumPy each of these reads and writes every point several times; here once.
+NumPy would read and write every point several times; these loops do it once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fastroof.compiled.jit import jit
 from fastroof.compiled.layout import MODELLED
 
 AttentionPrices = tuple[float, float, float]
-"""Of causal attention, us: a (query, prefix token) pair, a prefix token, and a pair at the peak."""
+"""Prefix prices of causal attention, us: per (query, prefix token) pair, per prefix token, peak per pair."""
 
 
 @jit
 def copied_sizes(source: Any, least: float, largest: float, out: Floats) -> bool:
-    """Copy numbers to ``out``; whether every one is a whole number from ``least`` to ``largest``."""
+    """Copy numbers to ``out``. Returns whether all are integers from ``least`` to ``largest``."""
     good = True
     for p in range(len(out)):
         x = np.float64(source[p])
@@ -33,14 +33,14 @@ def copied_sizes(source: Any, least: float, largest: float, out: Floats) -> bool
 
 @jit
 def gemm_mfu(m: Floats, n: Floats, k: Floats, unit_us: float, latency_us: Floats, out: Floats) -> None:
-    """MFU of GEMMs."""
+    """Compute the MFU of GEMMs."""
     for p in range(len(out)):
         out[p] = m[p] * n[p] * k[p] * unit_us / latency_us[p]
 
 
 @jit
 def decode_mfu(batch: Floats, kv_len: Floats, unit_us: float, latency_us: Floats, out: Floats) -> None:
-    """MFU of decode attention."""
+    """Compute the MFU of decode attention."""
     for p in range(len(out)):
         out[p] = batch[p] * kv_len[p] * unit_us / latency_us[p]
 
@@ -55,7 +55,7 @@ def prefill_us_and_mfu(
     mfu: Floats,
     origin: Flags,
 ) -> bool:
-    """Add the price of its prefix to causal attention; whether kv_len counts the new tokens everywhere."""
+    """Add the prefix's time to causal attention. Returns whether every kv_len includes the new tokens."""
     good = True
     pair_us, token_us, unit_us = prices
     for p in range(len(out)):
@@ -71,6 +71,6 @@ def prefill_us_and_mfu(
 
 @jit
 def curve_mfu(x: Floats, unit_us: float, latency_us: Floats, out: Floats) -> None:
-    """MFU of what has one size."""
+    """Compute the MFU of operators with one size."""
     for p in range(len(out)):
         out[p] = x[p] * unit_us / latency_us[p]

@@ -1,11 +1,11 @@
 """Closed loops of an engine that runs prompts ahead of decodes, never in one step with them.
 
-A decode step runs only when no prompt waits, and holds all that run; a step of prompts keeps all decodes
-waiting. So everybody's time from one request to the next is the same: n decode steps, and the prompts of all.
-What is to be found is how much of the prompts' time a request sees before its first token, and how much
-after. That depends on how many requests end in the same decode step, whose clients' next prompts then come
-together: all of them where outputs are equally long (they stay together for good, "waves"), one in n where
-they end anywhere. See :func:`fastroof.serving.estimate` for the formulas.
+A decode step runs only when no prompt waits and holds every running request; a prefill step keeps all decodes
+waiting. So every client has the same time from one request to the next: n decode steps and the prompts of
+all. The unknown is how much of the prompts' time a request sees before its first token and how much after it.
+That depends on how many requests end in the same decode step, since their clients' next prompts then come
+together: all of them if outputs are equally long ("waves"), one in n if they end anywhere. Formulas:
+:func:`fastroof.serving.estimate`.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ from fastroof.compiled.steps import PlanParts, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps
 
 MOST_CYCLES = 32
-"""Requests of a client for each of which it is worked out how far clients have come apart; of more, as many
-between the first and the last."""
+"""Maximum number of a client's requests for which the spread of clients is computed; of more, a sample."""
 
 
 class PromptSizes(NamedTuple):
-    """One scenario: ``new`` of its ``isl`` tokens are not found in the prefix cache."""
+    """One scenario; ``new`` of its ``isl`` tokens are not in the prefix cache."""
 
     isl: float
     new: float
@@ -66,7 +65,7 @@ class PromptSizes(NamedTuple):
 
 
 class Lockstep(NamedTuple):
-    """What the other ranks do while one computes prompts, and while it decodes."""
+    """The other ranks' steps while one rank computes prompts, and while it decodes."""
 
     is_on: bool
     rules: RankRules
@@ -78,7 +77,7 @@ NO_LOCKSTEP = Lockstep(False, ONE_RANK, NO_OTHERS, NO_OTHERS)
 
 
 class Prompts(NamedTuple):
-    """What prompts take, us: one by itself, a full step, and one more of a prompt that takes several."""
+    """Times of prompts, us: one alone, a full step, and one more step of a prompt that needs several."""
 
     one_us: float
     full_us: float
@@ -86,7 +85,7 @@ class Prompts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What a request sees of prompts, its own and others', us: before its first token, and after it."""
+    """Time that a request sees of all prompts, us: before its first token, and after it."""
 
     ttft_us: float
     after_us: float
@@ -96,7 +95,7 @@ class Shared(NamedTuple):
 
 @jit
 def same_step_share(steps: float, spread: float, requests_per_client: float) -> float:
-    """Share of the other requests that end in the same decode step as one, in the mean."""
+    """Return the mean share of other requests that end in the same decode step as one."""
     if spread <= 0.0:
         return 1.0
     anywhere = 1.0 / (steps + 1.0)
@@ -122,7 +121,7 @@ def _prompts_us(
     room: float,
     lockstep: Lockstep,
 ) -> float:
-    """A step of ``tokens`` of prompts anywhere in their prefill, us, and what a draft does with them."""
+    """Time a step of ``tokens`` of prompts anywhere in their prefill, us, including the draft."""
     new = sizes.new
     total = mean_mixed_step_us(arena, plan, speculation, 0.0, 0.0, tokens, new, room)
     if speculation.draft_at > 0:
@@ -152,7 +151,7 @@ def _one_prompt_us(
     room: float,
     lockstep: Lockstep,
 ) -> float:
-    """One prompt by itself, in as many steps as it takes, us."""
+    """Time one prompt alone, in as many steps as it needs, us."""
     new = sizes.new
     if new <= room:
         return _prompts_us(arena, plan, speculation, sizes, new, room, lockstep)
@@ -187,7 +186,7 @@ def _row_us(
     together: float,
     lockstep: Lockstep,
 ) -> tuple[float, float]:
-    """Steps of prompts that come together, us: all of them, and until a prompt is done, in the mean."""
+    """Time steps of prompts that come together, us: all of them, and the mean until a prompt is done."""
     new, room = sizes.new, prompts.room
     if together <= 1.0:
         return together * prompts.one_us, prompts.one_us
@@ -195,7 +194,7 @@ def _row_us(
         step_us = _prompts_us(arena, plan, speculation, sizes, together * new, room, lockstep)
         return step_us, step_us
     if new > room:
-        # several steps each: whoever is j-th waits for j of them
+        # several steps each: the j-th waits for j of them
         more_us = (together - 1.0) * (new / room) * prompts.full_us
         return prompts.one_us + more_us, prompts.one_us + 0.5 * more_us
     steps = together * new / room
@@ -204,7 +203,7 @@ def _row_us(
 
 @jit_inline
 def _group(clients: float, ending: float) -> float:
-    """Prompts that come together, as steps see them, where a share ``ending`` of the others ends with one."""
+    """Return the prompts that come together per step if a share ``ending`` of the others ends with one."""
     if ending >= 1.0:
         return clients
     return float(max(clients * ending / (1.0 - (1.0 - ending) ** clients), 1.0))
@@ -221,7 +220,7 @@ def _lockstep(
     room: float,
     options: ServingOptions,
 ) -> Lockstep:
-    """What the other ranks do in a step: prompts alone in a share of theirs, else decodes of all."""
+    """Describe the other ranks' steps: only prompts in a share of them, else decodes of all."""
     rules = options.rules
     if not waits_for_others(rules):
         return NO_LOCKSTEP
@@ -269,7 +268,7 @@ def _shared(
     steps_met: float,
     lockstep: Lockstep,
 ) -> Shared:
-    """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request."""
+    """Return the prompts' time that ``clients`` see if a share ``same`` of the others ends with a request."""
     # as a request sees them, and as steps do: those in which requests end
     ending = min(same * looks, 1.0)
     seen = 1.0 + (clients - 1.0) * ending
@@ -278,7 +277,7 @@ def _shared(
     group_us, _ = _row_us(arena, plan, speculation, sizes, prompts, group, lockstep)
     _, own_us = _row_us(arena, plan, speculation, sizes, prompts, seen, lockstep)
     if steps_met < 0.0 and same > 0.0 and clients > 1.0:
-        # where nobody is left to decode, the first that comes is begun by itself, the others after it
+        # if no request is left to decode, the first that comes starts alone, the others after it
         others = max(seen - 1.0, 1.0)
         behind_us = _row_us(arena, plan, speculation, sizes, prompts, others, lockstep)[1]
         alone_us = (prompts.one_us + others * (prompts.one_us + behind_us)) / (1.0 + others)
@@ -286,7 +285,8 @@ def _shared(
         own_us += same * (alone_us - own_us)
     decoding = (1.0 - same) * min(clients - 1.0, 1.0)
     if steps_met < 0.0:
-        # of those that end while prompts of the step before are computed, who come next, no step between
+        # of those that end while prompts of the step before are computed, which come next without a step
+        # between
         found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
         joining = found / (looks + found)
         covered_us = min(group_us, step_us)
@@ -315,7 +315,7 @@ def _decode_us(
     osl: float,
     lockstep: Lockstep,
 ) -> float:
-    """Mean step of decodes, us, and what drafting it takes."""
+    """Return the mean decode step, us, and the draft's time in it."""
     total = mean_decode_rows_us(arena, plan, speculation, decodes)
     total += mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
     if speculation.draft_at > 0:
@@ -336,7 +336,7 @@ def prefill_first_scenario(
     options: ServingOptions,
     out: Any,
 ) -> tuple[int, float]:
-    """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
+    """Estimate one scenario into its column of the answer. Returns a code and the size it concerns."""
     isl, new, osl = sizes.isl, sizes.new, sizes.osl
     held = held_tokens(
         new + options.osl_reserved * osl, options.window, options.window_share, options.state_tokens
@@ -380,7 +380,7 @@ def prefill_first_scenario(
             largest = min(together * new, room)
         ttft_us, after_us = mean.ttft_us, mean.after_us
     else:
-        # nobody decodes: all wait for all
+        # no request decodes: all wait for all
         together = clients
         after_us = 0.0
         ttft_us = _row_us(arena, plan, speculation, sizes, prompts, clients, lockstep)[0]

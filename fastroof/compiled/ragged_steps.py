@@ -1,6 +1,6 @@
-"""The loops over ragged steps: requests of any kind, step after step, and what their times are made of.
+"""The loops over ragged steps: arbitrary requests, step after step, and the parts of their times.
 
-A plan with a window has its own loop, which sums more of its requests (fastroof.compiled.request_sums).
+A plan with a window has its own loop with more sums over requests (fastroof.compiled.request_sums).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fastroof.compiled.steps import (
 )
 
 CODE_OFFSETS = 2
-"""Offsets that fall, or lie outside the requests."""
+"""Offsets decrease or are outside the requests."""
 
 StepParts = tuple[Floats, Floats, Floats, Floats, Floats]
 """Parts of steps, us: tokens, logits, decode attention, prefill attention, runtime.
 
-A call takes a tuple as fast as its arrays one by one; a NamedTuple of five costs 1.5 us more.
+A call takes a tuple as fast as separate arrays; a NamedTuple of five costs 1.5 us more.
 """
 
 
 @jit_inline
 def _step_bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, bool]:
-    """First and last request of step i, and whether they lie within the requests."""
+    """Return the first and last request of step i, and whether they are within the requests."""
     start = int(table_load(offsets, i))
     stop = int(table_load(offsets, i + 1))
     return start, stop, 0 <= start <= stop <= num_requests
@@ -49,7 +49,7 @@ def _step_bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, bo
 
 @jit
 def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> int:
-    """:func:`ragged_steps_us` of a plan with a window: a sum more over decodes, three over others."""
+    """:func:`ragged_steps_us` for a plan with a window: one more sum over decodes, three over others."""
     plan = open_plan(arena)
     within = open_window(arena, 0)
     expect_decodes = True
@@ -173,7 +173,7 @@ def ragged_step_parts(
             least_us = plan.mixed_kv_us * float(sums.kv_sum) + within.mixed_kv_us * float(in_window.kv_sum)
             total = beside_prefill_us(rows_us, total, least_us)
             if least_us > decode_us[i]:
-                # fitted on whole runs of an engine, not a kernel by itself
+                # fitted on whole runs of an engine, not on single kernels
                 decode_us[i] = least_us
                 made = MODELLED
             batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)

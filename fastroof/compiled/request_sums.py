@@ -1,4 +1,4 @@
-"""Integer sums over the requests of one step: all that its time depends on, whatever their order."""
+"""Integer sums over the requests of one step: a step's time depends on nothing else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastroof.compiled.layout import TILE
 from fastroof.compiled.llvm import bit_count, lowest_bit, request_lanes, table_load
 
 MAX_KV_LEN = 2**28
-"""Longest sequence that an entry point accepts, tokens."""
+"""Longest sequence that entry points accept, tokens."""
 
 HIGH_BITS = ~(MAX_KV_LEN - 1)
 MANY_CHUNKS = 16
-"""Of 64 requests, from which on all are added up as chunks: one by one a chunk takes four times as long."""
+"""With as many chunks among 64 requests, all are summed as chunks; one by one, a chunk takes 4x as long."""
 
 
 class StepSums(NamedTuple):
@@ -32,7 +32,7 @@ class StepSums(NamedTuple):
 
 
 class WindowSums(NamedTuple):
-    """Sums over the requests of a step, of layers that attend within a window."""
+    """Sums over the requests of a step, for layers that attend within a window."""
 
     kv_sum: Any
     causal_pairs: Any
@@ -41,7 +41,7 @@ class WindowSums(NamedTuple):
 
 
 class ChunkSums(NamedTuple):
-    """Sums over chunks, those without tokens included, and of what a window has room for beyond them."""
+    """Sums over chunks, including empty ones, and over the room that a window has beyond them."""
 
     count: Any
     new: Any
@@ -60,7 +60,7 @@ def _no_chunks() -> ChunkSums:
 
 @jit_inline
 def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
-    """Sums with a chunk more; a chunk without tokens adds to none of a step's."""
+    """Add a chunk to sums; a chunk without tokens adds nothing to a step's."""
     own, before, all_room = max(room - new, 0), max(room - context, 0), max(room - context - new, 0)
     return ChunkSums(
         sums.count + 1,
@@ -78,7 +78,7 @@ def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
 def request_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
 ) -> tuple[StepSums, WindowSums, bool]:
-    """Sums over one step's requests, all and within a window, and whether all are possible in any plan."""
+    """Sum over one step's requests, in all and within a window. Returns also whether all are valid."""
     room = window - 1
     context_sum: Any = 0
     room_sum: Any = 0
@@ -118,8 +118,8 @@ def request_sums(
         sums.prefix_pairs,
         sums.prefix,
     )
-    # all that were added up without being chunks have no tokens: their room is a window's
-    less = (window * room) >> 1  # pairs that a window's first queries see less than a window
+    # requests that were summed without being chunks have no tokens: their room is the whole window
+    less = (window * room) >> 1  # pairs that a window's first queries see less than a full window
     own = sums.new * window - sums.count * less + (sums.own_room >> 1)
     in_window = WindowSums(
         decodes * window - (room_sum - (sums.prefix_room - (sums.count - chunks) * room)),
@@ -134,7 +134,7 @@ def request_sums(
 def decode_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
 ) -> tuple[int, int, bool]:
-    """Sums of one step's contexts and of min(kv_len, window), and whether all requests can decode."""
+    """Sum one step's contexts and min(kv_len, window). Returns also whether all requests can decode."""
     context_sum: Any = 0
     room_sum: Any = 0
     other: Any = 0
@@ -149,12 +149,12 @@ def decode_sums(
 
 
 LEAST_SHORT = 2.0**-60
-"""Less than any mean of whole numbers of tokens is short of a window; a window of 1 has none to divide by."""
+"""Smaller than any nonzero shortfall of a mean length from a window; avoids a division by 0."""
 
 
 @jit_inline
 def no_window_sums() -> WindowSums:
-    """Sums of a plan without windows, which nothing reads."""
+    """Return empty sums for plans without windows, which nothing reads."""
     return WindowSums(0, 0, 0, 0)
 
 
@@ -166,21 +166,21 @@ def _whole_pairs(tokens: int, window: int) -> int:
 
 @jit_inline
 def windowed_pairs(tokens: float, window: float) -> float:
-    """(query, key) pairs of a sequence's first ``tokens`` queries: the sum of min(i, window)."""
+    """Count (query, key) pairs of a sequence's first ``tokens`` queries: the sum of min(i, window)."""
     within = min(tokens, window)
     return within * (within + 1.0) * 0.5 + (tokens - within) * window
 
 
 @jit_inline
 def window_prefix(new_tokens: int, context_len: int, window: int) -> tuple[int, int]:
-    """Pairs of a chunk with tokens before it, and how many of those any query sees."""
+    """Count a chunk's pairs with earlier tokens, and the earlier tokens that any query sees."""
     crossed = _whole_pairs(context_len + new_tokens, window) - _whole_pairs(context_len, window)
     return crossed - _whole_pairs(new_tokens, window), min(context_len, window - 1)
 
 
 @jit_inline
 def with_request(sums: WindowSums, new: int, context: int, window: int) -> WindowSums:
-    """Sums with one request more."""
+    """Add one request to sums."""
     if new == 1 and context > 0:
         kv_sum = sums.kv_sum + min(context + 1, window)
         return WindowSums(kv_sum, sums.causal_pairs, sums.prefix_pairs, sums.prefix_sum)
@@ -195,7 +195,7 @@ def with_request(sums: WindowSums, new: int, context: int, window: int) -> Windo
 
 @jit_inline
 def mean_seen(kv_len: float, spread: float, window: float) -> float:
-    """Mean of min(length, window) over lengths that are spread evenly around ``kv_len``."""
+    """Return the mean of min(length, window) over lengths spread evenly around ``kv_len``."""
     high = kv_len + 0.5 * spread
     if high <= window:
         return kv_len
@@ -206,7 +206,7 @@ def mean_seen(kv_len: float, spread: float, window: float) -> float:
 
 @jit_inline
 def seen_before(count: float, chunk: float, start: float, window: float) -> float:
-    """Tokens before ``count`` chunks that any of their queries sees, where the first begins at ``start``."""
+    """Count tokens before ``count`` chunks that any of their queries sees; the first starts at ``start``."""
     most = window - 1.0
     if start >= most:
         return count * most
@@ -216,7 +216,7 @@ def seen_before(count: float, chunk: float, start: float, window: float) -> floa
 
 @jit_inline
 def prefix_in_window(window: float, new: float, cached: float, chunks: float) -> tuple[float, float]:
-    """Pairs of ``new`` tokens with ``cached`` ones within a window, and how many of these chunks read."""
+    """Count pairs of ``new`` with ``cached`` tokens within a window, and the cached tokens read."""
     crossed = windowed_pairs(cached + new, window) - windowed_pairs(cached, window)
     crossed -= windowed_pairs(new, window)
     size = new / chunks
@@ -225,7 +225,7 @@ def prefix_in_window(window: float, new: float, cached: float, chunks: float) ->
 
 @jit_inline
 def mean_chunk_sums(count: float, chunk: float, isl: float, window: float) -> WindowSums:
-    """Sums of ``count`` chunks anywhere in prompts of ``isl`` tokens, which are all cut into such chunks."""
+    """Sum ``count`` chunks anywhere in prompts of ``isl`` tokens that are cut into such chunks."""
     own = windowed_pairs(chunk, window)
     crossed = chunk * (windowed_pairs(isl, window) / isl) - own
     pieces = isl / chunk
@@ -238,7 +238,7 @@ def mean_chunk_sums(count: float, chunk: float, isl: float, window: float) -> Wi
 def equal_window_sums(
     decodes: int, kv_sum: int, new_sum: int, chunks: int, prefix_sum: int, window: int
 ) -> WindowSums:
-    """Sums of equal decodes and equal chunks, as near as whole numbers come, where only sums are known."""
+    """Approximate window sums by equal decodes and equal chunks if only the other sums are known."""
     some = max(chunks, 1)
     new, context = new_sum // some, prefix_sum // some
     crossed, read = window_prefix(new, context, window)
@@ -248,10 +248,10 @@ def equal_window_sums(
 
 @jit_inline
 def window_chunks(new_sum: float, causal_pairs: float, window: float) -> tuple[float, float]:
-    """Batch and q_len of equal chunks with as many tokens, and as many pairs within a window."""
+    """Return batch and q_len of equal chunks with as many tokens and as many pairs within a window."""
     mean_seen = float(causal_pairs) / float(new_sum)
     short = 2.0 * mean_seen - 1.0
-    # of q tokens window (window - 1) / 2 pairs are less than a window for each
+    # of q tokens, window (window - 1) / 2 pairs are missing to a full window each
     long = 0.5 * window * (window - 1.0) / max(window - mean_seen, LEAST_SHORT)
     q_len = long if short > window else short
     return float(new_sum) / q_len, q_len

@@ -1,8 +1,8 @@
-"""A plan as C functions of Python: one step's sizes in, microseconds out.
+"""A plan as built-in functions of CPython: from one step's sizes to microseconds.
 
-A compiled loop called from Python unpacks its arrays first, for 300 ns and more. Here a callback that is
-compiled against CPython's own functions becomes a builtin. What it does not time itself - another type, a
-size that no step has - it hands to a Python function, which answers or raises.
+A compiled loop called from Python first unpacks its arrays, which takes 300 ns and more. Here a callback
+compiled against CPython's C API becomes a built-in function. Arguments that it does not handle - other types,
+invalid sizes - it passes to a Python function, which answers or raises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _t: Any = types  # numba's types have few types
 
 
 def _external(name: str, returns: Any, *takes: Any) -> Any:
-    """One of CPython's own functions, by its name in the interpreter."""
+    """Return a C API function of the running interpreter by name."""
     return _t.ExternalFunction(name, returns(*takes))
 
 
@@ -45,37 +45,37 @@ _get_buffer = _external("PyObject_GetBuffer", _t.int32, _t.intp, _t.voidptr, _t.
 _release_buffer = _external("PyBuffer_Release", _t.void, _t.voidptr)
 _call = _external("PyObject_Vectorcall", _t.intp, _t.intp, _t.CPointer(_t.intp), _t.intp, _t.intp)
 
-# Words of a Py_buffer that are read here; of the fifth, ndim is the upper half.
+# words of a Py_buffer that are read here; ndim is the upper half of the fifth
 _BUFFER_WORDS: Final = 10
 _BUF, _LEN, _ITEMSIZE, _READONLY_NDIM, _FORMAT = 0, 2, 3, 4, 5
-# Words of a PyListObject.
+# words of a PyListObject
 _LIST_WORDS: Final = 4
 _LIST_SIZE, _LIST_ITEMS = 2, 3
 _CONTIGUOUS: Final = 12
-"""CPython's PyBUF flags of a buffer without gaps that says what its elements are."""
+"""PyBUF flags of a contiguous buffer with its format."""
 _INT64_FORMATS: Final = (ord("l"), ord("q"))
 _INT32_FORMATS: Final = (ord("i"), ord("l"))
 
-# Slots of the state, int64 each.
+# slots of the state, int64 each
 _ARENA, _SIZE, _OTHERWISE = range(3)
 _INTEGERS: Final = 3
-"""Where the addresses of types begin that are integers and nothing else: no bools, no element under a mask,
-nothing whose ``__index__`` is Python code. What else is an integer is read by the Python function."""
+"""First of the addresses of plain integer types: no bools, no masked elements, no ``__index__`` in Python.
+Other integers are read by the Python function."""
 _INTEGER_TYPES: Final = (int, np.int64, np.int32)
-_LENDERS: Final = _INTEGERS + len(_INTEGER_TYPES)
-"""Where the addresses of types begin whose memory holds numbers and nothing that says otherwise: no masks."""
+_BUFFER_TYPES: Final = _INTEGERS + len(_INTEGER_TYPES)
+"""First of the addresses of types whose buffer is all of their data: no masked arrays."""
 _LENDING_TYPES: Final = (np.ndarray, array, memoryview)
 
 
 class _State(bytes):
-    """Addresses that the builtin reads, and what keeps them valid: Python objects, so a cycle is found."""
+    """Addresses that the built-in reads, and the objects that keep them valid, visible to Python's GC."""
 
     kept: tuple[Any, ...]
 
 
 @jit_inline
 def _integer_of(state: Any, of: int) -> int:
-    """The integer that an object is, of a type that is nothing else; -1, which no size is, of any other."""
+    """Return the integer of an object of a plain integer type, else -1, which is never a size."""
     if of == 0:
         return -1
     kind = carray(pointer_at(of), (2,), np.int64)[1]
@@ -83,12 +83,12 @@ def _integer_of(state: Any, of: int) -> int:
         return -1
     value = int(_integer(of))
     if value == -1:
-        _clear_error()  # beyond 64 bits; -1 itself is not timed either
+        _clear_error()  # beyond 64 bits; -1 itself is invalid, too
     return value
 
 
 def _decode_call(this: int, arguments: Any, count: int) -> Any:
-    """``builtin(batch_size, kv_len)`` by CPython's fast calling convention."""
+    """Time ``builtin(batch_size, kv_len)``, called by CPython's fast calling convention."""
     state = _bytes_of(this)
     if count == 2:
         batch = _integer_of(state, arguments[0])
@@ -102,7 +102,7 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
 
 @jit_inline
 def _list_item(of: int, place: int) -> int:
-    """What PyList_GetItem returns, without a call: 0 beyond its end, which no integer is read from."""
+    """Return what PyList_GetItem returns, without a call; 0 beyond the end."""
     words = carray(pointer_at(of), (_LIST_WORDS,), np.int64)
     if place >= words[_LIST_SIZE]:
         return 0
@@ -110,15 +110,16 @@ def _list_item(of: int, place: int) -> int:
 
 
 @jit_inline
-def _lends_numbers(state: Any, of: int) -> bool:
-    """Whether an object is of a type whose buffer is its numbers: a masked array has a buffer too."""
+def _has_number_buffer(state: Any, of: int) -> bool:
+    """Whether an object's buffer is all of its data; a masked array also has a buffer."""
     kind = carray(pointer_at(of), (2,), np.int64)[1]
-    return bool(kind == state[_LENDERS] or kind == state[_LENDERS + 1] or kind == state[_LENDERS + 2])
+    first = _BUFFER_TYPES
+    return bool(kind == state[first] or kind == state[first + 1] or kind == state[first + 2])
 
 
 @jit_inline
 def _integers_of(view: Any) -> tuple[int, int]:
-    """How wide the integers of a one-dimensional buffer are, in bytes, and how many; width 0 of any other."""
+    """Return width in bytes and number of a one-dimensional buffer's integers; width 0 for other buffers."""
     words = carray(view, (_BUFFER_WORDS,), np.int64)
     width, count = words[_ITEMSIZE], words[_LEN]
     if words[_READONLY_NDIM] >> 32 != 1 or words[_FORMAT] == 0:
@@ -135,7 +136,7 @@ def _integers_of(view: Any) -> tuple[int, int]:
 
 @jit_inline
 def _buffers_step_us(arena: Any, new_view: Any, context_view: Any) -> float:
-    """Time one step of two buffers' requests, us; NaN where they are something else."""
+    """Time one step of two buffers' requests, us; NaN if they hold anything else."""
     width, count = _integers_of(new_view)
     context_width, contexts = _integers_of(context_view)
     if width == 0 or width != context_width or count != contexts:
@@ -151,7 +152,7 @@ def _buffers_step_us(arena: Any, new_view: Any, context_view: Any) -> float:
 
 @jit_inline
 def _buffered_step_us(arena: Any, new_tokens: int, context_len: int) -> float:
-    """Time one step of two objects' requests, us; NaN where they are no such buffers."""
+    """Time one step of two objects' requests, us; NaN if they are not such buffers."""
     time_us = np.nan
     new_view, context_view = stack_words(_BUFFER_WORDS), stack_words(_BUFFER_WORDS)
     if _get_buffer(new_tokens, new_view, _CONTIGUOUS) == 0:
@@ -164,7 +165,7 @@ def _buffered_step_us(arena: Any, new_tokens: int, context_len: int) -> float:
 
 @jit_inline
 def _lists_in_window(state: Any, window: int, new_tokens: int, context_len: int, seqs: int) -> WindowSums:
-    """Sums of requests that are possible within a window: read again, so that other plans do not wait."""
+    """Sum requests within a window; a second pass, so that plans without a window do not pay for it."""
     in_window = no_window_sums()
     for request in range(seqs):
         new = _integer_of(state, _list_item(new_tokens, request))
@@ -174,21 +175,21 @@ def _lists_in_window(state: Any, window: int, new_tokens: int, context_len: int,
 
 
 def _step_call(this: int, arguments: Any, count: int) -> Any:
-    """``builtin(new_tokens, context_len)`` of two lists or buffers of integers, a request each."""
+    """Time ``builtin(new_tokens, context_len)``, two lists or buffers with an integer per request."""
     state = _bytes_of(this)
     seqs = -1
     if count == 2:
         seqs = _list_size(arguments[0])
         if seqs < 0 or _list_size(arguments[1]) != seqs:
-            _clear_error()  # no lists, or not of one length
+            _clear_error()  # not lists, or not of one length
             seqs = -1
             arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
             time_us = np.nan
-            if _lends_numbers(state, arguments[0]) and _lends_numbers(state, arguments[1]):
+            if _has_number_buffer(state, arguments[0]) and _has_number_buffer(state, arguments[1]):
                 time_us = _buffered_step_us(arena, arguments[0], arguments[1])
             if not np.isnan(time_us):
                 return _float_object(time_us)
-            _clear_error()  # no buffers
+            _clear_error()  # not buffers
     if seqs == 0:
         return _float_object(0.0)
     if seqs > 0:
@@ -233,7 +234,7 @@ class _Method(ctypes.Structure):
 
 @cache
 def _method(name: str) -> tuple[_Method, Any]:
-    """Compile a callback, once a process, and describe it to CPython."""
+    """Compile a callback, once per process, and describe it to CPython."""
     function, words = _CALLS[name]
     signature = (_t.intp, _t.CPointer(_t.intp), _t.intp), _t.intp
     callback: Any = CFunc(function, signature, {}, OPTIONS)
@@ -249,12 +250,12 @@ _CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
 
 
 def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Callable[..., float]:
-    """Make a builtin of a plan."""
+    """Make a plan's built-in function."""
     if PLAIN:
         return otherwise
     words = [arena.ctypes.data, len(arena), *map(id, (otherwise, *_INTEGER_TYPES, *_LENDING_TYPES))]
     state = _State(np.array(words, np.int64).tobytes())
-    # the method too: of two threads' first calls, the cache keeps one
+    # the method, too: of two threads' first calls, the cache keeps one
     method = _method(name)
     state.kept = (arena, otherwise, method)
     new = ctypes.pythonapi.PyCFunction_NewEx

@@ -1,6 +1,6 @@
-"""The loop behind serving estimates: a plan and many closed loops of clients in, their steady state out.
+"""The loop behind serving estimates: from a plan and closed loops of clients to their steady state.
 
-By the engine's order of steps it is one of two closed forms, of prompts beside decodes
+The engine's order of steps selects one of two closed forms: prompts mixed with decodes
 (fastroof.compiled.mixed_steps) or ahead of them (fastroof.compiled.prefill_first).
 """
 
@@ -27,10 +27,10 @@ from fastroof.compiled.verification import open_speculation
 def _refused(
     isl: float, new: float, osl: float, concurrency: float, budget: float, options: ServingOptions
 ) -> tuple[int, float]:
-    """What is wrong with a scenario before it is estimated: a code, and what it needs."""
+    """Return the code of an invalid scenario, or 0, and the size it concerns."""
     if not (1.0 <= isl <= MAX_KV_LEN and 1.0 <= osl <= MAX_KV_LEN and 1.0 <= new <= isl):
         return CODE_SIZES, 0.0
-    # of ranks and stages, clients of one batch may be a part of one
+    # with ranks and stages, a batch may have less than one client
     if not (1.0 - 1e-9 <= concurrency * options.batches <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
     held = held_room(isl + osl, options)
@@ -52,7 +52,7 @@ def serving_estimates(
     options: ServingOptions,
     out: Floats,
 ) -> tuple[int, int, float]:
-    """Estimate scenarios: ``out`` has a column a scenario, its rows are named above."""
+    """Estimate scenarios into ``out``, a column each; rows are named in serving_options."""
     plan = open_plan(arena)
     speculation = open_speculation(arena, plan)
     for i in range(len(isl)):
@@ -64,10 +64,10 @@ def serving_estimates(
             return code, i, needed
         room = options.max_kv_tokens
         if new < isl[i]:
-            # what is found in the prefix cache takes room too
-            said = options.osl_reserved * osl[i]
-            held = held_room(isl[i] + said, options)
-            new_held = held_room(new + said, options)
+            # tokens found in the prefix cache take room, too
+            output = options.osl_reserved * osl[i]
+            held = held_room(isl[i] + output, options)
+            new_held = held_room(new + output, options)
             room = max(room * (new_held / held), new + osl[i] + options.state_tokens)
         chosen = ServingOptions(
             room,

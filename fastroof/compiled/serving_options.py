@@ -1,4 +1,4 @@
-"""What loops of serving estimates are given beside sizes, and what they answer: options, codes, rows."""
+"""Options of serving estimates, their codes, and the rows of their answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN
 
 KvRoom = Any
-"""(parts that there are, parts a token of every layer's, parts a token within the window, the window, parts a
-sequence).
+"""Room for KV cache, in parts that divide all sizes: (all parts, parts per token of unwindowed layers,
+parts per token within the window, the window, parts per sequence).
 
 A tuple of five integers, or such a row of an array; (tokens, 1, 0, 0, 0) without a window and a state.
 """
@@ -19,13 +19,13 @@ A tuple of five integers, or such a row of an array; (tokens, 1, 0, 0, 0) withou
 
 @jit_inline
 def held_parts(room: KvRoom, kv_len: int) -> int:
-    """Parts that a sequence takes."""
+    """Count the parts that a sequence takes."""
     return int(room[1]) * kv_len + int(room[2]) * min(kv_len, int(room[3])) + int(room[4])
 
 
 @jit_inline
 def longest_held(room: KvRoom, sequences: int) -> int:
-    """Length of the longest sequences of which so many fit, at most MAX_KV_LEN."""
+    """Return the longest length at which ``sequences`` fit, at most MAX_KV_LEN."""
     parts, window = int(room[0]) // sequences - int(room[4]), int(room[3])
     if parts < 0:
         return 0
@@ -38,33 +38,33 @@ def longest_held(room: KvRoom, sequences: int) -> int:
 
 @jit_inline
 def held_tokens(tokens: float, window: float, window_share: float, state_tokens: float) -> float:
-    """Tokens' worth of KV cache of a sequence, a share of whose bytes is kept within a window, and state."""
+    """Return a sequence's KV cache and state in tokens' worth; a share of its bytes is within a window."""
     return tokens - window_share * max(tokens - window, 0.0) + state_tokens
 
 
 CODE_SIZES = 1
-"""A size that no scenario has."""
+"""An invalid size."""
 CODE_KV = 2
 """One request alone is larger than the KV cache."""
 CODE_WHOLE_PROMPT = 3
-"""Prompts are not chunked, and one is larger than a step."""
+"""Prompts are not chunked and one is larger than a step."""
 CODE_TOKENS = 4
-"""A step of more tokens than the plan times."""
+"""A step with more tokens than the plan covers."""
 CODE_SEQS = 5
-"""A step of more sequences than the plan times."""
+"""A step with more sequences than the plan covers."""
 
-# Rows of the answer; tokens are those of all clients.
+# rows of the answer; tokens are those of all clients
 TTFT_US, TPOT_US, REQUEST_US, TOKENS_PER_US, WAIT_US, DECODE_STEP_US, MIXED_STEP_US = range(7)
 EFFECTIVE_CONCURRENCY, MIXED_SHARE, DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = range(7, 13)
 ESTIMATE_ROWS = 13
 
 
 AT_RANDOM = -1.0
-"""``ServingOptions.steps_met`` of requests that arrive at random moments, not as another one ends."""
+"""``ServingOptions.steps_met`` of requests that arrive at random times, not as another one ends."""
 
 
 class ServingOptions(NamedTuple):
-    """What all scenarios of a call have in common; 0 requests a client is the steady state alone."""
+    """Options of all scenarios of a call; 0 requests per client is the steady state alone."""
 
     max_kv_tokens: float
     max_seqs: float
@@ -87,16 +87,16 @@ class ServingOptions(NamedTuple):
 def most_admitted(
     isl: float, budget: float, is_chunked: bool, tokens: float, is_prefill_first: bool
 ) -> float:
-    """Requests of ``tokens`` a step, the newest of them still with its prompt, that fit a step's budget."""
+    """Return how many requests fit a step's budget, ``tokens`` each, the newest still with its prompt."""
     if is_prefill_first:
-        # the budget is of prompts alone
+        # the budget is for prompts alone
         return math.inf if is_chunked or isl <= budget else 0.0
-    # a whole prompt is begun where the decodes leave room for it
+    # a whole prompt starts if the decodes leave room for it
     room = budget if is_chunked else budget - isl + 1.0
     return (room + (tokens - 1.0)) / tokens
 
 
 @jit_inline
 def held_room(tokens: float, options: ServingOptions) -> float:
-    """Tokens' worth of KV cache and state of a request."""
+    """Return a request's KV cache and state in tokens' worth."""
     return held_tokens(tokens, options.window, options.window_share, options.state_tokens)

@@ -1,7 +1,7 @@
-"""Inverse questions: the largest batch or context whose step keeps a limit, the fewest replicas for a rate.
+"""Inverse questions: the largest batch or context within a limit, the fewest replicas for a rate.
 
-Measured kernels are jagged: a larger step may be the faster one. So nothing here bisects over batch sizes
-or clients; all of them are looked at, from the largest down where the largest is wanted.
+Measured kernels are jagged: a larger step may be faster. So nothing here bisects over batch sizes or clients;
+all are tried, from the largest down if the largest is wanted.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fastroof.compiled.steps import CODE_SIZES, PlanParts, decode_rows_us, decod
 from fastroof.compiled.sweeps import Scratch, _fill_lines, _read_batches
 
 CHUNK = 64
-"""Batch sizes that are compared at once, without a branch, so that LLVM vectorises."""
+"""Batch sizes that are compared at once without a branch, so that LLVM vectorises."""
 
 CLOSE = 1e-9
-"""Rates this near to each other, relative, are one: what is between them is rounding."""
+"""Relative difference below which two rates are equal, up to rounding."""
 
-# What keeps a replica from more requests a second.
+# what limits a replica's rate
 LIMITED_BY_NOTHING_MORE, LIMITED_BY_TTFT, LIMITED_BY_TPOT, LIMITED_BY_REQUEST, LIMITED_BY_ROOM = range(5)
 
 
 class ReplicaCurve(NamedTuple):
-    """What one replica does with more and more clients, of which the first number is the smallest."""
+    """One replica's answers by increasing number of clients."""
 
     clients: Floats
     requests_per_s: Floats
@@ -40,7 +40,7 @@ class ReplicaCurve(NamedTuple):
 
 
 class FewestReplicas(NamedTuple):
-    """Answers, one a query: replicas, 0 where none will do, and what limits one of them."""
+    """Answers, one per query: replicas, 0 if no number suffices, and what limits one of them."""
 
     replicas: Longs
     runs_at: Longs
@@ -49,7 +49,7 @@ class FewestReplicas(NamedTuple):
 
 
 def new_scratch(count: int) -> Scratch:
-    """Allocate what :func:`largest_batches` overwrites, for so many batch sizes."""
+    """Allocate the scratch arrays of :func:`largest_batches`."""
     floats = np.empty((4, count))
     longs = np.empty((3, count), np.int64)
     return Scratch(floats[0], floats[1], floats[2], floats[3], longs[0], longs[1], longs[2])
@@ -57,7 +57,7 @@ def new_scratch(count: int) -> Scratch:
 
 @jit_inline
 def _last_within(scratch: Scratch, kv: float, limit_us: float, room: int) -> int:
-    """Last of the first ``room`` batch sizes whose step keeps a limit; -1 where none does."""
+    """Return the last of the first ``room`` batch sizes within a limit, -1 if none."""
     stop = room
     last: Any = np.int64(-1)
     while stop > 0 and last < 0:
@@ -79,7 +79,7 @@ def largest_batches(
     scratch: Scratch,
     out: Longs,
 ) -> int:
-    """Find for each length the largest batch size whose step keeps its limit, 0 where none does."""
+    """Find for each length the largest batch size whose step is within its limit, 0 if none."""
     plan = open_plan(arena)
     runs = _read_batches(arena, plan, batch_size, scratch)
     if runs < 0:
@@ -99,7 +99,7 @@ def largest_batches(
 
 @jit
 def _largest_context(arena: Floats, plan: PlanParts, batch: int, most: int, limit_us: float) -> int:
-    """Largest length up to ``most`` at which a step of ``batch`` decodes keeps a limit; 0 where none is."""
+    """Return the largest length up to ``most`` at which ``batch`` decodes are within a limit, 0 if none."""
     rows_us = decode_rows_us(arena, plan, batch)
     axis = plan.decode.x
     high = int(most)
@@ -123,7 +123,7 @@ def _largest_context(arena: Floats, plan: PlanParts, batch: int, most: int, limi
 def largest_contexts(
     arena: Floats, kv_room: KvRoom, max_kv_len: int, batch_size: Longs, limit_us: Floats, out: Longs
 ) -> int:
-    """Find for each batch size the largest length whose step keeps its limit, 0 where none does."""
+    """Find for each batch size the largest length whose step is within its limit, 0 if none."""
     plan = open_plan(arena)
     largest = min(plan.max_tokens, plan.max_seqs)
     for i in range(len(out)):
@@ -137,7 +137,7 @@ def largest_contexts(
 
 @jit_inline
 def _exceeded(curve: ReplicaCurve, j: int, ttft_ms: float, tpot_ms: float, request_ms: float) -> int:
-    """The first limit that a place on the curve exceeds; NaN, a time that there is not, exceeds none."""
+    """Return the first limit that a point of the curve exceeds; NaN, a missing time, exceeds none."""
     if curve.ttft_ms[j] > ttft_ms:
         return LIMITED_BY_TTFT
     if curve.tpot_ms[j] > tpot_ms:
@@ -156,7 +156,7 @@ def least_replicas(
     request_ms: Floats,
     fewest: FewestReplicas,
 ) -> None:
-    """Find the fewest replicas that serve each rate within its limits, and the fewest clients that do."""
+    """Find the fewest replicas that serve each rate within its limits, and the fewest clients."""
     count = len(curve.clients)
     for i in range(len(rate_per_s)):
         most = 0.0
@@ -175,7 +175,7 @@ def least_replicas(
             fewest.limited_by[i] = LIMITED_BY_ROOM
         if at < 0:
             continue
-        # a quotient that is rounded may lead one beside the smallest number that serves
+        # a rounded quotient may be one off the smallest sufficient number
         replicas = max(math.ceil(rate_per_s[i] / most), 1)
         replicas += np.int64(replicas * most < rate_per_s[i])
         replicas -= np.int64(replicas > 1 and (replicas - 1) * most >= rate_per_s[i])

@@ -1,17 +1,17 @@
-"""The loops that time steps: a plan's arena and a batch in, microseconds out.
+"""The loops that time steps: from a plan's arena and a batch to microseconds.
 
     step_us = rows_us + L decode_attention(bs, mean kv) + L prefill_attention(b, q, prefix)
-    rows_us = tokens[m] + logits[s] + what the runtime adds to a step and for each of its sequences
+    rows_us = tokens[m] + logits[s] + what the engine adds to a step and for each of its sequences
 
-and a step with prefill takes what the runtime adds to it, and not less than the runtime's floor. Where
-layers attend within a window, requests of different lengths are told apart (fastroof.compiled.request_sums).
+plus, for a step with prefill, what the engine adds to it, and at least the engine's floor. If layers attend
+within a window, requests of different lengths are distinguished (fastroof.compiled.request_sums).
 
-One thread owns a step. Between two nodes a step of equal decodes is a straight line in kv_len, and
-every entry point adds its two terms in the same order, so that a step is the same to the last bit
-whichever one times it and however many threads there are.
+One thread times a step. Between two nodes a step of equal decodes is linear in kv_len, and every entry point
+adds its two terms in the same order, so that a step is the same to the last bit at every entry point and with
+any number of threads.
 
-A plan's arena is one float64 array: the header named below, then the sections it points to. Attention
-blocks hold the time of all layers. What tabulates the lines of every batch size is in decode_lines.
+A plan's arena is one float64 array: the header named below, then the sections it points to. Attention blocks
+hold the time of all layers. Tables of decode steps are in decode_lines.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ from fastroof.compiled.request_sums import (
     windowed_pairs,
 )
 
-# Header slots of a plan's arena.
+# header slots of a plan's arena
 MAGIC, FORMAT, MAX_TOKENS, MAX_SEQS, NUM_LAYERS, STEP_US = 0, 1, 2, 3, 4, 5
 PREFIX_PAIR_US, PREFIX_TOKEN_US = 6, 7
 TOKENS_AT, LOGITS_AT, TOKENS_ORIGIN_AT, LOGITS_ORIGIN_AT = 8, 9, 10, 11
 DECODE_AT, PREFILL_AT, ARENA_SIZE = 12, 13, 14
 SEQUENCE_US, PREFILL_US, PREFILL_FLOOR_US = 15, 16, 17
-# Per-token calls in steps of decodes alone: the sections of all steps where no call tells them apart.
+# per-token calls in decode steps; the sections of all steps if no call differs
 DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT = 18, 19
-# Layers within a window, which is 0 where there are none: the price of their prefixes, and their own blocks,
-# which are those of all layers where all of them are such, or none.
+# windowed layers: the window, 0 if there are none; prices of their prefixes; their own blocks, which are
+# those of all layers if all or none are windowed
 WINDOW, WINDOW_PAIR_US, WINDOW_TOKEN_US, WINDOW_DECODE_AT, WINDOW_PREFILL_AT = 20, 21, 22, 23, 24
-# In a step that prefills too, decode attention takes at least so long a KV token, us: of all layers but those
-# within a window, and of these a token that they see.
+# lower bound of decode attention in steps with prefill, us per KV token: unwindowed layers, and windowed
+# layers per token within the window
 MIXED_KV_US, MIXED_WINDOW_KV_US = 25, 26
-# What follows the tokens of all ranks of attention data parallelism, by the tokens of each where all have as
-# many: in all steps, in steps of decodes alone; and how many ranks there are. 0 where there is no such part.
+# calls that depend on the tokens of all ranks of attention data parallelism, by tokens per rank: in all
+# steps, in decode steps; number of ranks; 0 in plans without them
 EXPERT_AT, DECODE_EXPERT_AT, RANKS = 27, 28, 29
-# Where fastroof.compiled.verification finds what follows a plan; 0 in a plan by itself.
+# where the data of fastroof.compiled.verification start; 0 in plans without them
 SPECULATION_AT = 31
 HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0
 ARENA_FORMAT = 7.0
-"""Goes up when the arena's layout changes."""
+"""Version of the arena's layout."""
 
 CODE_SIZES = 1
-"""A size that no step has, or that is beyond the plan."""
+"""An invalid size, or one beyond the plan."""
 
 
 class PlanParts(NamedTuple):
@@ -96,7 +96,7 @@ class PlanParts(NamedTuple):
 
 
 class WindowParts(NamedTuple):
-    """What a plan with a window has of its windowed layers."""
+    """A plan's windowed layers."""
 
     tokens: int
     pair_us: float
@@ -136,13 +136,13 @@ def open_plan(arena: Floats) -> PlanParts:
 
 @jit_inline
 def window_prices_us(arena: Floats, plan: PlanParts) -> tuple[float, float]:
-    """Price of a prefix in layers within a window: us a (query, prefix token) pair, us a prefix token."""
+    """Return prefix prices in windowed layers: us per (query, prefix token) pair, us per prefix token."""
     return arena[plan.header_at + WINDOW_PAIR_US], arena[plan.header_at + WINDOW_TOKEN_US]
 
 
 @jit_inline
 def open_window(arena: Floats, at: int) -> WindowParts:
-    """Read what the header of a plan at ``arena[at]`` says of its windowed layers."""
+    """Read the windowed layers of the plan at ``arena[at]``."""
     decode = open_block(arena, at + int(arena[at + WINDOW_DECODE_AT]))
     return WindowParts(
         int(arena[at + WINDOW]),
@@ -158,19 +158,19 @@ def open_window(arena: Floats, at: int) -> WindowParts:
 
 @jit_inline
 def decode_rows_us(arena: Floats, plan: PlanParts, num_decodes: int) -> float:
-    """:func:`step_rows_us` of a step of decodes alone, us."""
+    """:func:`step_rows_us` of a decode step, us."""
     return rows_us_at(arena, plan, plan.decode_tokens_at, num_decodes, num_decodes)
 
 
 @jit_inline
 def step_rows_us(arena: Floats, plan: PlanParts, num_tokens: int, num_seqs: int) -> float:
-    """Per-token operators of a step with prefill, the LM head of its sequences, the runtime's part, us."""
+    """Time per-token operators of a step with prefill, the LM head and the engine's part, us."""
     return rows_us_at(arena, plan, plan.tokens_at, num_tokens, num_seqs)
 
 
 @jit_inline
 def rows_us_at(arena: Floats, plan: PlanParts, tokens_at: int, num_tokens: int, num_seqs: int) -> float:
-    """Per-token operators from the section at ``tokens_at``, the LM head, the runtime's part, us."""
+    """Time per-token operators from the section at ``tokens_at``, the LM head and the engine's part, us."""
     tokens_us: float = table_load(arena, tokens_at + num_tokens)
     logits_us: float = table_load(arena, plan.logits_at + num_seqs)
     return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * float(num_seqs))
@@ -178,7 +178,7 @@ def rows_us_at(arena: Floats, plan: PlanParts, tokens_at: int, num_tokens: int, 
 
 @jit_inline
 def decode_step_us(arena: Floats, plan: PlanParts, rows_us: float, num_decodes: int, mean_kv: float) -> float:
-    """``rows_us`` and the decode attention of all layers, us: paged attention costs its total KV."""
+    """Add decode attention of all layers to ``rows_us``, us: paged attention costs its total KV."""
     if plan.decode.form == FORM_LATENCY:
         at_zero_us, slope_us = grid_line(arena, plan.decode, float(num_decodes), mean_kv)
         return (rows_us + at_zero_us) + slope_us * mean_kv
@@ -189,7 +189,7 @@ def decode_step_us(arena: Floats, plan: PlanParts, rows_us: float, num_decodes: 
 def prefill_attention_us(
     arena: Floats, plan: PlanParts, batch: float, q_len: float, prefix_pairs: float, prefix_sum: float
 ) -> float:
-    """Prefill attention of all layers, us: one call over all chunks, its floor paid once."""
+    """Time prefill attention of all layers, us: one call over all chunks, its floor paid once."""
     own = grid_value(arena, plan.prefill, batch, q_len)
     prefix: float = plan.prefix_pair_us * float(prefix_pairs) + plan.prefix_token_us * float(prefix_sum)
     return own + prefix
@@ -205,7 +205,7 @@ def windowed_decode_step_us(
     mean_kv: float,
     kv_sum: int,
 ) -> float:
-    """:func:`decode_step_us` of a plan with a window, whose decodes see ``kv_sum`` tokens within it, us."""
+    """:func:`decode_step_us` for a plan with a window, us; decodes see ``kv_sum`` tokens within it."""
     batch = float(num_decodes)
     i = axis_cell(arena, plan.decode.y, batch)
     j = axis_cell(arena, plan.decode.x, mean_kv)
@@ -237,12 +237,12 @@ def windowed_prefill_us(
     alike, tokens = window_chunks(new_sum, pairs, window)
     is_equal = batch * windowed_pairs(q_len, window) == pairs
     if within.is_all:
-        # what all layers take at equal chunks is less and more
+        # equal chunks of all layers, plus the difference that windows make
         own = grid_value(arena, plan.prefill, batch if is_equal else alike, q_len if is_equal else tokens)
     else:
         place = grid_place(arena, plan.prefill, batch, q_len)
         own = latency_at(arena, plan.prefill, place)
-        # where no chunk is longer than the window, both are one place
+        # if no chunk is longer than the window, both are the same place
         if not (is_equal | (tokens == q_len)):
             others = latency_at(arena, within.prefill, place)
             own += latency_at(arena, within.prefill, grid_place(arena, plan.prefill, alike, tokens)) - others
@@ -254,26 +254,26 @@ def windowed_prefill_us(
 
 @jit_inline
 def beside_prefill_us(rows_us: float, total_us: float, least_us: float) -> float:
-    """``total_us`` of rows and decodes, whose attention takes at least ``least_us`` beside prefill, us."""
+    """Return ``total_us`` with decode attention of at least ``least_us``, as in steps with prefill, us."""
     return max(total_us, rows_us + least_us)
 
 
 @jit_inline
 def with_prefill_us(plan: PlanParts, total_us: float, attention_us: float) -> float:
-    """A step's time with its prefill attention and what the runtime adds to steps that prefill, us."""
+    """Add prefill attention and what the engine adds to steps with prefill, us."""
     return max((total_us + attention_us) + plan.prefill_us, plan.prefill_floor_us)
 
 
 @jit_inline
 def equal_chunks(new_sum: float, causal_pairs: float) -> tuple[float, float]:
-    """Batch and q_len of equal chunks with these sums: the measured point when the chunks are equal."""
+    """Return batch and q_len of equal chunks with these sums; exact if the chunks are equal."""
     q_len = 2.0 * float(causal_pairs) / float(new_sum) - 1.0
     return float(new_sum) / q_len, q_len
 
 
 @jit
 def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: Floats) -> int:
-    """Time steps of equal decodes of any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
+    """Time steps of equal decodes in any plan: ``batch_size`` requests at ``kv_len`` each. Returns a code."""
     plan = open_plan(arena)
     max_batch = min(plan.max_tokens, plan.max_seqs)
     for i in range(len(out)):
@@ -288,7 +288,7 @@ def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: 
 
 @jit
 def decode_origins(arena: Floats, batch_size: Ints, kv_len: Ints, origin: Flags) -> None:
-    """Find how steps of equal decodes are made: the largest origin of their parts."""
+    """Find the origins of steps of equal decodes: the largest of their parts'."""
     plan = open_plan(arena)
     for i in range(len(origin)):
         batch = int(batch_size[i])
@@ -319,7 +319,7 @@ def chunks_step_us(
         rows_us = decode_rows_us(arena, plan, batch_size)
         return decode_step_us(arena, plan, rows_us, batch_size, float(context_len + 1))
     rows_us = step_rows_us(arena, plan, tokens, batch_size)
-    # equal chunks: their sums lead back to (batch, new) exactly
+    # equal chunks: their sums give (batch, new) back exactly
     attention_us = prefill_attention_us(
         arena, plan, float(batch_size), float(new_tokens), tokens * context_len, batch_size * context_len
     )
@@ -341,7 +341,7 @@ def windowed_chunks_step_us(
 def _windowed_prefill_steps_us(
     arena: Floats, new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats
 ) -> int:
-    """:func:`prefill_steps_us` of a plan with a window: in one loop, others took 5 times as long."""
+    """:func:`prefill_steps_us` for a plan with a window: in one loop, plans without took 5 times as long."""
     plan = open_plan(arena)
     for i in range(len(out)):
         batch = int(table_load(batch_size, i))

@@ -1,12 +1,12 @@
-"""The sweep loops: every step of many plans' grids timed, and written out or reduced in the loop.
+"""The sweep loops: time every step of many plans' grids, and store the times or reduce them in the loop.
 
-A grid is batch sizes x lengths, and within a cell of a plan's decode table a step is a straight line in
-kv_len (see fastroof.compiled.decode_lines). So for each cell that the lengths come to, the lines of all
-batch sizes are laid side by side, and a row of steps is one multiplication and one addition each, without
-a gather. Lengths and batch sizes may come in any order; where they rise, each cell is entered once.
+A grid is batch sizes x lengths, and within a cell of a plan's decode table a step is linear in kv_len (see
+fastroof.compiled.decode_lines). For each cell that the lengths enter, the lines of all batch sizes are laid
+side by side, so a row of steps is one multiplication and one addition each, without a gather. Lengths and
+batch sizes may be in any order; if they rise, each cell is entered once.
 
-One call times the rows of many plans, since a call from Python takes a third as long as a plan's grid:
-plans come as the addresses of their arenas, and rows as the plans' lengths one after another.
+One call times the rows of many plans, since a call from Python takes a third as long as a plan's grid. Plans
+are passed as addresses of their arenas, rows as the plans' lengths one after another.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_RATE = -1
 
 
 class PlanRows(NamedTuple):
-    """Plans, and the lengths that each is evaluated at: plan p has the rows offsets[p] to offsets[p + 1]."""
+    """Plans and the lengths of each: plan p has the rows ``offsets[p]`` to ``offsets[p + 1]``."""
 
     arena_at: Longs
     arena_size: Longs
@@ -47,7 +47,7 @@ class PlanRows(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a loop needs for each batch size, and overwrites: of one thread."""
+    """Scratch arrays of one thread, an element per batch size."""
 
     requests: Floats
     rows_us: Floats
@@ -59,7 +59,7 @@ class Scratch(NamedTuple):
 
 
 class BestRows(NamedTuple):
-    """Answers of the reducing loop, one a row."""
+    """Answers of the reducing loop, one per row."""
 
     batch_size: Longs
     step_us: Floats
@@ -70,7 +70,7 @@ class BestRows(NamedTuple):
 
 @jit
 def arena_address(arena: Floats) -> int:
-    """Where an arena's first element is: 0.2 us, a third of what asking NumPy takes."""
+    """Return the address of an arena's first element: 0.2 us, a third of NumPy's time."""
     return int(arena.ctypes.data)
 
 
@@ -83,7 +83,7 @@ _pointer: Any = _plain_pointer if getattr(config, "DISABLE_JIT") else pointer_at
 
 @jit_inline
 def _arena(plans: PlanRows, p: int) -> Floats:
-    """Plan p's arena, which the caller keeps alive."""
+    """Return plan p's arena, which the caller keeps alive."""
     return carray(_pointer(plans.arena_at[p]), (plans.arena_size[p],), np.float64)
 
 
@@ -116,9 +116,9 @@ def _read_batches(arena: Floats, plan: PlanParts, batch_size: Longs, scratch: Sc
 def _fill_lines(
     arena: Floats, plan: PlanParts, batch_size: Longs, runs: int, kv: float, scratch: Scratch
 ) -> tuple[float, float]:
-    """Lay the lines of all batch sizes side by side, and return the lengths between which they hold."""
+    """Lay the lines of all batch sizes side by side. Returns the range of lengths for which they hold."""
     if plan.decode.form != FORM_LATENCY:
-        # not straight: the step itself, for this length only
+        # not linear: the step itself, for this length only
         for j in range(len(batch_size)):
             rows_us = scratch.rows_us[j]
             scratch.at_zero_us[j] = decode_step_us(arena, plan, rows_us, batch_size[j], kv)
@@ -165,7 +165,7 @@ def decode_grid_us(plans: PlanRows, batch_size: Longs, scratch: Scratch, out: Fl
 
 @jit_inline
 def _highest_rate(scratch: Scratch, kv: float, limit_us: float, count: int) -> tuple[int, int]:
-    """Highest rate of ``count`` batch sizes within a time, and how many are not."""
+    """Return the highest rate of ``count`` batch sizes within a time, and how many are beyond it."""
     most: Any = np.int64(NO_RATE)
     over: Any = np.int64(0)
     for j in range(count):
@@ -180,7 +180,7 @@ def _highest_rate(scratch: Scratch, kv: float, limit_us: float, count: int) -> t
 
 @jit_inline
 def _first_with(scratch: Scratch, rate: int, count: int) -> int:
-    """First batch size of that rate, which one has: to the end without a branch, so that LLVM vectorises."""
+    """Return the first batch size with a rate that one has; no early exit, so that LLVM vectorises."""
     first: Any = np.int64(count)
     for j in range(count):
         first = min(first, np.int64(j) if scratch.rate[j] == rate else np.int64(count))
@@ -199,7 +199,7 @@ def best_decode_batches(
         runs = _read_batches(arena, plan, batch_size, scratch)
         if runs < 0:
             return CODE_SIZES
-        # one by one: a row of the array would count a reference for each length
+        # element by element: taking a row of the array would count a reference for each length
         of_plan = plans.kv_room
         room_of = (of_plan[p, 0], of_plan[p, 1], of_plan[p, 2], of_plan[p, 3], of_plan[p, 4])
         parts = room_of[0]
@@ -213,7 +213,8 @@ def best_decode_batches(
             kv = float(kv_len)
             if not start_kv <= kv < stop_kv:
                 start_kv, stop_kv = _fill_lines(arena, plan, batch_size, runs, kv, scratch)
-            # memory has room for the first batch sizes: from one length to the next, how many changes little
+            # memory has room for the first batch sizes; their number changes little from one length to the
+            # next
             held = held_parts(room_of, kv_len)
             while room < count and batch_size[room] * held <= parts:
                 room += 1

@@ -1,7 +1,7 @@
-"""Files of the cache folders: written whole, believed where nobody else can have written them.
+"""Files of the cache folders: atomic writes, and reads that trust only files no other user can have written.
 
-Compiled loops are kept so (fastroof.compiled.code_cache), and whatever else a later process is to take on
-trust. What does not pass is an error of the system's kind: whoever asks makes the thing again.
+Compiled loops (fastroof.compiled.code_cache) and other cached files that a later process trusts go through
+here. Anything else is an OSError, after which the caller rebuilds the file.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import Final
 
 _MOST_LINKS: Final = 40
-# a folder that may be passed through and not listed is opened all the same, where the system can
+# O_PATH, where it exists, opens folders that may be traversed but not listed
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UntrustedFolder(PermissionError):
-    """Another user can have put something into a folder."""
+    """Another user may have written to a folder."""
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether nobody but this user and root wrote it."""
+    """Whether only this user and root can have written a file."""
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return status.st_uid in (os.geteuid(), 0) and not others_write
 
 
 def open_trusted(path: Path, *, create: bool = False) -> int:
-    """Open a folder and its parents; refuse any that others may write to."""
+    """Open a folder through its parents; refuse any that others may write to."""
     names = _names(os.path.join(os.getcwd(), path))
     at = os.open("/", _FOLDER)
     links = 0
@@ -61,7 +61,7 @@ def open_trusted(path: Path, *, create: bool = False) -> int:
 
 
 def _names(path: str) -> list[str]:
-    """Names of a path, the last first."""
+    """Return the names of a path, last first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
@@ -76,7 +76,7 @@ def _status(name: str, folder: int, create: bool) -> os.stat_result:
 
 
 def _check(folder: int, path: Path, *, is_passed: bool = False) -> None:
-    """Refuse a folder to which others may write; on the way names that are their owners' will do."""
+    """Refuse a folder to which others may write; parents may be sticky, as their names have owners."""
     status = os.fstat(folder)
     if is_ours(status):
         return
@@ -89,7 +89,7 @@ def _check(folder: int, path: Path, *, is_passed: bool = False) -> None:
 
 
 def _own_group() -> int | None:
-    """The group that has the user's name and no other members, as many systems give each user one."""
+    """Return the group with the user's name and no other members, which many systems give each user."""
     try:
         user = pwd.getpwuid(os.geteuid())
         group = grp.getgrgid(user.pw_gid)
@@ -102,18 +102,18 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 def cache_roots() -> tuple[Path, ...]:
-    """Folders that may hold what is kept, the best first; none of them needs to exist."""
+    """Return the candidate cache folders, best first; none needs to exist."""
     import platformdirs
 
     given = os.environ.get("FASTROOF_CACHE_DIR")
-    # platformdirs answers "~/.cache" where there is no home: no name for a folder of the working directory
+    # without a home, platformdirs returns "~/.cache", which must not become a folder in the working directory
     users = Path(platformdirs.user_cache_dir("fastroof"))
     return (*([Path(given)] if given else []), *([users] if users.is_absolute() else []))
 
 
 @contextmanager
 def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
-    """Open a folder that nobody else can have written to: what is read there may run."""
+    """Open a folder that no other user can have written to: files read there may be executed."""
     at = open_trusted(folder, create=create)
     try:
         yield at
@@ -122,29 +122,29 @@ def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
 
 
 def _open_at_once(folder: int, name: str, flags: int) -> int:
-    """Open a file without following a link, and without waiting where somebody has put a pipe there."""
+    """Open a file without following links and without blocking on a pipe."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
 
 
-def read_kept(folder: int, name: str) -> bytes:
-    """Return what :func:`write_kept` wrote, once it is known to be ours and whole."""
+def read_trusted(folder: int, name: str) -> bytes:
+    """Return what :func:`write_trusted` wrote, once its owner and checksum are verified."""
     with open(name, "rb", opener=partial(_open_at_once, folder)) as file:
         status = os.fstat(file.fileno())
         if not (is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
-            raise PermissionError(f"{name} may be somebody else's, or another file of ours")
+            raise PermissionError(f"{name} may be another user's, or another file")
         data = file.read()
     payload = data[_DIGEST_BYTES:]
-    # damaged machine code would not raise, it would run
+    # damaged machine code would not raise but run
     if hashlib.sha256(payload).digest() != data[:_DIGEST_BYTES]:
         raise ValueError(f"{name} is damaged")
     return payload
 
 
-def write_kept(folder: Path, name: str, payload: bytes) -> None:
-    """Write a file that other processes see whole or not at all, where it will be believed."""
+def write_trusted(folder: Path, name: str, payload: bytes) -> None:
+    """Write a file atomically, with permissions that :func:`read_trusted` accepts."""
     with opened(folder, create=True) as at:
         unfinished = f"{name}.{secrets.token_hex(8)}"
-        # writable by nobody else, whatever the umask
+        # writable by no other user, whatever the umask
         create = partial(os.open, mode=0o644, dir_fd=at)
         try:
             with open(unfinished, "xb", opener=create) as file:

@@ -1,15 +1,14 @@
-"""Steps that verify draft tokens: each decode brings several queries, and each of them a row of the LM head.
+"""Steps that verify draft tokens: each decode has several queries, and each query a row of the LM head.
 
-    step_us = decode_tokens[bs q] + head[bs q] + what the runtime adds to a step and for each of its sequences
+    step_us = decode_tokens[bs q] + head[bs q] + what the engine adds to a step and for each of its sequences
             + L decode_attention(bs, kv) B(q) / B(1)
 
-B is the roofline of decode attention with q queries a sequence: its FLOPs grow with the queries, the KV
-cache is read once. Tables hold no row of several queries after a long context, so latency / B is held and the
-attention is modelled. At q = 1 a step is that of :mod:`fastroof.compiled.steps` to the last bit.
+B is the roofline of decode attention with q queries per sequence: FLOPs grow with the queries, the KV cache
+is read once. Tables have no rows with several queries after a long context, so latency / B is held constant
+and the attention is modelled. At q = 1 a step is that of :mod:`fastroof.compiled.steps` to the last bit.
 
-What plans do not hold follows the plan in one arena, at the slot SPECULATION_AT of its header: how many
-tokens are verified and accepted, the LM head at more rows than sequences, the rooflines, and the draft's own
-arena.
+The data of verification follow the plan in its arena, at the header's slot SPECULATION_AT: the tokens
+verified and accepted, the LM head at more rows than sequences, the rooflines, and the draft's own arena.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from fastroof.compiled.steps import (
     open_plan,
 )
 
-# Slots from SPECULATION_AT on, offsets from the start of the arena; a draft at 0 is none.
+# slots from SPECULATION_AT on, offsets from the start of the arena; a draft at 0 means no draft
 TOKENS, ACCEPTED, DRAFT_STEPS, HEAD_AT, HEAD_LAST, BOUNDS_AT, BOUNDS, DRAFT_AT = range(8)
 SPECULATION_HEADER = 8
 
-# A roofline: all layers of a kind.
+# a roofline: all layers of a kind
 LAUNCH_US, PAIR_US, QUERY_US, KV_US, WINDOW = range(5)
 BOUND_SIZE = 5
 
 
 class Speculation(NamedTuple):
-    """How decodes verify: ``tokens`` queries each, of which ``accepted`` are kept in the mean."""
+    """How decodes verify: ``tokens`` queries each, of which on average ``accepted`` are kept."""
 
     tokens: float
     accepted: float
@@ -58,20 +57,20 @@ class Speculation(NamedTuple):
 
 @jit_inline
 def one_token(plan: PlanParts) -> Speculation:
-    """No speculation: a token a decode."""
+    """No speculation: one token per decode."""
     return Speculation(1.0, 1.0, 0.0, plan.logits_at, plan.max_seqs, 0, 0, 0)
 
 
 @jit_inline
 def open_speculation(arena: Floats, plan: PlanParts) -> Speculation:
-    """Read what follows the plan in its arena; one token a decode where nothing does."""
+    """Read the plan's speculation; one token per decode without it."""
     at = int(arena[SPECULATION_AT])
     return one_token(plan) if at == 0 else speculation_at(arena, at)
 
 
 @jit_inline
 def speculation_at(arena: Floats, at: int) -> Speculation:
-    """Read how decodes verify, from ``arena[at]`` on."""
+    """Read a speculation from ``arena[at]`` on."""
     return Speculation(
         arena[at + TOKENS],
         arena[at + ACCEPTED],
@@ -86,7 +85,7 @@ def speculation_at(arena: Floats, at: int) -> Speculation:
 
 @jit_inline
 def open_draft(arena: Floats, at: int) -> PlanParts:
-    """Read the header of the draft's plan at ``arena[at]``: its kernels, without what its engine adds."""
+    """Read the draft's plan at ``arena[at]``: its kernels, without what its engine adds."""
     draft = open_plan(arena[at:])
     return PlanParts(
         draft.max_tokens,
@@ -113,20 +112,20 @@ def open_draft(arena: Floats, at: int) -> PlanParts:
 
 @jit_inline
 def decode_steps(osl: float, accepted: float) -> float:
-    """Steps that say the tokens of an output after its first: at least one where there are any."""
+    """Return the number of steps for an output's tokens after the first; at least one if there are any."""
     gaps = osl - 1.0
     return max(gaps / accepted, min(gaps, 1.0))
 
 
 @jit
 def _bound_us(arena: Floats, speculation: Speculation, batch: float, kv_len: float, queries: float) -> float:
-    """Roofline of decode attention of all layers, us: ``queries`` a sequence, the last sees ``kv_len``."""
+    """Return decode attention's roofline, us, all layers: ``queries`` each, the last sees ``kv_len``."""
     total = 0.0
     at = speculation.bounds_at
     first = kv_len - queries + 1.0
     for _ in range(speculation.bounds):
         window = table_load(arena, at + WINDOW)
-        # queries whose past is within the window, and those that see a window's worth
+        # queries whose past is within the window, and those that see a full window
         within = min(max(window - first, 0.0), queries)
         pairs = within * first + 0.5 * within * (within - 1.0) + (queries - within) * window
         read = min(kv_len, window + queries - 1.0)
@@ -141,10 +140,10 @@ def _bound_us(arena: Floats, speculation: Speculation, batch: float, kv_len: flo
 
 @jit_inline
 def queries_factor(arena: Floats, speculation: Speculation, batch: float, kv_len: float) -> float:
-    """How much longer decode attention takes for the verified tokens than for one: B(q) / B(1)."""
+    """Return the ratio of decode attention for the verified tokens to that for one: B(q) / B(1)."""
     if speculation.tokens == 1.0:
         return 1.0
-    # a mean length may be shorter than the tokens that are verified
+    # a mean length may be shorter than the verified tokens
     kv = max(kv_len, speculation.tokens)
     return _bound_us(arena, speculation, batch, kv, speculation.tokens) / _bound_us(
         arena, speculation, batch, kv, 1.0
@@ -155,7 +154,7 @@ def queries_factor(arena: Floats, speculation: Speculation, batch: float, kv_len
 def verified_us(
     arena: Floats, plan: PlanParts, any_tokens: Speculation, batch: int, kv: int, queries: int
 ) -> float:
-    """Time one step that verifies, us; NaN where the plan cannot time it."""
+    """Time one verification step, us; NaN if the plan cannot time it."""
     if batch < 1 or batch > plan.max_seqs or queries < 1 or queries > plan.max_tokens:
         return np.nan
     rows = batch * queries

@@ -20,7 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, shown
+from fastroof.checks import MOST_SUGGESTED, is_number, is_whole_number, shown, suggestion
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
@@ -269,9 +269,11 @@ def _unknown(name: str) -> str:
             cards = ", ".join(f"{s.name} is the {s.title}" for s in variants)
             return f"unknown GPU {name!r}: {cards}; for another card, give the path of its {GPU_FILE}"
     spellings = {_key(alias): spec.name for spec in specs for alias in (spec.name, *spec.aliases)}
-    close = difflib.get_close_matches(_key(name), spellings, n=1, cutoff=0.5)
-    hint = f"; the closest is {spellings[close[0]]}" if close else ""
-    return f"unknown GPU {name!r}: bench_data has {_listed()}{hint}; or give the path of a {GPU_FILE}"
+    close = difflib.get_close_matches(_key(name), spellings, n=MOST_SUGGESTED, cutoff=0.5)
+    line = suggestion(
+        "GPU", name, list(dict.fromkeys(spellings[key] for key in close)), gpu_names(), "fastroof gpus"
+    )
+    return f"{line}, or give the path of a {GPU_FILE}"
 
 
 def _shipped(folder: str) -> GpuSpec:

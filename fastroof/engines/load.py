@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import shown
+from fastroof.checks import shown, unknown_word
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
@@ -148,7 +148,9 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
         engine, _, version = given.partition("-") if isinstance(given, str) else ("", "", "")
         if version and engine in serving_engines():
             return _of_version(engine, version)
-        raise PlanError(f"runtime must be one of {', '.join(names)} or a .toml file, got {shown(given)}")
+        if not isinstance(given, str):
+            raise PlanError(f"engine must be one of {', '.join(names)} or a .toml file, got {shown(given)}")
+        raise PlanError(f"{unknown_word('engine', given, names, 'fastroof engines')}, or give a .toml file")
     content = read_toml(path, PlanError, f"the engine profile {path}")
     return _profile({"name": path.stem, **content}, str(path))
 

@@ -1,52 +1,68 @@
-"""Stage 1, measured rows in files to MeasuredTables; NumPy and pyarrow only."""
+"""Stage 1: files of measured rows to MeasuredTables; needs NumPy and pyarrow only."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fastroof.checks import shown
-from fastroof.config.gpu import GpuSpec, gpu_named, load_gpu
+from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
-from fastroof.file_access import exists, is_file, is_folder, matches
-from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
+from fastroof.file_access import is_file, matches
+from fastroof.load.by_name import missing_tables
+from fastroof.load.found import PACKAGE_PREFIX, FoundTables, Progress, find_tables, find_tables_of
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
 from fastroof.load.own import load_own
 from fastroof.load.trees import is_tree, load_tree
 
-__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice", "load_measured"]
+__all__ = [
+    "MeasuredTable",
+    "MeasuredTables",
+    "PeakFinding",
+    "SourceChoice",
+    "load_measured",
+    "load_measured_of",
+]
 
 
-def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceChoice = None) -> MeasuredTables:
+def load_measured(
+    name: str | Path,
+    *,
+    gpu: str | None = None,
+    source: SourceChoice = None,
+    progress: Progress | None = None,
+) -> MeasuredTables:
     """Load measured rows by GPU name or from a folder of any layout that is known.
 
     Parameters
     ----------
     name : str or Path
-        A GPU of bench_data, or a folder: one GPU's, one source's, several GPUs', or a tree as InferSim
-        or roofline V2 lay it out.
+        A GPU's name, ``GPU/SOURCE``, ``package:GPU/BACKEND/VERSION`` of an installed aiconfigurator-core, or
+        a folder: one GPU's, one source's, several GPUs', or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
-        Which GPU, where the folder holds several; where it holds one, that must be it.
+        Which GPU, if the folder holds several; it must match if there is only one.
     source : str or mapping of str to str, optional
         Take only this source; or of the operators named their sources, and of the others the
         best-ranked ones, as in ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
+    progress : callable, optional
+        Called with files done, files in all and a file's name while tables of a package are converted.
 
     Returns
     -------
     MeasuredTables
-        One table an operator.
+        One table per operator.
 
     Raises
     ------
     TableError
-        If a file is malformed or must not be used, there is no such source (the error lists those that
-        there are), or the tables are another GPU's than the one that was named.
+        If a file is malformed or must not be used, the source does not exist, or the tables are another GPU's
+        than the requested one.
     GpuError
         If the name is neither a known GPU nor a folder.
     """
     _check_types(name, gpu, source)
-    measured = _load(name, gpu, source)
+    measured = _load(name, gpu, source, progress)
     if gpu is not None and not _is_gpu(gpu, measured.gpu_spec):
         raise TableError(
             f"{name} has tables of {measured.gpu}, and gpu is {gpu!r}: leave gpu out, or name the tables of "
@@ -71,7 +87,7 @@ def _check_types(name: object, gpu: object, source: object) -> None:
 
 
 def _is_gpu(name: str, spec: GpuSpec) -> bool:
-    """Whether a name, or an alias of one, is that of some tables' GPU."""
+    """Whether a name or alias is that of the tables' GPU."""
     if name in (spec.name, *spec.aliases):
         return True
     try:
@@ -80,19 +96,30 @@ def _is_gpu(name: str, spec: GpuSpec) -> bool:
         raise TableError(f"gpu is {shown(name, 80)}, and the tables are of {spec.name}: {error}") from None
 
 
-def _load(name: str | Path, gpu: str | None, source: SourceChoice) -> MeasuredTables:
-    folder = Path(name)
-    if isinstance(name, str) and "/" not in name:
-        # a GPU's name means its shipped tables; a folder of that name is ./name
-        if (named := gpu_named(name)) is not None:
-            return _load_by_name(named.name, source)
-        if not exists(folder):
-            try:
-                load_gpu(name)
-            except GpuError as error:
-                raise GpuError(f"{error}; a path of a folder of tables would do too") from None
-    if not is_folder(folder):
-        raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
+def load_measured_of(
+    gpu: Any, *, source: SourceChoice = None, progress: Progress | None = None
+) -> MeasuredTables | None:
+    """Load what was measured on a GPU, given as :func:`fastroof.load_gpu` takes it; None if nothing was."""
+    folders, spec, _ = find_tables_of(gpu, progress=progress)
+    if folders:
+        # what ships or was imported was checked when it was written
+        return load_own(folders, source, when_needed=spec is not None)
+    if source is not None:
+        name = spec.name if spec is not None else gpu
+        raise TableError(f"{name} has no measured tables, so no source {source!r}; leave source out")
+    return None
+
+
+def _load(
+    name: str | Path, gpu: str | None, source: SourceChoice, progress: Progress | None
+) -> MeasuredTables:
+    if isinstance(name, str) and name.startswith(PACKAGE_PREFIX):
+        return _load_package(name, source)
+    (folder, *others), spec, of_name = _found(name, progress)
+    if of_name is not None and source is not None:
+        raise TableError(f"{name} names its source; leave source={source!r} out")
+    if spec is not None:
+        return load_own((folder, *others), source or of_name, when_needed=True)
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")
@@ -107,15 +134,18 @@ def _load(name: str | Path, gpu: str | None, source: SourceChoice) -> MeasuredTa
     return load_own(folder, source)
 
 
-def _load_by_name(gpu: str, source: SourceChoice) -> MeasuredTables:
-    try:
-        ensure_imported(gpu)
-    except TableError as error:
-        if not table_folders(gpu):
-            raise
-        warnings.warn(f"{gpu} is served by the tables that are there: {error}", stacklevel=5)
-    folders = table_folders(gpu)
-    if not folders:
-        raise TableError(missing_tables(gpu))
-    # what ships or was imported was checked when it was written
-    return load_own(folders, source, when_needed=True)
+def _found(name: str | Path, progress: Progress | None) -> FoundTables:
+    found = find_tables(name, progress=progress)
+    if not found.folders and found.gpu is not None:
+        raise TableError(missing_tables(found.gpu.name))
+    return found
+
+
+def _load_package(name: str, source: SourceChoice) -> MeasuredTables:
+    from fastroof.load.aiconfigurator import import_aiconfigurator
+
+    parts = name.removeprefix(PACKAGE_PREFIX).split("/")
+    if len(parts) != 3 or not all(parts) or source is not None:
+        raise TableError(f"{name!r} is not {PACKAGE_PREFIX}GPU/BACKEND/VERSION, as package:h200/vllm/0.24.0")
+    gpu, backend, version = parts
+    return import_aiconfigurator(gpu, backend, version)

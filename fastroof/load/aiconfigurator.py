@@ -1,7 +1,7 @@
-"""Read the measured tables of NVIDIA's package aiconfigurator-core into fastroof's own schema.
+"""Read the measured tables of NVIDIA's package aiconfigurator-core into fastroof's schema.
 
-The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) holds one Parquet file a kernel
-family, system, backend and version. Only its data files are read: it is not imported.
+The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) has one Parquet file per kernel family,
+system, backend and version. Only its data files are read; it is never imported.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fastroof.load.package_rows import (
 )
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
-from fastroof.operators.foreign_rows import PackageFile, Raw
+from fastroof.operators.external_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
 
 PACKAGE: Final = DISTRIBUTION
 INSTALL: Final = "pip install 'fastroof[tables]'"
 
-_NOWHERE: Final = "not in the package, of no version"
+_MISSING: Final = "not in the package, of no version"
 
 SYSTEMS: Final = {
     "a100_sxm": "a100",
@@ -52,34 +52,32 @@ SYSTEMS: Final = {
     "l40s": "l40s",
     "rtx_pro_6000_server": "rtx_pro_6000",
 }
-"""The package's systems that have tables, and fastroof's names of their GPUs."""
+"""The package's systems with tables, and fastroof's names of their GPUs."""
 
 
 def installed_root() -> Path:
-    """Return the folder of the installed package aiconfigurator_core, which is not imported."""
+    """Return the folder of the installed aiconfigurator_core, without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise TableError(
-            f"aiconfigurator-core is not installed: {INSTALL} brings it; or give root= a copy of it"
+            f"aiconfigurator-core is not installed: run {INSTALL}, or pass root= with a copy of it"
         )
     return Path(spec.submodule_search_locations[0])
 
 
 def system_of(name: str) -> str:
-    """Return the package's name of a GPU's system."""
+    """Return the package's system of a GPU."""
     if name in SYSTEMS:
         return name
     gpu = load_gpu(name).name
     for system, ours in SYSTEMS.items():
         if ours == gpu:
             return system
-    raise TableError(
-        f"aiconfigurator-core has no tables of {gpu}; it has some of {', '.join(SYSTEMS.values())}"
-    )
+    raise TableError(f"aiconfigurator-core has no tables of {gpu}; it has {', '.join(SYSTEMS.values())}")
 
 
 def available(root: Path | None = None) -> list[tuple[str, str, str]]:
-    """List what can be imported: every (system, backend, version) with a GEMM table."""
+    """List every (system, backend, version) with a GEMM table, which can be imported."""
     data = data_folder(root)
     files = data.glob("*/gemm/*/*/gemm_perf.parquet")
     places = (path.relative_to(data).parts for path in files)
@@ -100,14 +98,14 @@ def import_aiconfigurator(
     gpu = load_gpu(SYSTEMS[system])
     source = f"aiconfigurator-{backend}-{version}"
     provenance = package_provenance(data.parents[1], system, gpu.name, source, backend, version)
-    places: list[WantedPlace] = []
+    places: list[PackagePlace] = []
     ignored: dict[str, str] = {}
-    for operator, wanted in _wanted_files(files):
-        place = find_place(data / system, wanted, backend, version)
+    for operator, file in _selected_files(files):
+        place = find_place(data / system, file, backend, version)
         if place is None:
-            ignored[f"{system}/{wanted.folder}/{wanted.backend or backend}/{wanted.file}"] = _NOWHERE
+            ignored[f"{system}/{file.folder}/{file.backend or backend}/{file.file}"] = _MISSING
         else:
-            places.append(WantedPlace(operator, wanted, place))
+            places.append(PackagePlace(operator, file, place))
     imported = read_places(data, gpu, source, provenance, places, ignored)
     if not imported.tables:
         absent = "; ".join(f"{name}: {reason}" for name, reason in imported.ignored.items())
@@ -115,8 +113,8 @@ def import_aiconfigurator(
     return imported
 
 
-class WantedPlace(NamedTuple):
-    """A file of the package, and the operator whose rows are wanted of it."""
+class PackagePlace(NamedTuple):
+    """A file of the package, and the operator whose rows it gives."""
 
     operator: str
     file: PackageFile
@@ -128,7 +126,7 @@ def read_places(
     gpu: GpuSpec,
     source: str,
     provenance: Mapping[str, Any],
-    places: Sequence[WantedPlace],
+    places: Sequence[PackagePlace],
     ignored: Mapping[str, str],
     progress: Callable[[str], None] | None = None,
 ) -> MeasuredTables:
@@ -136,16 +134,16 @@ def read_places(
     parts: dict[str, list[Part]] = {}
     absent = dict(ignored)
     read: dict[tuple[Path, tuple[Column, ...]], Raw] = {}
-    for operator, wanted, place in places:
+    for operator, file, place in places:
         path = place.path
         name = path.relative_to(data).as_posix()
         if progress is not None:
             progress(name)
         # several operators have rows in one file
-        if (path, wanted.columns) not in read:
-            read[path, wanted.columns] = read_columns(path, wanted.columns, wanted.optional, label=name)
-        raw = read[path, wanted.columns]
-        part = Part(place, name, raw, *select(operator, wanted.convert(raw), gpu))
+        if (path, file.columns) not in read:
+            read[path, file.columns] = read_columns(path, file.columns, file.optional, label=name)
+        raw = read[path, file.columns]
+        part = Part(place, name, raw, *select(operator, file.convert(raw), gpu))
         if len(part.columns["latency_us"]):
             parts.setdefault(operator, []).append(part)
         else:
@@ -190,7 +188,7 @@ def convert_aiconfigurator(
 
 
 def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]:
-    """Keep what someone flagged in what is written over."""
+    """Keep flags of the replaced source that were set by hand."""
     operators = {name: dict(about) for name, about in provenance["operators"].items()}
     if replaced.is_file():
         before = read_toml(replaced, TableError)
@@ -206,32 +204,32 @@ def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]
 
 
 def data_folder(root: Path | None = None) -> Path:
-    """Return systems/data of the package in a folder, by default of the installed one."""
+    """Return systems/data of the package in a folder (default: the installed one)."""
     package = installed_root() if root is None else Path(root)
     data = package / "systems" / "data"
     if not is_folder(data):
-        raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} that {INSTALL} brings")
+        raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} from {INSTALL}")
     return data
 
 
-def _wanted_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFile], ...]:
+def _selected_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFile], ...]:
     if files is None:
         return PACKAGE_FILES
     known = list(dict.fromkeys(file.file for _, file in PACKAGE_FILES))
-    wanted = {files} if isinstance(files, str) else set(files)
-    unknown = sorted(wanted - set(known))
+    names = {files} if isinstance(files, str) else set(files)
+    unknown = sorted(names - set(known))
     if unknown:
-        raise TableError(f"fastroof reads no file {', '.join(unknown)}; need some of {', '.join(known)}")
-    return tuple((operator, file) for operator, file in PACKAGE_FILES if file.file in wanted)
+        raise TableError(f"unknown file {', '.join(unknown)}; use one of {', '.join(known)}")
+    return tuple((operator, file) for operator, file in PACKAGE_FILES if file.file in names)
 
 
 def _check_available(data: Path, system: str, backend: str, version: str) -> None:
     have: dict[str, list[str]] = {}
-    for _, wanted in PACKAGE_FILES:
-        if wanted.backend is None:
-            files = list((data / system / wanted.folder).glob(f"*/*/{wanted.file}.parquet"))
-            have[wanted.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
+    for _, file in PACKAGE_FILES:
+        if file.backend is None:
+            files = list((data / system / file.folder).glob(f"*/*/{file.file}.parquet"))
+            have[file.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
     if any(f"{backend} {version}" in names for names in have.values()):
         return
     listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in have.items() if names)
-    raise TableError(f"no table of {backend} {version} for {system}; there are {listed or 'none'}")
+    raise TableError(f"no table of {backend} {version} for {system}; available: {listed or 'none'}")

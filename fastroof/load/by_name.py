@@ -1,8 +1,8 @@
-"""Tables by the name of a GPU: where they lie, and bringing in what a package measured on it, once.
+"""Tables by GPU name: their folders, and the one-time import of aiconfigurator-core's tables.
 
-What ships lies in bench_data, what the user has in :func:`fastroof.config.paths.user_tables_root`. Where
-aiconfigurator-core is installed, its tables of a GPU are converted into the user's folder when they are
-first asked for; a note in the GPU's folder says of which package and for which fastroof.
+Shipped tables are in bench_data, the user's in :func:`fastroof.config.paths.user_tables_root`. If
+aiconfigurator-core is installed, its tables of a GPU are converted into the user's folder on first use; a
+note in the GPU's folder names the versions of the package and of fastroof.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from fastroof.load.package_import import Progress
 
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
-"""Environment variable: "never" converts nothing unless it is asked for."""
+"""Environment variable: "never" disables automatic imports."""
 
 IMPORT_FORMAT: Final = 1
-"""Raised where the same files of the package become other rows: what was imported before is made again."""
+"""Increased when the package's files convert to different rows, so that older imports are redone."""
 
 PROVENANCE: Final = "provenance.toml"
 NOTE: Final = ".imported.json"
 
 
-class _Wanted(NamedTuple):
-    """What a GPU's import is made of, and the note that says it was made."""
+class _Import(NamedTuple):
+    """Inputs of a GPU's import, and the key that its note records."""
 
     gpu: str
     system: str
@@ -50,49 +50,49 @@ class _Wanted(NamedTuple):
 
 
 def table_folders(gpu: str) -> tuple[Path, ...]:
-    """Folders that hold sources of a GPU: the one that ships, then the user's."""
+    """Folders with sources of a GPU: the shipped one, then the user's."""
     folders = [bench_data_root() / gpu]
-    # without a home there is no such folder, and what ships still serves
+    # without a home directory only shipped tables serve
     with contextlib.suppress(TableError):
         folders.append(user_tables_root() / gpu)
     return tuple(folder for folder in folders if matches(folder, f"*/{PROVENANCE}"))
 
 
 def can_import(gpu: str) -> bool:
-    """Whether aiconfigurator-core has tables of a GPU, be it installed or not."""
+    """Whether aiconfigurator-core has tables of a GPU, installed or not."""
     from fastroof.load.aiconfigurator import SYSTEMS
 
     return gpu in SYSTEMS.values()
 
 
 def how_to_get(gpu: str) -> str:
-    """Say how tables of a GPU are had where there are none yet; empty where nobody measured it."""
+    """How to get tables of a GPU without any; empty if no package has them."""
     from fastroof.load.aiconfigurator import INSTALL
 
     if not can_import(gpu):
         return ""
     if _installed() is None:
-        return f"{INSTALL} brings them"
-    return f"fastroof tables import aiconfigurator {gpu} converts them"
+        return f"run {INSTALL} to get them"
+    return f"run fastroof tables import aiconfigurator {gpu} to get them"
 
 
 def what_would_bring_more(gpu: str) -> str:
-    """Say how tables beyond those that ship are had; empty where they are there, or nobody has any."""
+    """How to get tables beyond the shipped ones; empty if they are installed or do not exist."""
     return how_to_get(gpu) if _installed() is None else ""
 
 
 def missing_tables(gpu: str) -> str:
-    """Say in one line that there are no tables of a GPU, and what to do."""
+    """One-line error that a GPU has no tables, with a remedy."""
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
     return (
-        f"{gpu} has no measured tables, and no public package has any: give a folder of them, or compile "
-        "plans with tables=None for the datasheet model"
+        f"{gpu} has no measured tables, and no public package has any: pass a folder of tables, or use the "
+        "datasheet model"
     )
 
 
 def source_kind(source: Source) -> Literal["shipped", "imported", "own"]:
-    """Whether a source came with fastroof, was imported from another program's files, or is one's own."""
+    """Whether a source was shipped, imported from an external program's files, or is your own."""
     if source.folder.resolve().is_relative_to(bench_data_root()):
         return "shipped"
     return "imported" if {"package", "imported"} & source.provenance.keys() else "own"
@@ -106,24 +106,24 @@ def ensure_imported(
     root: Path | None = None,
     package: Path | None = None,
 ) -> Path | None:
-    """Convert what aiconfigurator-core measured on a GPU into the user's folder, unless that was done."""
+    """Convert aiconfigurator-core's tables of a GPU into the user's folder, unless up to date."""
     setting = os.environ.get(IMPORT, "") or "auto"
     if setting not in ("auto", "never"):
-        raise TableError(f"{IMPORT} is {setting!r}; it may be auto or never")
-    wanted = None if setting == "never" and not always else _wanted(gpu, package)
-    if wanted is None:
+        raise TableError(f"{IMPORT} must be auto or never, got {setting!r}")
+    planned = None if setting == "never" and not always else _planned_import(gpu, package)
+    if planned is None:
         return None
     root = user_tables_root() if root is None else Path(root)
-    if not always and _is_made(root, wanted):
+    if not always and _is_made(root, planned):
         return root / gpu
     with _writing(root), _only_process(root, gpu, progress) as is_alone:
-        # another process may have made them while this one waited
-        if always or not _is_made(root, wanted):
-            _convert(root, wanted, progress, is_alone)
+        # another process may have converted them while this one waited
+        if always or not _is_made(root, planned):
+            _convert(root, planned, progress, is_alone)
     return root / gpu
 
 
-def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
+def _planned_import(gpu: str, package: Path | None) -> _Import | None:
     from fastroof.load.aiconfigurator import SYSTEMS, data_folder
     from fastroof.load.package_import import PCIE_LINKED
     from fastroof.load.package_rows import PACKAGE_FILES, package_version
@@ -143,7 +143,7 @@ def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
         f"aiconfigurator-core {package_version(package)}, fastroof {__version__}, format {IMPORT_FORMAT}, "
         f"{digest.hexdigest()[:16]}"
     )
-    return _Wanted(gpu, system, data_folder(package), key)
+    return _Import(gpu, system, data_folder(package), key)
 
 
 def _installed() -> Path | None:
@@ -166,10 +166,10 @@ def _read_note(root: Path, gpu: str) -> dict[str, Any]:
     return note if isinstance(note, dict) and isinstance(note.get("sources"), list) else {}
 
 
-def _is_made(root: Path, wanted: _Wanted) -> bool:
-    note = _read_note(root, wanted.gpu)
-    places = (root / wanted.gpu / str(name) / PROVENANCE for name in note.get("sources", ()))
-    return note.get("made_from") == wanted.key and all(is_file(place) for place in places)
+def _is_made(root: Path, planned: _Import) -> bool:
+    note = _read_note(root, planned.gpu)
+    places = (root / planned.gpu / str(name) / PROVENANCE for name in note.get("sources", ()))
+    return note.get("made_from") == planned.key and all(is_file(place) for place in places)
 
 
 # -- one process at a time -----------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _writing(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[bool]:
-    """Keep other processes from converting the same GPU; say whether that could be done."""
+    """Lock out other processes that convert the same GPU; yield whether locking is possible."""
     try:
         import fcntl
     except ImportError:
@@ -199,7 +199,7 @@ def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[b
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(None, f"fastroof: another process converts the tables of {gpu}, waiting for it")
+            _print_status(None, f"fastroof: waiting for another process that converts the tables of {gpu}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             yield False
@@ -208,77 +208,79 @@ def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[b
 
 
 def _open_lock(path: str, _: int) -> int:
-    """Open a lock without following a link and without emptying what is there."""
+    """Open a lock file without following a link and without truncating it."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
-def _say(progress: Progress | None, words: str) -> None:
+def _print_status(progress: Progress | None, text: str) -> None:
     if progress is None and sys.stderr.isatty():
-        print(words, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 # -- converting ----------------------------------------------------------------------------------
 
 
-def _convert(root: Path, wanted: _Wanted, progress: Progress | None, is_alone: bool) -> None:
+def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: bool) -> None:
     from fastroof.load.package_import import import_system
     from fastroof.load.write import check_replaceable
 
-    folder = root / wanted.gpu
+    folder = root / planned.gpu
     if is_alone:
-        _remove_unfinished(root, wanted.gpu)
-    _say(progress, f"fastroof: converting the tables of {wanted.gpu} from {wanted.key.split(',')[0]}, once")
+        _remove_unfinished(root, planned.gpu)
+    _print_status(
+        progress, f"fastroof: converting the tables of {planned.gpu} from {planned.key.split(',')[0]}, once"
+    )
     began = time.monotonic()
     unfinished = unfinished_path(folder)
     try:
         unfinished.mkdir()
         names = import_system(
-            wanted.data,
-            wanted.system,
-            wanted.gpu,
+            planned.data,
+            planned.system,
+            planned.gpu,
             unfinished,
-            made_from=wanted.key,
-            shipped=bench_data_root() / wanted.gpu,
+            made_from=planned.key,
+            shipped=bench_data_root() / planned.gpu,
             progress=progress,
         )
-        before = set(_read_note(root, wanted.gpu).get("sources", ()))
+        before = set(_read_note(root, planned.gpu).get("sources", ()))
         own = set()
         for place in _places(folder):
             if _is_replaceable(place, before):
-                # refused before anything of it is touched
+                # check before anything is changed
                 check_replaceable(place)
             else:
                 own.add(place.name)
         put = [name for name in names if name not in own]
-        note = json.dumps({"made_from": wanted.key, "sources": put}, indent=1)
+        note = json.dumps({"made_from": planned.key, "sources": put}, indent=1)
         if own:
-            _put_beside(unfinished, folder, put)
+            _put_next_to_own(unfinished, folder, put)
             write_whole(folder / NOTE, note)
         else:
             (unfinished / NOTE).write_text(note)
             put_in_place(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    _say(progress, f"fastroof: {len(put)} sources in {folder}, {time.monotonic() - began:.1f} s")
+    _print_status(progress, f"fastroof: {len(put)} sources in {folder}, {time.monotonic() - began:.1f} s")
 
 
 def _places(folder: Path) -> list[Path]:
-    """What lies in a GPU's folder, but for what an import leaves there of itself."""
+    """Entries of a GPU's folder except those of an import itself."""
     there = sorted(folder.iterdir()) if folder.exists() else []
     return [path for path in there if path.name != NOTE and not is_unfinished(path)]
 
 
 def _is_replaceable(place: Path, before: Collection[str]) -> bool:
-    """Whether it is a source that was imported by name, be it one whose provenance was lost."""
+    """Whether it is an imported source, even if its provenance was lost."""
     if place.is_symlink() or not place.is_dir():
         return False
     is_source = (place / PROVENANCE).is_file()
     return _is_imported(place / PROVENANCE) if is_source else place.name in before
 
 
-def _put_beside(unfinished: Path, folder: Path, names: Sequence[str]) -> None:
-    """Move sources to their places beside the user's own, and remove others that were imported."""
-    # until the new note is there, who asks finds that something is missing
+def _put_next_to_own(unfinished: Path, folder: Path, names: Sequence[str]) -> None:
+    """Move sources next to the user's own, and remove other imported ones."""
+    # until the new note exists, readers see an incomplete import
     (folder / NOTE).unlink(missing_ok=True)
     for name in names:
         put_in_place(unfinished / name, folder / name)
@@ -295,7 +297,7 @@ def _is_imported(provenance: Path) -> bool:
 
 
 def _remove_unfinished(root: Path, gpu: str) -> None:
-    """Remove what a killed process left half made."""
+    """Remove unfinished folders of a killed process."""
     for path in (*root.glob(f".{gpu}.*"), *(root / gpu).glob(".*")):
         if is_unfinished(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Sources of one GPU against each other: the figures of :mod:`fastroof.uncertainty.campaign`."""
+"""Compare sources of one GPU (figures of :mod:`fastroof.uncertainty.campaign`), and two sets of tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fastroof.errors import TableError
 from fastroof.load.families import (
     Columns,
     PairedPoints,
-    band_words,
+    band_text,
     bands,
     codes_of,
     families_of,
     paired_points,
     region_sizes,
+    requested_operators,
     rows_of_family,
     split_rows,
-    wanted_operators,
 )
 from fastroof.load.family_checks import find_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
@@ -33,12 +33,13 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.uncertainty.campaign import LONG, CampaignFigure, common_scale, engine_pair, scale_of
 
 FEWEST_POINTS: Final = 40
+"""Fewest common points of a campaign figure."""
 
 COPIED: Final = 0.3
-"""A pair of which so many points are equal to the last bit is one campaign twice."""
+"""Share of bit-equal points from which two sources are copies of one campaign."""
 
 FAMILY_WORDS: Final = ("dtype", "kv_dtype", "mode", "kind")
-"""Of a kernel's words those that campaigns are told apart by; the others name the work, or are too many."""
+"""Text keys that separate families of campaigns; other ones name the work or are too many."""
 
 LIBRARIES: Final = (
     (r"situ_as_silu", ""),
@@ -52,21 +53,22 @@ LIBRARIES: Final = (
     (r"flashinfer_cutlass|torch_flow_cutlass", "cutlass"),
     (r"fidecode|fiprefill|^flashinfer$|_flashinfer$", "flashinfer"),
 )
-"""Words in a kernel's name and the library that it is of; an empty one is nobody else's. Attention written in
-Triton and the custom all-reduces are each engine's own: they began as one and are up to 1.6 times apart."""
+"""Patterns of kernel names and their libraries; an empty library is the engine's own. Triton attention and
+custom
+all-reduces belong to each engine: they have a common origin, but are up to 1.6 times apart."""
 
 LINEAR: Final = ("gemm", "bf16", "cublas")
-"""bf16 GEMMs are torch's linear in all three engines, whatever their tables call it."""
+"""bf16 GEMMs are torch's linear in all three engines, under different names."""
 
 
 def campaign_family(operator: str, words: Mapping[str, str]) -> str:
-    """Name a kernel's family as campaigns are compared by."""
+    """Name of a kernel's family in campaign figures."""
     text = [c.name for c in OPERATORS[operator].keys if c.name in FAMILY_WORDS]
     return " ".join(str(words[name]) for name in text)
 
 
 def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) -> Iterator[CampaignFigure]:
-    """Compare every two sources of an operator, where both are sound."""
+    """Compare every two sources of an operator at their sound rows."""
     sound = [(one, sound_rows(one, [t for t in tables if t is not one])) for one in tables]
     for (one, is_sound), (other, is_sound_there) in itertools.combinations(sound, 2):
         a, b = _some(one, is_sound), _some(other, is_sound_there)
@@ -95,7 +97,7 @@ def _figures(family: str, gpu: str, kernels: str, points: PairedPoints) -> Itera
 
 
 def same_kernels(a: MeasuredTable, b: MeasuredTable) -> Iterator[tuple[str, dict[str, PairedPoints]]]:
-    """Pair two sources' points by family: all, and those that one library's kernels took in both."""
+    """Pair two sources' points by family: all, and those of the same library's kernels."""
     by_family: dict[str, list[dict[str, str]]] = {}
     for words, _ in families_of(a.operator, a.columns):
         by_family.setdefault(campaign_family(a.operator, words), []).append(words)
@@ -117,7 +119,7 @@ def same_kernels(a: MeasuredTable, b: MeasuredTable) -> Iterator[tuple[str, dict
 
 
 def _libraries(table: MeasuredTable, family: str, columns: Columns) -> Array:
-    """Library of each row's kernel; the source's own name where it is nobody else's."""
+    """Library of each row's kernel; the source's own kernel name if it has no library."""
     if (table.operator, family) == LINEAR[:2]:
         return np.full(len(columns[LATENCY.name]), LINEAR[2], object)
     words = columns.get(KERNEL.name)
@@ -134,12 +136,12 @@ def _library(kernel: str) -> str:
 
 
 def is_copy(points: PairedPoints) -> bool:
-    """Whether two sources have one campaign's rows: NCCL's of several engines, a file that stands in."""
+    """Whether two sources have the same campaign's rows, such as NCCL's in several engines."""
     return bool(np.mean(points.log_ratio == 0.0) > COPIED)
 
 
 def sound_rows(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> Bools:
-    """Rows of a table that are in no family that a test finds unsound."""
+    """Rows of a table outside unsound families."""
     keep = np.full(table.num_rows, True)
     found: tuple[UnsoundFamily, ...] = find_unsound(table, siblings)
     for family in found:
@@ -165,21 +167,21 @@ def _joined(parts: list[PairedPoints]) -> PairedPoints:
 
 
 def _octaves(points: PairedPoints) -> Longs:
-    """Octave of each point's first size: of tokens, batch or message."""
+    """Octave of each point's first size: tokens, batch or message."""
     sizes = next(iter(region_sizes(points.operator, points.columns).values()))
     return np.asarray(np.floor(np.log2(sizes)), np.int64)
 
 
 FAR_APART: Final = 1.5
-"""Two campaigns whose median ratio is beyond this did not measure one kernel."""
+"""Median ratio beyond which two campaigns did not measure the same kernel."""
 
-TABLE_DIFF_FEWEST_POINTS: Final = 8
-"""A family or region of fewer points is no family."""
+FEWEST_DIFF_POINTS: Final = 8
+"""Fewest points of a family or region that can be flagged."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two tables compare over a family, or over one region of its shapes."""
+    """Comparison of two tables over a family or one region of its shapes."""
 
     operator: str
     family: Mapping[str, str]
@@ -196,7 +198,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TableDiff:
-    """What :func:`diff_tables` returns."""
+    """Comparisons of two sets of tables by family and region."""
 
     a: str
     b: str
@@ -204,7 +206,7 @@ class TableDiff:
     regions: tuple[Comparison, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values that JSON can hold."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -214,11 +216,11 @@ def diff_tables(
     names: tuple[str, str] = ("A", "B"),
     operators: Sequence[str] | None = None,
 ) -> TableDiff:
-    """Compare two table sets at the points that both have."""
-    wanted = wanted_operators(a, b, names, operators, TableError)
+    """Compare two sets of tables at their common points."""
+    requested = requested_operators(a, b, names, operators, TableError)
     families: list[Comparison] = []
     regions: list[Comparison] = []
-    for operator in wanted:
+    for operator in requested:
         columns = (t.tables[operator].columns if operator in t.tables else None for t in (a, b))
         for family, points in _families(paired_points(operator, *columns)):
             families.append(_compared(points, family, {}))
@@ -236,7 +238,7 @@ def _regions(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoint
         return
     band = {name: bands(sizes) for name, sizes in region_sizes(points.operator, points.columns).items()}
     for rows in split_rows(codes_of(band.values())):
-        yield {name: band_words(int(of[rows[0]])) for name, of in band.items()}, points.some(rows)
+        yield {name: band_text(int(of[rows[0]])) for name, of in band.items()}, points.some(rows)
 
 
 def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[str, str]) -> Comparison:
@@ -257,6 +259,6 @@ def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[s
         p10=p10,
         p90=p90,
         is_flagged=median is not None
-        and count >= TABLE_DIFF_FEWEST_POINTS
+        and count >= FEWEST_DIFF_POINTS
         and max(median, 1.0 / median) > FAR_APART,
     )

@@ -1,4 +1,4 @@
-"""Families of an operator's rows: those of the same words, told apart and named."""
+"""Families of an operator's rows: kernels with the same text keys; pairing of points, and falls."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from fastroof.errors import FastroofError
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.own import UnsoundFamily
 from fastroof.load.rows import word_codes
-from fastroof.operators.registry import OPERATORS
+from fastroof.operators.registry import OPERATORS, unknown_operator
 
 BAND_OCTAVES: Final = 3
 BAND: Final = 2**BAND_OCTAVES
-"""Sizes of one region lie within such a factor of each other: 1, 2 to 8, 9 to 64, 65 to 512."""
+"""Factor between the sizes of one region: 1, 2 to 8, 9 to 64, 65 to 512."""
 
 
-def wanted_operators(
+def requested_operators(
     a: MeasuredTables,
     b: MeasuredTables,
     names: tuple[str, str],
     operators: Sequence[str] | None,
     error: type[FastroofError],
 ) -> list[str]:
-    """Operators that either of two table sets has, of those that are asked for."""
-    if unknown := [name for name in operators or () if name not in OPERATORS]:
-        raise error(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
-    wanted = [
+    """Requested operators that either of two sets of tables has."""
+    for name in operators or ():
+        if name not in OPERATORS:
+            raise error(unknown_operator(name))
+    found = [
         name
         for name in OPERATORS
         if (name in a.tables or name in b.tables) and (operators is None or name in operators)
     ]
-    if not wanted:
-        asked = ", ".join(operators or ()) or "any operator"
-        raise error(f"neither {names[0]} nor {names[1]} has a table of {asked}")
-    return wanted
+    if not found:
+        names_of_operators = ", ".join(operators or ()) or "any operator"
+        raise error(f"neither {names[0]} nor {names[1]} has a table of {names_of_operators}")
+    return found
 
 
 @dataclass(frozen=True)
 class PairedPoints:
-    """Every point of either of two tables of one operator, as arrays of shape (points,)."""
+    """All points of two tables of one operator, arrays of shape (points,)."""
 
     operator: str
     columns: Columns
@@ -53,21 +54,21 @@ class PairedPoints:
 
     @property
     def in_both(self) -> Bools:
-        """Points that both tables have."""
+        """Points in both tables."""
         return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
 
     def common(self) -> PairedPoints:
-        """Return those points alone."""
+        """Return the points in both tables."""
         return self.some(self.in_both)
 
     def some(self, rows: Bools | Longs) -> PairedPoints:
-        """Return some of the points."""
+        """Return a selection of points."""
         columns = {name: values[rows] for name, values in self.columns.items()}
         return PairedPoints(self.operator, columns, self.a_us[rows], self.b_us[rows])
 
     @property
     def log_ratio(self) -> Floats:
-        """Ln of B over A; NaN where a table lacks the point."""
+        """ln(B / A); NaN if a table lacks the point."""
         return np.asarray(np.log(self.b_us / self.a_us))
 
 
@@ -96,7 +97,7 @@ def paired_points(operator: str, a: Columns | None, b: Columns | None) -> Paired
 
 
 def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
-    """Return the sizes that say what region of an operator's shapes a point lies in."""
+    """Sizes that determine the region of a point."""
     schema = OPERATORS[operator]
     pair = schema.paired_axes
     names = [name for name in schema.free_axes() if name not in pair and name != "io_bytes"]
@@ -108,23 +109,23 @@ def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
 
 def bands(sizes: Floats) -> Longs:
     """Number of each size's band of a factor of :data:`BAND`: 0 for 1, 1 for 2 to 8, 2 for 9 to 64."""
-    # by the exponent: a logarithm would round sizes beside a power of two to it
+    # by the exponent, since a logarithm rounds sizes next to a power of two
     mantissa, exponent = np.frexp(sizes)
     octave = exponent - (mantissa == 0.5)
     return np.asarray(-(-octave // BAND_OCTAVES), np.int64)
 
 
-def band_words(band: int) -> str:
-    """Say which sizes a band holds."""
+def band_text(band: int) -> str:
+    """Sizes of a band as text."""
     return f"{BAND ** (band - 1) + 1} to {BAND**band}" if band > 0 else "1"
 
 
 def codes_of(columns: Iterable[Array]) -> Longs:
-    """Return one code for each combination of values, dense from 0 and in the order of the values."""
+    """Code of each combination of values, dense from 0 in the order of the values."""
     sortable = [word_codes(column) if column.dtype == object else column for column in columns]
     if not sortable:
         raise ValueError("codes need at least one column")
-    # a family's words are all the same: columns that tell nothing apart need no sorting
+    # constant columns need no sorting
     sortable = [c for c in sortable if len(c) and (c != c[0]).any()] or sortable[:1]
     order = np.lexsort(sortable[::-1])
     is_new = np.zeros(len(order), bool)
@@ -136,13 +137,13 @@ def codes_of(columns: Iterable[Array]) -> Longs:
 
 
 def group_medians(codes: Longs, values: Array) -> Floats:
-    """Return the median of the values of each code, in the order of the codes."""
+    """Median of the values of each code, in the order of the codes."""
     order = np.lexsort((values, codes))
     counts = np.bincount(codes)
     starts = np.cumsum(counts) - counts
     ordered = np.asarray(values, np.float64)[order]
     low, high = ordered[starts + (counts - 1) // 2], ordered[starts + counts // 2]
-    # Of one value its own bits, whatever its size.
+    # equal values keep their bits
     return np.asarray(np.where(low == high, low, (low + high) / 2.0), np.float64)
 
 
@@ -150,16 +151,16 @@ Columns = Mapping[str, Array]
 Words = Mapping[str, str]
 
 EAGER: Final = "eager"
-"""The mode of rows that say themselves that the host launched them."""
+"""Mode of rows that were launched eagerly by the host."""
 
 
 def family_columns(operator: str) -> tuple[str, ...]:
-    """Names of the columns whose words tell an operator's families apart."""
+    """Text keys, which separate an operator's families."""
     return tuple(c.name for c in OPERATORS[operator].keys if c.kind == "text")
 
 
 def families_of(operator: str, columns: Columns) -> Iterator[tuple[dict[str, str], Longs]]:
-    """Yield the words of each family and its rows."""
+    """Yield the text keys and rows of each family."""
     names = family_columns(operator)
     if not names:
         yield {}, np.arange(len(columns[LATENCY.name]))
@@ -175,12 +176,12 @@ def split_rows(codes: Longs) -> list[Longs]:
 
 
 def family_keys(words: Words) -> dict[str, tuple[Any, ...]]:
-    """Name a family's rows as :class:`~fastroof.load.own.UnsoundFamily` does."""
+    """Keys of a family for :class:`~fastroof.load.own.UnsoundFamily`."""
     return {name: (word,) for name, word in words.items()}
 
 
 def rows_of_family(table: MeasuredTable, words: Words) -> Columns | None:
-    """Return a family's rows in a table, None where it has none."""
+    """Rows of a family in a table; None without any."""
     inside = np.full(table.num_rows, True)
     for name, word in words.items():
         inside &= table.columns[name] == word
@@ -190,20 +191,20 @@ def rows_of_family(table: MeasuredTable, words: Words) -> Columns | None:
 
 
 FALL: Final = 0.2
-"""Root mean square of what a family's rows of one size take beyond a larger size, over themselves."""
+"""Least fall of a family: root mean square of the excess of rows of one size over a larger size, relative."""
 
 FALL_OF_ONE: Final = 0.3
-"""The same of a single line, whose rows have the noise of one measurement, at two sizes in a row at least."""
+"""Least fall of a single line with the noise of one measurement, at two or more sizes in a row."""
 
 FEWEST_ROWS: Final = 3
-"""Rows of one size that fall, for them to be a family's."""
+"""Fewest falling rows of one size for a fall of a family."""
 
 FEWEST_LINES: Final = 8
-"""A family of fewer lines along its size is taken apart by all of its keys."""
+"""Fewest lines along the size for a family to be judged as a whole; else each key is judged."""
 
 
 def find_falls(operator: str, columns: Columns) -> Iterator[UnsoundFamily]:
-    """Sizes at which a family takes longer than at a larger one."""
+    """Yield size ranges at which a family takes longer than at a larger size."""
     axis = _first_axis(operator)
     if axis is None:
         return
@@ -222,7 +223,7 @@ def find_falls(operator: str, columns: Columns) -> Iterator[UnsoundFamily]:
 
 
 def _first_axis(operator: str) -> str | None:
-    """The size that a fall is told along: tokens, batch, message."""
+    """Size along which falls are found: tokens, batch, message."""
     free = OPERATORS[operator].free_axes()
     return free[0] if free else None
 
@@ -237,13 +238,13 @@ def _lines(operator: str, columns: Columns, axis: str) -> Longs:
 
 
 def _beyond_larger(operator: str, columns: Columns, axis: str) -> Floats:
-    """What each row takes beyond the least of the larger sizes of its line, over itself."""
+    """Relative excess of each row over the least latency of larger sizes of its line."""
     line, latency_us = _lines(operator, columns, axis), columns[LATENCY.name]
     order = np.lexsort((columns[axis], line))
     line, size, log_us = line[order], columns[axis][order], np.log(latency_us[order])
     starts = np.flatnonzero(np.r_[True, (np.diff(line) != 0) | (np.diff(size) != 0)])
     least, line_of = np.minimum.reduceat(log_us, starts), line[starts]
-    # from the back, where a line before another lies below all of it: the least of a line is its own
+    # offset lines so that each lies below all later ones: a minimum from the back stays within its line
     apart = (float(log_us.max() - log_us.min()) + 1.0) * line_of
     later = np.minimum.accumulate((least + apart)[::-1])[::-1][1:] - apart[:-1]
     later = np.r_[np.where(line_of[1:] == line_of[:-1], later, np.inf), np.inf]
@@ -304,7 +305,7 @@ def _falls_of(
 
 
 def _runs(bad: Bools) -> list[tuple[int, int]]:
-    """First and last of each run."""
+    """First and last index of each run."""
     edges = np.flatnonzero(np.diff(np.r_[False, bad, False].astype(np.int8)))
     return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 

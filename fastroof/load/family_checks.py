@@ -1,7 +1,7 @@
-"""Tests that find families of rows that no kernel took: launches, falls, slower than wider, alone.
+"""Tests for unsound families of rows: host launches, falls, slower than wider dtypes, outliers among sources.
 
-A family is an operator's kernels of the same words (dtype, mode), not a single point. Every test reads
-kernels' rows alone, of one table or of the tables of one GPU beside each other.
+A family is an operator's kernels with the same text keys (dtype, mode), not a single point. Tests only read
+rows, of one table or of all tables of one GPU.
 """
 
 from __future__ import annotations
@@ -33,42 +33,43 @@ from fastroof.operators.registry import OPERATORS
 Words = Mapping[str, str]
 
 FLOOR_SHARE: Final = 0.01
-"""The floor of a family is this quantile of its latencies."""
+"""Quantile of a family's latencies that is its floor."""
 
 LAUNCHED: Final = 8.0
-"""A floor so many times that of the other families of the table: the host launched each call. fp8 GEMMs that
-quantise their input have up to 5.9 times the floor of bf16's."""
+"""Ratio of a floor to other families of the table from which the host launched each call. fp8 GEMMs that
+quantise
+their input have up to 5.9 times the floor of bf16."""
 
-LAUNCHED_BESIDE: Final = 4.0
-"""The same against the same family of another source."""
+LAUNCHED_UNLIKE_OTHERS: Final = 4.0
+"""The same ratio to the same family of another source."""
 
 NARROWER_SLOWER: Final = 1.5
-"""Median ratio to bf16 from which a family of narrower weights is no kernel to run."""
+"""Median ratio to bf16 from which a family of narrower weights is unsound."""
 
 NARROWER_EVERYWHERE: Final = 0.95
-"""And the least tenth of its ratios: it is faster nowhere."""
+"""Least tenth percentile of its ratios to bf16: it is faster nowhere."""
 
 LONGEST: Final = 0.8
-"""The median must be as bad over the calls from this quantile of bf16's latencies on."""
+"""Quantile of bf16 latencies from which the median must be as bad."""
 
 ANOTHER_VERSION: Final = 2.0
-"""Slower than another version of the same engine by this much, at the median."""
+"""Median ratio to another version of the same engine from which a family is unsound."""
 
 ALONE: Final = 2.5
-"""Slower than every other engine by this much, at the median, where they agree."""
+"""Median ratio to every other engine, which agree, from which a family is unsound."""
 
 ALONE_OF_TWO: Final = 3.0
-"""The same where there is only one other."""
+"""The same ratio if there is only one other engine."""
 
 AGREE: Final = 1.5
-"""Others agree that are at most this far apart, at the median."""
+"""Maximum median ratio between other engines that agree."""
 
 FEWEST_POINTS: Final = 50
-"""Of a family, for tests that compare its quantiles."""
+"""Fewest points of a family for tests of quantiles."""
 
 
 def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -> tuple[UnsoundFamily, ...]:
-    """Find families of a table that no kernel took."""
+    """Find unsound families of a table."""
     operator, columns = table.operator, table.columns
     if not table.num_rows or not OPERATORS[operator].axes:
         return ()
@@ -80,7 +81,7 @@ def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -
             continue
         found = (
             _launched(operator, words, rows, columns, [*floors[:number], *floors[number + 1 :]])
-            or _launched_beside(words, rows, columns, operator, siblings)
+            or _launched_unlike_others(words, rows, columns, operator, siblings)
             or _narrower_slower(operator, words, rows, columns)
             or _slower_than_siblings(table, words, rows, siblings)
         )
@@ -96,7 +97,7 @@ def flag_unsound(
     tables: Mapping[str, MeasuredTable],
     siblings: Mapping[str, Sequence[MeasuredTable]] | None = None,
 ) -> dict[str, Any]:
-    """Return a source's provenance with the families that tests find; what was flagged by hand is kept."""
+    """Return a source's provenance with the unsound families found; flags set by hand stay."""
     operators = {name: dict(about) for name, about in provenance.get("operators", {}).items()}
     for name, table in tables.items():
         found = find_unsound(table, (siblings or {}).get(name, ()))
@@ -110,7 +111,7 @@ def flag_unsound(
 
 
 def siblings_of(own: MeasuredTables, others: Iterable[MeasuredTables]) -> dict[str, list[MeasuredTable]]:
-    """By operator, the tables of other sources."""
+    """Tables of other sources, by operator."""
     beside: dict[str, list[MeasuredTable]] = {}
     for measured in others:
         for name in measured.tables:
@@ -124,12 +125,14 @@ def siblings_of(own: MeasuredTables, others: Iterable[MeasuredTables]) -> dict[s
 def flag_source(
     measured: MeasuredTables, siblings: Mapping[str, Sequence[MeasuredTable]], *, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Write a source's flags into its provenance.toml, and return what it says then."""
+    """Write a source's flags into its provenance.toml, and return the new provenance."""
     sources = {table.source for table in measured.tables.values()}
     places = [measured.root / PROVENANCE_FILE, *(measured.root / name / PROVENANCE_FILE for name in sources)]
     found = [place for place in places if place.is_file()]
     if len(sources) != 1 or not found:
-        raise TableError(f"{measured.root} is not one source with a {PROVENANCE_FILE}: load it by its name")
+        raise TableError(
+            f"{measured.root} is not a single source with a {PROVENANCE_FILE}: load the source by name"
+        )
     written = read_toml(found[0], TableError)
     flagged = flag_unsound(written, measured.tables, siblings)
     if not dry_run and flagged != written:
@@ -146,7 +149,7 @@ TESTS: Final = ("launched", "narrower_slower", "another_version", "alone", "fall
 def _launched(
     operator: str, words: Words, rows: Longs, columns: Columns, others: Sequence[tuple[Words, float]]
 ) -> UnsoundFamily | None:
-    # families that differ in nothing but the dtype; prompts and decodes differ in their sizes too
+    # families that differ only in dtypes; prefill and decode also differ in sizes
     apart = {"dtype", "kv_dtype"} & words.keys()
     alike = [
         floor_us
@@ -162,10 +165,10 @@ def _launched(
     return _launch(operator, words, rows, columns, floor_us, sound_us, reason)
 
 
-def _launched_beside(
+def _launched_unlike_others(
     words: Words, rows: Longs, columns: Columns, operator: str, siblings: Sequence[MeasuredTable]
 ) -> UnsoundFamily | None:
-    # what computes nothing has its launch in its time by intent, or is a difference of two kernels
+    # operators without FLOPs include launches on purpose, or are a difference of two kernels
     if np.isnan(OPERATORS[operator].flops(columns)).all():
         return None
     own = {name: values[rows] for name, values in columns.items()}
@@ -175,7 +178,7 @@ def _launched_beside(
         if common is None or len(common.a_us) < FEWEST_POINTS:
             continue
         sound_us, floor_us = _floor(common.a_us), _floor(common.b_us)
-        if floor_us >= LAUNCHED_BESIDE * sound_us:
+        if floor_us >= LAUNCHED_UNLIKE_OTHERS * sound_us:
             reason = f"never below {floor_us:.3g} us, where {other.source} starts at {sound_us:.3g}"
             return _launch(operator, words, rows, columns, floor_us, sound_us, reason)
     return None
@@ -196,7 +199,7 @@ def _launch(
     )
 
 
-# -- beside others ---------------------------------------------------------------------------------
+# -- against others ---------------------------------------------------------------------------------
 
 
 def _narrower_slower(operator: str, words: Words, rows: Longs, columns: Columns) -> UnsoundFamily | None:
@@ -215,7 +218,7 @@ def _narrower_slower(operator: str, words: Words, rows: Longs, columns: Columns)
     if len(log_ratio) < FEWEST_POINTS:
         return None
     least, median = np.exp(np.quantile(log_ratio, (0.1, 0.5)))
-    # small calls may quantise their input for longer than they multiply
+    # small calls may take longer to quantise their input than to multiply
     longest = log_ratio[points.a_us >= np.quantile(points.a_us, LONGEST)]
     if min(median, np.exp(np.median(longest))) < NARROWER_SLOWER or least < NARROWER_EVERYWHERE:
         return None
@@ -251,13 +254,13 @@ def _slower_than_siblings(
     computes = not np.isnan(OPERATORS[table.operator].flops(own)).all()
     if not medians or min(medians.values()) < (ALONE if len(medians) > 1 else ALONE_OF_TWO):
         return None
-    # two ways of counting what only moves bytes differ that far
+    # different measurement conventions of byte-moving kernels differ that much
     if len(medians) == 1 and not computes:
         return None
     if not _agree(table.operator, list(parts.values())):
         return None
-    said = " and ".join(f"{median:.3g} times {source}" for source, median in medians.items())
-    reason = f"{said} at the median"
+    ratios = " and ".join(f"{median:.3g} times {source}" for source, median in medians.items())
+    reason = f"{ratios} at the median"
     return UnsoundFamily(family_keys(words), "alone", reason, _digits(min(medians.values())), rows=len(rows))
 
 

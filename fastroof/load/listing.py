@@ -1,19 +1,22 @@
-"""What measured tables there are, where they came from, and which of them serve; no row is read."""
+"""List measured tables, their sources, and which of them serve, without reading rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal, NamedTuple
 
+from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load import load_measured
-from fastroof.load.aiconfigurator import import_aiconfigurator
-from fastroof.load.by_name import source_kind
+from fastroof.load.by_name import missing_tables, source_kind
+from fastroof.load.found import Progress, find_tables
 from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import list_sources
 from fastroof.load.rows import count_rows
+from fastroof.load.trees import is_tree
 
 
 @dataclass(frozen=True)
@@ -65,26 +68,61 @@ def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
     ]
 
 
-PACKAGE_PREFIX: Final = "package:"
+class TableSet(NamedTuple):
+    """Tables that are loaded together: one source, or one GPU of a published tree."""
 
-NAMED_WORDS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION"
-"""What :func:`load_named` takes, for helps and errors."""
+    folder: Path
+    gpu: str | None
+    source: str | None
+
+    def load(self) -> MeasuredTables:
+        """Read them."""
+        return load_measured(self.folder, gpu=self.gpu, source=self.source)
+
+    def place(self, operator: str) -> tuple[int, str]:
+        """Where the source stands among those that have an operator: the least serves it."""
+        if self.source is None:
+            return (0, "")
+        rank = next(s.rank(operator) for s in list_sources(self.folder) if s.name == self.source)
+        return (rank, self.source)
 
 
-def load_named(word: str) -> MeasuredTables:
-    """Load measured tables that a word names."""
-    if word.startswith(PACKAGE_PREFIX):
-        parts = word.removeprefix(PACKAGE_PREFIX).split("/")
-        if len(parts) != 3 or not all(parts):
-            raise TableError(f"{word!r} names no tables of the package; write package:h200/vllm/0.24.0")
-        gpu, backend, version = parts
-        return import_aiconfigurator(gpu, backend, version)
-    if Path(word).is_dir():
-        return load_measured(Path(word))
-    gpu, slash, source = word.partition("/")
-    if slash and gpu and source and "/" not in source:
-        try:
-            return load_measured(gpu, source=source)
-        except GpuError:
-            raise TableError(f"{word!r} is neither a folder nor GPU/SOURCE; need {NAMED_WORDS}") from None
-    return load_measured(word)
+def table_sets(
+    name: str,
+    gpu: str | None = None,
+    source: str | None = None,
+    *,
+    progress: Progress | None = None,
+    imports: bool = True,
+) -> list[TableSet]:
+    """List everything that can be loaded from a GPU's name or a folder, one source at a time."""
+    folders, spec, of_name = find_tables(name, progress=progress, imports=imports)
+    if not folders and spec is not None:
+        raise TableError(missing_tables(spec.name))
+    source = source or of_name
+    if is_tree(folders[0]):
+        return [TableSet(folders[0], one, None) for one in ([gpu] if gpu else _gpus_of_tree(folders[0]))]
+    several = sorted(path.parent for path in folders[0].glob("*/gpu.toml"))
+    if gpu is not None and several:
+        several = [path for path in several if path.name == gpu]
+        if not several:
+            raise TableError(f"{folders[0]} has no folder of gpu {gpu!r}")
+    places = [place for place in several if any(place.glob("*/provenance.toml"))] if several else folders
+    sets = [TableSet(place, None, one.name) for place in places for one in list_sources(place)]
+    if source is None:
+        return sets
+    named = [one for one in sets if one.source == source]
+    if not named:
+        names = ", ".join(dict.fromkeys(str(one.source) for one in sets))
+        raise TableError(f"{folders[0]} has no source {source!r}; its sources are {names}")
+    return named
+
+
+def _gpus_of_tree(folder: Path) -> list[str | None]:
+    """GPUs that folders of a tree are named after; None, the tree's own GPU, where that is one or unknown."""
+    gpus = set()
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            with suppress(GpuError):
+                gpus.add(load_gpu(path.name).name)
+    return [*sorted(gpus)] if len(gpus) > 1 else [None]

@@ -1,7 +1,6 @@
-"""Profiles of LLMServingSim -> rows of GEMMs, attention and elementwise kernels: the inverse of its export.
+"""Convert profiles of LLMServingSim into rows of GEMMs, attention and elementwise kernels.
 
-Today's, below ``profiler/perf``; times are in us, and ``kv_decode`` is a decode's context without the new
-token::
+Current files, below ``profiler/perf``; times are in us, and ``kv_decode`` excludes the new token::
 
     <hardware>/<model>/<variant>/tp<N>/dense.csv          layer,tokens,time_us
     <hardware>/<model>/<variant>/tp<N>/per_sequence.csv   layer,sequences,time_us
@@ -15,13 +14,12 @@ Release 1.0.0's, below ``llm_profile/perf_models``, later ``profiler/v0/perf_mod
     <hardware>/<model>/tp<N>/attention.csv   as Vidur's, ms; but kv_cache_size counts the keys of all
                                              sequences together, those of the call included
 
-So there a decode of batch b attends to ``kv_cache_size // b`` tokens: at equal kv_cache_size its time falls
-with the batch. Its layers are PyTorch's in float16, norms and rotary embedding several kernels each; decodes
-run a kernel for prompts. Files name no width: sizes are those of the model that the folders name, a GPU's
-share.
+So in 1.0.0 a decode of batch b attends to ``kv_cache_size // b`` tokens. Its layers are PyTorch's in float16,
+with several kernels per norm and rotary embedding; decode runs a prefill kernel. Files have no widths: sizes
+are a GPU's share of the model that the folders name.
 
-Left out are ``predictions`` (made, not measured), mixed calls, layers that say too little of what they move,
-and prompts of a head shape that all came after a prefix: in today's default grid no ``prefill_key`` is c / 2.
+Left out: ``predictions`` (not measured), mixed calls, layers with unknown bytes, and prompts of a head shape
+without any prefix-free row (in the current default grid no ``prefill_key`` is c / 2).
 
 Sources: casys-kaist/LLMServingSim, docs/docs/profiler/output-bundle.md at
 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d, profiler/core/attention_shape.py at
@@ -43,20 +41,20 @@ from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import Column
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, ModelError, TableError
-from fastroof.load.profiles import HALF_DTYPES, Profile, gemm_rows, median_us, rope_rows, silu_rows
+from fastroof.load.profiles import Profile, gemm_rows, median_us, profile_folder, rope_rows, silu_rows
 from fastroof.load.rows import read_columns
 from fastroof.load.vidur import ATTENTION_COLUMNS, attention_rows
 from fastroof.load.write import Format
 from fastroof.models.dense import DenseModel, DenseShard, split
 from fastroof.models.load import load_model
-from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
+from fastroof.operators.external_rows import ExternalRows, size_columns, text_columns
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import NS_PER_US
 
 PROGRAM: Final = "llmservingsim"
 DENSE, PER_SEQUENCE, ATTENTION, LAYERS = "dense.csv", "per_sequence.csv", "attention.csv", "layers.csv"
 OTHERS: Final = {
-    "moe.csv": "experts of a whole block, whose routing the schema has no keys for",
+    "moe.csv": "experts of a whole block, whose routing has no keys in the schema",
     "linear_attention.csv": "linear attention",
     "mtp.csv": "speculative decoding",
     "skew.csv": "decodes of unequal length",
@@ -78,7 +76,7 @@ _DECODE_Q: Final = size_columns("decode_q_len")
 
 
 class _Where(NamedTuple):
-    """What the folders of a file say of it."""
+    """Hardware, model, variant and tensor parallelism from a file's folders."""
 
     hardware: str
     model: str
@@ -97,11 +95,7 @@ def convert_llmservingsim(
     overwrite: bool = False,
 ) -> Path:
     """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise TableError(f"{root} is no folder; need one of LLMServingSim's profiles, as in profiler/perf")
-    if dtype not in HALF_DTYPES:
-        raise TableError(f"dtype is {dtype!r}; rows in float16 are filed under {' or '.join(HALF_DTYPES)}")
+    root = profile_folder(folder, "LLMServingSim's profiles, such as profiler/perf", dtype)
     names = (DENSE, PER_SEQUENCE, ATTENTION, LAYERS, *OTHERS)
     found = {path: _where(path) for name in names for path in sorted(root.rglob(name))}
     spec, hardware = _hardware(root, found, gpu)
@@ -110,7 +104,7 @@ def convert_llmservingsim(
     names_of_models = sorted({where.model for where in found.values() if where is not None})
     if model is not None and len(names_of_models) > 1:
         raise TableError(
-            f"{root} has {', '.join(names_of_models)}: model= (--model) can stand for one of them"
+            f"{root} has several models ({', '.join(names_of_models)}); model= (--model) needs a single one"
         )
     sizes = {name: _sizes(name if model is None else model, model is not None) for name in names_of_models}
     for path, where in sorted(found.items()):
@@ -137,7 +131,7 @@ def convert_llmservingsim(
 
 
 def _where(path: Path) -> _Where | None:
-    """What a path says: ``<hardware>/<org>/<model>[/<variant>]/tp<N>/...``; None for others."""
+    """Parse ``<hardware>/<org>/<model>[/<variant>]/tp<N>/...``; None for other paths."""
     parts = path.resolve().parts[:-1]
     for place in range(len(parts) - 1, 3, -1):
         if tp := _TP.fullmatch(parts[place]):
@@ -148,7 +142,7 @@ def _where(path: Path) -> _Where | None:
 
 
 def _is_release_1(path: Path) -> bool:
-    """Whether the folders of a file are release 1.0.0's, which have no variant."""
+    """Whether a file is release 1.0.0's, whose folders have no variant."""
     if path.name == ATTENTION:
         with path.open("rb") as file:
             return b"time_stats." in file.readline()
@@ -156,13 +150,10 @@ def _is_release_1(path: Path) -> bool:
 
 
 def _hardware(root: Path, found: Mapping[Path, _Where | None], gpu: str | None) -> tuple[Any, str]:
-    """Which GPU, and the folder that it goes by."""
+    """GPU, and the name of its folder."""
     there = sorted({where.hardware for where in found.values() if where is not None})
     if not there:
-        raise TableError(
-            f"{root} has no file of a profile in <hardware>/<organisation>/<model>/<variant>/tp<N>, "
-            "or without <variant>"
-        )
+        raise TableError(f"{root} has no profile file in <hardware>/<organisation>/<model>[/<variant>]/tp<N>")
 
     def named(word: str) -> str | None:
         try:
@@ -170,23 +161,23 @@ def _hardware(root: Path, found: Mapping[Path, _Where | None], gpu: str | None) 
         except GpuError:
             return None
 
-    wanted = None if gpu is None else load_gpu(gpu)
-    mine = [word for word in there if wanted is None or named(word) == wanted.name]
-    if wanted is not None and not mine and len(there) == 1 and named(there[0]) is None:
-        return wanted, there[0]
+    spec = None if gpu is None else load_gpu(gpu)
+    mine = [word for word in there if spec is None or named(word) == spec.name]
+    if spec is not None and not mine and len(there) == 1 and named(there[0]) is None:
+        return spec, there[0]
     if len(mine) != 1:
-        raise TableError(f"{root} has profiles of {', '.join(there)}: say which with gpu= (--gpu)")
-    return (wanted or load_gpu(mine[0])), mine[0]
+        raise TableError(f"{root} has profiles of {', '.join(there)}: choose the GPU with gpu= (--gpu)")
+    return (spec or load_gpu(mine[0])), mine[0]
 
 
-def _sizes(name: str, is_asked_for: bool) -> DenseModel | str:
-    """A model's sizes, or why they are not known."""
+def _sizes(name: str, is_required: bool) -> DenseModel | str:
+    """Sizes of a model, or the reason why they are unknown."""
     try:
         return DenseModel.of(load_model(name))
     except ModelError as error:
-        if is_asked_for:
+        if is_required:
             raise
-        return f"{name}: no dense preset; model= (--model) would say its sizes ({str(error)[:60]} ..)"
+        return f"{name}: no dense preset; give its sizes with model= (--model) ({str(error)[:60]} ..)"
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -205,11 +196,11 @@ def _add(profile: Profile, path: Path, where: _Where, model: DenseModel, dtype: 
     weights, _, cache = where.variant.partition("-")
     kv_dtype = VARIANTS.get(cache.removeprefix("kv")) if cache else "bf16" if weights == "fp8" else weights
     if weights not in VARIANTS or kv_dtype is None:
-        profile.leave_out(path, f"variant {where.variant}: no dtype that is known")
+        profile.leave_out(path, f"variant {where.variant}: unknown dtype")
     elif path.name == ATTENTION:
         _add_attention(profile, path, shard, model.head_dim, kv_dtype)
     else:
-        # the simulator's share of the vocabulary is not padded
+        # the simulator does not pad its share of the vocabulary
         _add_dense(profile, path, shard, model, model.vocab // where.tp, VARIANTS[weights])
 
 
@@ -224,10 +215,10 @@ def _by_layer(
     profile: Profile,
     path: Path,
     layers: Array,
-    add: Mapping[str, Callable[[Bools], tuple[str, ForeignRows]]],
+    add: Mapping[str, Callable[[Bools], tuple[str, ExternalRows]]],
     others: Mapping[str, str],
 ) -> None:
-    """Hand each layer's rows to what makes rows of them, and count the others by why they are none."""
+    """Convert the rows of each layer, and count the others by reason."""
     for layer in sorted(set(layers)):
         rows = layers == layer
         if layer in add:
@@ -240,7 +231,7 @@ def _by_layer(
 def _add_dense(
     profile: Profile, path: Path, shard: DenseShard, model: DenseModel, vocab_rows: int, dtype: str
 ) -> None:
-    """dense.csv and per_sequence.csv: one layer a row, by tokens or by sequences."""
+    """Add dense.csv or per_sequence.csv: one layer per row, by tokens or by sequences."""
     count = "tokens" if path.name == DENSE else "sequences"
     raw = read_columns(path, (*text_columns("layer"), *size_columns(count)))
     us, m = _times(path, _TIME, 1.0), raw[count]
@@ -252,20 +243,20 @@ def _add_dense(
         "lm_head": (vocab_rows, model.hidden),
     }
 
-    def gemm(layer: str) -> Callable[[Bools], tuple[str, ForeignRows]]:
+    def gemm(layer: str) -> Callable[[Bools], tuple[str, ExternalRows]]:
         n, k = gemms[layer]
         name = "bf16" if layer == "lm_head" and dtype == "fp8" else dtype
         return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], name))
 
     heads_width = (shard.num_q_heads + shard.num_kv_heads) * model.head_dim
-    add: dict[str, Callable[[Bools], tuple[str, ForeignRows]]] = {layer: gemm(layer) for layer in gemms}
+    add: dict[str, Callable[[Bools], tuple[str, ExternalRows]]] = {layer: gemm(layer) for layer in gemms}
     add["act_fn"] = lambda rows: ("elementwise", silu_rows(m[rows], shard.intermediate, us[rows]))
     add["rotary_emb"] = lambda rows: ("elementwise", rope_rows(m[rows], heads_width, us[rows]))
-    norm = "norms: whether the residual is added in the same kernel is not said"
+    norm = "norms: unknown whether the kernel also adds the residual"
     others = dict.fromkeys(("layernorm", "final_layernorm", "qk_norm"), norm)
     others |= {
-        "embedding": "embedding: a gather, no row of elementwise",
-        "sampler": "sampler: no operator of it",
+        "embedding": "embedding: a gather, no elementwise kernel",
+        "sampler": "sampler: no such operator",
     }
     _by_layer(profile, path, raw["layer"], add, others)
 
@@ -279,10 +270,10 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
     context = raw["prefill_key"] - chunk / 2.0 if "prefill_key" in raw else raw["kv_prefill"] * 1.0
     whole = (context >= 0.0) & (context == np.floor(context)) & (context < SIZE_LIMIT)
     shared = {
-        "another layer than attention": raw["layer"] != "attention",
+        "not attention": raw["layer"] != "attention",
         "prompts and decodes in one call": (chunk > 0) & (batch > 0),
         "no request": (chunk == 0) & (batch == 0),
-        "several new tokens a decode": (raw["decode_q_len"] > 1) & (batch > 0)
+        "several new tokens per decode": (raw["decode_q_len"] > 1) & (batch > 0)
         if "decode_q_len" in raw
         else np.zeros(len(us), bool),
     }
@@ -303,14 +294,14 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
             tokens = np.where(whole, context, 0.0).astype(np.int64)
             columns |= {"batch_size": np.ones(count, np.int64), "q_len": chunk[rows]}
             columns["kv_len"] = (tokens + chunk)[rows]
-            out["a context that is no whole number of tokens"] = ~whole[rows]
+            out["fractional context length"] = ~whole[rows]
         else:
             columns |= {"batch_size": batch[rows], "kv_len": raw["kv_decode"][rows] + 1}
-        profile.add(path, operator, ForeignRows(columns, out))
+        profile.add(path, operator, ExternalRows(columns, out))
 
 
 def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
-    """layers.csv of release 1.0.0: projections by themselves, over a prompt's tokens."""
+    """Add layers.csv of release 1.0.0: separate projections over a prompt's tokens."""
     sizes = (
         *size_columns("input", "tp_size"),
         *size_columns("kv_cache", minimum=0),
@@ -320,7 +311,7 @@ def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype:
     us, m = _times(path, "latency(ns)", 1.0 / NS_PER_US), raw["input"]
     if (raw["tp_size"] != tp).any():
         raise TableError(
-            f"{path} has rows of tp_size {sorted(set(raw['tp_size'].tolist()))}, its folder is tp{tp}"
+            f"{path} has rows of tp_size {sorted(set(raw['tp_size'].tolist()))} in folder tp{tp}"
         )
     hidden, width = model.hidden, model.intermediate // tp
     q_out, kv_out = (heads * model.head_dim // tp for heads in (model.num_q_heads, model.num_kv_heads))
@@ -331,7 +322,7 @@ def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype:
         "lm_head": (model.vocab // tp, hidden),
     }  # fmt: skip
 
-    def gemm(layer: str) -> Callable[[Bools], tuple[str, ForeignRows]]:
+    def gemm(layer: str) -> Callable[[Bools], tuple[str, ExternalRows]]:
         n, k = gemms[layer]
         return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], dtype))
 
@@ -340,8 +331,8 @@ def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype:
         ("input_layernorm", "post_layernorm", "final_layernorm", "rope", "act_fn"), several
     )
     others |= {
-        "embedding": "embedding: a gather, no row of elementwise",
-        "attn": "attention beside attention.csv",
+        "embedding": "embedding: a gather, no elementwise kernel",
+        "attn": "attention outside attention.csv",
     }
     _by_layer(profile, path, raw["layer_name"], {layer: gemm(layer) for layer in gemms}, others)
 
@@ -349,8 +340,8 @@ def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype:
 def _add_v0_attention(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
     raw = read_columns(path, ATTENTION_COLUMNS)
     measured = (raw["n_embd"], raw["n_q_head"], raw["n_kv_head"], raw["num_tensor_parallel_workers"])
-    wanted = (model.hidden, model.num_q_heads, model.num_kv_heads, tp)
-    if any((have != want).any() for have, want in zip(measured, wanted, strict=True)):
-        raise TableError(f"{path} was not measured of {model.name} over {tp} GPUs, as its folders say")
-    # the keys of all sequences, those of the call included
+    expected = (model.hidden, model.num_q_heads, model.num_kv_heads, tp)
+    if any((have != need).any() for have, need in zip(measured, expected, strict=True)):
+        raise TableError(f"{path} has other sizes than {model.name} over {tp} GPUs, which its folders name")
+    # kv_cache_size counts the keys of all sequences, those of the call included
     attention_rows(profile, path, raw, raw["kv_cache_size"] // raw["batch_size"], dtype)

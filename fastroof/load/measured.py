@@ -1,11 +1,11 @@
-"""What every loader returns: measured rows as columns of NumPy arrays, with where they came from."""
+"""Measured rows as columns of NumPy arrays with their provenance: the result of every loader."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,10 +20,10 @@ from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 
 FILES: Final = "files"
-"""Of provenance.toml: for each table's file its SHA-256 and that of its rows."""
+"""Table of provenance.toml with the SHA-256 of each file and of its rows."""
 
 SourceChoice = str | Mapping[str, str] | None
-"""One source for everything, or by operator the source that serves it; None leaves it to the ranks."""
+"""One source for all operators, or a source per operator; None uses the ranks."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PeakFinding:
     peak_flops_per_s : float
         Median of ``flops / (latency * mfu)`` over the rows whose mfu is not rounded away, FLOP/s.
     label : str
-        The peak it is, in words: ``"fp8 peak of h100"``, ``"148 TFLOP/s (h20 bf16)"``.
+        Description of the peak: ``"fp8 peak of h100"``, ``"148 TFLOP/s (h20 bf16)"``.
     agrees : bool
         Whether that is the GPU's peak of the table's own dtype.
     rows : int
@@ -52,7 +52,7 @@ class PeakFinding:
 
 
 class WrittenTable(NamedTuple):
-    """A table's file, and what provenance.toml says of it."""
+    """A table's file and its hashes in provenance.toml."""
 
     path: Path
     sha256: str
@@ -69,17 +69,16 @@ class MeasuredTable:
         A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         The schema's required columns, each of shape (rows,): int64 for sizes, float64 for
-        latencies, str objects for text; optional columns where the file has them. Of tables that ship
-        or were imported they are read when one is first asked for.
+        latencies, str objects for text; optional columns if the file has them. Shipped and imported tables
+        are read on first use.
     source : str
         Name of the source.
     files : tuple of str
         The files that the rows came from, relative to the source's folder.
     provenance : mapping
-        The source's provenance.toml as a dict; what applies to this operator alone is under
-        ``provenance["operators"][operator]``.
+        The source's provenance.toml as a dict; ``provenance["operators"][operator]`` is about this operator.
     written : WrittenTable, optional
-        The file that holds these rows and nothing else, where its hashes were written beside it.
+        The file with exactly these rows, if provenance has its hashes.
     """
 
     operator: str
@@ -91,7 +90,7 @@ class MeasuredTable:
 
     @property
     def schema(self) -> Operator:
-        """The operator: its columns, and what is done with them."""
+        """The operator, which defines the columns and their meaning."""
         return OPERATORS[self.operator]
 
     @property
@@ -101,28 +100,25 @@ class MeasuredTable:
 
     @property
     def engine(self) -> str:
-        """The serving engine whose kernels were measured; empty where the source names none."""
+        """Engine whose kernels were measured; empty if the source names none."""
         return str(self.provenance.get("framework", ""))
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the provenance says of this operator alone."""
+        """Part of the provenance that is about this operator."""
         about: Mapping[str, Any] = self.provenance.get("operators", {}).get(self.operator, {})
         return about
 
     @lazy_property
     def rows_sha256(self) -> str:
-        """SHA-256 over every required column: the same rows give the same hash.
-
-        Without reading them where the provenance names it beside the hash of the very file.
-        """
+        """SHA-256 over all required columns; taken from provenance if the file's hash matches."""
         if self.written is not None and file_sha256(self.written.path) == self.written.sha256:
             return self.written.rows_sha256
         return rows_sha256(self.operator, self.columns)
 
     @property
     def words_sha256(self) -> str:
-        """SHA-256 of the optional columns that packing reads; of a written file, that of the file."""
+        """SHA-256 of the optional columns that packing reads, or of the written file."""
         if self.written is not None:
             return self.written.sha256
         words = (column for name in self.schema.packed_words for column in self.columns.get(name, ()))
@@ -130,8 +126,12 @@ class MeasuredTable:
 
     @lazy_property
     def spikes(self) -> Spikes:
-        """Rows that no lookup serves as measured, see :mod:`fastroof.load.spikes`."""
+        """Isolated spikes, which lookups replace, see :mod:`fastroof.load.spikes`."""
         return find_spikes(self.schema, self.columns, self.groups())
+
+    def renamed(self, source: str) -> MeasuredTable:
+        """Return the table under another source name."""
+        return replace(self, source=source)
 
     def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
@@ -143,7 +143,7 @@ class MeasuredTable:
             return {}
         names = [c.name for c in self.schema.keys]
         columns = [self.columns[name] for name in names]
-        # tables hold a kernel's rows one after the other: runs of one key are sorted, not rows
+        # a kernel's rows are contiguous: sort runs of one key instead of rows
         is_first = np.zeros(self.num_rows, np.bool_)
         is_first[0] = True
         for values in columns:
@@ -166,25 +166,25 @@ class MeasuredTable:
 
 @dataclass(frozen=True)
 class MeasuredTables:
-    """The measured tables of one GPU: for each operator the source that serves it.
+    """Measured tables of one GPU: the preferred source of each operator, and others.
 
     Attributes
     ----------
     gpu : str
         Name of the GPU, a folder of bench_data: ``"h100"``.
     tables : mapping of str to MeasuredTable
-        One table an operator.
+        One table per operator.
     root : Path
         The folder that was read.
     findings : tuple of PeakFinding
-        What the files' own mfu columns were divided by, for trees that have such a column.
+        Peaks that the files' own mfu columns used, for trees with such a column.
     ignored : mapping of str to str
-        Files that were not read, and why.
+        Files that were not read, with the reason.
     spec : GpuSpec, optional
-        The GPU's facts from the gpu.toml beside the tables; without one, those that ship.
+        The GPU from the gpu.toml next to the tables; default: the shipped one.
     others : mapping of str to tuple of MeasuredTable
-        By operator, tables of other sources in the order of their ranks: they serve the kernels that
-        the first one has not measured. None where a source was asked for by name.
+        By operator, tables of other sources by rank, which serve kernels that the first one lacks; empty if
+        a source was chosen by name.
     """
 
     gpu: str
@@ -197,22 +197,22 @@ class MeasuredTables:
 
     @property
     def gpu_spec(self) -> GpuSpec:
-        """The facts of the GPU that the rows were measured on."""
+        """The GPU that the rows were measured on."""
         return load_gpu(self.gpu) if self.spec is None else self.spec
 
     @property
     def sources(self) -> dict[str, str]:
-        """Which source serves which operator."""
+        """Preferred source of each operator."""
         return {name: table.source for name, table in self.tables.items()}
 
     def candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
-        """Every table that may serve an operator, the one that does first; none where there is none."""
+        """All tables of an operator, the preferred one first; empty without any."""
         first = self.tables.get(operator)
         return () if first is None else (first, *self.others.get(operator, ()))
 
     @lazy_property
     def content_hash(self) -> str:
-        """SHA-256 over every required column of every serving table: the same rows give the same hash."""
+        """SHA-256 over all required columns of all preferred tables."""
         digest = hashlib.sha256(self.gpu.encode())
         for name in sorted(self.tables):
             digest.update(f"{name} {self.tables[name].rows_sha256}".encode())
@@ -220,10 +220,9 @@ class MeasuredTables:
 
     @lazy_property
     def sources_hash(self) -> str:
-        """SHA-256 of everything that answers come from: rows and provenance of every source, and the GPU.
+        """SHA-256 of everything that results depend on: rows and provenance of all sources, and the GPU.
 
-        ``content_hash`` is that of the rows of the sources that come first; which engine is asked for, and
-        which kernels they lack, decides whether others serve.
+        ``content_hash`` covers the preferred sources only; others serve other engines and missing kernels.
         """
         digest = hashlib.sha256(repr(self.gpu_spec).encode())
         for name in sorted(self.tables):
@@ -236,7 +235,7 @@ class MeasuredTables:
 
 
 def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
-    """SHA-256 over every required column of an operator's rows."""
+    """SHA-256 over all required columns of an operator's rows."""
     digest = hashlib.sha256(operator.encode())
     for column in OPERATORS[operator].required:
         digest.update(column.name.encode())
@@ -246,7 +245,7 @@ def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
 
 
 class RowsWhenNeeded(Mapping[str, Array]):
-    """Columns of a table that are read at the first look; pickled, they are what was read."""
+    """Columns of a table that are read on first use; pickling reads them."""
 
     def __init__(self, read: Callable[[], Mapping[str, Array]]) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""Read fastroof's own tables: a GPU folder with one folder a source, or one source."""
+"""Read tables in fastroof's own schema: a GPU folder with a folder per source, or one source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fastroof.load.measured import (
 )
 from fastroof.load.rows import ENDINGS, impossible_sizes, read_columns
 from fastroof.operators.operator import Operator, dtype_peaks
-from fastroof.operators.registry import OPERATORS
+from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
 KNOWN_FILE: Final = "known_unsound.toml"
@@ -41,7 +41,7 @@ FIELDS: Final = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows
 
 @dataclass(frozen=True)
 class UnsoundFamily:
-    """A family of rows that a test found wrong."""
+    """A family of rows that a test found unsound; ``serves`` if lookups still use it, with its error."""
 
     keys: Mapping[str, tuple[Any, ...]]
     test: str
@@ -52,11 +52,11 @@ class UnsoundFamily:
     rows: int = 0
 
     def holds_key(self, key: Mapping[str, Any]) -> bool:
-        """Whether some row of a kernel may be in it: columns that the kernel does not have do not count."""
+        """Whether rows of a kernel may be in the family; columns that are no keys do not count."""
         return all(_has(cells, key[name]) for name, cells in self.keys.items() if name in key)
 
     def holds(self, columns: Mapping[str, Array]) -> Bools:
-        """Which rows are in it."""
+        """Rows in the family."""
         inside = np.full(len(columns["latency_us"]), True)
         for name, cells in self.keys.items():
             values = np.asarray(columns[name])
@@ -67,7 +67,7 @@ class UnsoundFamily:
         return inside
 
     def error(self, latency_us: Floats) -> Floats:
-        """How far off such latencies may be, relative to themselves."""
+        """Relative error of latencies in the family."""
         off = np.zeros(len(latency_us))
         if self.ratio is not None:
             off = np.full(len(latency_us), abs(1.0 / self.ratio - 1.0))
@@ -89,7 +89,7 @@ class UnsoundFamily:
 
 
 def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]) -> str | None:
-    """Say why a source's rows of a kernel should not be served where another source has it sound."""
+    """Reason why a source's rows of a kernel are unsound; None if they are sound."""
     for family in unsound_families(provenance, operator):
         if not family.serves and family.holds_key(key):
             return family.reason
@@ -103,7 +103,7 @@ def unsound_error(
     sizes: Mapping[str, Floats],
     latency_us: Floats,
 ) -> Floats:
-    """How far off answers may be for the families that they were looked up in."""
+    """Relative error of lookups from the unsound families that they use."""
     families = (f for f in unsound_families(provenance, operator) if f.holds_key(key))
     return families_error(families, sizes, latency_us)
 
@@ -111,7 +111,7 @@ def unsound_error(
 def families_error(
     families: Iterable[UnsoundFamily], sizes: Mapping[str, Floats], latency_us: Floats
 ) -> Floats:
-    """How far off answers out of some families may be, see :func:`unsound_error`."""
+    """Relative error of lookups from some families."""
     worst = np.zeros(len(latency_us))
     for family in families:
         there = {name: cells for name, cells in family.keys.items() if name in sizes}
@@ -121,7 +121,7 @@ def families_error(
 
 
 def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[str, Array]) -> Bools:
-    """Which rows of a table are in one of its families."""
+    """Rows of a table in one of its unsound families."""
     inside = np.zeros(len(columns["latency_us"]), np.bool_)
     for family in unsound_families(provenance, operator):
         inside |= family.holds(columns)
@@ -129,15 +129,15 @@ def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[
 
 
 def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[UnsoundFamily, ...]:
-    """Return the families that a source's provenance names for an operator."""
+    """Unsound families of an operator in a source's provenance."""
     entries = provenance.get("operators", {}).get(operator, {}).get("unsound", ())
     if not isinstance(entries, list | tuple):
-        raise TableError(f"operators.{operator}.unsound is {entries!r}; need a list of tables")
+        raise TableError(f"operators.{operator}.unsound must be a list of tables, got {entries!r}")
     return tuple(_family(operator, number, entry) for number, entry in enumerate(entries, 1))
 
 
 def known_unsound(gpu: str, source: str, operator: str) -> tuple[UnsoundFamily, ...]:
-    """Families that ship as known: the tests that find them look up in several tables."""
+    """Shipped unsound families, whose tests need lookups in several tables."""
     return _known().get((gpu, source, operator), ())
 
 
@@ -154,23 +154,23 @@ def _known() -> dict[tuple[str, str, str], tuple[UnsoundFamily, ...]]:
 def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
     where = f"operators.{operator}.unsound, entry {number}"
     if not isinstance(entry, Mapping):
-        raise TableError(f"{where} is {entry!r}; need a table with {', '.join(FIELDS)}")
+        raise TableError(f"{where} must be a table with {', '.join(FIELDS)}, got {entry!r}")
     if unknown := sorted(set(entry) - set(FIELDS)):
-        raise TableError(f"{where} has {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+        raise TableError(f"{where} has unknown {', '.join(unknown)}; use {', '.join(FIELDS)}")
     keys = entry.get("keys", {})
     if not isinstance(keys, Mapping):
-        raise TableError(f"{where}: keys is {keys!r}; need the columns that say where its rows lie")
+        raise TableError(f"{where}: keys must be a table of columns, got {keys!r}")
     for name in ("test", "reason"):
         if not isinstance(entry.get(name), str) or not entry[name]:
-            raise TableError(f"{where}: {name} is {entry.get(name)!r}; need words")
+            raise TableError(f"{where}: {name} must be text, got {entry.get(name)!r}")
     amounts = {name: _amount(where, name, entry.get(name)) for name in ("ratio", "excess_us")}
     if set(amounts.values()) == {None}:
-        raise TableError(f"{where} says not how far off its rows are; need ratio or excess_us")
+        raise TableError(f"{where} needs ratio or excess_us")
     serves, rows = entry.get("serves", False), entry.get("rows", 0)
     if not isinstance(serves, bool):
-        raise TableError(f"{where}: serves is {serves!r}; need true or false")
+        raise TableError(f"{where}: serves must be true or false, got {serves!r}")
     if type(rows) is not int or rows < 0:
-        raise TableError(f"{where}: rows is {rows!r}; need how many rows it has")
+        raise TableError(f"{where}: rows must be an integer of at least 0, got {rows!r}")
     cells = {name: _cells(operator, where, name, value) for name, value in keys.items()}
     return UnsoundFamily(cells, entry["test"], entry["reason"], **amounts, serves=serves, rows=rows)
 
@@ -179,22 +179,22 @@ def _amount(where: str, name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
-        raise TableError(f"{where}: {name} is {value!r}; need a number above 0")
+        raise TableError(f"{where}: {name} must be a number above 0, got {value!r}")
     return float(value)
 
 
 def _cells(operator: str, where: str, name: Any, value: Any) -> tuple[Any, ...]:
     columns = {c.name: c for c in (*OPERATORS[operator].keys, *OPERATORS[operator].axes)}
     if name not in columns:
-        raise TableError(f"{where}: {operator} has no column {name!r}; its columns are {', '.join(columns)}")
+        raise TableError(f"{where}: {operator} has no column {name!r}; use one of {', '.join(columns)}")
     is_text = columns[name].kind == "text"
     cells = tuple(value) if isinstance(value, list | tuple) else ()
     if is_text and cells and all(isinstance(cell, str) for cell in cells):
         return cells
     if not is_text and len(cells) == 2 and all(type(cell) is int for cell in cells) and cells[0] <= cells[1]:
         return cells
-    need = "a list of its words" if is_text else "[least, most]"
-    raise TableError(f"{where}: {name} is {value!r}; need {need}")
+    need = "a list of names" if is_text else "[minimum, maximum]"
+    raise TableError(f"{where}: {name} must be {need}, got {value!r}")
 
 
 def _has(cells: Iterable[Any], value: Any) -> bool:
@@ -208,11 +208,11 @@ PROVENANCE_FILE: Final = "provenance.toml"
 SERVING_FOLDER: Final = "serving"
 DEFAULT_RANK: Final = 100
 OWN_RANK: Final = 50
-"""Rank of what kernels-bench measured, unless it says another: one's own comes before what ships."""
+"""Default rank of kernels-bench's tables: your own precede shipped ones."""
 OWN_TOOL: Final = "kernels_bench"
 
 _DTYPES: Final = ("dtype", "attn_dtype", "kv_dtype")
-"""Columns of formats that something computes in, or may."""
+"""Columns of dtypes."""
 
 _HASHES: Final = ("sha256", "rows_sha256")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
@@ -220,7 +220,7 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Source:
-    """One source folder: where it lies, what it holds and how it ranks."""
+    """One source folder: its files, provenance and rank."""
 
     name: str
     gpu: str
@@ -231,7 +231,7 @@ class Source:
     ignored: Mapping[str, str] = field(default_factory=dict)
 
     def rank(self, operator: str) -> int:
-        """Place of the source among those that have an operator: the lowest serves it."""
+        """Rank of the source for an operator; the lowest is preferred."""
         own = self.provenance.get("operators", {}).get(operator, {})
         is_own = str(self.provenance.get("tool", "")).partition(" ")[0] == OWN_TOOL
         default = OWN_RANK if is_own else DEFAULT_RANK
@@ -239,7 +239,7 @@ class Source:
 
 
 def list_sources(folder: Path) -> list[Source]:
-    """List the sources of a GPU folder, or the one source that the folder is."""
+    """List the sources of a GPU folder, or the folder as one source."""
     return _sources(Path(folder))[0]
 
 
@@ -271,13 +271,12 @@ def load_own(
             if rest:
                 others[operator] = tuple(rest)
     if not tables:
-        known = ", ".join(OPERATORS)
-        raise TableError(f"{where} holds no table; need <operator>.parquet or .csv, operators are {known}")
+        raise TableError(f"{where} has no table; need <operator>.parquet or .csv, such as gemm.parquet")
     return MeasuredTables(gpu=gpu.name, tables=tables, root=where, ignored=ignored, spec=gpu, others=others)
 
 
 def _serving(sources: list[Source], operator: str) -> list[Source]:
-    """Sources that have an operator, in the order of their ranks; of one name the first."""
+    """Sources of an operator by rank; the first of equal names."""
     having = {s.name: s for s in reversed(sources) if operator in s.files}
     return sorted(having.values(), key=lambda s: (s.rank(operator), s.name))
 
@@ -291,12 +290,11 @@ def _named(sources: list[Source], name: str, folder: Path) -> list[Source]:
 
 
 def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> dict[str, Source]:
-    """Return the source that was picked for each operator."""
+    """Source chosen for each operator."""
     chosen = {}
     for operator, name in names.items():
         if operator not in OPERATORS:
-            known = ", ".join(OPERATORS)
-            raise TableError(f"source picks one for {operator!r}; the operators are {known}")
+            raise TableError(f"source: {unknown_operator(operator)}")
         named = [_source(Path(name))] if _is_path(name) else _named(sources, name, folder)
         having = [source for source in named if operator in source.files]
         if not having:
@@ -311,7 +309,7 @@ def _is_path(name: str) -> bool:
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:
-    """Return the GPU of the gpu.toml beside the sources, else the one that fastroof knows by name."""
+    """GPU of the gpu.toml next to the sources, else the one with that name."""
     for place in (folder / GPU_FILE, resolved(source.folder).parent / GPU_FILE):
         if is_file(place):
             gpu = load_gpu(place)
@@ -328,7 +326,7 @@ def _gpu_spec(source: Source, folder: Path) -> GpuSpec:
 
 
 def _all_sources(folders: Sequence[Path]) -> tuple[list[Source], dict[str, str]]:
-    """Return the sources of several folders, and what else they hold."""
+    """Sources of several folders, and their ignored entries."""
     sources, ignored = _sources(folders[0])
     for folder in folders[1:]:
         more, left = _sources(folder)
@@ -338,7 +336,7 @@ def _all_sources(folders: Sequence[Path]) -> tuple[list[Source], dict[str, str]]
 
 
 def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
-    """Return the sources and what else the folder holds, with the reason it is not read."""
+    """Sources of a folder, and its ignored entries with the reason."""
     if not is_folder(folder):
         raise TableError(f"{folder}: no such folder")
     if is_file(folder / PROVENANCE_FILE):
@@ -350,10 +348,10 @@ def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
         elif entry.name == SERVING_FOLDER:
             ignored[entry.name] = "measured end to end, holds no kernels"
         elif entry.name != GPU_FILE and not is_unfinished(entry):
-            ignored[entry.name] = f"no source: no folder with a {PROVENANCE_FILE}"
+            ignored[entry.name] = f"not a source: no folder with a {PROVENANCE_FILE}"
     if not sources:
         raise TableError(
-            f"{folder} holds no source; need {PROVENANCE_FILE} in it or in a folder in it, beside the tables"
+            f"{folder} has no source; need {PROVENANCE_FILE} next to the tables, in it or in a subfolder"
         )
     return sources, ignored
 
@@ -367,7 +365,7 @@ def _source(folder: Path) -> Source:
         if path.name == PROVENANCE_FILE:
             continue
         if path.stem not in OPERATORS or path.suffix not in ENDINGS:
-            ignored[path.name] = "no <operator>.parquet or <operator>.csv"
+            ignored[path.name] = "not <operator>.parquet or <operator>.csv"
         elif path.stem in files:
             raise TableError(f"{folder} has {files[path.stem].name} and {path.name}; keep one of them")
         else:
@@ -387,7 +385,7 @@ def _provenance(path: Path) -> dict[str, Any]:
         rank = values.get("rank", DEFAULT_RANK)
         if type(rank) is not int:
             where = f"[operators.{owner}] " if owner else ""
-            raise TableError(f"{path}: {where}rank is {rank!r}; need a whole number, lower comes first")
+            raise TableError(f"{path}: {where}rank must be an integer (lowest first), got {rank!r}")
     for operator in OPERATORS.keys() & operators.keys():
         try:
             unsound_families(provenance, operator)
@@ -397,7 +395,7 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
-    """Hashes of files that were written whole; of others the rows are hashed when it is asked for."""
+    """Hashes of files from provenance; rows of other files are hashed on demand."""
     hashes: dict[str, dict[str, str]] = {}
     for name, one in given.items() if isinstance(given, Mapping) else [("", given)]:
         known = {key: str(one.get(key)) for key in _HASHES} if isinstance(one, Mapping) else {}
@@ -411,7 +409,7 @@ def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
 
 
 def _written_again(source: Source, path: Path) -> str:
-    """SHA-256 of a table rewritten with the same rows since its source was listed; else empty."""
+    """SHA-256 of a table that was rewritten with the same rows since it was listed; else empty."""
     before = source.hashes.get(path.name, {})
     now = _source(source.folder).hashes.get(path.name, {})
     is_same = before.get("rows_sha256") == now.get("rows_sha256") and before != now
@@ -469,7 +467,7 @@ def _refuse_unknown_dtypes(path: Path, name: str, dtypes: Array) -> None:
     if unknown:
         row = int(np.argmax(np.isin(dtypes, list(unknown))))
         known = ", ".join(DTYPE_BYTES)
-        raise TableError(f"{path}, row {row + 1}, column {name}: found {dtypes[row]!r}, known are {known}")
+        raise TableError(f"{path}, row {row + 1}, column {name}: unknown {dtypes[row]!r}; use one of {known}")
 
 
 def _refuse_impossible_sizes(path: Path, schema: Operator, columns: Mapping[str, Array]) -> None:
@@ -484,7 +482,7 @@ def _refuse_impossible_sizes(path: Path, schema: Operator, columns: Mapping[str,
 def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> None:
     work = OPERATORS[operator].flops(columns)
     own_flops_per_s, limit_flops_per_s = OPERATORS[operator].peaks(columns, gpu)
-    # Attention computes in bf16, or over an fp8 KV cache at most at the fp8 peak.
+    # attention computes in bf16, over an fp8 KV cache at most at the fp8 peak
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work), "bf16", object)))
     no_units = (np.isnan(own_flops_per_s) | np.isnan(limit_flops_per_s)) & ~np.isnan(work)
     if no_units.any():
@@ -494,7 +492,7 @@ def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array
         name = without[0] if without else "dtype"
         raise TableError(
             f"{path}, row {row + 1}: {gpu.title} has no units for {name} {columns.get(name, dtypes)[row]!r}; "
-            f"drop such rows, or name the dtype that they ran in"
+            f"remove these rows or correct the dtype"
         )
     mfu = work / (columns[LATENCY.name] / US_PER_S * limit_flops_per_s)
     too_fast = mfu > 1.0
@@ -504,6 +502,5 @@ def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array
         raise TableError(
             f"{path}, row {row + 1} ({shape}): {columns[LATENCY.name][row]:.6g} us is an MFU of "
             f"{mfu[row]:.3f} of the {dtypes[row]} peak of {gpu.title} "
-            f"({limit_flops_per_s[row] / TFLOP:g} TFLOP/s); no kernel is that fast, "
-            f"so the dtype, the sizes, the unit or the GPU is not what the table says"
+            f"({limit_flops_per_s[row] / TFLOP:g} TFLOP/s): wrong dtype, sizes, unit or GPU"
         )

@@ -1,4 +1,4 @@
-"""All that aiconfigurator-core measured on one GPU, converted into a folder of sources."""
+"""Convert all of aiconfigurator-core's tables of one GPU into a folder of sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.config.gpu import load_gpu
-from fastroof.load.aiconfigurator import WantedPlace, read_places
+from fastroof.load.aiconfigurator import PackagePlace, read_places
 from fastroof.load.family_checks import flag_unsound, siblings_of
 from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import PROVENANCE_FILE, Source, list_sources, load_own
@@ -24,27 +24,27 @@ from fastroof.load.package_rows import (
     versions_of,
 )
 from fastroof.load.write import write_source
-from fastroof.operators.foreign_rows import version_order
+from fastroof.operators.external_rows import version_order
 from fastroof.processors import usable_processors
 
 ENGINES: Final = {"vllm": 200, "trtllm": 210, "sglang": 220}
-"""Whose kernels were measured, with the rank of the version in use: the order without an engine.
+"""Measured engines and the rank of their current version, which is the order without an engine.
 
-All come after what ships, so that an import changes no answer that there was.
+All come after shipped tables, so that an import changes no existing result.
 """
 
 PCIE_LINKED: Final = ("b60", "l40s", "rtx_pro_6000")
-"""GPUs whose link is their host's: each version's all-reduces are of another host, and all are wanted."""
+"""GPUs linked over PCIe: all-reduces of each version are of another host, so all versions are imported."""
 
 LINK_OPERATORS: Final = ("allreduce",)
 
 LIBRARY_RANK: Final = 230
 
 OTHERS_RANK: Final = 240
-"""The first rank of versions that are not in use: they come after all that are, and after libraries."""
+"""First rank of versions that are not current, after all current ones and libraries."""
 
 LAST_RANK: Final = 299
-"""Of a version that was asked for by itself: before other programs' measurements alone."""
+"""Rank of a version that was imported explicitly: before external programs' measurements only."""
 
 VERSIONS_FILE: Final = "query_versions.yaml"
 
@@ -57,29 +57,29 @@ class PackageSource(NamedTuple):
     engine: str
     version: str
     rank: int
-    places: tuple[WantedPlace, ...]
+    places: tuple[PackagePlace, ...]
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether it is the version of its engine or library that the package calls current."""
+    def is_current(self) -> bool:
+        """Whether it is the package's current version of its engine or library."""
         return self.rank < OTHERS_RANK
 
 
 def package_sources(
     data: Path, system: str, shipped: Collection[tuple[str, str]] = ()
 ) -> list[PackageSource]:
-    """List the sources that a system's files make."""
+    """List the sources of a system's files."""
     folder = data / system
     engines = [engine for engine in ENGINES if any(folder.glob(f"*/{engine}/*/*.parquet"))]
-    libraries = sorted({wanted.backend for _, wanted in PACKAGE_FILES if wanted.backend is not None})
-    in_use: list[PackageSource] = []
+    libraries = sorted({file.backend for _, file in PACKAGE_FILES if file.backend is not None})
+    current: list[PackageSource] = []
     others: list[PackageSource] = []
     for engine in engines:
         version = current_version(data.parent, system, engine)
-        wanted = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
-        found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in wanted]
-        places = [WantedPlace(operator, file, place) for operator, file, place in found if place is not None]
-        in_use.append(_source(engine, engine, version, ENGINES[engine], places))
+        files = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
+        found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in files]
+        places = [PackagePlace(operator, file, place) for operator, file, place in found if place is not None]
+        current.append(_source(engine, engine, version, ENGINES[engine], places))
         taken = {(place.operator, place.place.path) for place in places}
         others += _other_versions(folder, engine, engine, taken)
     for library in libraries:
@@ -89,17 +89,17 @@ def package_sources(
         for operator, file in PACKAGE_FILES:
             place = find_place(folder, file, library, version) if file.backend == library else None
             if place is not None and place.path.parents[1].name == library:
-                places.append(WantedPlace(operator, file, place))
+                places.append(PackagePlace(operator, file, place))
                 taken.add((operator, place.path))
         if places:
-            in_use.append(_source(library, "", places[0].place.version, LIBRARY_RANK, places))
+            current.append(_source(library, "", places[0].place.version, LIBRARY_RANK, places))
             others += _other_versions(folder, library, "", taken)
     ranked = [one._replace(rank=OTHERS_RANK + i) for i, one in enumerate(others)]
-    return list(_without(data, [*in_use, *ranked], shipped))
+    return list(_without(data, [*current, *ranked], shipped))
 
 
 def current_version(systems: Path, system: str, engine: str) -> str:
-    """Return the version of an engine that the package calls current on a system; empty if it names none."""
+    """Return the package's current version of an engine on a system; empty if it names none."""
     file = systems / VERSIONS_FILE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found: dict[str, str] = {}
@@ -119,7 +119,7 @@ def current_version(systems: Path, system: str, engine: str) -> str:
 
 
 def _source(
-    owner: str, engine: str, version: str, rank: int, places: Collection[WantedPlace]
+    owner: str, engine: str, version: str, rank: int, places: Collection[PackagePlace]
 ) -> PackageSource:
     return PackageSource(f"aiconfigurator-{owner}-{version}", owner, engine, version, rank, tuple(places))
 
@@ -127,8 +127,8 @@ def _source(
 def _other_versions(
     folder: Path, owner: str, engine: str, taken: Collection[tuple[str, Path]]
 ) -> list[PackageSource]:
-    """What an owner's other versions have, the newest version first."""
-    by_version: dict[str, list[WantedPlace]] = {}
+    """Sources of other versions of an engine or library, newest first."""
+    by_version: dict[str, list[PackagePlace]] = {}
     for operator, file in PACKAGE_FILES:
         if (file.backend or engine) != owner:
             continue
@@ -136,7 +136,7 @@ def _other_versions(
         for version in versions_of(below, file.file):
             place = Place(below / version / f"{file.file}.parquet", "")
             if (operator, place.path) not in taken:
-                by_version.setdefault(version, []).append(WantedPlace(operator, file, place))
+                by_version.setdefault(version, []).append(PackagePlace(operator, file, place))
     newest_first = sorted(by_version, key=version_order, reverse=True)
     return [_source(owner, engine, version, 0, by_version[version]) for version in newest_first]
 
@@ -144,7 +144,7 @@ def _other_versions(
 def _without(
     data: Path, sources: list[PackageSource], shipped: Collection[tuple[str, str]]
 ) -> Iterator[PackageSource]:
-    """Yield what is left of the sources; those of which nothing is are not wanted."""
+    """Yield sources without the shipped files; empty ones are dropped."""
     for source in sources:
         left = tuple(
             place
@@ -156,15 +156,15 @@ def _without(
 
 
 IMPORTED: Final = "imported"
-"""Of provenance.toml: of what a source was imported by the name of its GPU. Nobody else's sources have it."""
+"""Key of provenance.toml of sources imported by GPU name; no other source has it."""
 
 MAX_THREADS: Final = 4
 
 QUICK: Final = 3
-"""Level of Zstandard: a tenth more bytes than the highest, in a tenth of its time."""
+"""Zstandard level: a tenth more bytes than the highest in a tenth of its time."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many files were read, of how many, and the one that is read next."""
+"""Called with the number of files read, the total, and the next file."""
 
 
 def import_system(
@@ -177,7 +177,7 @@ def import_system(
     shipped: Path,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Convert what the package measured on a GPU into a new folder of sources."""
+    """Convert the package's tables of a GPU into a new folder of sources."""
     have = list_sources(shipped) if any(shipped.glob(f"*/{PROVENANCE_FILE}")) else []
     sources = package_sources(data, system, {pair for source in have for pair in _files(source)})
     spec = load_gpu(gpu)
@@ -196,12 +196,12 @@ def import_system(
         about = {"rank": source.rank, IMPORTED: made_from, **about}
         return read_places(data, spec, source.name, about, source.places, {}, count)
 
-    # sorting and compressing leave the interpreter to other threads
+    # sorting and compressing release the GIL
     with ThreadPoolExecutor(min(MAX_THREADS, usable_processors())) as threads:
         everything = list(threads.map(tables_of, sources))
-        beside = load_own(shipped) if have else None
-        wanted = list(_with_new_kernels(sources, everything, beside, links))
-        siblings = [*wanted, beside] if beside is not None else wanted
+        shipped_tables = load_own(shipped) if have else None
+        imported = list(_with_new_kernels(sources, everything, shipped_tables, links))
+        siblings = [*imported, shipped_tables] if shipped_tables is not None else imported
 
         def write(measured: MeasuredTables) -> str:
             tables = measured.tables
@@ -213,7 +213,7 @@ def import_system(
             write_source(folder / first.source, columns, flagged, compression_level=QUICK)
             return first.source
 
-        names = sorted(threads.map(write, wanted))
+        names = sorted(threads.map(write, imported))
     if progress is not None and total:
         progress(total, total, "")
     return names
@@ -225,20 +225,20 @@ def _with_new_kernels(
     shipped: MeasuredTables | None,
     always: Collection[str] = (),
 ) -> Iterator[MeasuredTables]:
-    """Yield tables of the sources in use, and of the others the operators that add a kernel, or always."""
+    """Yield tables of current sources, and of others the operators with new kernels (or in ``always``)."""
     known: dict[tuple[str, str], set[tuple[Any, ...]]] = {}
-    repeated = {place.operator for source in sources if not source.is_in_use for place in source.places}
+    repeated = {place.operator for source in sources if not source.is_current for place in source.places}
     for operator in repeated:
         for table in () if shipped is None else shipped.candidates(operator):
             known.setdefault((table.engine, operator), set()).update(table.groups())
     for source, measured in zip(sources, everything, strict=True):
-        # what a library has may lie in an engine's source
+        # a library's kernels may be in an engine's source
         engines = (source.engine,) if source.engine else ("", *ENGINES)
         new = {}
         for operator, table in measured.tables.items():
             kernels = set(table.groups()) if operator in repeated else set()
             before = set().union(*(known.get((engine, operator), ()) for engine in engines))
-            if source.is_in_use or operator in always or not before.issuperset(kernels):
+            if source.is_current or operator in always or not before.issuperset(kernels):
                 new[operator] = table
                 known.setdefault((source.engine, operator), set()).update(kernels)
         if new:
@@ -246,7 +246,7 @@ def _with_new_kernels(
 
 
 def _files(source: Source) -> Iterator[tuple[str, str]]:
-    """Operators and files of the package that a source was made from."""
+    """Operators and package files that a source was made from."""
     for operator, about in source.provenance.get("operators", {}).items():
         for file in about.get("files", {}):
             yield operator, file

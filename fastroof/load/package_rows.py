@@ -1,4 +1,4 @@
-"""Rows of aiconfigurator-core's files as rows of an operator: which are kept, and how they are joined."""
+"""Select and join rows of aiconfigurator-core's files as rows of an operator."""
 
 from __future__ import annotations
 
@@ -18,67 +18,67 @@ from fastroof.file_access import matches
 from fastroof.load.families import codes_of
 from fastroof.load.rows import impossible_sizes, word_codes
 from fastroof.load.write import sort_rows
-from fastroof.operators.foreign_rows import ForeignRows, PackageFile, Raw, version_order
+from fastroof.operators.external_rows import ExternalRows, PackageFile, Raw, version_order
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 
 
 class Place(NamedTuple):
-    """A file of the package."""
+    """A file of the package; ``requested`` is the version that it replaces, if another one."""
 
     path: Path
-    asked: str
+    requested: str
 
     @property
     def version(self) -> str:
-        """The version whose folder it lies in."""
+        """The version of the file's folder."""
         return self.path.parent.name
 
 
 def versions_of(folder: Path, file: str) -> list[str]:
-    """Versions below an engine's or a library's folder that have a file, oldest first."""
+    """Versions of an engine or library with a file, oldest first."""
     return sorted((p.parent.name for p in folder.glob(f"*/{file}.parquet")), key=version_order)
 
 
 def paired_version(system_file: Path, library: str) -> str:
-    """Return the version of NCCL or oneCCL that the package pairs a system with; empty if it names none."""
+    """Return the package's version of NCCL or oneCCL for a system; empty if it names none."""
     text = system_file.read_text(encoding="utf-8") if system_file.is_file() else ""
     version = re.search(rf"^\s*{library}_version:\s*['\"]?([\w.]+)", text, re.MULTILINE)
     return version[1] if version else ""
 
 
-def find_place(system: Path, wanted: PackageFile, engine: str, version: str) -> Place | None:
-    """Return where a file lies, of the wanted version or the nearest one that has it."""
+def find_place(system: Path, file: PackageFile, engine: str, version: str) -> Place | None:
+    """Find a file of a version, or of the nearest version that has it."""
     places = [(engine, version)]
-    if wanted.backend is not None:
+    if file.backend is not None:
         yaml = system.parents[1] / f"{system.name}.yaml"
-        places.insert(0, (wanted.backend, paired_version(yaml, wanted.backend)))
-    for owner, asked in places:
-        folder = system / wanted.folder / owner
-        have = versions_of(folder, wanted.file)
+        places.insert(0, (file.backend, paired_version(yaml, file.backend)))
+    for owner, requested in places:
+        folder = system / file.folder / owner
+        have = versions_of(folder, file.file)
         if have:
-            older = [v for v in have if version_order(v) <= version_order(asked)]
-            newest = older or (have[:1] if asked else have)
-            served = asked if asked in have else newest[-1]
-            return Place(folder / served / f"{wanted.file}.parquet", "" if served == asked else asked)
+            older = [v for v in have if version_order(v) <= version_order(requested)]
+            newest = older or (have[:1] if requested else have)
+            served = requested if requested in have else newest[-1]
+            return Place(folder / served / f"{file.file}.parquet", "" if served == requested else requested)
     return None
 
 
 _FEW: Final = 1e-3
-"""Share of a dtype's rows that may be faster than its peak by chance."""
+"""Share of a dtype's rows that may exceed its peak by chance."""
 
 _CHANCE: Final = 3
-"""So many may be however few rows there are."""
+"""Number of rows that may exceed the peak by chance in any table."""
 
 PACKAGE_FILES: Final = tuple(
     (operator.name, file) for operator in OPERATORS.values() for file in operator.package_files
 )
-"""Operator and file, for every file of the package that becomes rows of an operator."""
+"""Operator and file of every file of the package that has rows of an operator."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The rows that one file gave one operator."""
+    """Rows of one operator from one file."""
 
     place: Place
     name: str
@@ -87,8 +87,8 @@ class Part:
     left_out: dict[str, int]
 
 
-def select(operator: str, rows: ForeignRows, gpu: GpuSpec) -> tuple[dict[str, Array], dict[str, int]]:
-    """Return the rows to keep and, by the first reason that holds, how many are left out."""
+def select(operator: str, rows: ExternalRows, gpu: GpuSpec) -> tuple[dict[str, Array], dict[str, int]]:
+    """Return the rows to keep, and how many are left out by their first reason."""
     keep = np.ones(len(rows.columns["latency_us"]), bool)
     left_out = {}
     for reason, mask in rows.left_out.items():
@@ -101,7 +101,7 @@ def select(operator: str, rows: ForeignRows, gpu: GpuSpec) -> tuple[dict[str, Ar
     if slower.any():
         left_out["slower of two kernels for the same sizes"] = int(slower.sum())
         columns = {name: values[~slower] for name, values in columns.items()}
-    # the work of sizes that no call has says nothing
+    # invalid sizes first: their work is meaningless
     for find in (_no_sizes, partial(_impossible, gpu=gpu)):
         impossible = find(operator, columns)
         if impossible:
@@ -112,7 +112,7 @@ def select(operator: str, rows: ForeignRows, gpu: GpuSpec) -> tuple[dict[str, Ar
 
 
 def _no_sizes(operator: str, columns: Mapping[str, Array]) -> dict[str, Bools]:
-    """Mark, by reason, rows of sizes that no call can have."""
+    """Mark rows of invalid sizes, by reason."""
     schema = OPERATORS[operator]
     found = {f"more {one.size} than {one.largest}": one.rows for one in impossible_sizes(schema, columns)}
     for column in (*schema.keys, *schema.axes):
@@ -124,11 +124,11 @@ def _no_sizes(operator: str, columns: Mapping[str, Array]) -> dict[str, Bools]:
 
 
 def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Bools]:
-    """Mark, by reason, rows that the card cannot have run."""
+    """Mark rows that the GPU cannot have run, by reason."""
     work = OPERATORS[operator].work(columns, gpu)
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
     no_units = np.isnan(work.peak_flops_per_s) & ~np.isnan(work.flops)
-    # sizes as large as any may be beat every peak
+    # the largest sizes overflow
     with np.errstate(over="ignore"):
         rate = work.flops / (columns["latency_us"] / US_PER_S)
     too_fast, refused = rate > work.peak_flops_per_s, rate > work.limit_flops_per_s
@@ -153,7 +153,7 @@ def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> di
 
 
 def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> Bools:
-    """Mark rows of every kernel but the fastest of its sizes: a framework that has several picks one."""
+    """Mark all but the fastest kernel of the same sizes, which engines pick."""
     point = point_codes(operator, columns)
     kernel = word_codes(columns["kernel"])
     order = np.lexsort((columns["latency_us"], point))
@@ -162,13 +162,13 @@ def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> Bools:
 
 
 def point_codes(operator: str, columns: Mapping[str, Array]) -> Longs:
-    """Return a code for each row: equal for equal keys and axes."""
+    """Code of each row, equal for equal keys and axes."""
     schema = OPERATORS[operator]
     return codes_of(columns[column.name] for column in (*schema.keys, *schema.axes))
 
 
 def joined(operator: str, parts: list[Part]) -> dict[str, Array]:
-    """Return the rows of all files that gave an operator some, sorted."""
+    """Join and sort the rows of an operator from all files."""
     names = parts[0].columns
     return sort_rows(operator, {name: np.concatenate([p.columns[name] for p in parts]) for name in names})
 
@@ -176,11 +176,11 @@ def joined(operator: str, parts: list[Part]) -> dict[str, Array]:
 DISTRIBUTION: Final = "aiconfigurator_core"
 
 ENGINES: Final = ("vllm", "trtllm", "sglang")
-"""Folders of serving engines; rows of a library name the engine that they were measured in."""
+"""Folders of engines; rows of a library name the engine in which they were measured."""
 
 
 def package_version(package: Path) -> str:
-    """Version of the package that lies in a folder, by the metadata beside it; "unknown" without any."""
+    """Version of the package in a folder by the metadata next to it; "unknown" without."""
     infos = matches(package.parent, f"{DISTRIBUTION}-*.dist-info")
     return infos[-1].name.split("-")[1].removesuffix(".dist") if infos else "unknown"
 
@@ -188,7 +188,7 @@ def package_version(package: Path) -> str:
 def package_provenance(
     package: Path, system: str, gpu: str, source: str, engine: str, version: str
 ) -> dict[str, Any]:
-    """Where a source comes from: an engine of that version, or a library where ``engine`` is empty."""
+    """Provenance of a source of an engine's version, or of a library if ``engine`` is empty."""
     where = {
         "gpu": gpu,
         "name": source,
@@ -205,12 +205,12 @@ def package_provenance(
 
 
 def words_of(parts: list[Part], name: str) -> str:
-    """Return the distinct words of a column of the files."""
+    """Distinct values of a text column over the files."""
     return ", ".join(sorted({word for p in parts for word in set(p.raw.get(name, ()))}))
 
 
 def operator_provenance(operator: str, columns: Mapping[str, Array], parts: list[Part]) -> dict[str, Any]:
-    """What the rows of one operator are, and of which files."""
+    """Provenance of one operator's rows."""
     codes = point_codes(operator, columns)
     repeats = np.bincount(codes)
     provenance: dict[str, Any] = {"rows": len(columns["latency_us"]), "points": len(repeats)}
@@ -240,9 +240,9 @@ def _file_provenance(part: Part) -> dict[str, Any]:
     text = meta.read_text(encoding="utf-8") if meta.is_file() else ""
     legacy = re.search(r"^provenance:\s*legacy\b", text, re.MULTILINE)
     provenance: dict[str, Any] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    if part.place.asked:
+    if part.place.requested:
         provenance["version"] = part.place.version
-        provenance["stands_for"] = f"{part.place.asked}, which has no such file"
+        provenance["stands_for"] = f"{part.place.requested}, which has no such file"
     versions = words_of([part], "version")
     if versions and versions != part.place.version:
         provenance["version_in_rows"] = versions

@@ -1,8 +1,7 @@
-"""Profiles that simulators measured for themselves -> sources in fastroof's own schema.
+"""Convert profiles measured by simulators into sources in fastroof's own schema.
 
-What such folders have in common: CSV files below a folder of one GPU, a layer or an operation a column or a
-row, and float16 where the hardware is asked for no other dtype. :mod:`fastroof.load.vidur` and
-:mod:`fastroof.load.llmservingsim` say what their columns mean.
+Common to them: CSV files below a folder per GPU, a layer or operation per column or row, and float16 by
+default. :mod:`fastroof.load.vidur` and :mod:`fastroof.load.llmservingsim` define the columns.
 """
 
 from __future__ import annotations
@@ -24,27 +23,37 @@ from fastroof.config.paths import user_tables_root
 from fastroof.errors import TableError
 from fastroof.load.package_rows import select
 from fastroof.load.write import Format, sort_rows, write_source
-from fastroof.operators.foreign_rows import ForeignRows
+from fastroof.operators.external_rows import ExternalRows
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import ACTIVATION_BYTES, US_PER_MS, US_PER_S
 
-FOREIGN_RANK: Final = 300
-"""Rank of what another simulator measured: behind what ships (100), and far behind one's own (50)."""
+EXTERNAL_RANK: Final = 300
+"""Rank of external simulators' profiles: after shipped tables (100) and your own (50)."""
 
 HALF_DTYPES: Final = ("bf16", "fp16")
-"""Where rows in float16 may be filed: plans ask for bf16, which moves the same bytes at the same peak."""
+"""Dtypes under which float16 rows can be stored: plans use bf16, with the same bytes and peak."""
 
 NO_PLAIN_ROWS: Final = "prompts after a prefix, of heads of which no prompt without one was measured"
 
 FEW: Final = 1e-3
-"""Share of a file's rows that may be faster than the peak: broken measurements, which are left out."""
+"""Share of a file's rows that may exceed the peak: broken measurements, which are left out."""
 
 NO_TIME: Final = "took no time that the profiler resolves, or was not timed"
 
 
+def profile_folder(folder: str | Path, needed: str, dtype: str) -> Path:
+    """Check a folder of profiles and the dtype under which its float16 rows are stored."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise TableError(f"{root} is not a folder; need {needed}")
+    if dtype not in HALF_DTYPES:
+        raise TableError(f"dtype must be {' or '.join(HALF_DTYPES)} for rows in float16, got {dtype!r}")
+    return root
+
+
 @dataclass
 class Profile:
-    """Rows of one GPU, gathered file by file, and what was left out."""
+    """Rows of one GPU collected from files, and what was left out."""
 
     program: str
     gpu: GpuSpec
@@ -53,16 +62,16 @@ class Profile:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     models: set[str] = field(default_factory=set)
 
-    def add(self, path: Path, operator: str, rows: ForeignRows) -> None:
-        """Take the rows that one file gave one operator."""
+    def add(self, path: Path, operator: str, rows: ExternalRows) -> None:
+        """Add rows of one operator from one file."""
         about = self._about(path)
         if not len(rows.columns["latency_us"]):
             return
         timed = ~np.isnan(rows.columns["latency_us"]) & (rows.columns["latency_us"] > 0.0)
-        # what is left out is counted by the first reason that holds, and nothing else may be told of no time
+        # rows count by their first reason, and rows without a time have no other one
         us = np.where(timed, rows.columns["latency_us"], 1.0)
         out = {NO_TIME: ~timed, **rows.left_out}
-        rows = ForeignRows({**rows.columns, "latency_us": us}, out)
+        rows = ExternalRows({**rows.columns, "latency_us": us}, out)
         self._check_rates(path, operator, rows)
         columns, left_out = select(operator, rows, self.gpu)
         for reason, count in left_out.items():
@@ -72,8 +81,8 @@ class Profile:
             about[operator] = about.get(operator, 0) + len(columns["latency_us"])
             self.rows.setdefault(operator, []).append(columns)
 
-    def _check_rates(self, path: Path, operator: str, rows: ForeignRows) -> None:
-        """Refuse a file whose times or sizes are in another unit, or of another GPU."""
+    def _check_rates(self, path: Path, operator: str, rows: ExternalRows) -> None:
+        """Reject a file with times or sizes in another unit, or of another GPU."""
         keep = ~np.any([*rows.left_out.values()], axis=0)
         columns = {name: values[keep] for name, values in rows.columns.items()}
         work = OPERATORS[operator].work(columns, self.gpu)
@@ -81,12 +90,11 @@ class Profile:
         if too_fast.sum() > FEW * len(too_fast):
             raise TableError(
                 f"{path}: {int(too_fast.sum()):,} of {len(too_fast):,} rows of {operator} are faster than "
-                f"the peak of {self.gpu.title}; was it measured on another GPU (--gpu), or are its times in "
-                "another unit?"
+                f"the peak of {self.gpu.title}: wrong GPU (--gpu) or unit of time"
             )
 
     def leave_out(self, path: Path, reason: str, count: int | None = None) -> None:
-        """Say why a file, or so many of its rows, became no rows."""
+        """Record why a file, or ``count`` of its rows, is left out."""
         about = self._about(path)
         if count is None:
             about["ignored"] = reason
@@ -107,10 +115,10 @@ class Profile:
         format: Format = "parquet",
         overwrite: bool = False,
     ) -> Path:
-        """Write ``<output>/<gpu>/<program>/``, whole or not at all; without output into the user's folder."""
+        """Write ``<output>/<gpu>/<program>/`` atomically (default output: the user's folder)."""
         if not self.rows:
             why = "; ".join(f"{name}: {about.get('ignored', 'no row')}" for name, about in self.files.items())
-            raise TableError(f"{self.root} holds no row to import: {why or 'no file of a profile'}")
+            raise TableError(f"{self.root} has no row to import: {why or 'no profile file'}")
         columns = {
             operator: sort_rows(operator, {n: np.concatenate([p[n] for p in parts]) for n in parts[0]})
             for operator, parts in self.rows.items()
@@ -125,10 +133,10 @@ class Profile:
             if not keep.any():
                 del columns[operator]
         if not columns:
-            raise TableError(f"{self.root} holds no row that a table can start from: {NO_PLAIN_ROWS}")
+            raise TableError(f"{self.root} has no usable row: {NO_PLAIN_ROWS}")
         about = {
             "gpu": self.gpu.name,
-            "rank": FOREIGN_RANK,
+            "rank": EXTERNAL_RANK,
             "name": self.program,
             "program": self.program,
             **provenance,
@@ -141,7 +149,7 @@ class Profile:
 
 
 def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> Bools:
-    """Rows of those kernels that have one that a table can start from."""
+    """Rows of kernels with at least one plain row."""
     schema = OPERATORS[operator]
     codes = np.zeros(len(columns["latency_us"]), np.int64)
     for key in schema.keys:
@@ -154,7 +162,7 @@ def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> 
 
 
 def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[str, Floats]:
-    """Times of a CSV file, of those columns that it has."""
+    """Times of a CSV file in us, of the columns that it has."""
     try:
         table = pacsv.read_csv(
             path,
@@ -185,8 +193,8 @@ def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[s
     return times
 
 
-def words(path: Path, column: str, cells: Array, meanings: Mapping[str, bool]) -> Bools:
-    """Cells of two words as booleans."""
+def booleans(path: Path, column: str, cells: Array, meanings: Mapping[str, bool]) -> Bools:
+    """Text cells as booleans."""
     unknown = sorted(set(cells) - set(meanings))
     if unknown:
         raise TableError(f"{path}, column {column}: found {unknown[0]!r}, need {' or '.join(meanings)}")
@@ -200,30 +208,30 @@ def _constant(word: Any, rows: int) -> Array:
     return np.full(rows, word, object if isinstance(word, str) else np.int64)
 
 
-def gemm_rows(m: Array, n: Any, k: Any, latency_us: Floats, dtype: str) -> ForeignRows:
-    """GEMMs by their sizes on one GPU; a size below 1 means that the layer cannot be split so."""
+def gemm_rows(m: Array, n: Any, k: Any, latency_us: Floats, dtype: str) -> ExternalRows:
+    """GEMMs by their sizes on one GPU; sizes below 1 are layers that cannot be split."""
     count = len(latency_us)
     n, k = (np.broadcast_to(np.asarray(size, np.int64), count).copy() for size in (n, k))
     out = {"fewer heads or columns than GPUs": (n < 1) | (k < 1)}
     columns = {"m": m, "n": n, "k": k, "dtype": _constant(dtype, count), "kernel": _constant("linear", count)}
-    return ForeignRows({**columns, "latency_us": latency_us}, out)
+    return ExternalRows({**columns, "latency_us": latency_us}, out)
 
 
-def streaming_rows(kind: str, m: Array, width: Any, passes: int, latency_us: Floats) -> ForeignRows:
-    """Elementwise kernels that move so many times ``m`` rows of ``width`` elements of two bytes."""
+def streaming_rows(kind: str, m: Array, width: Any, passes: int, latency_us: Floats) -> ExternalRows:
+    """Elementwise kernels that move ``passes`` times ``m`` rows of ``width`` two-byte elements."""
     count = len(latency_us)
     width = np.broadcast_to(np.asarray(width, np.int64), count).copy()
     io_bytes = passes * ACTIVATION_BYTES * m * width
     columns = {"kind": _constant(kind, count), "m": m, "width": width, "io_bytes": io_bytes}
     out = {"fewer heads or columns than GPUs": width < 1}
-    return ForeignRows({**columns, "latency_us": latency_us, "kernel": _constant(kind, count)}, out)
+    return ExternalRows({**columns, "latency_us": latency_us, "kernel": _constant(kind, count)}, out)
 
 
-def silu_rows(m: Array, intermediate: Any, latency_us: Floats) -> ForeignRows:
+def silu_rows(m: Array, intermediate: Any, latency_us: Floats) -> ExternalRows:
     """Activation of a gated MLP: two halves in, one out."""
     return streaming_rows("silu_and_mul", m, intermediate, 3, latency_us)
 
 
-def rope_rows(m: Array, heads_width: Any, latency_us: Floats) -> ForeignRows:
+def rope_rows(m: Array, heads_width: Any, latency_us: Floats) -> ExternalRows:
     """Rotary embedding of queries and keys, in place."""
     return streaming_rows("rope", m, heads_width, 2, latency_us)

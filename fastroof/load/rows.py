@@ -1,4 +1,4 @@
-"""Read the columns of one CSV or Parquet file, and refuse what no measurement can have produced."""
+"""Read columns of one CSV or Parquet file, and reject invalid values."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fastroof.file_access import is_file, read_bytes
 from fastroof.operators.operator import Operator
 
 ENDINGS = (".parquet", ".csv")
-"""Endings of the files that :func:`read_columns` reads."""
+"""Suffixes of files that :func:`read_columns` reads."""
 
 _PARQUET_MAGIC = b"PAR1"
 _EXACT_INT = 2.0**53
 MOST_INT: Final = 2**40 - 1
-"""Largest value of an int column, a terabyte of bytes: at 2^40 tables that are packed end."""
+"""Largest value of an int column; packed tables end at 2^40."""
 
 
 def read_columns(
@@ -48,7 +48,7 @@ def read_columns(
 
 
 def _content(path: Path, label: str, sha256: str) -> bytes:
-    """All bytes of a file, which are those that were hashed when it was written."""
+    """All bytes of a file, checked against its hash."""
     if not is_file(path):
         raise TableError(f"{label}: no such file")
     if path.suffix not in ENDINGS:
@@ -62,15 +62,15 @@ def _content(path: Path, label: str, sha256: str) -> bytes:
     found = hashlib.sha256(content).hexdigest() if sha256 else sha256
     if found != sha256:
         raise TableError(
-            f"{label}: its SHA-256 is {found:.12}.., but provenance.toml beside it has {sha256:.12}..: "
-            f"the file was damaged or changed after it was written; copy it again, or drop "
+            f"{label}: SHA-256 {found:.12}.. differs from {sha256:.12}.. in provenance.toml: the file was "
+            f"damaged or changed after it was written; copy it again, or remove "
             f'[files."{path.name}"] there if it was changed on purpose'
         )
     return content
 
 
 class _Reader:
-    """One file: what it is called in errors, and how its cells become arrays."""
+    """One file: its name in errors, and the conversion of its cells to arrays."""
 
     def __init__(self, path: Path, label: str, names: tuple[str, ...] | None, content: bytes) -> None:
         self.path = path
@@ -82,8 +82,8 @@ class _Reader:
         table = (self._csv if self.path.suffix == ".csv" else self._parquet)(columns, optional)
         if table.num_rows == 0:
             raise self._no_rows()
-        wanted = [c for c in (*columns, *optional) if c.name in table.column_names]
-        return {c.name: self._array(c, table.column(c.name).combine_chunks()) for c in wanted}
+        present = [c for c in (*columns, *optional) if c.name in table.column_names]
+        return {c.name: self._array(c, table.column(c.name).combine_chunks()) for c in present}
 
     # -- files to Arrow ------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class _Reader:
     def _positions(
         self, header: Sequence[str], columns: Sequence[Column], optional: Sequence[Column]
     ) -> dict[str, int]:
-        """Return where each wanted column lies; refuse a missing or repeated one."""
+        """Position of each column; missing or repeated ones are errors."""
         missing = [c.name for c in columns if c.name not in header]
         if missing:
             have = ", ".join(header) or "none"
@@ -102,7 +102,7 @@ class _Reader:
         for column in (*columns, *optional):
             count = header.count(column.name)
             if count > 1:
-                raise TableError(f"{self.label}: column {column.name} is there {count} times; keep one")
+                raise TableError(f"{self.label}: column {column.name} occurs {count} times; keep one")
             if count:
                 positions[column.name] = header.index(column.name)
         return positions
@@ -110,7 +110,7 @@ class _Reader:
     def _csv(self, columns: Sequence[Column], optional: Sequence[Column]) -> pa.Table:
         header, skip = self._header()
         positions = self._positions(header, columns, optional)
-        # Cells are read as text, so that a wrong one can be shown as it stands in the file.
+        # read cells as text, so that errors can quote them
         labels = [str(i) for i in range(len(header))]
         picked = [str(i) for i in positions.values()]
         try:
@@ -131,7 +131,7 @@ class _Reader:
         return table.rename_columns(list(positions))
 
     def _header(self) -> tuple[list[str], int]:
-        """Return the column names and how many lines come before the first row."""
+        """Column names, and the number of lines before the first row."""
         if self.names is not None:
             return list(self.names), 0
         try:
@@ -155,14 +155,14 @@ class _Reader:
             if len(cells) != width:
                 raise TableError(
                     f"{self.label}, row {number} (line {lines.line_num}): "
-                    f"found {len(cells)} cells, need {width}, one a column"
+                    f"found {len(cells)} cells, need {width}"
                 )
 
     def _parquet(self, columns: Sequence[Column], optional: Sequence[Column]) -> pa.Table:
         if not self.content.startswith(_PARQUET_MAGIC):
-            raise TableError(f"{self.label}: not a Parquet file; need one, or a .csv ending for a CSV file")
+            raise TableError(f"{self.label}: not a Parquet file; use the suffix .csv for a CSV file")
         if not self.content.endswith(_PARQUET_MAGIC):
-            raise TableError(f"{self.label}: the Parquet file is cut short; copy or download it again")
+            raise TableError(f"{self.label}: the Parquet file is truncated; copy or download it again")
         try:
             file = open_parquet(self.content)
             names = file.schema_arrow.names
@@ -234,7 +234,7 @@ class _Reader:
     # -- refusals ------------------------------------------------------------------------------
 
     def _refuse(self, column: Column, cells: pa.Array, wrong: Bools) -> NoReturn:
-        """Raise for the first wrong cell."""
+        """Raise TableError for the first invalid cell."""
         row = int(np.argmax(wrong))
         cell = cells[row].as_py()
         given = "nothing" if cell is None or cell == "" else repr(cell)
@@ -244,7 +244,7 @@ class _Reader:
         )
 
     def _line_of(self, row: int) -> str:
-        """Return where a row lies in a CSV file: empty lines are no rows."""
+        """Line number of a row in a CSV file, where empty lines are no rows."""
         if self.path.suffix != ".csv":
             return ""
         lines = csv.reader(self._lines())
@@ -257,7 +257,7 @@ class _Reader:
 
 
 def beyond_limits(column: Column, values: Array) -> Bools:
-    """Which values of a float column lie outside the limits that it has."""
+    """Values of a float column outside its limits."""
     least, most = column.within or (-np.inf, np.inf)
     outside: Bools = ~((least <= values) & (values <= most))
     return outside
@@ -272,7 +272,7 @@ def _is_number(cell: Any) -> bool:
 
 
 def need(column: Column) -> str:
-    """What a value of a column must be, in words."""
+    """Description of a column's valid values."""
     unit = f" in {column.unit}" if column.unit else ""
     if column.kind == "text":
         return f"text ({column.meaning})"
@@ -288,13 +288,13 @@ _FLAT_TYPES: Final = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): 
 
 
 def _flat(cells: pa.Array) -> Array:
-    """Return numbers without nulls as NumPy's, by their buffer."""
+    """NumPy view of Arrow numbers without nulls."""
     dtype = np.dtype(_FLAT_TYPES[cells.type])
     return np.frombuffer(cells.buffers()[1], dtype, len(cells), cells.offset * dtype.itemsize)
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a table's file; of Parquet without reading them."""
+    """Number of rows of a table's file, without reading them from Parquet."""
     try:
         if path.suffix == ".parquet":
             with open_parquet(path) as file:
@@ -305,8 +305,8 @@ def count_rows(path: Path) -> int:
 
 
 def word_codes(words: Array) -> Longs:
-    """Number the words of a column in alphabetical order: equal numbers for equal words."""
-    # ten times as fast as sorting all of them, as np.unique does: a column has few different words
+    """Codes of a text column in alphabetical order."""
+    # ten times as fast as np.unique, since a column has few distinct values
     listed = words.tolist()
     if not listed or listed.count(listed[0]) == len(listed):
         return np.zeros(len(listed), np.int64)
@@ -317,14 +317,14 @@ def word_codes(words: Array) -> Longs:
 _AT_MOST: Final = (
     ("q_len", "kv_len", "kv_len counts the prefix and the new tokens"),
     ("topk", "num_experts", "a token goes to different experts"),
-    ("num_experts", "num_slots", "every expert has a place"),
-    ("num_nodes", "num_gpus", "a node has one at least"),
+    ("num_experts", "num_slots", "every expert has a slot"),
+    ("num_nodes", "num_gpus", "every node has a GPU"),
 )
-"""Sizes, which others they are at most, and why."""
+"""Sizes, their upper bounds, and the reason."""
 
 
 class ImpossibleSizes(NamedTuple):
-    """Rows that one rule refuses."""
+    """Rows that one rule rejects."""
 
     rows: Bools
     size: str
@@ -333,7 +333,7 @@ class ImpossibleSizes(NamedTuple):
 
 
 def impossible_sizes(operator: Operator, columns: Mapping[str, Array]) -> Iterator[ImpossibleSizes]:
-    """Find rows of sizes that no call can have, but for those that one column alone tells."""
+    """Yield rows with inconsistent sizes in two columns."""
     names = {column.name for column in (*operator.keys, *operator.axes)}
     for size, largest, why in _AT_MOST:
         if names.issuperset((size, largest)):

@@ -1,8 +1,7 @@
-"""What ships of aiconfigurator-core's tables; ``python -m fastroof.load.shipped`` converts it again.
+"""Shipped tables of aiconfigurator-core; ``python -m fastroof.load.shipped`` converts them again.
 
-Which GPUs and engines ship is a choice of size, within 15 MB of Parquet: H100 and H200 with all three
-engines, B200 and GB200 with those that most published measurements were made of. Everything else of the
-package comes with the extra ``tables``.
+The choice keeps within 15 MB of Parquet: H100 and H200 with all three engines, B200 and GB200 with the
+engines of most published measurements. The rest of the package comes with the extra ``tables``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from fastroof.load.package_rows import PACKAGE_FILES
 
 
 class ShippedSource(NamedTuple):
-    """One source that ships."""
+    """One shipped source."""
 
     system: str
     backend: str
@@ -36,21 +35,21 @@ SHIPPED: Final = (
     ShippedSource("b200_sxm", "trtllm", "1.3.0rc20", 110),
     ShippedSource("gb200", "trtllm", "1.3.0rc20", 110),
 )
-"""Every source that ships, in the order of their GPUs."""
+"""All shipped sources, by GPU."""
 
 
 LEFT_OUT: Final = (
     "csa_prefill", "csa_decode", "hca_prefill", "hca_decode", "msa_prefill", "msa_decode", "sparse_part",
 )  # fmt: skip
-"""Operators that do not ship: the attention of DeepSeek-V4 and MiniMax-M3 is not within the size."""
+"""Operators that do not ship, for size: attention of DeepSeek-V4 and MiniMax-M3."""
 
 
 def convert_shipped(
     bench_data: Path, root: Path | None = None, systems: Collection[str] | None = None
 ) -> list[Path]:
-    """Convert the sources that ship, over what is there."""
+    """Convert the shipped sources, replacing existing ones."""
     files = dict.fromkeys(file.file for operator, file in PACKAGE_FILES if operator not in LEFT_OUT)
-    wanted = [source for source in SHIPPED if systems is None or source.system in systems]
+    sources = [source for source in SHIPPED if systems is None or source.system in systems]
     return [
         convert_aiconfigurator(
             source.system,
@@ -62,7 +61,7 @@ def convert_shipped(
             files=list(files),
             rank=source.rank,
         )
-        for source in wanted
+        for source in sources
     ]
 
 

@@ -1,17 +1,16 @@
-"""Isolated spikes: rows that take several times as long as both neighbours, which no sibling shares.
+"""Isolated spikes: rows several times slower than both neighbours, without similar siblings.
 
-A point of a table is a spike where all of this holds along one axis of its operator:
+A point of a table is a spike if all of this holds along one axis of its operator:
 
-* it takes at least :data:`LEAST_RATIO` times as long as the slower of its two neighbours. The first point of
-  a line has one neighbour, with more work, and that is enough: less work of one kernel does not take three
-  times as long. The last point has none with more work, so nothing can be told: such growth may be real;
-* none of its siblings takes :data:`SHARED_RATIO` times as long as its own neighbours. A sibling has the same
-  size along the axis, and the next smaller or larger value of one other column. A tile's edge, a slow path or
-  another kernel shows in siblings too;
-* at least :data:`FEWEST_SIBLINGS` siblings are known.
+  * it takes at least :data:`LEAST_RATIO` times as long as the slower of its two neighbours. For the first
+  point of a line, the neighbour with more work is enough, since less work of one kernel does not take three
+  times as long. The last point is never a spike: its growth may be real; * none of its siblings takes
+  :data:`SHARED_RATIO` times as long as its own neighbours. A sibling has the same size along the axis, and
+  the next smaller or larger value of one other column. A tile's edge, a slow path or another kernel shows in
+  siblings too; * at least :data:`FEWEST_SIBLINGS` siblings are known.
 
-The rows stay in the table, and :class:`fastroof.Tables` serves their points from the others. How often the
-rule is wrong, and how far off the answers are, is in bench_data/README.md.
+The rows stay in the table, and :class:`fastroof.Tables` interpolates their points. bench_data/README.md has
+the error rate of the rule and the error of these points.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 
 LEAST_RATIO: Final = 3.0
-"""A spike's latency over that of its slower neighbour, at least."""
+"""Least ratio of a spike to its slower neighbour."""
 
 SHARED_RATIO: Final = 1.5
-"""A sibling with this ratio shares what the row shows."""
+"""Least ratio of a sibling that shares the effect."""
 
 FEWEST_SIBLINGS: Final = 3
-"""With fewer siblings there is no telling whether they share it."""
+"""Fewest siblings needed to judge a point."""
 
 MOST_CODES: Final = 2**62
 
@@ -52,12 +51,12 @@ class Spikes(NamedTuple):
 
     @property
     def every_row(self) -> Bools:
-        """Which rows of the table are spikes."""
+        """Mask of the table's rows that are spikes."""
         return self.of_row >= 0
 
 
 class _Lines(NamedTuple):
-    """Points along one axis: their order, their neighbours (-1 for none), and their ratios to these."""
+    """Neighbours of points along one axis (-1 for none), and their ratios to the slower one."""
 
     before: Longs
     after: Longs
@@ -124,9 +123,9 @@ def find_spikes(
 
 
 def _ranks(values: Array) -> Longs:
-    """Number the values of a column in their order."""
+    """Ranks of a column's values."""
     if values.dtype.kind == "i" and len(values) and 0 <= values.min() <= values.max() < 16 * len(values):
-        # a table of what there is takes a fifth of the time of sorting 107,188 sizes
+        # a lookup table takes a fifth of the time of sorting 107,188 sizes
         is_there = np.zeros(int(values.max()) + 1, np.bool_)
         is_there[values] = True
         return (np.cumsum(is_there) - 1)[values]
@@ -134,7 +133,7 @@ def _ranks(values: Array) -> Longs:
 
 
 def _joined(columns: Iterable[Longs], most: int = MOST_CODES) -> tuple[Longs, int]:
-    """One code for the values of several columns, in the order of the first, then the next; and how many."""
+    """Lexicographic code of several columns, and the number of codes."""
     codes, count = np.zeros(1, np.int64), 1
     for column in columns:
         width = int(column.max(initial=0)) + 1
@@ -149,7 +148,7 @@ def _joined(columns: Iterable[Longs], most: int = MOST_CODES) -> tuple[Longs, in
 
 
 def _medians(latency_us: Floats, order: Longs, starts: Longs) -> Floats:
-    """Latency of each point, whose rows stand together in an order."""
+    """Median latency of each point, whose rows are contiguous in ``order``."""
     ordered = latency_us[order]
     if len(starts) == len(ordered):
         return ordered
@@ -160,7 +159,7 @@ def _medians(latency_us: Floats, order: Longs, starts: Longs) -> Floats:
 
 
 def _lines(others: Sequence[Longs], sizes: Longs, latency_us: Floats) -> _Lines:
-    """Neighbours of each point along the axis with these sizes, at equal values of the others."""
+    """Neighbours of each point along an axis, at equal values of the others."""
     width = int(sizes.max(initial=0)) + 1
     line, _ = _joined([np.zeros_like(sizes), *others], MOST_CODES // width)
     order = np.argsort(line * width + sizes, kind="stable")
@@ -178,7 +177,7 @@ def _lines(others: Sequence[Longs], sizes: Longs, latency_us: Floats) -> _Lines:
 
 
 class _Kernels:
-    """Where the points of neighbouring kernels lie: those that differ in one key by one value."""
+    """Points of neighbouring kernels, which differ in one key by one value."""
 
     def __init__(self, keys: Sequence[tuple[Any, ...]], cells: Longs, places: int) -> None:
         self.keys = keys
@@ -187,7 +186,7 @@ class _Kernels:
 
     @lazy_property
     def neighbours(self) -> list[Longs]:
-        """For each kernel the one before and the one after along each key; -1 for none."""
+        """Kernel before and after each kernel along each key; -1 for none."""
         columns = [_ranks(np.array(column)) for column in zip(*self.keys, strict=True)]
         ones = np.ones(len(self.keys))
         found = []
@@ -200,7 +199,7 @@ class _Kernels:
         """Points at the same sizes of neighbouring kernels; -1 for none."""
         found = []
         for neighbours in self.neighbours:
-            wanted = neighbours[kernel] * self.places + place
-            at = np.minimum(np.searchsorted(self.cells, wanted), len(self.cells) - 1)
-            found.append(np.where((wanted >= 0) & (self.cells[at] == wanted), at, -1))
+            cells = neighbours[kernel] * self.places + place
+            at = np.minimum(np.searchsorted(self.cells, cells), len(self.cells) - 1)
+            found.append(np.where((cells >= 0) & (self.cells[at] == cells), at, -1))
         return found

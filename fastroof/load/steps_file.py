@@ -1,9 +1,8 @@
-"""steps.csv: whole steps measured as one CUDA graph, a row each; ``kernels-bench steps`` writes it.
+"""steps.csv: steps measured as one CUDA graph, one per row, written by ``kernels-bench steps``.
 
-The columns are :data:`fastroof.columns.MEASURED_STEP_COLUMNS`. A batch is text: runs of equal numbers in
-the order of the requests, ``value`` or ``valuexcount``, joined by ``;``. ``4095x32;0`` is 32 requests at
-4095 and one at 0. ``new_tokens`` and ``context_len`` have one number a request each; their runs need not
-match.
+Columns: :data:`fastroof.columns.MEASURED_STEP_COLUMNS`. A batch is text: runs of equal numbers in the order
+of the requests, ``value`` or ``valuexcount``, joined by ``;``. ``4095x32;0`` is 32 requests at 4095 and one
+at 0. ``new_tokens`` and ``context_len`` have one number per request; their runs need not match.
 """
 
 from __future__ import annotations
@@ -22,45 +21,45 @@ from fastroof.errors import TableError
 
 STEPS_FILE: Final = "steps.csv"
 PHASES: Final = ("decode", "prefill", "mixed", "unequal")
-"""Equal decodes; one prefill chunk; decodes beside a chunk; sequences whose lengths differ."""
+"""Equal decodes; one prefill chunk; decodes with a chunk; sequences of different lengths."""
 
 MAX_REQUESTS: Final = 2**20
-"""More requests in one step are a slip of the pen, and would fill the memory."""
+"""Maximum number of requests in one step; more is a typing error and would fill the memory."""
 
 _RUN: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:x([1-9][0-9]{0,6}))?")
 _FROM_TEXT: Final = {"int": int, "float": float, "text": str}
 
 
 def format_runs(values: Iterable[int]) -> str:
-    """Write one number a request as runs."""
+    """Format one number per request as runs."""
     runs = [(int(value), len(list(same))) for value, same in groupby(values)]
     if not runs or min(value for value, _ in runs) < 0:
-        raise TableError(f"a batch has at least one request and no negative sizes, got {runs}")
+        raise TableError(f"a batch needs at least one request and no negative sizes, got {runs}")
     return ";".join(f"{value}x{count}" if count > 1 else f"{value}" for value, count in runs)
 
 
 def parse_runs(text: str) -> list[int]:
-    """Read what :func:`format_runs` wrote."""
+    """Parse the output of :func:`format_runs`."""
     values: list[int] = []
     for run in text.split(";"):
         match = _RUN.fullmatch(run)
         count = int(match[2] or 1) if match else 0
         if match is None or len(values) + count > MAX_REQUESTS:
             raise TableError(
-                f"{shown(run)} of {shown(text)} is no run of a batch such as 4095x32, "
-                f"or makes more than {MAX_REQUESTS:,} requests"
+                f"{shown(run)} of {shown(text)} is not a run such as 4095x32, "
+                f"or exceeds {MAX_REQUESTS:,} requests"
             )
         values += [int(match[1])] * count
     return values
 
 
 def whole_lines(content: bytes) -> bytes:
-    """Leave out a last line without its newline, which a kill leaves behind."""
+    """Drop a last line without a newline, left by a killed process."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def read_step_rows(path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS) -> list[dict[str, Any]]:
-    """Read some columns of a steps.csv."""
+    """Read columns of a steps.csv."""
     try:
         text = whole_lines(path.read_bytes()).decode("utf-8")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))

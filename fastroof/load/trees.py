@@ -1,12 +1,12 @@
-"""Read published trees of kernel tables as they are: InferSim's, roofline V2's, and their kin.
+"""Read published trees of kernel tables: InferSim's, roofline V2's and similar ones.
 
-Two orders of folders are in use, and both are read::
+Two orders of folders are supported::
 
     gemm/<gpu>/data.csv   mha/<phase>/<gpu>/<heads>.csv   grouped_gemm/<phase>/<gpu>/data.csv
     <gpu>/gemm/data.csv   <gpu>/mha/<phase>/<heads>.csv   <gpu>/grouped_gemm/<phase>/data.csv
 
-``<heads>`` is ``<nh>-<nkv>-<dh>``, or ``<nh>-<nkv>-<dh>-tp<T>`` for rows that one GPU of T measured.
-A file's latency is taken, its ``mfu`` column only checked (:mod:`fastroof.load.trees`).
+``<heads>`` is ``<nh>-<nkv>-<dh>``, or ``<nh>-<nkv>-<dh>-tp<T>`` for rows of one GPU of T. Only a file's
+latency is used; its ``mfu`` column is checked.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from fastroof.operators.operator import RowWork
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
-tree_peaks_Columns = Mapping[str, Array]
-
 RELATIVE_SLACK = 0.01
-"""Latencies are rounded too, and peaks are quoted as 989 or 989.5: off by less is agreement."""
+"""Relative tolerance of an mfu, for rounded latencies and peaks quoted as 989 or 989.5."""
 ROUNDED_AWAY = 0.02
-"""A row whose mfu is rounded by more than this, relative, tells little of the peak."""
+"""Relative rounding of an mfu above which a row does not show the peak."""
 ENOUGH_ROWS = 0.75
-"""Share of rows that a peak must reproduce to be named."""
+"""Share of rows that a peak must reproduce."""
 MOST_DECIMALS = 9
 
 
 @dataclass(frozen=True)
 class PeakFit:
-    """The peak a file used and which of its rows contradict it."""
+    """Peak that a file used, and rows that contradict it."""
 
     finding: PeakFinding
     units: str | None
@@ -63,7 +61,7 @@ class _Candidate:
 
 
 def rounding_unit(values: Array) -> float:
-    """Return the step a column was rounded to: 0.001 for 3 decimals."""
+    """Step to which a column was rounded: 0.001 for 3 decimals."""
     # larger floats have no decimals, and rounding them overflows
     values = np.where(np.abs(values) < 2.0**52, values, 0.0)
     for decimals in range(MOST_DECIMALS):
@@ -73,7 +71,7 @@ def rounding_unit(values: Array) -> float:
 
 
 def fit_peak(
-    operator: str, columns: tree_peaks_Columns, gpu: GpuSpec, file: str, own_dtype: str | None
+    operator: str, columns: Mapping[str, Array], gpu: GpuSpec, file: str, own_dtype: str | None
 ) -> PeakFit | None:
     """Find the peak and FLOP convention behind a file's mfu column."""
     mfu = columns.get("mfu")
@@ -93,7 +91,7 @@ def fit_peak(
     def implied_peak(work: Floats) -> float:
         if sharp.any():
             return float(np.median(work[sharp] / (seconds[sharp] * mfu[sharp])))
-        # Rounding errors cancel in a sum; the rows that read 0.0 belong to it.
+        # rounding errors cancel in a sum, which includes rows of 0.0
         return float((work / seconds).sum() / mfu.sum())
 
     best: _Candidate | None = None
@@ -102,10 +100,10 @@ def fit_peak(
         if best is not None and best.gpu == gpu.name and not fewest_off:
             break
         off = int(contradicts(candidate.flops, candidate.peak_flops_per_s).sum())
-        # 148 TFLOP/s and S^2 / 2 are within a percent of 165 and S^2 / 1.8: of two other cards the nearer
+        # 148 TFLOP/s with S^2 / 2 is within 1 % of 165 with S^2 / 1.8: of two other GPUs the nearer one
         distance = abs(implied_peak(candidate.flops) / candidate.peak_flops_per_s - 1.0)
-        is_other_card = best is not None and best.gpu != gpu.name
-        if off < fewest_off or (off == fewest_off and is_other_card and distance < nearest):
+        is_other_gpu = best is not None and best.gpu != gpu.name
+        if off < fewest_off or (off == fewest_off and is_other_gpu and distance < nearest):
             best, fewest_off, nearest = candidate, off, distance
     convention, work = (best.convention, best.flops) if best else next(iter(conventions.items()))
     peak = implied_peak(work)
@@ -126,7 +124,7 @@ def fit_peak(
 
 
 def _candidates(conventions: dict[str, Floats], gpu: GpuSpec, own_units: str | None) -> Iterator[_Candidate]:
-    """Yield candidates, the card's own first: of several of these that fit equally the first is taken."""
+    """Yield candidate peaks, the GPU's own first."""
     own = sorted(gpu.peak_flops_per_s.items(), key=lambda item: (item[0] != own_units, item[1], item[0]))
     for convention, work in conventions.items():
         for units, peak in own:
@@ -149,41 +147,41 @@ def _label(best: _Candidate | None, gpu: GpuSpec, peak_flops_per_s: float) -> st
 Columns = dict[str, Array]
 
 FEWEST_DRAWN: Final = 0.7
-"""Tokens that the scripts of grouped GEMMs draw at least, as a share of those asked for."""
+"""Least share of the given tokens that the scripts of grouped GEMMs draw."""
 PHASES: Final = ("prefill", "decode")
 UNREAD_KINDS: Final = {
-    "dsa": "sparse attention (DSA) is no operator of fastroof yet",
-    "gdn": "linear attention (GDN) is no operator of fastroof yet",
+    "dsa": "sparse attention (DSA) is not supported in trees",
+    "gdn": "linear attention (GDN) is not supported in trees",
 }
 _OPERATORS: Final = {
     (file.kind, file.phase): (o.name, file) for o in OPERATORS.values() for file in o.tree_files
 }
-"""Operator and layout of each kind of file, by its folders."""
+"""Operator and layout of each kind of file, by folders."""
 
 
 @dataclass(frozen=True)
 class _TreeFile:
     path: Path
     name: str
-    """Relative to the root, with forward slashes."""
+    """Path relative to the root, with forward slashes."""
     folder: str
-    """The GPU's folder, as it is spelled."""
+    """Name of the GPU's folder."""
     kind: str
     phase: str
 
 
 def is_tree(root: Path) -> bool:
-    """Say whether a folder is such a tree, or holds one as ``bench_data``."""
+    """Whether a folder is such a tree, or contains one as ``bench_data``."""
     return bool(_tree_files(_tree_root(Path(root))))
 
 
 def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
-    """Load every table of one GPU from a published tree."""
+    """Load all tables of one GPU from a tree."""
     root = _tree_root(Path(root))
     files = _tree_files(root)
     if not files:
         raise TableError(
-            f"{root}: no tree of kernel tables; need gemm/<gpu>/data.csv, "
+            f"{root} is not a tree of kernel tables; need gemm/<gpu>/data.csv, "
             "mha/<phase>/<gpu>/<nh>-<nkv>-<dh>.csv or the same below <gpu>/"
         )
     spec, chosen = _of_one_gpu(root, files, gpu)
@@ -230,7 +228,7 @@ def _tree_root(root: Path) -> Path:
 
 
 def _tree_files(root: Path) -> list[_TreeFile]:
-    """List the files of all GPUs in both orders of folders, sorted by name."""
+    """Files of all GPUs in both orders of folders, sorted by name."""
     files = []
     unread = [(kind, phase) for kind in UNREAD_KINDS for phase in PHASES]
     for kind, phase in (*_OPERATORS, *unread):
@@ -250,7 +248,7 @@ def _of_one_gpu(root: Path, files: list[_TreeFile], gpu: str | None) -> tuple[Gp
         by_gpu[_canonical(file.folder)].append(file)
     have = ", ".join(sorted(by_gpu))
     if gpu is None and len(by_gpu) > 1:
-        raise TableError(f"{root} holds tables of {have}: say which with gpu=")
+        raise TableError(f"{root} has tables of several GPUs ({have}): choose one with gpu=")
     name = next(iter(by_gpu)) if gpu is None else _canonical(gpu)
     if name not in by_gpu:
         raise TableError(f"{root} has no tables of gpu {gpu!r}; it has {have}")
@@ -265,7 +263,7 @@ def _canonical(name: str) -> str:
 
 
 def _source_name(root: Path, gpu: GpuSpec) -> str:
-    """Name the source after the root folder, less what every root folder is called."""
+    """Name of the source: the root folder without common parts."""
     root = resolved(root)
     folder = root.parent.name if root.name == "bench_data" else root.name
     name = folder.lower().removesuffix("_bench_data").removeprefix(f"{gpu.name}_")
@@ -276,7 +274,7 @@ def _source_name(root: Path, gpu: GpuSpec) -> str:
 
 
 def _heads(file: _TreeFile) -> tuple[int, int, int] | str:
-    """Return the three numbers of an attention file's name, on one GPU; or why it has none."""
+    """The three numbers in an attention file's name on one GPU, or the reason why it has none."""
     if not _OPERATORS[file.kind, file.phase][1].named_by_heads:
         return (0, 0, 0)
     match = re.fullmatch(r"([1-9]\d*)-([1-9]\d*)-([1-9]\d*)(?:-tp([1-9]\d*))?", file.path.stem)
@@ -323,13 +321,13 @@ def _read_file(
 
 
 def _possible_rows(operator: str, columns: Columns, gpu: GpuSpec) -> tuple[Columns, str]:
-    """Leave out rows that ran fewer tokens than they name, and say so; what no draw explains stays."""
+    """Drop rows that ran fewer tokens than given, with a note; rows that no draw explains stay."""
     mfu = _mfu(OPERATORS[operator].work(columns, gpu), columns)
     possible = (mfu <= 1.0) | (mfu > 1.0 / FEWEST_DRAWN)
     if possible.all():
         return columns, ""
-    words = f"{(~possible).sum()} of {len(possible)} rows: faster than the peak for the tokens they name"
-    return {name: column[possible] for name, column in columns.items()}, words
+    note = f"{(~possible).sum()} of {len(possible)} rows: faster than the peak for the tokens they name"
+    return {name: column[possible] for name, column in columns.items()}, note
 
 
 def _mfu(work: RowWork, columns: Columns) -> Floats:
@@ -337,7 +335,7 @@ def _mfu(work: RowWork, columns: Columns) -> Floats:
 
 
 def _lacks_header(path: Path) -> bool:
-    """Say whether the first line already is a row: a header has no cell that is a number."""
+    """Whether the first line is a row: a header has no numeric cell."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = next(csv.reader(file), [])
@@ -347,17 +345,19 @@ def _lacks_header(path: Path) -> bool:
 
 
 def _fit_dtype(file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec) -> PeakFit | None:
-    """Fit the peak; a file without a dtype column gets the dtype that its peak means."""
+    """Fit the peak; a file without a dtype column gets the dtype of its peak."""
     if "dtype" in columns:
         _check_dtype(file, "dtype", columns["dtype"], compute_only=False)
         dtypes = np.unique(columns["dtype"])
         return fit_peak(operator, columns, gpu, file.name, str(dtypes[0])) if len(dtypes) == 1 else None
     fit = fit_peak(operator, columns, gpu, file.name, None)
     if fit is None or fit.units is None:
-        mfu_words = "no mfu column either" if fit is None else f"an mfu column divided by {fit.finding.label}"
+        mfu_column = (
+            "no mfu column either" if fit is None else f"an mfu column divided by {fit.finding.label}"
+        )
         peaks = ", ".join(f"{units} {p / TFLOP:.4g}" for units, p in sorted(gpu.peak_flops_per_s.items()))
         raise TableError(
-            f"{file.name}: no dtype column, and {mfu_words}: what the kernels ran in is unknown; "
+            f"{file.name}: no dtype column, and {mfu_column}: the dtype is unknown; "
             f"add a dtype column, or an mfu column of one of the peaks of {gpu.name} ({peaks} TFLOP/s)"
         )
     columns["dtype"] = _repeat(fit.units, len(columns["latency_us"]))
@@ -365,7 +365,7 @@ def _fit_dtype(file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec) -
 
 
 def _check_dtype(file: _TreeFile, column: str, words: Array, compute_only: bool) -> None:
-    """Refuse an unknown dtype, and for attention one that does not compute in bf16."""
+    """Reject an unknown dtype, and for attention one that does not compute in bf16."""
     known = ("bf16", "fp16") if compute_only else tuple(PEAK_DTYPE)
     wrong = ~np.isin(words.astype(str), known)
     if wrong.any():
@@ -378,14 +378,14 @@ def _check_dtype(file: _TreeFile, column: str, words: Array, compute_only: bool)
 def _check_mfu(
     file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec, finding: PeakFinding | None
 ) -> None:
-    """Refuse a table that no kernel of its dtype can have measured."""
+    """Reject a table that is too fast for its dtype."""
     work = OPERATORS[operator].work(columns, gpu)
     if np.isnan(work.peak_flops_per_s).any():
         row = int(np.argmax(np.isnan(work.peak_flops_per_s)))
         have = ", ".join(sorted(gpu.peak_flops_per_s))
         raise TableError(
             f"{file.name}, row {row + 1}: found dtype {columns['dtype'][row]!r}, "
-            f"but {gpu.name} computes in {have} only"
+            f"but {gpu.name} computes only in {have}"
         )
     mfu = _mfu(work, columns)
     if (mfu > 1.0).any():
@@ -404,7 +404,7 @@ def _check_mfu(
 
 
 def _table(operator: str, parts: list[Columns], source: str, provenance: dict[str, str]) -> MeasuredTable:
-    """Join the files of one operator; files without mfu count as NaN beside those that have it."""
+    """Join the files of one operator; a missing mfu is NaN."""
     schema = OPERATORS[operator]
     names = [c.name for c in schema.required] + ["file"]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}

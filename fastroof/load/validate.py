@@ -1,6 +1,6 @@
-"""Look measured tables over before they are used: what cannot be, and what will spoil a lookup.
+"""Validate measured tables: impossible rows, and rows that harm lookups.
 
-Nothing is changed or dropped here: a report says what was found, and how grave it is.
+Nothing is changed or dropped; reports list findings with their severity.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fastroof.units import GB, MIB, TFLOP, US_PER_S
 Severity = Literal["note", "warning", "error"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("note", "warning", "error")
-"""From harmless to unusable."""
+"""Severities from harmless to unusable."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found in a file."""
+    """One finding in a file."""
 
     kind: str
     severity: Severity
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The values of one axis that a file has: how many different ones, least and greatest."""
+    """Number of distinct values of one axis, and their range."""
 
     name: str
     count: int
@@ -50,7 +50,7 @@ class AxisRange:
 
 @dataclass(frozen=True)
 class FileReport:
-    """What was found in one file of measured rows."""
+    """Findings in one file of measured rows."""
 
     file: str
     operator: str
@@ -65,30 +65,30 @@ class FileReport:
 
     @property
     def severity(self) -> Severity:
-        """The gravest finding's severity, ``"note"`` if there is none."""
+        """Highest severity of the findings, ``"note"`` without any."""
         return max((f.severity for f in self.findings), key=SEVERITIES.index, default="note")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values that JSON can hold."""
+        """Return plain values for JSON."""
         return {**asdict(self), "severity": self.severity}
 
 
 def worst(reports: Iterable[FileReport]) -> Severity:
-    """Return the gravest severity of all reports, ``"note"`` if there is none."""
+    """Highest severity of all reports, ``"note"`` without any."""
     return max((r.severity for r in reports), key=SEVERITIES.index, default="note")
 
 
 NOTED_FALL = 0.10
-"""Measured kernels are jagged; a latency that falls by more than this as work grows is worth a note."""
+"""Fall of the latency with growing work from which it is noted; smaller ones are common."""
 GRAVE_FALL = 0.30
 WARM_UP = 1.15
-"""A first row this much slower than one with more work was timed before the kernel was warm."""
+"""Ratio of a first row to one with more work from which it was timed cold."""
 GRAVE_SPREAD = 0.10
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of one file: which kernel each row is, and where on its axes."""
+    """Points of one file: kernel and sizes of each row."""
 
     operator: str
     columns: Columns
@@ -101,33 +101,33 @@ class Grid:
         return self.columns["latency_us"]
 
     def kernels(self) -> Iterator[Longs]:
-        """Yield the rows of one kernel after another, each in the file's order."""
+        """Yield the rows of each kernel in the file's order."""
         order = np.argsort(self.kernel, kind="stable")
         yield from np.split(order, np.flatnonzero(np.diff(self.kernel[order])) + 1)
 
 
 def grid_of(operator: str, columns: Columns) -> Grid:
-    """Return the points of one file's rows."""
+    """Points of one file's rows."""
     schema = OPERATORS[operator]
     kernel = _codes([columns[c.name] for c in schema.keys], len(columns["latency_us"]))
     return Grid(operator, columns, kernel, schema.independent_axes(columns))
 
 
 def example(operator: str, columns: Columns, row: int) -> dict[str, Any]:
-    """Return one row's keys, axes, latency and file as plain values."""
+    """One row's keys, axes, latency and file as plain values."""
     names = [c.name for c in OPERATORS[operator].required]
     names += ["file"] if "file" in columns else []
     return {name: _plain(columns[name][row]) for name in names}
 
 
 def grid_findings(grid: Grid) -> list[Finding]:
-    """Return what the rows of one file look like beside each other, duplicates apart."""
+    """Findings from comparing the rows of one file, except duplicates."""
     cold, warm_up = _warm_up(grid)
     return [*warm_up, *_jumps(grid, cold), *_holes(grid)]
 
 
 def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict[int, Finding]:
-    """Find points that were measured more than once, over all files of a table."""
+    """Find points measured more than once over all files of a table."""
     latency = columns["latency_us"]
     schema = OPERATORS[operator]
     cell = _codes([columns[c.name] for c in (*schema.keys, *schema.axes)], len(latency))
@@ -194,7 +194,7 @@ def _warm_up(grid: Grid) -> tuple[Bools, list[Finding]]:
 
 
 def _jumps(grid: Grid, cold: Bools) -> list[Finding]:
-    """Find latencies that fall as one size grows and the others stay; cold rows are told apart."""
+    """Find latencies that fall as one size grows and the others stay, except cold rows."""
     rows, latency = _median_points(grid)
     sizes = {name: values[rows] for name, values in grid.axes.items()}
     falls: list[tuple[float, str, int, int]] = []
@@ -226,14 +226,14 @@ def _jumps(grid: Grid, cold: Bools) -> list[Finding]:
 
 
 def _holes(grid: Grid) -> list[Finding]:
-    """Find cells missing from the full product of the sizes that each kernel was measured at."""
+    """Find cells missing from the full product of each kernel's sizes."""
     if len(grid.axes) < 2:
         return []
     pair = OPERATORS[grid.operator].paired_axes
     others = [name for name in grid.axes if name not in pair]
     if not pair:
         return _missing(grid, {n: [n] for n in others}, "holes", "cells of the grid")
-    # both views are of use, apart
+    # both views are useful
     by_shape = {**{n: [n] for n in others}, "shape": list(pair)}
     return [
         *_missing(grid, by_shape, "holes", f"cells of {' by '.join(others)} by measured ({', '.join(pair)})"),
@@ -269,7 +269,7 @@ def _missing(grid: Grid, sides: Mapping[str, list[str]], kind: str, what: str) -
 
 
 def _cell(grid: Grid, row: int, sides: list[tuple[list[str], Longs]], code: int) -> dict[str, Any]:
-    """Return the keys of a kernel and the sizes of one cell of its grid."""
+    """Keys of a kernel and sizes of one cell of its grid."""
     sizes: dict[str, Any] = {}
     for names, distinct in reversed(sides):
         code, index = divmod(code, distinct.shape[1])
@@ -286,7 +286,7 @@ def _axis_names(grid: Grid) -> tuple[str, ...]:
 
 
 def _median_points(grid: Grid) -> tuple[Longs, Floats]:
-    """Return one row of each distinct point, and the median latency of the point."""
+    """One row of each distinct point, and the median latency of the point."""
     cell = _codes([grid.kernel, *grid.axes.values()], len(grid.kernel))
     order = np.lexsort((grid.latency_us, cell))
     starts = _starts(cell[order])
@@ -301,7 +301,7 @@ def _starts(ordered: Array) -> Longs:
 
 
 def _codes(columns: Iterable[Array], rows: int) -> Longs:
-    """Return one code for each combination of values, dense from 0: products never overflow."""
+    """Code of each combination of values, dense from 0, without overflow."""
     codes = np.zeros(rows, np.int64)
     for column in columns:
         distinct, code = np.unique(column, return_inverse=True)
@@ -316,13 +316,13 @@ def _plain(value: Any) -> Any:
 Columns = Mapping[str, Array]
 
 UNKNOWN_L2_BYTES = 64 * MIB
-"""Taken where a gpu.toml does not say: more than Hopper's, so that the doubt favours the table."""
+"""L2 size if a gpu.toml has none: more than Hopper's, in favour of the table."""
 
 
 def validate(
     tables: MeasuredTables, gpu: GpuSpec, siblings: Mapping[str, Sequence[MeasuredTable]] | None = None
 ) -> list[FileReport]:
-    """Report on every file of some measured tables."""
+    """Report on every file of measured tables."""
     beside = siblings or {}
     return [
         report
@@ -344,7 +344,7 @@ def _reports(table: MeasuredTable, gpu: GpuSpec, siblings: Sequence[MeasuredTabl
     of_file = {
         number: [finding] for number, finding in duplicates(table.operator, columns, file, len(names)).items()
     }
-    # families run over all files of a table
+    # families span all files of a table
     of_file.setdefault(int(in_order[0]), []).extend(_unsound(table, siblings))
     for number, finding in _spikes(table, file):
         of_file.setdefault(number, []).append(finding)
@@ -403,14 +403,14 @@ def _unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> list[Fi
         )
         message = f"{words}: {family.test}: {family.reason}"
         if not is_flagged:
-            message += "; provenance.toml does not say so"
+            message += "; not flagged in provenance.toml"
         severity: Severity = "note" if is_flagged else "warning"
         findings.append(Finding("unsound", severity, family.rows, message, family.as_dict()))
     return findings
 
 
 def _spikes(table: MeasuredTable, file: Longs) -> Iterator[tuple[int, Finding]]:
-    """One finding a spike, with the number of its file."""
+    """Yield one finding per spike, with the number of its file."""
     spikes, operator, columns = table.spikes, table.operator, table.columns
     axes = table.schema.independent_axes(columns)
     names = list(axes)
@@ -431,10 +431,10 @@ def _spikes(table: MeasuredTable, file: Longs) -> Iterator[tuple[int, Finding]]:
                 if at >= 0
             ],
         }
-        yield of, Finding("spike", "warning", 1, _spike_words(operator, point), point)
+        yield of, Finding("spike", "warning", 1, _describe_spike(operator, point), point)
 
 
-def _spike_words(operator: str, point: Mapping[str, Any]) -> str:
+def _describe_spike(operator: str, point: Mapping[str, Any]) -> str:
     named = (*OPERATORS[operator].keys, *OPERATORS[operator].axes)
     place = " ".join(f"{column.name} {point[column.name]}" for column in named)
     beside = " and ".join(
@@ -465,7 +465,7 @@ def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -
         column = "dtype" if "dtype" in columns else "kv_dtype"
         have = ", ".join(sorted(gpu.peak_flops_per_s))
         dtype = columns[column][row]
-        message = f"{unknown.sum()} rows of dtype {dtype!r}: {gpu.name} computes in {have} only"
+        message = f"{unknown.sum()} rows of dtype {dtype!r}: {gpu.name} computes only in {have}"
         point = example(operator, columns, row)
         findings.append(Finding("unknown_dtype", "error", int(unknown.sum()), message, point))
     slow_units = (own > 1.0) & ~impossible
@@ -494,13 +494,13 @@ def _check_bandwidth(
     if work.over_link:
         harmless = above & (share <= slack) & OPERATORS[operator].faster_than_ring
         impossible = share > slack
-        easy = ("in_switch", "as switches that reduce can do")
+        easy = ("in_switch", "possible for switches that reduce")
         what = "link"
     else:
         cached = work.moved_bytes < 2 * (gpu.l2_bytes or UNKNOWN_L2_BYTES)
         harmless = above & cached
         impossible = (least_share > slack) & ~cached
-        easy = ("cached", "with so few bytes that the L2 can hold them")
+        easy = ("cached", "small enough for the L2")
         what = "memory"
     cases: list[tuple[str, Severity, Bools, str]] = [
         ("bandwidth", "error", impossible, "wrong unit, size or GPU"),
@@ -510,7 +510,7 @@ def _check_bandwidth(
             "few_experts",
             "warning",
             (share > 1.0) & ~above,
-            "its tokens shared what they read more than even routing does",
+            "its tokens reached fewer experts than even routing does",
         ),
     ]
     findings = []
@@ -554,7 +554,7 @@ def _check_mfu_column(operator: str, columns: Columns, file: str, gpu: GpuSpec) 
         message = (
             f"latency and mfu contradict each other in {wrong.sum()} rows: "
             f"{columns['latency_us'][row]:g} us means MFU {fit.expected_mfu[row]:.4f}, "
-            f"the file says {mfu[row]:g}" + (f" ({meant:.4g} us)" if mfu[row] else "") + "; latency is used"
+            f"the file has {mfu[row]:g}" + (f" ({meant:.4g} us)" if mfu[row] else "") + "; latency is used"
         )
         point = example(operator, columns, row)
         point |= {"mfu": float(mfu[row]), "mfu_by_latency": float(fit.expected_mfu[row])}

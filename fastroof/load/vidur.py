@@ -1,4 +1,4 @@
-"""Profiles of Vidur -> rows of GEMMs, attention, elementwise kernels and all-reduces.
+"""Convert profiles of Vidur into rows of GEMMs, attention, elementwise kernels and all-reduces.
 
 Below ``data/profiling``::
 
@@ -11,10 +11,9 @@ Below ``data/profiling``::
     network/<gpu>_<topology>/all_reduce.csv   time_stats.all_reduce.median, ms; size in bytes (two an
                                               element); num_workers GPUs, devices_per_node of them a node
 
-Heads, widths and sizes are the whole model's; what one GPU runs is their share. All runs in float16 and
-eagerly, timed as kernels (kineto, whole us) and not as launches. ``kv_cache_size`` is each sequence's,
-without the tokens of the call: a decode attends to one more, a chunk to as many more as it has. Several
-prompts of one call were not measured. All-reduces are NCCL's.
+Heads, widths and sizes are the whole model's; one GPU runs its share. Everything runs eagerly in float16, and
+kernels are timed (kineto, in whole us) without launches. ``kv_cache_size`` is per sequence and excludes the
+tokens of the call. Calls with several prompts were not measured. All-reduces are NCCL's.
 
 Sources: microsoft/vidur, vidur/profiling: mlp/mlp_impl.py, mlp/mlp_wrapper.py,
 collectives/collectives_wrapper.py and common/timer_stats_store.py at
@@ -35,25 +34,25 @@ from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.profiles import (
-    HALF_DTYPES,
     Profile,
+    booleans,
     gemm_rows,
     median_us,
+    profile_folder,
     rope_rows,
     silu_rows,
     streaming_rows,
-    words,
 )
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format
-from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
+from fastroof.operators.external_rows import ExternalRows, size_columns, text_columns
 
 PROGRAM: Final = "vidur"
 COMPUTE, NETWORK = "compute", "network"
 MLP: Final = "mlp.csv"
 ATTENTION: Final = "attention.csv"
 ALLREDUCE: Final = "all_reduce.csv"
-OTHERS: Final = {"send_recv.csv": "point to point: no operator of it"}
+OTHERS: Final = {"send_recv.csv": "point to point: no such operator"}
 BOOLEANS: Final = {"True": True, "False": False}
 
 _MLP_COLUMNS: Final = (
@@ -84,11 +83,7 @@ def convert_vidur(
     overwrite: bool = False,
 ) -> Path:
     """Import a folder of Vidur's profiles and write ``<output>/<gpu>/vidur/``."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise TableError(f"{root} is no folder; need one of Vidur's profiles, as in data/profiling")
-    if dtype not in HALF_DTYPES:
-        raise TableError(f"dtype is {dtype!r}; rows in float16 are filed under {' or '.join(HALF_DTYPES)}")
+    root = profile_folder(folder, "Vidur's profiles, such as data/profiling", dtype)
     names = (MLP, ATTENTION, ALLREDUCE, *OTHERS)
     found = sorted(path for name in names for path in root.rglob(name))
     spec = _gpu(root, found, gpu)
@@ -117,13 +112,13 @@ def convert_vidur(
 
 
 def _spelled(path: Path, folder: str) -> str | None:
-    """The folder below ``compute`` or ``network`` that a file lies in."""
+    """Folder of a file below ``compute`` or ``network``."""
     parts = path.resolve().parts
     return parts[parts.index(folder) + 1] if folder in parts[:-2] else None
 
 
 def _gpu_of(path: Path) -> str | None:
-    """The GPU that a path names, as fastroof calls it, or else as the path does; None where it names none."""
+    """GPU in a path by fastroof's name, or as spelled if unknown; None without one."""
     word = _spelled(path, COMPUTE) or (_spelled(path, NETWORK) or "").partition("_")[0]
     if not word:
         return None
@@ -141,21 +136,23 @@ def _gpu(root: Path, found: Iterable[Path], gpu: str | None) -> GpuSpec:
             raise TableError(f"{root} has no profile of {gpu}; it has {', '.join(there)}")
         return spec
     if len(there) != 1:
-        what = f"profiles of {', '.join(there)}" if there else "no folder that names its GPU"
-        raise TableError(f"{root} has {what}: say which with gpu= (--gpu)")
+        what = f"profiles of {', '.join(there)}" if there else "no folder named after a GPU"
+        raise TableError(f"{root} has {what}: choose the GPU with gpu= (--gpu)")
     return load_gpu(there[0])
 
 
 def _check_topologies(found: Iterable[Path], topology: str | None) -> None:
     there = sorted({path.parent.name for path in found if path.name == ALLREDUCE})
     if topology is not None and topology not in there:
-        raise TableError(f"no all-reduces of topology {topology!r}; there are {', '.join(there) or 'none'}")
+        raise TableError(f"no all-reduces of topology {topology!r}; available: {', '.join(there) or 'none'}")
     if topology is None and len(there) > 1:
-        raise TableError(f"all-reduces of {', '.join(there)}: say which with topology= (--topology)")
+        raise TableError(
+            f"all-reduces of several topologies ({', '.join(there)}): choose one with topology= (--topology)"
+        )
 
 
 def _model(path: Path) -> str:
-    """The Hugging Face model of a compute file."""
+    """Hugging Face model of a compute file."""
     parts = path.resolve().parts
     below = parts[parts.index(COMPUTE) + 2 : -1] if COMPUTE in parts[:-2] else parts[-3:-1]
     return "/".join(below)
@@ -166,7 +163,7 @@ def _model(path: Path) -> str:
 
 def _add_mlp(profile: Profile, path: Path, dtype: str) -> None:
     raw = read_columns(path, _MLP_COLUMNS)
-    gated = words(path, "use_gated_mlp", raw["use_gated_mlp"], BOOLEANS)
+    gated = booleans(path, "use_gated_mlp", raw["use_gated_mlp"], BOOLEANS)
     operations = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "attn_rope", "mlp_act")
     norms = ("input_layernorm", "post_attention_layernorm")
     stats = median_us(path, [f"time_stats.{name}.median" for name in (*operations, *norms, "add", "emb")])
@@ -194,36 +191,36 @@ def _add_mlp(profile: Profile, path: Path, dtype: str) -> None:
         streaming.append(rope_rows(m, rope_width, us["attn_rope"]))
     if "mlp_act" in us:
         rows = silu_rows(m, width, us["mlp_act"])
-        streaming.append(ForeignRows(rows.columns, rows.left_out | {"activation without a gate": ~gated}))
+        streaming.append(ExternalRows(rows.columns, rows.left_out | {"activation without a gate": ~gated}))
     if "add" in us:
         streaming.append(streaming_rows("add", m, hidden, 3, us["add"]))
-    # a model with one norm a layer may have a layer norm, which says no kind of its own
+    # a model with one norm per layer may have a layer norm instead of an RMSNorm
     kind = {True: "rmsnorm", False: "norm"}[norms[1] in us]
     streaming += [streaming_rows(kind, m, hidden, 2, us[name]) for name in norms if name in us]
     for rows in streaming:
         profile.add(path, "elementwise", rows)
     if "emb" in us:
-        profile.leave_out(path, "embedding: a gather, no row of elementwise", len(m))
+        profile.leave_out(path, "embedding: a gather, no elementwise kernel", len(m))
 
 
 def _share(size: Array, tp: Array) -> Array:
-    """A GPU's share of a size; 0 where it cannot be divided."""
+    """A GPU's share of a size; 0 if it cannot be divided."""
     return np.where(size % tp == 0, size // tp, 0)
 
 
 def _add_attention(profile: Profile, path: Path, dtype: str) -> None:
     raw = read_columns(path, (*ATTENTION_COLUMNS, *size_columns("block_size")))
     profile.models.add(_model(path))
-    is_prefill = words(path, "is_prefill", raw["is_prefill"], BOOLEANS)
+    is_prefill = booleans(path, "is_prefill", raw["is_prefill"], BOOLEANS)
     kv_len = raw["kv_cache_size"] + np.where(is_prefill, raw["prefill_chunk_size"], 1)
     attention_rows(profile, path, raw, kv_len, dtype)
 
 
 def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: Array, dtype: str) -> None:
-    """Add prompts and decodes of an attention.csv, whose columns LLMServingSim's release 1.0.0 has too."""
+    """Add rows of an attention.csv, whose columns LLMServingSim 1.0.0 shares."""
     tp = raw["num_tensor_parallel_workers"]
     q_heads, kv_heads = (_share(raw[name], tp) for name in ("n_q_head", "n_kv_head"))
-    is_prefill = words(path, "is_prefill", raw["is_prefill"], BOOLEANS)
+    is_prefill = booleans(path, "is_prefill", raw["is_prefill"], BOOLEANS)
     stats = median_us(path, ["time_stats.attn_prefill.median", "time_stats.attn_decode.median"])
     for operator, name, rows in (
         ("attention_prefill", "time_stats.attn_prefill.median", is_prefill),
@@ -250,11 +247,11 @@ def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: 
         if operator == "attention_prefill":
             columns["q_len"] = chunk
             out |= {
-                "a prompt of no token": chunk < 1,
-                "attends to fewer tokens than it has": kv_len[rows] < chunk,
+                "prompt without tokens": chunk < 1,
+                "kv_len below q_len": kv_len[rows] < chunk,
             }
-        out |= {"attends to no token": columns["kv_len"] < 1}
-        profile.add(path, operator, ForeignRows(columns, out))
+        out |= {"kv_len below 1": columns["kv_len"] < 1}
+        profile.add(path, operator, ExternalRows(columns, out))
 
 
 def _add_allreduce(profile: Profile, path: Path, dtype: str) -> None:
@@ -277,4 +274,4 @@ def _add_allreduce(profile: Profile, path: Path, dtype: str) -> None:
         "one GPU": raw["num_workers"] < 2,
         "across nodes": raw["devices_per_node"] < raw["num_workers"],
     }
-    profile.add(path, "allreduce", ForeignRows(columns, out))
+    profile.add(path, "allreduce", ExternalRows(columns, out))

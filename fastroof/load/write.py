@@ -1,4 +1,4 @@
-"""Write a source: measured tables and their provenance, as one folder, whole or not at all."""
+"""Write a source atomically: measured tables and their provenance, as one folder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fastroof.load.measured import FILES, rows_sha256
 from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator
-from fastroof.operators.registry import OPERATORS
+from fastroof.operators.registry import OPERATORS, unknown_operator
 
 Format = Literal["parquet", "csv"]
 
 SMALLEST: Final = 19
-"""Level of Zstandard for what ships."""
+"""Zstandard level of shipped tables."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
@@ -49,16 +49,16 @@ def write_source(
     """Write one source in fastroof's own schema."""
     folder = Path(folder)
     if folder.exists() and not overwrite:
-        raise TableError(f"{folder} exists; pass overwrite=True to replace it, or another folder")
+        raise TableError(f"{folder} exists; pass overwrite=True, or another folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / PROVENANCE_FILE).is_file():
-        raise TableError(f"{folder} holds no {PROVENANCE_FILE}, so it is no source; it is not replaced")
+        raise TableError(f"{folder} has no {PROVENANCE_FILE}, so it is not a source and is not replaced")
     check_replaceable(folder)
     if not provenance.get("gpu"):
-        raise TableError("provenance names no gpu; need gpu = the folder name under bench_data")
+        raise TableError("provenance needs gpu, the folder name under bench_data")
     if format not in ("parquet", "csv"):
-        raise TableError(f"format is {format!r}; need 'parquet' or 'csv'")
+        raise TableError(f"format must be parquet or csv, got {format!r}")
     arrow = {operator: _arrow_table(operator, columns) for operator, columns in tables.items()}
-    toml_text(provenance)  # what TOML cannot hold is refused before anything is written
+    toml_text(provenance)  # raises before anything is written
 
     with whole_folder(folder) as unfinished:
         files = {}
@@ -71,7 +71,7 @@ def write_source(
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to replace a source in whose folder somebody keeps other files too."""
+    """Raise TableError for a source whose folder has other files."""
     own = {
         PROVENANCE_FILE,
         *(f"{operator}.{suffix}" for operator in OPERATORS for suffix in get_args(Format)),
@@ -79,7 +79,7 @@ def check_replaceable(folder: Path) -> None:
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         if name not in own:
             raise TableError(
-                f"{folder} holds {name!r}, which is no table: the source is not replaced; move it away"
+                f"{folder} has {name!r}, which is not a table: move it away to replace the source"
             )
 
 
@@ -88,7 +88,7 @@ def _rows_sha256(operator: str, table: pa.Table) -> str:
 
 
 def sort_rows(operator: str, columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Sort rows the way a written table holds them: by keys, then axes, then latency."""
+    """Sort rows by keys, then axes, then latency, as in written tables."""
     order = np.lexsort([_sortable(columns[c.name]) for c in reversed(OPERATORS[operator].required)])
     return {name: np.asarray(values)[order] for name, values in columns.items()}
 
@@ -98,10 +98,10 @@ def _sortable(values: Array) -> Array:
 
 
 def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
-    """Return the rows in schema order of columns, sorted."""
+    """Sorted rows with columns in schema order."""
     schema = OPERATORS.get(operator)
     if schema is None:
-        raise TableError(f"unknown operator {operator!r}; the operators are {', '.join(OPERATORS)}")
+        raise TableError(unknown_operator(operator))
     known = (*schema.required, *OPTIONAL_COLUMNS)
     missing = [c.name for c in schema.required if c.name not in columns]
     if missing:
@@ -109,7 +109,7 @@ def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
     unknown = sorted(set(columns) - {c.name for c in known})
     if unknown:
         have = ", ".join(c.name for c in known)
-        raise TableError(f"table {operator} has unknown column {', '.join(unknown)}; known are {have}")
+        raise TableError(f"table {operator} has unknown column {', '.join(unknown)}; use {have}")
     lengths = {name: len(values) for name, values in columns.items()}
     rows = lengths["latency_us"]
     if rows == 0 or set(lengths.values()) != {rows}:
@@ -131,7 +131,7 @@ def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
 
 
 def _refuse_beyond_limits(operator: str, column: Column, values: Array) -> None:
-    """Refuse what could not be read again."""
+    """Raise TableError for values that could not be read again."""
     outside = beyond_limits(column, values)
     if outside.any():
         row = int(np.argmax(outside))
@@ -165,7 +165,7 @@ _DICTIONARY = "RLE_DICTIONARY"
 
 
 def _smallest_encoding(column: pa.ChunkedArray, compression_level: int) -> str:
-    """The encoding that makes a column of latencies smallest, by trying each."""
+    """Smallest encoding of a column of latencies, by trying all."""
     sizes = {}
     for way in ("BYTE_STREAM_SPLIT", "PLAIN", _DICTIONARY):
         file = io.BytesIO()
@@ -182,7 +182,7 @@ def _smallest_encoding(column: pa.ChunkedArray, compression_level: int) -> str:
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
-    """Write a dict of str, int, float, bool, list and dict as TOML that tomllib reads back equal."""
+    """Format a dict of str, int, float, bool, list and dict as TOML that reads back equal."""
     text = "\n".join(_toml_lines(values, ())).strip("\n") + "\n"
     return text if values else ""
 
@@ -203,7 +203,7 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_string(text: str) -> str:
-    # JSON escapes what TOML wants escaped, except DEL; lone surrogates are no text at all.
+    # JSON escapes what TOML requires, except DEL; lone surrogates are invalid text
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -222,7 +222,7 @@ def _toml_value(value: Any, path: tuple[str, ...]) -> str:
     if isinstance(value, Sequence):
         return _toml_list(value, path)
     raise TableError(
-        f"provenance {'.'.join(path)} is {value!r}; TOML takes str, int, float, bool, list and dict"
+        f"provenance {'.'.join(path)} must be str, int, float, bool, list or dict, got {value!r}"
     )
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from itertools import takewhile
 from typing import Any, Final
 
+from fastroof.checks import MOST_SUGGESTED, suggestion
 from fastroof.models.families.registry import FAMILIES
 from fastroof.models.hf import read_config
 
@@ -316,17 +317,18 @@ def _is_distilled(given: str) -> bool:
 
 
 def unknown_name(given: str) -> str:
-    """What to say of a name that is neither a file nor a preset."""
+    """Return one line for a name that is neither a file nor a preset."""
     relatives = _relatives(given)
     if _is_distilled(given):
         relatives = [name for name in relatives if _is_distilled(name)]
-    if relatives:
-        return (
-            f"unknown model {given!r}: of its family there are {', '.join(relatives)}; a model of another "
-            "size or format is loaded from its config.json"
-        )
-    close = difflib.get_close_matches(given.casefold(), _spellings(), n=1)
-    hint = f"; the closest is {_spellings()[close[0]]}" if close else ""
-    return (
-        f"unknown model {given!r}: neither a file nor a preset{hint}; presets are {', '.join(model_names())}"
+    spelled = difflib.get_close_matches(given.casefold(), _spellings(), n=MOST_SUGGESTED)
+    # of one family the closest name first
+    close = sorted(
+        dict.fromkeys([*relatives, *(_spellings()[name] for name in spelled)]),
+        key=lambda name: (
+            name not in relatives,
+            -difflib.SequenceMatcher(None, given.rpartition("/")[2].casefold(), name).ratio(),
+        ),
     )
+    line = suggestion("model", given, close, model_names(), "fastroof models")
+    return f"{line}, or give the path of a config.json"

@@ -1,5 +1,5 @@
-"""Operators: one file each, with all that fastroof knows of a family of kernels.
+"""Operators: one file per family of kernels, with everything fastroof knows about it.
 
-:mod:`~fastroof.operators.registry` finds them: a new file is all that a new operator takes. They load
-without numba; what looks up is imported when it is first used.
+:mod:`~fastroof.operators.registry` finds them, so a new operator needs one new file. Operators import without
+numba; compiled loops are imported by the first lookup.
 """

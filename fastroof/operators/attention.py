@@ -1,14 +1,14 @@
-"""Attention over a KV cache with grouped heads: prompts (prefill) and one new token a sequence (decode).
+"""Grouped-query attention over a KV cache: prefill and decode; encoder attention without a mask.
 
-Both are grids over batch and length, one a head shape and dtype of the KV cache; a head shape that was not
-measured is borrowed (:mod:`fastroof.operators.attention_borrowing`).
+Each head shape and KV dtype has a grid over batch and length; a head shape that was not measured is borrowed
+(:mod:`fastroof.operators.attention_borrowing`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -16,14 +16,17 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, ORIGIN_MODELLED, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError
 from fastroof.operators.attention_blocks import PlannedAttention
 from fastroof.operators.attention_grids import AttentionOperator, AttentionRows, attention_variance
 from fastroof.operators.attention_work import (
     BATCH,
+    DECODE_AXES,
+    PREFILL_ABOUT,
+    PREFILL_AXES,
     SEQ_LEN,
     HeadShape,
     attention_bytes,
+    check_kv_len,
     decode_attention_bytes,
     decode_attention_flops,
     decode_bound,
@@ -33,11 +36,11 @@ from fastroof.operators.attention_work import (
     prefix_bound_us,
     prefix_within,
 )
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     MFU,
     RUN,
-    ForeignRows,
+    ExternalRows,
     Heads,
     PackageFile,
     Raw,
@@ -48,27 +51,31 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key, as_floats
+from fastroof.operators.operator import (
+    Answers,
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    RowSource,
+    as_floats,
+)
 from fastroof.roofline import BatchBound
 from fastroof.uncertainty.leave_one_out import PREFIX
 from fastroof.units import DTYPE_BYTES, US_PER_S
-
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
 
 _FULL_HEAD_DIM_128: Final = {"head_dim": 128, "window": 0}
 
 
 def _windows(operator: str) -> tuple[HoldoutGrid, ...]:
-    """Grids of the windows that published models have."""
+    """Hold-outs of the windows of published models."""
     return tuple(HoldoutGrid(operator, f"window {w}", {}, {"head_dim": d, "window": w}) for w, d in _WINDOWS)
 
 
 _WINDOWS: Final = ((128, 64), (1024, 256), (8192, 128))
 
 
-# -- rows of other programs ------------------------------------------------------------------------
+# -- rows of external programs ---------------------------------------------------------------------
 
 
 _PACKAGE_COLUMNS: Final = (
@@ -80,7 +87,7 @@ _PACKAGE_COLUMNS: Final = (
 _PACKAGE_OPTIONAL: Final = (*size_columns("window_size", minimum=0), *RUN)
 
 
-def _package_rows(raw: Raw) -> ForeignRows:
+def _package_rows(raw: Raw) -> ExternalRows:
     dtype = dtype_names(raw["kv_cache_dtype"])
     window = raw.get("window_size", np.zeros_like(raw["batch_size"]))
     attn_dtype = dtype_names(raw["attn_dtype"])
@@ -95,20 +102,20 @@ def _package_rows(raw: Raw) -> ForeignRows:
         **measured_us(raw),
     }
     out = unknown_dtypes(dtype)
-    # The schema's attention computes in bf16 whatever the cache holds.
+    # The schema's attention computes in bf16 for every KV dtype.
     out |= {f"computes in {d}": attn_dtype == d for d in sorted(set(attn_dtype)) if d != "bf16"}
     out |= {"beam search": raw["beam_width"] > 1}
-    return ForeignRows(columns, out)
+    return ExternalRows(columns, out)
 
 
-def _package_prefill(raw: Raw) -> ForeignRows:
+def _package_prefill(raw: Raw) -> ExternalRows:
     rows = _package_rows(raw)
-    return ForeignRows(rows.columns | {"q_len": raw["isl"]}, rows.left_out)
+    return ExternalRows(rows.columns | {"q_len": raw["isl"]}, rows.left_out)
 
 
-def _package_decode(raw: Raw) -> ForeignRows:
+def _package_decode(raw: Raw) -> ExternalRows:
     rows = _package_rows(raw)
-    return ForeignRows(rows.columns, rows.left_out | {"more than one new token": raw["isl"] > 1})
+    return ExternalRows(rows.columns, rows.left_out | {"more than one new token": raw["isl"] > 1})
 
 
 def _tree_heads(heads: Heads, rows: int) -> dict[str, Array]:
@@ -131,17 +138,13 @@ def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
 
 
 class AttentionPrefill(PlannedAttention):
-    """Causal attention of prompts, or of chunks after a prefix."""
+    """Causal attention of prompts or chunks: a grid of (batch, q_len); a prefix is priced by its roofline."""
 
     name = "attention_prefill"
     rank = 20
     summary = "Causal attention of whole prompts or chunks."
-    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
-    axes = (
-        BATCH,
-        Column("q_len", "int", "tokens", "new tokens of each sequence"),
-        Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
-    )
+    about = PREFILL_ABOUT
+    axes = PREFILL_AXES
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16", "window": 0}
     equal_axes: ClassVar[Mapping[str, str]] = {"kv_len": "q_len"}
     is_additive = False
@@ -183,11 +186,11 @@ class AttentionPrefill(PlannedAttention):
         return columns["q_len"]
 
     def flops_conventions(self, columns: Columns) -> dict[str, Floats]:
-        """By how published files count a causal triangle."""
+        """FLOPs by each convention of published files for the causal triangle."""
         return prefill_flops_conventions(columns, columns["head_dim"], self.flops(columns))
 
     def independent_axes(self, columns: Columns) -> dict[str, Array]:
-        """The context instead of the tokens attended to."""
+        """Context length instead of kv_len."""
         context_len = columns["kv_len"] - columns["q_len"]
         return {"batch_size": columns["batch_size"], "q_len": columns["q_len"], "context_len": context_len}
 
@@ -196,30 +199,32 @@ class AttentionPrefill(PlannedAttention):
         return prefill_bound(shape, gpu, launch_us)
 
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
-        """Nothing; a query, an output, keys and values."""
+        """Zero, and a query, an output, keys and values."""
         width = DTYPE_BYTES[shape.kv_dtype]
         heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
         return 0.0, float(attention_bytes(*heads, 1, 1, 1, width))
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
-        """Half a square, and a window's width of pairs for each query beyond it."""
+        """Causal (query, token) pairs; a window's width of pairs for each query beyond it."""
         within = np.minimum(length, window)
         return batch * (within * (within + 1.0) * 0.5 + (length - within) * within)
 
     def equal_work(self, batch: Floats, length: Floats, window: float) -> tuple[Floats, Floats]:
-        """Prompts within the window are themselves, longer ones as many tokens and pairs in shorter ones."""
+        """Prompts longer than the window become shorter ones with as many tokens and pairs."""
         alike = 2.0 * pairs_within(length, window) / np.maximum(length, 1.0) - 1.0
         alike = np.where(length > window, alike, length)
         return np.where(length > window, batch * length / np.maximum(alike, 1.0), batch), alike
 
-    def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
-        """The roofline of the prefix alone, times latency / B of the longest measured sequence."""
+    def prefix_us(self, tables: RowSource, shape: HeadShape) -> tuple[float, float]:
+        """Roofline of the prefix, times latency / B of the longest measured sequence."""
         ratio = self.grid(tables, shape).longest_ratio
         pair_us, token_us = prefix_bound_us(shape, tables.gpu)
         return ratio * pair_us, ratio * token_us
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look (batch, q_len, kv_len) up: without the prefix, and its price on top."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up (batch, q_len, kv_len): the call without prefix plus the price of the prefix."""
         from fastroof.compiled import points
 
         batch, q_len, kv_len = sizes
@@ -237,14 +242,10 @@ class AttentionPrefill(PlannedAttention):
             prices = (*table.prefix_us, table.unit_us)
             good = points.prefill_us_and_mfu(batch, q_len, kv_len, prices, out, mfu, origin)
         if not good:
-            at = int(np.flatnonzero(kv_len < q_len)[0])
-            raise LookupInputError(
-                f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "
-                "kv_len counts the prefix and the new tokens"
-            )
+            check_kv_len(q_len, kv_len)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency: the grid's on its part, the price's on the prefix."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error: that of the grid on its part, that of the price on the prefix."""
         batch, q_len, kv_len = sizes
         shape = HeadShape(*key)
         variance = attention_variance(self.local_errors(tables, shape), batch, q_len)
@@ -260,12 +261,12 @@ class AttentionPrefill(PlannedAttention):
 
 
 class AttentionDecode(PlannedAttention):
-    """Paged attention of one new token a sequence: a grid of (batch, kv_len)."""
+    """Paged attention of one new token per sequence: a grid of (batch, kv_len)."""
 
     name = "attention_decode"
     rank = 30
-    summary = "Paged attention of one new token a sequence."
-    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))
+    summary = "Paged attention of one new token per sequence."
+    axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16", "window": 0}
     is_additive = True
     length_axis = "kv_len"
@@ -309,18 +310,20 @@ class AttentionDecode(PlannedAttention):
         return decode_bound(shape, gpu, launch_us)
 
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
-        """A query and an output; keys and values beside them."""
+        """A query and an output, and these with one key and value."""
         width = DTYPE_BYTES[shape.kv_dtype]
         heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
         fixed, one = (float(decode_attention_bytes(*heads, kv_len, 1, width)) for kv_len in (0, 1))
         return fixed, one
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
-        """One query a sequence."""
+        """One query per sequence."""
         return batch * np.minimum(length, window)
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look (batch, kv_len) up."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up (batch, kv_len)."""
         from fastroof.compiled import points
 
         batch, kv_len = sizes
@@ -329,14 +332,14 @@ class AttentionDecode(PlannedAttention):
         self.own_us(table, method, (batch, kv_len), out, origin)
         points.decode_mfu(batch, np.minimum(kv_len, key[4] or math.inf), table.unit_us, out, mfu)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of lookups of one head shape."""
         batch, kv_len = sizes
         return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, kv_len))
 
 
 class AttentionDecodeUnequal(AttentionRows):
-    """Decode attention of a batch whose lengths differ: measured to check the rule of mean lengths."""
+    """Decode attention of sequences of unequal length, measured to check the mean-length rule."""
 
     name = "attention_decode_unequal"
     rank = 35
@@ -351,10 +354,10 @@ ATTENTION_PREFILL: Final = AttentionPrefill()
 ATTENTION_DECODE: Final = AttentionDecode()
 ATTENTION_DECODE_UNEQUAL: Final = AttentionDecodeUnequal()
 ATTENTION: Final[Mapping[str, PlannedAttention]] = {o.name: o for o in (ATTENTION_PREFILL, ATTENTION_DECODE)}
-"""What plans look up on a grid, by operator."""
+"""Operators that plans look up on a grid, by name."""
 
 
-def _encoder_attention_package_rows(raw: Raw) -> ForeignRows:
+def _package_encoder(raw: Raw) -> ExternalRows:
     dtype = dtype_names(raw["attn_dtype"])
     columns = {
         "kv_dtype": dtype,
@@ -366,16 +369,16 @@ def _encoder_attention_package_rows(raw: Raw) -> ForeignRows:
         "kv_len": raw["isl"],
         **measured_us(raw),
     }
-    return ForeignRows(columns, {f"computes in {d}": dtype == d for d in sorted(set(dtype)) if d != "bf16"})
+    return ExternalRows(columns, {f"computes in {d}": dtype == d for d in sorted(set(dtype)) if d != "bf16"})
 
 
 class EncoderAttention(AttentionOperator):
-    """Attention without a mask: B grows with the square of a sequence's tokens."""
+    """Attention without a mask: B is quadratic in a sequence's tokens."""
 
     name = "encoder_attention"
     rank = 36
     summary = "Attention of an encoder: no mask, no cache."
-    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, new ones all of them"))
+    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, all of them new"))
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
     constants: ClassVar[Mapping[str, Any]] = {"window": 0}
     is_additive = False
@@ -392,18 +395,18 @@ class EncoderAttention(AttentionOperator):
                 *text_columns("attn_dtype"),
                 *MEASURED,
             ),
-            _encoder_attention_package_rows,
+            _package_encoder,
             RUN,
         ),
     )
 
     @property
     def datasheet(self) -> DatasheetClass:
-        """What the datasheet model assumes of it."""
+        """Launch floor and efficiency of the datasheet model."""
         return self.datasheets[self.name]
 
     def flops(self, columns: Columns) -> Floats:
-        """``4 nh dh S^2`` a sequence: no triangle is left out."""
+        """``4 nh dh S^2`` per sequence: the full square."""
         tokens, batch = as_floats(columns["kv_len"]), columns["batch_size"]
         return decode_attention_flops(columns["num_q_heads"], columns["head_dim"], tokens, tokens * batch)
 
@@ -421,11 +424,13 @@ class EncoderAttention(AttentionOperator):
         return BatchBound(launch_us, square * US_PER_S, a_token / gpu.hbm_bytes_per_s * US_PER_S, 0.0)
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
-        """A whole square."""
+        """The full square."""
         return batch * (length * length)
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look (batch, tokens) up."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up (batch, tokens)."""
         from fastroof.compiled.points import gemm_mfu
 
         batch, tokens = sizes
@@ -434,8 +439,8 @@ class EncoderAttention(AttentionOperator):
         self.own_us(table, method, (batch, tokens), out, origin)
         gemm_mfu(batch, tokens, tokens, table.unit_us, out, mfu)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of lookups of one head shape."""
         batch, tokens = sizes
         return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, tokens))
 

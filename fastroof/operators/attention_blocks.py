@@ -1,10 +1,10 @@
-"""Attention in plans: the grid blocks of their arenas, from measured tables or from a datasheet."""
+"""Attention in plans: grid blocks of their arenas, from measured tables or the datasheet."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,31 +13,28 @@ from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.operators.attention_work import HeadShape, grid_from_memory
-from fastroof.operators.operator import DatasheetClass
+from fastroof.operators.operator import DatasheetClass, RowSource
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.keys import key_start_above
 from fastroof.units import US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
 
 class PlannedAttention(AttentionOperator):
-    """Attention that steps are made of."""
+    """Attention that plans call; ``rate_form`` is the form of blocks that hold work / latency."""
 
     rate_form: ClassVar[int]
 
     @property
     def datasheet(self) -> DatasheetClass:
-        """What the datasheet model assumes of it."""
+        """Launch floor and efficiency of the datasheet model."""
         return self.datasheets[self.name]
 
     @abstractmethod
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
-        """Compulsory bytes of a sequence of no length, and of length 1."""
+        """Compulsory bytes of a sequence of length 0, and of length 1."""
 
-    def block(self, tables: Tables, method: str, shape: HeadShape) -> Floats:
-        """Grid block of a head shape for a plan's arena; borrowed nodes say so."""
+    def block(self, tables: RowSource, method: str, shape: HeadShape) -> Floats:
+        """Grid block of a head shape for a plan's arena; borrowed nodes are marked."""
         from fastroof.compiled.grids import cells_of
 
         served = self.grid(tables, shape)
@@ -48,8 +45,8 @@ class PlannedAttention(AttentionOperator):
             np.maximum(flags, ORIGIN_BORROWED, out=flags)
         return block
 
-    def block_from_memory(self, tables: Tables, shape: HeadShape) -> Floats:
-        """Grid block of a head shape whose KV cache is never in the L2."""
+    def block_from_memory(self, tables: RowSource, shape: HeadShape) -> Floats:
+        """Grid block of a head shape whose KV cache is never in L2."""
         from fastroof.compiled.grids import cells_of
 
         served = self.grid(tables, shape)
@@ -60,7 +57,11 @@ class PlannedAttention(AttentionOperator):
         return block
 
     def _rate_block(self, grid: PackedGrid, method: str) -> Floats:
-        """Grid block whose cells hold work / latency, for the methods that keep MFU instead of latency."""
+        """Grid block of work / latency, for methods that interpolate MFU.
+
+        linear_mfu is bilinear between measured nodes, floor constant above a node, nearest constant around a
+        node.
+        """
         y_axis, x_axis = grid.y_axis[1:-1], grid.x_axis[1:-1]
         yy, xx = np.meshgrid(y_axis, x_axis, indexing="ij")
         latency_us = np.empty(yy.size)
@@ -82,7 +83,11 @@ class PlannedAttention(AttentionOperator):
         return PackedGrid(y_padded, x_padded, cells, flags, grid.roofline, self.rate_form).arena
 
     def datasheet_block(self, shape: HeadShape, gpu: GpuSpec) -> Floats:
-        """Grid block of the datasheet model: one row of cells, exact in batch and length."""
+        """Grid block of the datasheet model: one row of cells, exact in batch and length.
+
+        A sequence takes the larger of two polynomials of its length (FLOPs, bytes), with a node where they
+        cross and where a window ends.
+        """
         whole = self.bound(shape, gpu, 0.0)
         bytes_us = US_PER_S / gpu.hbm_bytes_per_s
         fixed, one = (moved * bytes_us for moved in self.sequence_bytes(shape))
@@ -91,8 +96,8 @@ class PlannedAttention(AttentionOperator):
         square, slope = whole.square_us, whole.slope_us - a_token
         parts = [(0.0, (square, slope, 0.0), (0.0, a_token, fixed))]
         if whole.window < SIZE_LIMIT:
-            # a decode reads no more tokens, a prompt's go on; a decode's stop at the next simple number, as
-            # those that are borrowed do, so that steps of equal decodes keep their table
+            # decode reads no more tokens, prefill does; a decode window ends at the next key start, as
+            # borrowed ones do, so that steps of equal decodes keep their table
             end = whole.window if whole.beyond_us else key_start_above(whole.window)
             rising = a_token if whole.beyond_us else 0.0
             work, moved = (square * end + slope) * end, fixed + a_token * end
@@ -123,7 +128,7 @@ def _at(terms: _Polynomial, x: float) -> float:
 
 
 def _crossings(parts: Sequence[tuple[float, _Polynomial, _Polynomial]]) -> list[float]:
-    """Where two curves cross, each given from a start on, and where they bend."""
+    """Sorted crossings of two piecewise polynomials, and their breaks."""
     found = [start for start, _, _ in parts[1:]]
     stops = [*found, SIZE_LIMIT]
     for (start, one, other), stop in zip(parts, stops, strict=True):

@@ -1,11 +1,11 @@
-"""What all attention with grouped heads has in common: rows, and lookups on a grid of batch and length."""
+"""Base classes of grouped-query attention: work of rows, and lookups on a grid of batch and length."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,16 @@ from fastroof.operators.attention_work import (
     attention_flops_within,
     reads_kv_peaks,
 )
-from fastroof.operators.operator import Columns, Key, Operator, element_bytes, unit_us
+from fastroof.operators.operator import (
+    Columns,
+    Key,
+    Operator,
+    RowSource,
+    element_bytes,
+    is_measured,
+    measured_keys,
+    unit_us,
+)
 from fastroof.pack import PackedGrid, pack_grid
 from fastroof.pack.curves import cell_origins, joined_axes
 from fastroof.roofline import BatchBound
@@ -36,75 +45,74 @@ from fastroof.uncertainty.leave_one_out import (
     relative_variance,
 )
 
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
-
 BORROWED: Final = (MAPE_TO_ERROR * 0.038, MAPE_TO_ERROR * 0.081)
-"""Of a table borrowed at equal batch x KV heads, for a factor of 2 and of 8 between the KV heads: (32, 8)
-from (16, 4) is off by 3.8 %, (64, 8) from (8, 1) by 8.1 %. With each head shape of head_dim 128 hidden in
-turn, 80 % intervals cover 78 to 81 % of what its double or half says of it, 86 to 87 % at a factor of 4, and
-more of what is borrowed from other group sizes (1.2 to 3.2 % off), for which the smaller one is taken."""
+"""Relative standard error of borrowing at equal batch x KV heads, for a factor of 2 and of 8 between the KV
+heads: (32, 8) from (16, 4) is off by 3.8 %, (64, 8) from (8, 1) by 8.1 %. Hiding each head shape of head_dim
+128 in turn, 80 % intervals cover 78 to 81 % at a factor of 2 and 86 to 87 % at 4. Other group sizes (1.2 to
+3.2 % off) take the smaller error."""
 
 
 WITHIN_WINDOW: Final = MAPE_TO_ERROR * 0.15
-"""Beyond a window that was borrowed from full attention. Against the windows of 128, 1024 and 8192 tokens of
-the H100 and B200 tables such decodes are off by 0.08 to 0.30 and 0.05 to 0.24, prompts by 0.04 to 0.08 and
+"""Relative standard error beyond a window borrowed from full attention. Against measured windows of 128, 1024
+and 8192 tokens (H100 and B200) decode is off by 0.08 to 0.30 and 0.05 to 0.24, prefill by 0.04 to 0.08 and
 0.04 to 0.17."""
 
 
 class AttentionErrors(NamedTuple):
-    """Local errors of the tables behind one head shape."""
+    """Errors of one head shape: batch scale and local errors of each donor, squared error of borrowing.
 
-    lenders: tuple[tuple[float, LocalErrors], ...]
+    Beyond ``window`` tokens ``beyond`` is added, the squared error of a borrowed window.
+    """
+
+    donors: tuple[tuple[float, LocalErrors], ...]
     borrowed: float
     window: float = math.inf
     beyond: float = 0.0
 
 
 def attention_variance(errors: AttentionErrors, batch: Floats, length: Floats) -> Floats:
-    """Squared relative standard error of attention without a prefix at (batch, length)."""
+    """Squared relative standard error without a prefix at (batch, length)."""
     within = np.minimum(length, errors.window)
-    by_lender = [relative_variance(local, (batch * scale, within)) for scale, local in errors.lenders]
+    by_donor = [relative_variance(local, (batch * scale, within)) for scale, local in errors.donors]
     beyond = np.where(length > errors.window, errors.beyond, 0.0)
-    largest = np.max(by_lender, axis=0) if by_lender else np.zeros(np.shape(length))
+    largest = np.max(by_donor, axis=0) if by_donor else np.zeros(np.shape(length))
     return np.asarray(largest + errors.borrowed + beyond)
 
 
-def attention_errors(operator: AttentionOperator, tables: Tables, shape: HeadShape) -> AttentionErrors:
-    """Local errors of the tables behind a head shape, over (batch size, length)."""
+def attention_errors(operator: AttentionOperator, tables: RowSource, shape: HeadShape) -> AttentionErrors:
+    """Errors of a head shape over (batch size, length)."""
     served = operator.grid(tables, shape)
-    lenders = []
+    donors = []
     borrowed = 0.0
-    for lender in served.lenders:
-        lenders.append((shape.num_kv_heads / lender.num_kv_heads, _lender_errors(operator, tables, lender)))
-        is_only_window = lender.window != shape.window and lender._replace(window=shape.window) == shape
+    for donor in served.donors:
+        donors.append((shape.num_kv_heads / donor.num_kv_heads, _donor_errors(operator, tables, donor)))
+        is_only_window = donor.window != shape.window and donor._replace(window=shape.window) == shape
         if served.borrowed and not is_only_window:
-            borrowed = max(borrowed, _borrowing_error(shape, lender) ** 2)
-    if served.lenders[0].window == shape.window:
-        return AttentionErrors(tuple(lenders), borrowed)
-    return AttentionErrors(tuple(lenders), borrowed, float(shape.window), WITHIN_WINDOW**2)
+            borrowed = max(borrowed, _borrowing_error(shape, donor) ** 2)
+    if served.donors[0].window == shape.window:
+        return AttentionErrors(tuple(donors), borrowed)
+    return AttentionErrors(tuple(donors), borrowed, float(shape.window), WITHIN_WINDOW**2)
 
 
-def _lender_errors(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> LocalErrors:
+def _donor_errors(operator: AttentionOperator, tables: RowSource, donor: HeadShape) -> LocalErrors:
     """Local errors of one measured table."""
 
     def errors() -> LocalErrors:
-        factor = _factor(operator, tables, lender)
-        return calibrated_errors(_measured_grid(operator, tables, lender), factor)
+        factor = _factor(operator, tables, donor)
+        return calibrated_errors(_measured_grid(operator, tables, donor), factor)
 
-    return tables.kept(("local errors", operator.name, lender), errors)
+    return tables.cached(("local errors", operator.name, donor), errors)
 
 
-def _borrowing_error(wanted: HeadShape, lender: HeadShape) -> float:
+def _borrowing_error(target: HeadShape, donor: HeadShape) -> float:
     near, far = BORROWED
-    if wanted.group_size != lender.group_size:
+    if target.group_size != donor.group_size:
         return near
-    doublings = abs(math.log2(wanted.num_kv_heads / lender.num_kv_heads))
+    doublings = abs(math.log2(target.num_kv_heads / donor.num_kv_heads))
     return near + (far - near) * (max(doublings, 1.0) - 1.0) / 2.0
 
 
-def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape) -> MeasuredGrid:
+def _measured_grid(operator: AttentionOperator, tables: RowSource, shape: HeadShape) -> MeasuredGrid:
     rows = tables.rows(operator, shape)
     keep = operator.plain_rows(rows)
     latency_us = rows["latency_us"][keep]
@@ -116,17 +124,17 @@ def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape
     )
 
 
-def _factor(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> float:
-    """Calibration over head shapes of one KV dtype, with windows or without, of the first source."""
-    kind = (lender.kv_dtype, lender.window > 0)
+def _factor(operator: AttentionOperator, tables: RowSource, donor: HeadShape) -> float:
+    """Calibration over the first source's head shapes of one KV dtype, with or without a window."""
+    kind = (donor.kv_dtype, donor.window > 0)
 
     def factor() -> float:
-        alike = [s for s in operator.shapes(tables) if (s.kv_dtype, s.window > 0) == kind] or [lender]
-        # one that was measured after prefixes alone has no grid, so nothing to tell of one
+        alike = [s for s in operator.shapes(tables) if (s.kv_dtype, s.window > 0) == kind] or [donor]
+        # a shape that was only measured after prefixes has no grid
         alike = [s for s in alike if operator.plain_rows(tables.rows(operator, s)).any()]
         return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
 
-    return tables.kept(("calibration", operator.name, *kind), factor)
+    return tables.cached(("calibration", operator.name, *kind), factor)
 
 
 _HEADS: Final = (
@@ -138,7 +146,7 @@ _HEADS: Final = (
 
 
 class _Ready(NamedTuple):
-    """A head shape's table, ready for points: made once and kept with the tables."""
+    """A head shape's grid with everything its lookups need; cached."""
 
     grid: PackedGrid
     points: GuidedGrid | None
@@ -148,7 +156,7 @@ class _Ready(NamedTuple):
 
 
 class AttentionRows(Operator):
-    """What rows of any grouped-head attention ask of the GPU."""
+    """Work of rows of grouped-query attention."""
 
     keys: ClassVar[tuple[Column, ...]] = (KV_DTYPE, *_HEADS)
 
@@ -157,7 +165,7 @@ class AttentionRows(Operator):
         return np.ones_like(columns["kv_len"])
 
     def flops(self, columns: Columns) -> Floats:
-        """Causal FLOPs: the first tokens see a growing past, those beyond the window exactly it."""
+        """Causal FLOPs within the window."""
         return attention_flops_within(
             columns["num_q_heads"], columns["head_dim"], self.q_len(columns), columns["kv_len"],
             columns["batch_size"], columns["window"],
@@ -171,12 +179,15 @@ class AttentionRows(Operator):
         )  # fmt: skip
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """bf16's; some kernels compute in the KV cache's dtype."""
+        """Peak of bf16; some kernels compute in the KV dtype."""
         return reads_kv_peaks(columns, gpu)
 
 
 class AttentionOperator(AttentionRows):
-    """Attention that is looked up on a grid of batch and length."""
+    """Attention looked up on a grid of batch and length.
+
+    ``is_additive`` if the grid is extrapolated along its lines instead of at constant latency / B.
+    """
 
     is_additive: ClassVar[bool]
     length_axis: ClassVar[str]
@@ -190,32 +201,35 @@ class AttentionOperator(AttentionRows):
         """Work without a prefix, in units of one query that attends to one token of one head's width."""
 
     def equal_work(self, batch: Floats, length: Floats, window: float) -> tuple[Floats, Floats]:
-        """(batch, length) at which full attention does the work of calls within a window."""
+        """(batch, length) at which full attention does the work of calls with a window."""
         return batch, np.minimum(length, window)
 
-    def shapes(self, tables: Tables) -> list[HeadShape]:
-        """Head shapes, with windows and without, of the source that serves first."""
-        return [HeadShape(*key) for key in tables.groups(self.name)]
+    def shapes(self, tables: RowSource) -> list[HeadShape]:
+        """Head shapes of the first source."""
+        return [HeadShape(*key) for key in tables.candidates(self.name)[0].groups()]
 
-    def lendable(self, tables: Tables, wanted: HeadShape) -> list[HeadShape]:
-        """Measured shapes that may serve one: those of the source that serves the operator first."""
+    def possible_donors(self, tables: RowSource, target: HeadShape) -> list[HeadShape]:
+        """Measured shapes that may serve a target: the first source's, else the target itself, else all.
+
+        The engine's own kernel of another head shape (3.8 % off) precedes another engine's kernel of the
+        target (7 to 9 %). Without the target's window, full attention serves.
+        """
         first = self.shapes(tables)
-        if any(s.kind == wanted.kind for s in first):
+        if any(s.kind == target.kind for s in first):
             return first
-        if tables.serves(self.name, tuple(wanted)):
-            return [wanted]
-        every = [HeadShape(*key) for key in tables.every_key(self.name)]
-        if wanted.window and not any(s.kind == wanted.kind for s in every):
-            return self.lendable(tables, wanted._replace(window=0))
+        if is_measured(tables, self.name, tuple(target)):
+            return [target]
+        every = [HeadShape(*key) for key in measured_keys(tables, self.name)]
+        if target.window and not any(s.kind == target.kind for s in every):
+            return self.possible_donors(tables, target._replace(window=0))
         return every
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
-        """One head shape's grid: holes filled, edges padded."""
+        """Pack one head shape's grid."""
         keep = self.plain_rows(rows)
         if not keep.any():
             raise MissingTableError(
-                f"{self.name} of {HeadShape(*key[:4])} was measured after prefixes alone; a table starts "
-                "from prompts without one"
+                f"{self.name} of {HeadShape(*key[:4])} has no rows without a prefix; lookups need some"
             )
         batch, length = (rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
         latency_us = rows["latency_us"][keep]
@@ -223,39 +237,41 @@ class AttentionOperator(AttentionRows):
         origin = rows[ORIGIN][keep] if ORIGIN in rows else None
         return pack_grid(batch, length, latency_us, bound, is_additive=self.is_additive, origin=origin)
 
-    def grid(self, tables: Tables, shape: HeadShape) -> AttentionGrid:
-        """Packed grid of a head shape, borrowed where it was not measured."""
+    def grid(self, tables: RowSource, shape: HeadShape) -> AttentionGrid:
+        """Packed grid of a head shape, borrowed if it was not measured."""
 
-        def grid_of(lender: HeadShape) -> PackedGrid:
-            return tables.packed(self, tuple(lender))
+        def grid_of(donor: HeadShape) -> PackedGrid:
+            return tables.packed(self, tuple(donor))
 
-        def bound_of(wanted: HeadShape, launch_us: float) -> BatchBound:
-            return self.bound(wanted, tables.gpu, launch_us)
+        def bound_of(target: HeadShape, launch_us: float) -> BatchBound:
+            return self.bound(target, tables.gpu, launch_us)
 
         def grid() -> AttentionGrid:
-            made = attention_grid(shape, self.lendable(tables, shape), grid_of, bound_of, self.equal_work)
-            is_foreign = any(tables.is_foreign(self.name, tuple(one)) for one in made.lenders)
+            made = attention_grid(
+                shape, self.possible_donors(tables, shape), grid_of, bound_of, self.equal_work
+            )
+            is_foreign = any(tables.is_foreign(tables.serving(self.name, tuple(one))) for one in made.donors)
             return replace(made, borrowed=True) if is_foreign and not made.borrowed else made
 
-        return tables.kept(("attention grids", self.name, shape), grid)
+        return tables.cached(("attention grids", self.name, shape), grid)
 
-    def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
-        """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""
+    def prefix_us(self, tables: RowSource, shape: HeadShape) -> tuple[float, float]:
+        """Price of a prefix: us per (query, prefix token) pair, and us per prefix token."""
         return 0.0, 0.0
 
     def check_key(self, key: Key) -> None:
-        """Refuse query heads that are no multiple of the KV heads."""
+        """Reject query heads that are not a multiple of the KV heads."""
         _, num_q_heads, num_kv_heads, _, _ = key
         if num_q_heads % num_kv_heads:
             raise LookupInputError(
                 f"num_q_heads {num_q_heads} is not a multiple of num_kv_heads {num_kv_heads}"
             )
 
-    def ready(self, tables: Tables, key: Key) -> _Ready:
-        """A head shape's table with what its points need."""
-        return tables.kept(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key)))
+    def ready(self, tables: RowSource, key: Key) -> _Ready:
+        """A head shape's grid with everything its lookups need."""
+        return tables.cached(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key)))
 
-    def _made_ready(self, tables: Tables, shape: HeadShape) -> _Ready:
+    def _made_ready(self, tables: RowSource, shape: HeadShape) -> _Ready:
         served = self.grid(tables, shape)
         grid = served.grid
         axes, guides = joined_axes([grid.y_axis, grid.x_axis])
@@ -273,7 +289,7 @@ class AttentionOperator(AttentionRows):
         )
 
     def own_us(self, table: _Ready, method: str, at: tuple[Floats, Floats], out: Floats, origin: Any) -> None:
-        """Look (batch, length) up without a prefix."""
+        """Look up (batch, length) without a prefix."""
         from fastroof.compiled.grids import grid_points_us
 
         if method == "roofline" and table.points is not None:
@@ -286,7 +302,7 @@ class AttentionOperator(AttentionRows):
     def grid_latency_us(
         self, grid: PackedGrid, method: str, at: tuple[Floats, Floats], out: Floats, origin: Any
     ) -> None:
-        """Look (batch, length) up in a packed grid by any method."""
+        """Look up (batch, length) in a packed grid by any method."""
         from fastroof.compiled import grids
 
         y, x = at
@@ -306,6 +322,6 @@ class AttentionOperator(AttentionRows):
                 log2 = grids.GridLog2(*(np.log2(a) for a in (grid.y_axis, grid.x_axis, y, x)))
             grids.grid_nearest_us(nodes, log2, y, x, work, out, origin)
 
-    def local_errors(self, tables: Tables, shape: HeadShape) -> AttentionErrors:
-        """Local errors of the tables behind a head shape, over (batch, length)."""
+    def local_errors(self, tables: RowSource, shape: HeadShape) -> AttentionErrors:
+        """Errors of a head shape over (batch, length)."""
         return attention_errors(self, tables, shape)

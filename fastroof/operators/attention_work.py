@@ -1,6 +1,6 @@
-"""What attention costs: head shapes, FLOPs, compulsory bytes, and the roofline of one head shape.
+"""Work of attention: head shapes, FLOPs, compulsory bytes, rooflines, and the price of a prefix.
 
-Attention computes in bf16 whatever dtype the KV cache has.
+Attention computes in bf16 for every KV dtype.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.errors import LookupInputError
 from fastroof.operators.elementwise import L2_MULTIPLE
 from fastroof.operators.operator import Columns, Real, as_floats, dtype_peaks
 from fastroof.pack import PackedGrid, grid_cells
@@ -21,11 +22,21 @@ from fastroof.roofline import BatchBound
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
 
 BATCH: Final = Column("batch_size", "int", "sequences", "sequences in the call")
+PREFILL_AXES: Final = (
+    BATCH,
+    Column("q_len", "int", "tokens", "new tokens of each sequence"),
+    Column("kv_len", "int", "tokens", "tokens of each sequence: prefix plus q_len"),
+)
+DECODE_AXES: Final = (
+    BATCH,
+    Column("kv_len", "int", "tokens", "tokens of each sequence, including the new one"),
+)
+PREFILL_ABOUT: Final = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
 SEQ_LEN: Final = Column("seq_len", "int", "tokens", "tokens of the one sequence")
 
 
 class HeadShape(NamedTuple):
-    """What one GPU's attention kernel is keyed by, after tensor parallelism; window 0 is full attention."""
+    """Key of an attention kernel on one GPU, after tensor parallelism; window 0 is full attention."""
 
     kv_dtype: str
     num_q_heads: int
@@ -40,7 +51,7 @@ class HeadShape(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, str, int]:
-        """What shapes that stand in for each other have in common: head_dim, kv_dtype and window."""
+        """head_dim, kv_dtype and window: shapes of one kind can be donors to each other."""
         return self.head_dim, self.kv_dtype, self.window
 
     def __str__(self) -> str:
@@ -48,10 +59,20 @@ class HeadShape(NamedTuple):
         return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim} ({self.kv_dtype} KV{window})"
 
 
+def check_kv_len(q_len: Floats, kv_len: Floats) -> None:
+    """Raise LookupInputError for a kv_len below q_len."""
+    wrong = np.flatnonzero(kv_len < q_len)
+    if len(wrong):
+        raise LookupInputError(
+            f"kv_len {int(kv_len[wrong[0]])} is less than q_len {int(q_len[wrong[0]])}: "
+            "kv_len counts the prefix and the new tokens"
+        )
+
+
 def attention_flops(
     num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real = 1
 ) -> Floats:
-    """FLOPs of causal attention of ``q_len`` new tokens, each seeing the prefix and its past."""
+    """FLOPs of causal attention per sequence: ``4 nh dh (q ctx + q (q + 1) / 2)``, ctx = kv_len - q_len."""
     q = as_floats(q_len)
     pairs = q * (as_floats(kv_len) - q) + q * (q + 1.0) / 2.0
     return 4.0 * as_floats(num_q_heads) * as_floats(head_dim) * pairs * as_floats(batch_size)
@@ -73,7 +94,7 @@ def attention_bytes(
 
 
 def decode_attention_flops(num_q_heads: Real, head_dim: Real, kv_len: Real, batch_size: Real) -> Floats:
-    """FLOPs of decode attention, one query a sequence: ``4 nh dh kv_len`` a sequence."""
+    """FLOPs of decode attention: ``4 nh dh kv_len`` per sequence."""
     return attention_flops(num_q_heads, head_dim, 1, kv_len, batch_size)
 
 
@@ -85,14 +106,14 @@ def decode_attention_bytes(
     batch_size: Real,
     kv_bytes: float = 2,
 ) -> Floats:
-    """Bytes of decode attention: the KV cache once, one query and output a sequence."""
+    """Bytes of decode attention: the KV cache once, one query and one output per sequence."""
     return attention_bytes(num_q_heads, num_kv_heads, head_dim, 1, kv_len, batch_size, kv_bytes)
 
 
 def attention_flops_within(
     num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real, window: Real
 ) -> Floats:
-    """Causal FLOPs within a window, of all tokens where it is 0."""
+    """Causal FLOPs within a window (0: all tokens): a growing past, then the window."""
     q, kv = as_floats(q_len), as_floats(kv_len)
     reach = np.where(as_floats(window) > 0.0, window, kv)
     growing = np.clip(reach - (kv - q), 0.0, q)
@@ -112,7 +133,7 @@ def attention_bytes_within(
     window: Real,
     kv_bytes: float = 2,
 ) -> Floats:
-    """Bytes of attention within a window, of all tokens where it is 0: queries, outputs, KV that any sees."""
+    """Bytes of attention within a window (0: all tokens): queries, outputs, and KV that any query reads."""
     kv = as_floats(kv_len)
     reach = np.where(as_floats(window) > 0.0, window, kv)
     seen = np.minimum(kv, reach + as_floats(q_len) - 1.0)
@@ -120,20 +141,20 @@ def attention_bytes_within(
 
 
 def pairs_within(tokens: Real, window: Real) -> Floats:
-    """(query, key) pairs of a sequence's first tokens, each of which attends to ``window`` at most."""
+    """(query, key) pairs of a sequence's first tokens, at most ``window`` per query."""
     within = np.minimum(as_floats(tokens), as_floats(window))
     return np.asarray(within * (within + 1.0) * 0.5 + (as_floats(tokens) - within) * as_floats(window))
 
 
 def prefix_within(q_len: Real, kv_len: Real, window: Real) -> tuple[Floats, Floats]:
-    """(query, prefix token) pairs of a sequence within a window, and prefix tokens that any query sees."""
+    """(query, prefix token) pairs of a sequence within a window, and prefix tokens that any query reads."""
     q, kv = as_floats(q_len), as_floats(kv_len)
     crossed = pairs_within(kv, window) - pairs_within(kv - q, window) - pairs_within(q, window)
     return crossed, np.minimum(kv - q, as_floats(window) - 1.0)
 
 
 def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-    """B of decode attention against (batch, kv_len): beyond its window it does not grow."""
+    """B of decode attention against (batch, kv_len); constant beyond the window."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     flops_us = US_PER_S / gpu.peak("bf16")
     bytes_us = US_PER_S / gpu.hbm_bytes_per_s
@@ -145,7 +166,7 @@ def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound
 
 
 def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-    """B of causal prefill attention without a prefix against (batch, q_len): linear beyond its window."""
+    """B of causal prefill without a prefix against (batch, q_len); linear beyond the window."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     flops_us = US_PER_S / gpu.peak("bf16")
     one, two = (float(attention_flops(nh, dh, q, q)) for q in (1, 2))
@@ -159,7 +180,7 @@ def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBoun
 
 
 def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
-    """Roofline of a prefix in prefill attention: us per (query, prefix token) pair, us per prefix token."""
+    """Roofline of a prefix in prefill: us per (query, prefix token) pair, and us per prefix token."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     kv_bytes = DTYPE_BYTES[shape.kv_dtype]
     no_prefix, one = (float(attention_bytes(nh, nkv, dh, 1, kv, 1, kv_bytes)) for kv in (1, 2))
@@ -168,14 +189,14 @@ def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
 
 
 def reads_kv_peaks(columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-    """Peaks of rows of attention: bf16's, and the KV cache's, in whose dtype some kernels compute."""
+    """Peaks of attention rows: bf16, and the KV dtype, in which some kernels compute."""
     words = columns["kv_dtype"]
     peak = np.full(len(words), dtype_peaks(np.array(["bf16"], object), gpu)[0])
     return peak, np.fmax(peak, dtype_peaks(words, gpu))
 
 
 def prefill_flops_conventions(columns: Columns, head_dim: Array, exact: Floats) -> dict[str, Floats]:
-    """FLOPs of causal attention of whole prompts by each convention that published files use."""
+    """FLOPs of causal attention of whole prompts by each convention of published files."""
     s = columns["q_len"]
     square = decode_attention_flops(columns["num_q_heads"], head_dim, s, s)
     return {
@@ -187,7 +208,7 @@ def prefill_flops_conventions(columns: Columns, head_dim: Array, exact: Floats) 
 
 
 class PrefixUs(NamedTuple):
-    """Price of a prefix, us."""
+    """Price of a prefix, us: per (query, prefix token) pair and per token; both also within a window."""
 
     pair: float = 0.0
     token: float = 0.0
@@ -195,7 +216,7 @@ class PrefixUs(NamedTuple):
     window_token: float = 0.0
 
     def times(self, factor: float, within: float | None = None) -> PrefixUs:
-        """So many times the price, and so many times what is of the window."""
+        """Multiply the price, and its part within the window by another factor."""
         near = factor if within is None else within
         return PrefixUs(
             factor * self.pair, factor * self.token, near * self.window_pair, near * self.window_token
@@ -205,11 +226,11 @@ class PrefixUs(NamedTuple):
 NO_PREFIX: Final = PrefixUs()
 
 CHUNK: Final = 128.0
-"""New tokens from which on prompts tell the price of a prefix: shorter ones hide it behind launches."""
+"""Fewest new tokens that show the price of a prefix; launches hide it in shorter prompts."""
 
 
 def measured_price(table: RaggedTable, prices: PrefixUs, window: int) -> tuple[float, float]:
-    """Multiples of the roofline time that measured prefixes take: beyond a window, and within it."""
+    """Latency of measured prefixes over their roofline: beyond a window and within it, each at least 1."""
     batch, q_len, prefix = table.points()
     fresh_us, origin = np.empty(len(batch)), np.zeros(len(batch), np.uint8)
     table.latency((batch, q_len, np.zeros_like(prefix)), fresh_us, origin)
@@ -218,18 +239,22 @@ def measured_price(table: RaggedTable, prices: PrefixUs, window: int) -> tuple[f
     if window:
         pairs, tokens = prefix_within(q_len, q_len + prefix, window)
         near = batch * (prices.window_pair * pairs + prices.window_token * tokens)
-    told = (prefix > 0.0) & (q_len >= CHUNK)
-    if not told.any():
+    is_usable = (prefix > 0.0) & (q_len >= CHUNK)
+    if not is_usable.any():
         return 1.0, 1.0
-    shares: Floats = (np.stack([far, near], axis=1) / table.latency_us[:, None])[told]
-    paid = (1.0 - fresh_us / table.latency_us)[told]
+    shares: Floats = (np.stack([far, near], axis=1) / table.latency_us[:, None])[is_usable]
+    paid = (1.0 - fresh_us / table.latency_us)[is_usable]
     beyond = max(1.0, float(np.linalg.lstsq(shares, paid, rcond=None)[0][0]))
     within = np.linalg.lstsq(shares[:, 1:], paid - beyond * shares[:, 0], rcond=None)[0]
     return beyond, max(1.0, float(within[0]))
 
 
 def grid_from_memory(grid: PackedGrid, shape: HeadShape, l2_bytes: int) -> PackedGrid:
-    """Return a decode grid in which no call finds its KV cache in the L2."""
+    """Return a decode grid in which no call finds its KV cache in L2.
+
+    A node below the line through the first two batches' streaming nodes is moved onto it and marked
+    extrapolated.
+    """
     heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
     batch, kv_len = grid.y_axis[1:-1], grid.x_axis[1:-1]
     seen = np.minimum(kv_len, shape.window) if shape.window else kv_len

@@ -1,7 +1,7 @@
-"""Calls: operators as a step uses them, with their shape on one GPU, how often, and over which rows.
+"""Calls of a step: an operator with its shape on one GPU, its count and its rows, without any latency.
 
-Attention aside, each depends on a number of rows alone: the tokens of the step, or its sequences.
-Nothing here knows a latency.
+Except for attention, a call depends only on a number of rows: the step's tokens or sequences. ``times`` is
+the count per step; ``stride`` is the distance of a group's GPUs in ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Rows = Literal["tokens", "sequences", "expert_tokens"]
 """The step's tokens, its sequences, or the tokens of all attention-data-parallel ranks together."""
 
 Steps = Literal["all", "decode_only", "with_prefill"]
-"""Which steps a call runs in: some kernels are others in steps of decodes alone."""
+"""Steps that a call runs in; some kernels differ in steps without prefill."""
 
 Role = Literal[
     "embedding",
@@ -78,15 +78,15 @@ Role = Literal[
     "lm_head",
     "runtime",
 ]
-"""What a call does in a step: other programs' operators are found by it, never by a call's name.
+"""What a call does in a step; exports to other programs map roles, never names of calls.
 
-``runtime`` is what an engine adds to its kernels, which is no call of any model.
+``runtime`` is the overhead of an engine, which belongs to no call of a model.
 """
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A linear layer on one GPU: rows x n x k, ``times`` a step."""
+    """A linear layer on one GPU: rows x n x k."""
 
     operator: ClassVar[str] = "gemm"
     role: Role
@@ -101,7 +101,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A kernel that only streams: ``row_bytes`` read and written a row, ``times`` a step."""
+    """A kernel that only streams: ``row_bytes`` read and written per row."""
 
     operator: ClassVar[str] = "elementwise"
     role: Role
@@ -114,7 +114,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A sum over a group, ``stride`` GPUs apart: ``row_bytes`` a row from each, ``times`` a step."""
+    """A sum over a group of GPUs: ``row_bytes`` per row from each."""
 
     operator: ClassVar[str] = "allreduce"
     role: Role
@@ -129,7 +129,11 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed experts of a layer on one GPU: one fused kernel, ``times`` a step."""
+    """Routed experts of a layer on one GPU: one fused kernel; sizes are those of the whole layer.
+
+    ``phase`` and ``num_slots`` (places for experts, with copies of a load balancer) are of wide expert
+    parallelism; a kernel that ``sends`` also dispatches and combines tokens.
+    """
 
     role: Role
     name: str
@@ -151,7 +155,7 @@ class Experts:
 
     @property
     def operator(self) -> str:
-        """The operator whose tables have it."""
+        """Name of the operator."""
         if self.sends:
             return "megamoe"
         if self.phase:
@@ -161,7 +165,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` a row from each GPU, ``times`` a step."""
+    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` per row from each GPU."""
 
     operator: ClassVar[str] = "collective"
     role: Role
@@ -177,7 +181,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One phase of sending tokens to the GPUs of their experts, ``times`` a step."""
+    """One phase (dispatch or combine) of sending tokens to the GPUs of their experts.
+
+    ``library`` names the kernels as tables do, ``shared_by`` is the number of GPUs that share the rows.
+    """
 
     operator: ClassVar[str] = "expert_dispatch"
     role: Role
@@ -197,7 +204,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class SendReceive:
-    """What a pipeline stage sends the next one: ``row_bytes`` a row, ``times`` a step."""
+    """Activations that a pipeline stage sends to the next: ``row_bytes`` per row."""
 
     operator: ClassVar[str] = "send_receive"
     role: Role
@@ -212,7 +219,7 @@ class SendReceive:
 
 @dataclass(frozen=True)
 class LatentProduct:
-    """One of the two batched products that decodes of latent attention absorb, ``times`` a step."""
+    """One of the two batched GEMMs of absorbed latent attention: ``pre`` or ``post`` attention."""
 
     operator: ClassVar[str] = "mla_bmm"
     role: Role
@@ -229,7 +236,7 @@ class LatentProduct:
 
 @dataclass(frozen=True)
 class HyperConnection:
-    """Mixing residual streams before a layer's sublayers, or after them, ``times`` a step."""
+    """Mixing of residual streams before (``pre``) or after (``post``) a layer's sublayers."""
 
     operator: ClassVar[str] = "hyper_connections"
     role: Role
@@ -260,14 +267,14 @@ RowOperator = (
 
 @dataclass(frozen=True)
 class Parallel:
-    """Calls on several paths beside each other, as shared experts beside routed ones: the longest counts."""
+    """Calls on parallel paths, such as shared and routed experts: the longest path counts."""
 
     paths: tuple[tuple[RowOperator, ...], ...]
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention of a layer on one GPU, over the keys of the step's requests; ``times`` a step."""
+    """Grouped-query attention of a layer on one GPU; window 0 is full attention."""
 
     times: int
     num_q_heads: int
@@ -279,7 +286,7 @@ class AttentionCall:
 
 
 class MixerKernel(NamedTuple):
-    """A measured kernel, or a block of several measured as one, by the table that has it."""
+    """A measured kernel, or a block of kernels measured as one: operator and key of its table."""
 
     operator: str
     key: tuple[Any, ...]
@@ -287,7 +294,10 @@ class MixerKernel(NamedTuple):
 
 @dataclass(frozen=True)
 class MixerCall:
-    """What mixes tokens otherwise than by grouped heads: latent and sparse attention, linear attention."""
+    """A layer's latent, sparse or linear attention on one GPU: kernels of decode and prefill.
+
+    ``window`` is the number of tokens beyond which attention costs no more; 0 if it always grows.
+    """
 
     times: int
     decode: MixerKernel | None

@@ -1,9 +1,9 @@
-"""Collectives: what GPUs of a group send each other, by bytes that each contributes."""
+"""Collectives of a group of GPUs by the bytes that each contributes, and sends between pipeline stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from fastroof.columns import DTYPE, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
 from fastroof.operators.calls import AllReduce, Collective, SendReceive
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     dtype_names,
@@ -25,21 +25,17 @@ from fastroof.operators.foreign_rows import (
     unknown_dtypes,
 )
 from fastroof.operators.link_groups import OVER_NODES, Far, GroupOperator, Placement, inter_node_us
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, Real, as_floats
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, Real, RowSource, as_floats
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import DTYPE_BYTES, US_PER_S
-
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
 
 _NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group", 2)
 _MESSAGE: Final = Column("message_bytes", "int", "B", "bytes each GPU contributes")
 _PACKAGE_COLUMNS: Final = (*size_columns("num_gpus", "message_size"), *MEASURED)
 
 IN_SWITCH_REDUCTION: Final = 2.0
-"""NVLink switches that add halve what an all-reduce sends, so its ring figure can double."""
+"""NVLink switches that reduce in-network halve an all-reduce's traffic, so its ring figure can double."""
 
 
 def allreduce_wire_bytes(message_bytes: Real, num_gpus: Real) -> Floats:
@@ -49,54 +45,54 @@ def allreduce_wire_bytes(message_bytes: Real, num_gpus: Real) -> Floats:
 
 
 def _message_bytes(raw: Raw, dtype: Array) -> Array:
-    """Sizes in the package count elements: of one all-reduce, half takes twice int8's time."""
+    """Bytes of the package's messages, whose sizes count elements."""
     size = np.array([DTYPE_BYTES.get(d, 0) for d in dtype])
     return np.asarray(raw["message_size"] * size, np.int64)
 
 
-def _custom_allreduce(raw: Raw) -> ForeignRows:
+def _custom_allreduce(raw: Raw) -> ExternalRows:
     dtype = dtype_names(raw["allreduce_dtype"])
-    # TensorRT-LLM's rows name no mode; they start at 2.6 to 5 us over NVLink, where eager launches take 20.
+    # TensorRT-LLM's rows have no mode; they start at 2.6 to 5 us over NVLink, where eager launches take 20
     launch = raw.get("backend", np.full(len(dtype), "trtllm_graph", object))
     mode = np.array([word.rpartition("_")[2] for word in launch], object)
     out = unknown_dtypes(dtype)
     out |= {f"launched as {m}": mode == m for m in sorted(set(mode)) if m not in ("graph", "eager")}
     columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], "mode": mode}
     columns |= {"message_bytes": _message_bytes(raw, dtype), **measured_us(raw)}
-    return ForeignRows(columns, out)
+    return ExternalRows(columns, out)
 
 
-def _library_allreduce(raw: Raw, mode: str) -> ForeignRows:
+def _library_allreduce(raw: Raw, mode: str) -> ExternalRows:
     dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
     columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
     columns |= {"mode": np.full(len(dtype), mode, object), "message_bytes": _message_bytes(raw, dtype)}
-    return ForeignRows(columns, unknown_dtypes(dtype) | {"other collectives": collective != "all_reduce"})
+    return ExternalRows(columns, unknown_dtypes(dtype) | {"other collectives": collective != "all_reduce"})
 
 
-def _nccl_allreduce(raw: Raw) -> ForeignRows:
+def _nccl_allreduce(raw: Raw) -> ExternalRows:
     return _library_allreduce(raw, "nccl")
 
 
-def _oneccl_allreduce(raw: Raw) -> ForeignRows:
+def _oneccl_allreduce(raw: Raw) -> ExternalRows:
     return _library_allreduce(raw, "oneccl")
 
 
-def _library_collective(raw: Raw) -> ForeignRows:
+def _library_collective(raw: Raw) -> ExternalRows:
     dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
     size = _message_bytes(raw, dtype)
-    # The library's size of an all-gather is what all GPUs hold at its end; each contributes its share.
+    # the library's size of an all-gather is the result's; each GPU contributes its share
     share = np.where(collective == "all_gather", size // raw["num_gpus"], size)
     columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
     columns |= {"collective": collective, "message_bytes": share}
     uneven = {"message that the GPUs cannot share": share * raw["num_gpus"] < size}
-    return ForeignRows(columns, unknown_dtypes(dtype) | uneven | {"all_reduce": collective == "all_reduce"})
+    return ExternalRows(columns, unknown_dtypes(dtype) | uneven | {"all_reduce": collective == "all_reduce"})
 
 
 _NCCL_COLUMNS: Final = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
 
 
 class AllReduceOperator(GroupOperator):
-    """A sum over GPUs, in a CUDA graph unless the mode says otherwise."""
+    """A sum over GPUs; the default mode is a CUDA graph."""
 
     name = "allreduce"
     rank = 40
@@ -136,7 +132,7 @@ class AllReduceOperator(GroupOperator):
         return allreduce_wire_bytes(columns["message_bytes"], columns["num_gpus"])
 
     def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch and what a ring sends over the link."""
+        """Launch plus the ring's bytes over the link."""
         _, num_gpus, _ = key
         link = gpu.nvlink_bytes_per_s / US_PER_S
 
@@ -146,40 +142,40 @@ class AllReduceOperator(GroupOperator):
         return bound_us
 
     def check_key(self, key: Key) -> None:
-        """Refuse a group of one."""
+        """Reject a group of one GPU."""
         if key[1] == 1:
-            raise LookupInputError("an all-reduce needs num_gpus of at least 2, got 1")
+            raise LookupInputError("allreduce needs num_gpus of at least 2, got 1")
 
     # -- in plans ----------------------------------------------------------------------------------
 
     def group_key(self, call: AllReduce, num_gpus: int) -> Key:
-        """Of bf16, in CUDA graphs."""
+        """bf16, in CUDA graphs."""
         return ("bf16", num_gpus, "graph")
 
     def node_key(self, call: AllReduce, num_gpus: int) -> Key:
-        """NCCL's, of two bytes an element: engines' own kernels are of one node."""
+        """NCCL with two bytes per element; engines' own kernels work within one node."""
         return ("fp16", num_gpus, "nccl")
 
     def wire_bytes(self, call: AllReduce, num_gpus: int) -> float:
-        """Of a ring."""
+        """Bytes of a ring."""
         return float(allreduce_wire_bytes(1.0, num_gpus))
 
     def near_row_bytes(self, call: AllReduce, where: Placement) -> float:
-        """All of the message is added up within the domain first."""
+        """The whole message, reduced within the domain first."""
         return call.row_bytes
 
     def far(self, call: AllReduce, where: Placement) -> Far:
-        """Each GPU's share of the sums: scattered over domains, and gathered."""
+        """Reduce-scatter and all-gather of each GPU's share across domains."""
         share = call.row_bytes / where.near
         return Far(2, float(allreduce_wire_bytes(share, where.domains)))
 
     def row_datasheet(self, call: AllReduce) -> DatasheetClass:
-        """The one class."""
+        """Launch floor and efficiency of the only class."""
         return self.datasheets[self.name]
 
 
 def collective_wire_bytes(collective: str, message_bytes: Real, num_gpus: Real) -> Floats:
-    """Bytes each GPU sends: half an all-reduce; an all-gather passes on g shards, not one."""
+    """Bytes each GPU sends: half an all-reduce's; an all-gather forwards g shards."""
     half = allreduce_wire_bytes(message_bytes, num_gpus) / 2.0
     return half * as_floats(num_gpus) if collective == "all_gather" else half
 
@@ -190,14 +186,14 @@ class CollectiveOperator(GroupOperator):
     name = "collective"
     rank = 60
     summary = "All-gather, reduce-scatter or all-to-all."
-    about = "message-bytes is what each GPU contributes: of an all-gather its own share of the result."
+    about = "message-bytes is what each GPU contributes; for an all-gather its share of the result."
     keys = (
         DTYPE,
         Column("collective", "text", "", "all_gather, reduce_scatter or alltoall"),
         _NUM_GPUS,
     )
     axes = (_MESSAGE,)
-    # the package measured none in bf16; sums and copies of 2 bytes an element take the same time
+    # the package has none in bf16; sums and copies of 2 bytes per element take the same time
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "fp16"}
     over_link = True
     is_linear = True
@@ -217,7 +213,7 @@ class CollectiveOperator(GroupOperator):
         return np.where(columns["collective"].astype(str) == "all_gather", gather, other)
 
     def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
-        """Launch and what is sent over the link."""
+        """Launch plus the bytes over the link."""
         _, collective, num_gpus = key
         link = gpu.nvlink_bytes_per_s / US_PER_S
 
@@ -227,22 +223,22 @@ class CollectiveOperator(GroupOperator):
         return bound_us
 
     def check_key(self, key: Key) -> None:
-        """Refuse a group of one."""
+        """Reject a group of one GPU."""
         if key[2] == 1:
-            raise LookupInputError(f"a collective {key[1]} needs num_gpus of at least 2, got 1")
+            raise LookupInputError(f"collective {key[1]} needs num_gpus of at least 2, got 1")
 
     # -- in plans ----------------------------------------------------------------------------------
 
     def group_key(self, call: Collective, num_gpus: int) -> Key:
-        """Of two bytes an element."""
+        """Two bytes per element."""
         return (self.defaults["dtype"], call.collective, num_gpus)
 
     def wire_bytes(self, call: Collective, num_gpus: int) -> float:
-        """As :func:`collective_wire_bytes` counts them."""
+        """Bytes of :func:`collective_wire_bytes`."""
         return float(collective_wire_bytes(call.collective, 1.0, num_gpus))
 
     def near_row_bytes(self, call: Collective, where: Placement) -> float:
-        """A gather passes on what came from other domains; an exchange sends the rest there."""
+        """An all-gather forwards other domains' rows, an all-to-all sends only the domain's part."""
         if call.collective == "all_gather":
             return call.row_bytes * where.domains
         if call.collective == "alltoall":
@@ -250,7 +246,7 @@ class CollectiveOperator(GroupOperator):
         return call.row_bytes
 
     def far(self, call: Collective, where: Placement) -> Far:
-        """A GPU's own rows to its peers, its share of the sums, or what is for GPUs of other domains."""
+        """A GPU's rows to its peers (all-gather), its share of the sums, or the rows of other domains."""
         if call.collective == "all_gather":
             return Far(1, call.row_bytes * (where.domains - 1))
         if call.collective == "alltoall":
@@ -258,7 +254,7 @@ class CollectiveOperator(GroupOperator):
         return Far(1, call.row_bytes / where.near * (where.domains - 1) / where.domains)
 
     def row_datasheet(self, call: Collective) -> DatasheetClass:
-        """That of all-reduces: the same link."""
+        """Class of all-reduces, which use the same link."""
         return ALLREDUCE.datasheets["allreduce"]
 
 
@@ -267,7 +263,7 @@ COLLECTIVE: Final = CollectiveOperator()
 
 
 def boundaries_between_nodes(stages: int, stage_gpus: int, linked_gpus: int) -> int:
-    """Boundaries at which some GPU of a stage sends to another node; stages lie one after another."""
+    """Count stage boundaries at which some GPU sends to another node."""
 
     def crosses(stage: int) -> bool:
         first = stage * stage_gpus
@@ -278,48 +274,50 @@ def boundaries_between_nodes(stages: int, stage_gpus: int, linked_gpus: int) -> 
 
 
 class SendReceiveOperator(PerRowOperator):
-    """What a stage sends the next; the mean over all boundaries."""
+    """Sends between pipeline stages; the mean over all boundaries."""
 
     name = "send_receive"
     rank = 64
-    keys = (Column("num_nodes", "int", "", "nodes that both GPUs are in"),)
-    axes = (Column("message_bytes", "int", "B", "bytes that are sent"),)
+    keys = (Column("num_nodes", "int", "", "nodes of the two GPUs"),)
+    axes = (Column("message_bytes", "int", "B", "bytes sent"),)
     over_link = True
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
         "send_receive": DatasheetClass(ALLREDUCE.datasheets["allreduce"].launch_us, 1.0)
     }
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """What is sent."""
+        """Bytes sent."""
         return np.asarray(columns["message_bytes"], np.float64)
 
     # -- in plans ----------------------------------------------------------------------------------
 
     def row_cost(self, call: SendReceive) -> RowCost:
-        """Bytes a row."""
+        """Bytes per row."""
         return RowCost(0.0, call.row_bytes, 0.0, "bf16")
 
     def row_key(self, call: SendReceive) -> Key:
-        """Bytes a row, and where the boundaries lie."""
+        """Bytes per row, and the stages."""
         return (call.row_bytes, call.stages, call.stage_gpus)
 
-    def serving(self, call: SendReceive, tables: Tables) -> None:
-        """Nothing was measured."""
+    def serving(self, call: SendReceive, tables: RowSource) -> None:
+        """None: nothing was measured."""
 
-    def row_nodes(self, call: SendReceive, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The datasheet's: nothing was measured."""
+    def row_nodes(
+        self, call: SendReceive, tables: RowSource, options: CurveOptions, max_rows: int
+    ) -> RowNodes:
+        """Nodes of the datasheet."""
         return self.datasheet_nodes(call, tables.gpu)
 
-    def row_variance(self, call: SendReceive, tables: Tables, rows: Floats) -> Floats:
-        """As of all that is modelled between nodes."""
+    def row_variance(self, call: SendReceive, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of everything modelled across nodes."""
         return np.full(len(rows), OVER_NODES**2)
 
     def row_datasheet(self, call: SendReceive) -> DatasheetClass:
-        """The one class."""
+        """Launch floor and efficiency of the only class."""
         return self.datasheets[self.name]
 
     def datasheet_nodes(self, call: SendReceive, gpu: GpuSpec) -> RowNodes:
-        """A straight line: the mean of the boundaries within nodes and between them."""
+        """A straight line: the mean over boundaries within nodes and across them."""
         axis = np.array([0.0, SIZE_LIMIT])
         sent = axis * call.row_bytes
         near_us = self.row_datasheet(call).launch_us + sent / gpu.nvlink_bytes_per_s * US_PER_S

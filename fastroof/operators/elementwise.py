@@ -1,9 +1,9 @@
-"""Kernels that only stream: norms, rotary embedding, activations, KV writes, copies, quantising."""
+"""Streaming kernels: norms, rotary embedding, activations, KV writes, copies, quantising."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -12,65 +12,61 @@ from fastroof.columns import MEASURED_US, ORIGIN_INTERPOLATED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Elementwise
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     measured_us,
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, Key
+from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, SourceTable
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 from fastroof.units import GB, US_PER_MS, US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
 NOT_STREAMING: Final = ("launch", "fp8_scale")
-"""Measured kinds that do more, or less, than stream."""
+"""Measured kinds that are not streaming kernels."""
 
 STREAM_FRACTION: Final = 0.5
-"""A kernel that reaches less of the memory's bandwidth is bound by something else."""
+"""Share of the memory bandwidth below which a kernel is bound by something else."""
 
 L2_MULTIPLE: Final = 8
-"""A kernel that moves this many times the L2 streams from memory."""
+"""Multiple of L2 beyond which a kernel streams from memory."""
 
 
 class Streaming(NamedTuple):
-    """What the measured streaming kernels say of this GPU."""
+    """Launch floor (smallest latency) and copy bandwidth of measured streaming kernels."""
 
     launch_us: float
     bytes_per_s: float
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Launch floor, us, and bytes a us."""
+        """Launch floor, us, and bytes per us."""
         return self.launch_us, self.bytes_per_s / US_PER_S
 
 
-def _quantising(raw: Raw, kind: str, io_bytes: Array, what: str) -> ForeignRows:
+def _quantising(raw: Raw, kind: str, io_bytes: Array, what: str) -> ExternalRows:
     m, k, dtype = raw["m"], raw["k"], raw["quant_dtype"]
     columns = {"kind": np.full(len(m), kind, object), "m": m, "width": k, "io_bytes": io_bytes}
     out = {f"{what} {d}": dtype == d for d in sorted(set(dtype)) if d != "fp8"}
-    return ForeignRows(columns | measured_us(raw), out)
+    return ExternalRows(columns | measured_us(raw), out)
 
 
-def _scale_matrix(raw: Raw) -> ForeignRows:
+def _scale_matrix(raw: Raw) -> ExternalRows:
     # bf16 in, fp8 out.
     return _quantising(raw, "fp8_quantise", 3 * raw["m"] * raw["k"], "quantises to")
 
 
-def _compute_scale(raw: Raw) -> ForeignRows:
-    # what finding the scales adds to quantising with known ones: a float32 a row
+def _compute_scale(raw: Raw) -> ExternalRows:
+    # time of finding the scales, in addition to quantising with known ones: a float32 per row
     rows = _quantising(raw, "fp8_scale", 4 * raw["m"], "scales of")
-    # one of the two kernels was as fast as the other
-    return ForeignRows(
+    # no difference: both kernels were equally fast
+    return ExternalRows(
         rows.columns, rows.left_out | {"no difference": raw["latency"] < MEASURED_US[0] / US_PER_MS}
     )
 
@@ -79,7 +75,7 @@ _DIFFERENCE: Final = Column("latency", "float", "ms", "difference of two measure
 
 
 class ElementwiseOperator(PerRowOperator):
-    """Streaming kernels; plans take launch and copy bandwidth of them, not single lookups."""
+    """Streaming kernels; plans use their launch floor and copy bandwidth instead of lookups."""
 
     name = "elementwise"
     rank = 70
@@ -88,7 +84,7 @@ class ElementwiseOperator(PerRowOperator):
     )
     axes = (
         Column("m", "int", "tokens", "rows"),
-        Column("width", "int", "", "elements a row"),
+        Column("width", "int", "", "elements per row"),
         Column("io_bytes", "int", "B", "compulsory bytes read and written"),
     )
     # Over vLLM 0.24.0's H100 streaming kernels beyond the L2.
@@ -111,15 +107,15 @@ class ElementwiseOperator(PerRowOperator):
     )
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """What is read and written."""
+        """Bytes read and written."""
         return np.asarray(columns["io_bytes"], np.float64)
 
     def independent_axes(self, columns: Columns) -> dict[str, Array]:
-        """The bytes follow from the sizes."""
+        """Sizes without the bytes, which follow from them."""
         return {axis.name: columns[axis.name] for axis in self.axes if axis.name != "io_bytes"}
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Launch floor and copy bandwidth, if the quantising kernel streams at all."""
+        """Launch floor and copy bandwidth, if the quantising kernel streams."""
         own = columns[self.name]
         quantises = own["kind"] == "fp8_quantise"
         io_bytes, latency_us = own["io_bytes"][quantises], own["latency_us"][quantises]
@@ -144,22 +140,22 @@ class ElementwiseOperator(PerRowOperator):
             "note": note,
         }
 
-    def streaming(self, tables: Tables) -> Streaming | None:
-        """Launch floor and copy bandwidth from measured streaming kernels; None without them."""
+    def streaming(self, tables: RowSource) -> Streaming | None:
+        """Launch floor and copy bandwidth of the first source bound by memory; None if there is none."""
         return self._streaming(tables)[1]
 
-    def _streaming(self, tables: Tables) -> tuple[MeasuredTable | None, Streaming | None]:
-        def found() -> tuple[MeasuredTable | None, Streaming | None]:
-            for table in tables.candidates(self.name) if self.name in tables.measured.tables else ():
+    def _streaming(self, tables: RowSource) -> tuple[SourceTable | None, Streaming | None]:
+        def found() -> tuple[SourceTable | None, Streaming | None]:
+            for table in tables.candidates(self.name) if tables.has(self.name) else ():
                 rates = _streaming_rates(table.columns, tables.gpu)
                 if rates is not None:
                     return table, rates
             return None, None
 
-        return tables.kept(("streaming",), found)
+        return tables.cached(("streaming",), found)
 
-    def shared_error(self, tables: Tables) -> float | None:
-        """Relative standard error of a streaming kernel's line; None where none was measured."""
+    def shared_error(self, tables: RowSource) -> float | None:
+        """Relative standard error of the streaming line; None if none was measured."""
         table, measured = self._streaming(tables)
         if table is None or measured is None:
             return None
@@ -170,22 +166,21 @@ class ElementwiseOperator(PerRowOperator):
         off = np.abs(np.log(line_us / columns["latency_us"][streams]))
         return float(np.quantile(off, LEVEL)) / NORMAL_80
 
-    def fp8_scale_us(self, tables: Tables, m: Any, k: int, source: str = "") -> Floats:
-        """What finding its input's scale takes a dynamically quantised fp8 GEMM of m x k inputs, us."""
-        every = tables.candidates(self.name) if self.name in tables.measured.tables else ()
+    def fp8_scale_us(self, tables: RowSource, m: Any, k: int, source: str = "") -> Floats:
+        """Time of finding the input scale of a dynamically quantised fp8 GEMM of m x k inputs, us."""
+        every = tables.candidates(self.name) if tables.has(self.name) else ()
         having = [table for table in every if (table.columns["kind"] == "fp8_scale").any()]
         if not having:
             raise MissingTableError(
                 f"{tables.gpu.name} has no fp8_scale rows, which fp8 GEMMs with static scales need: "
-                "compile with an engine profile whose fp8_scales are dynamic"
+                "use an engine profile with dynamic fp8_scales"
             )
         table = next((table for table in having if table.source == source), having[0])
-        columns = table.columns
-        rows = columns["kind"] == "fp8_scale"
-        m_axis, at_m = np.unique(columns["m"][rows], return_inverse=True)
-        k_axis, at_k = np.unique(columns["width"][rows], return_inverse=True)
+        rows = tables.rows(self, ("fp8_scale",), source=table.source)
+        m_axis, at_m = np.unique(rows["m"], return_inverse=True)
+        k_axis, at_k = np.unique(rows["width"], return_inverse=True)
         grid_us = np.full((len(m_axis), len(k_axis)), np.nan)
-        grid_us[at_m, at_k] = tables.served_rows(table).latency_us[rows]
+        grid_us[at_m, at_k] = rows["latency_us"]
         known = ~np.isnan(grid_us)
         along_k = [np.interp(k, k_axis[has], row[has]) for row, has in zip(grid_us, known, strict=True)]
         return np.asarray(np.interp(m, m_axis, along_k))
@@ -193,19 +188,21 @@ class ElementwiseOperator(PerRowOperator):
     # -- in plans ----------------------------------------------------------------------------------
 
     def row_cost(self, call: Elementwise) -> RowCost:
-        """Bytes a row."""
+        """Bytes per row."""
         return RowCost(0.0, call.row_bytes, 0.0, "bf16")
 
     def row_key(self, call: Elementwise) -> Key:
-        """Bytes a row."""
+        """Bytes per row."""
         return (call.row_bytes,)
 
-    def serving(self, call: Elementwise, tables: Tables) -> MeasuredTable | None:
-        """The first source whose streaming kernels are bound by memory."""
+    def serving(self, call: Elementwise, tables: RowSource) -> SourceTable | None:
+        """Table of the first source whose streaming kernels are bound by memory."""
         return self._streaming(tables)[0]
 
-    def row_nodes(self, call: Elementwise, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Launch floor plus bytes at copy bandwidth: the line through this GPU's two measured constants."""
+    def row_nodes(
+        self, call: Elementwise, tables: RowSource, options: CurveOptions, max_rows: int
+    ) -> RowNodes:
+        """Launch floor plus bytes at copy bandwidth, from measured constants or the datasheet."""
         measured = self.streaming(tables)
         if measured is None:
             return self.datasheet_nodes(call, tables.gpu)
@@ -214,16 +211,16 @@ class ElementwiseOperator(PerRowOperator):
         flag = np.full(2, ORIGIN_INTERPOLATED, np.uint8)
         return RowNodes(axis, launch_us + axis * call.row_bytes / bytes_per_us, flag, launch_us)
 
-    def row_variance(self, call: Elementwise, tables: Tables, rows: Floats) -> None:
-        """All streaming kernels share one line, and its error."""
+    def row_variance(self, call: Elementwise, tables: RowSource, rows: Floats) -> None:
+        """None: all streaming kernels share one line and its error."""
 
     def row_datasheet(self, call: Elementwise) -> DatasheetClass:
-        """The one class."""
+        """Launch floor and efficiency of the only class."""
         return self.datasheets[self.name]
 
 
 def _streaming_rates(columns: Columns, gpu: GpuSpec) -> Streaming | None:
-    """Rates of one source's kernels; None where they are not bound by memory, or too small to say."""
+    """Rates of one source's kernels; None if they are not bound by memory or too small."""
     kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
     streams = ~np.isin(kind, NOT_STREAMING)
     large = streams & (io_bytes > (L2_MULTIPLE * gpu.l2_bytes or GB))

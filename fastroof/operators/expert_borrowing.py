@@ -1,13 +1,12 @@
-"""Experts of a shape that was not measured, from the measured ones nearest to it at equal work.
+"""Experts of an unmeasured shape, borrowed from the nearest measured shapes at equal work.
 
-A kernel of routed experts sees on one GPU an expert's width over moe_tp, the experts over moe_ep, and the
-share of its tokens that each takes, topk / experts. Two kernels are as far apart as the octaves between
-these, the hidden width and moe_ep add up to. The layer itself, split otherwise, lends before any other
-layer does; of either the two nearest, weighted by how near they are.
+On one GPU a kernel of routed experts sees an expert's width over moe_tp, the experts over moe_ep, and the
+share of tokens per expert, topk / experts. The distance of two kernels is the sum of octaves between these,
+the hidden width and moe_ep. Other splits of the same layer come before other layers; the two nearest are
+weighted by distance.
 
-Work is equal where an expert has equally many tokens: at ``tokens x topk / experts``. There the lender's
-latency / B is taken over. What was chosen, and on which tables it was judged, is in ``README.md`` beside
-this file.
+Work is equal at equal tokens per expert, ``tokens x topk / experts``; the donor's latency / B applies there.
+README.md ("Unmeasured expert shapes") has the alternatives and their errors.
 """
 
 from __future__ import annotations
@@ -24,40 +23,41 @@ from fastroof.operators.row_operator import PackedSizes
 from fastroof.pack import pack_curve
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 
-LENDERS: Final = 2
-"""Kernels that lend: with one the H100's vLLM tables come out at 9.1 and 11.9 % instead of 6.5 and 7.7 (up to
-256 tokens, and beyond) for another split, at 12.3 and 15.0 instead of 10.9 and 13.8 for another layer; with
-three at 7.7 and 9.5, and at 10.5 and 13.6."""
+MOST_DONORS: Final = 2
+"""Maximum number of donors. MAPE on the H100's vLLM tables, up to 256 tokens and beyond: 6.5 and 7.7 % for
+another split, 10.9 and 13.8 for another layer; with one donor 9.1 and 11.9, 12.3 and 15.0; with three 7.7 and
+9.5, 10.5 and 13.6."""
 
 NEAR_OCTAVES: Final = 0.25
-"""Added to a distance before weighing by it: kernels nearer than this differ by tuning, not by size."""
+"""Added to distances before weighting: nearer kernels differ by tuning, not by size."""
 
 ANOTHER_ROUTING: Final = 0.23
-"""Relative standard error of routing by another distribution: 80 % of |ln| of power_law_1.2 over balanced are
-within 0.29 in the H100's vLLM tables, 0.47 in TensorRT-LLM's, 0.23 in SGLang's."""
+"""Relative standard error of another routing distribution: 80 % of |ln| of power_law_1.2 over balanced are
+within
+0.29 in the H100's vLLM tables, 0.47 in TensorRT-LLM's, 0.23 in SGLang's."""
 
 DISTANCE_EDGES: Final = (1.5, 3.0)
-"""Octaves between classes of distance, whose errors are told apart: about 0.09, 0.16 and 0.25 on the H100
-with vLLM's kernels."""
+"""Octaves between classes of distance with separate errors: about 0.09, 0.16 and 0.25 for vLLM on H100."""
 
 FEWEST_KERNELS: Final = 8
-"""A class of fewer is not told apart."""
+"""Fewest kernels of a class with a separate error."""
 
 MOST_LEFT_OUT: Final = 100
-"""Kernels of a table that are left out; of more every so many."""
+"""Maximum number of kernels of a table that are left out in turn."""
 
 FEWEST_LAYERS: Final = 4
 FEW_LAYERS: Final = 0.29
-"""Least relative standard error of lending from another layer where a table has fewer layers: that of kernels
-3.5 octaves away and farther on the H100 with vLLM's kernels."""
+"""Least relative standard error of borrowing from another layer if a table has fewer than FEWEST_LAYERS: that
+of
+kernels at least 3.5 octaves away (vLLM on H100)."""
 
 
 Roofline = Callable[["ExpertShape", float], Callable[[Any], Floats]]
-"""B at numbers of tokens, us, of a shape and for a least latency in us."""
+"""B against tokens, us, of a shape with a given least latency, us."""
 
 
 class ExpertShape(NamedTuple):
-    """Keys of a kernel of routed experts, in the order of its table."""
+    """Key of a kernel of routed experts."""
 
     dtype: str
     hidden: int
@@ -70,24 +70,24 @@ class ExpertShape(NamedTuple):
 
     @property
     def layer(self) -> tuple[int, int, int, int]:
-        """What a model says, however it is split."""
+        """Sizes of the layer, independent of its split."""
         return self[1:5]
 
 
-class Lender(NamedTuple):
-    """A measured kernel that lends, and how much it counts; weights of all lenders add up to 1."""
+class ExpertDonor(NamedTuple):
+    """A measured kernel, its weight (all add up to 1) and its distance in octaves."""
 
     shape: ExpertShape
     weight: float
     octaves: float
 
-    def is_near(self, wanted: ExpertShape) -> bool:
-        """Whether it is the layer itself, or not in the farthest class of distance."""
-        return self.shape.layer == wanted.layer or self.octaves < DISTANCE_EDGES[-1]
+    def is_near(self, target: ExpertShape) -> bool:
+        """Whether it is the same layer, or not in the farthest class of distance."""
+        return self.shape.layer == target.layer or self.octaves < DISTANCE_EDGES[-1]
 
 
 def borrowing_grids(operator: str) -> tuple[HoldoutGrid, ...]:
-    """Hold-outs of whole kernels: other splits of the layer are left, or other layers alone."""
+    """Hold-outs of whole kernels: other splits of the layer remain, or only other layers."""
     layer, routing = ("hidden", "intermediate", "topk", "num_experts"), {"distribution": "power_law_1.2"}
     return (
         HoldoutGrid(operator, "another split", {}, routing, (*layer, "moe_tp", "moe_ep")),
@@ -96,7 +96,7 @@ def borrowing_grids(operator: str) -> tuple[HoldoutGrid, ...]:
 
 
 def features(shapes: Sequence[ExpertShape]) -> Floats:
-    """What kernels lie apart by, in octaves, shape (kernels, 5)."""
+    """Coordinates of kernels in octaves, shape (kernels, 5)."""
     c = np.array([shape[1:7] for shape in shapes], np.float64).reshape(-1, 6).T
     hidden, intermediate, topk, num_experts, moe_tp, moe_ep = c
     own = (hidden, intermediate / moe_tp, num_experts / moe_ep, topk / num_experts, moe_ep)
@@ -104,111 +104,113 @@ def features(shapes: Sequence[ExpertShape]) -> Floats:
 
 
 def layers(shapes: Sequence[ExpertShape]) -> Longs:
-    """A number a layer: equal for its splits."""
+    """Number of each shape's layer, equal for all its splits."""
     number: dict[tuple[int, ...], int] = {}
     return np.array([number.setdefault(shape.layer, len(number)) for shape in shapes], np.int64)
 
 
 def is_routing(distribution: str) -> bool:
-    """Whether a name says how tokens spread, as tables of experts call it."""
+    """Whether a distribution is a token routing (``balanced``, ``uniform``, ``power_law_*``)."""
     return distribution.startswith(("balanced", "uniform", "power_law"))
 
 
-def nearest_routing(wanted: str, measured: Iterable[str]) -> str:
-    """The distribution itself, or the measured one whose skew is nearest; empty without any."""
+def nearest_routing(target: str, measured: Iterable[str]) -> str:
+    """The distribution itself, or the measured one with the nearest skew; empty without any."""
 
     def skew(distribution: str) -> float:
         last = distribution.rsplit("_", 1)[-1]
         return float(last) if last.replace(".", "", 1).isdecimal() else 0.0
 
     def off(distribution: str) -> tuple[bool, float, str]:
-        return distribution != wanted, abs(skew(distribution) - skew(wanted)), distribution
+        return distribution != target, abs(skew(distribution) - skew(target)), distribution
 
     return min(measured, key=off, default="")
 
 
-def nearest(wanted: ExpertShape, measured: Sequence[ExpertShape]) -> tuple[Lender, ...]:
-    """Choose who lends to a shape, the nearest first."""
-    # equal distances are equal, whatever the last bits of their sums: ties go by the shapes themselves
-    apart = np.abs(features(measured) - features([wanted])).sum(axis=1).round(9)
-    own = np.array([shape.layer == wanted.layer for shape in measured])
+def nearest(target: ExpertShape, measured: Sequence[ExpertShape]) -> tuple[ExpertDonor, ...]:
+    """Choose the donors of a shape, nearest first."""
+    # round away the last bits of sums, so that ties are resolved by the shapes themselves
+    apart = np.abs(features(measured) - features([target])).sum(axis=1).round(9)
+    own = np.array([shape.layer == target.layer for shape in measured])
     pool = np.flatnonzero(own) if own.any() else np.arange(len(measured))
-    ranked = sorted(pool.tolist(), key=lambda i: (apart[i], measured[i]))[:LENDERS]
+    ranked = sorted(pool.tolist(), key=lambda i: (apart[i], measured[i]))[:MOST_DONORS]
     weight = 1.0 / (apart[ranked] + NEAR_OCTAVES)
     weight /= weight.sum()
-    return tuple(Lender(measured[i], float(w), float(apart[i])) for i, w in zip(ranked, weight, strict=True))
+    return tuple(
+        ExpertDonor(measured[i], float(w), float(apart[i])) for i, w in zip(ranked, weight, strict=True)
+    )
 
 
 class BorrowedPoints(NamedTuple):
-    """What lenders make of a shape."""
+    """Latencies of a shape made from its donors, at their nodes."""
 
     tokens: Floats
     latency_us: Floats
     bound_us: Callable[[Any], Floats]
 
     def packed(self) -> PackedSizes:
-        """As a curve of origin borrowed; beyond its ends latency / B is held."""
+        """Pack as a curve of origin borrowed; latency / B is constant beyond its ends."""
         made = pack_curve(self.bound_us(self.tokens), self.latency_us, lambda coordinate: coordinate)
         flag = np.full_like(made.flag, ORIGIN_BORROWED)
         return PackedSizes(made._replace(flag=flag), self.tokens, self.bound_us)
 
     def log_errors(self, tokens: Floats, latency_us: Floats) -> Floats:
-        """Ln of what it says over measured latencies."""
+        """Return ln of these over measured latencies."""
         at, nodes = self.bound_us(tokens), self.bound_us(self.tokens)
         held = np.clip(at, nodes[0], nodes[-1])
         return np.log(np.interp(held, nodes, self.latency_us) * (at / held) / latency_us)
 
 
 def borrowed_points(
-    wanted: ExpertShape,
-    lenders: Sequence[Lender],
+    target: ExpertShape,
+    donors: Sequence[ExpertDonor],
     packed_of: Callable[[ExpertShape], PackedSizes],
     roofline_of: Roofline,
-    lender_roofline_of: Roofline | None = None,
+    donor_roofline_of: Roofline | None = None,
 ) -> BorrowedPoints:
-    """Make the latencies of a shape from those of its lenders."""
+    """Make latencies of a shape: the weighted geometric mean of ``B (latency / B)`` over its donors."""
     from fastroof.compiled.guides import curve_latency_us
 
-    curves = [packed_of(lender.shape) for lender in lenders]
-    # an expert has as many tokens at so many times the lender's
-    over = [float(lender.shape.topk * wanted.num_experts) for lender in lenders]
-    under = [float(lender.shape.num_experts * wanted.topk) for lender in lenders]
+    curves = [packed_of(donor.shape) for donor in donors]
+    # an expert has equally many tokens at o / u times the donor's tokens
+    over = [float(donor.shape.topk * target.num_experts) for donor in donors]
+    under = [float(donor.shape.num_experts * target.topk) for donor in donors]
     nodes = [curve.sizes * o / u for curve, o, u in zip(curves, over, under, strict=True)]
     tokens = np.unique(np.concatenate(nodes))
     log_us, log_launch_us = np.zeros(len(tokens)), 0.0
-    for lender, curve, o, u in zip(lenders, curves, over, under, strict=True):
+    for donor, curve, o, u in zip(donors, curves, over, under, strict=True):
         launch_us = float(curve.curve.value[1:-1].min())
         theirs = tokens * u / o
         latency_us, flag = np.empty(len(tokens)), np.empty(len(tokens), np.uint8)
         curve_latency_us(curve.curve, curve.coordinate(theirs), latency_us, flag)
-        own_us = roofline_of(wanted, launch_us)
-        their_us = (lender_roofline_of or roofline_of)(lender.shape, launch_us)
-        log_us += lender.weight * np.log(latency_us * own_us(tokens) / their_us(theirs))
-        log_launch_us += lender.weight * np.log(launch_us)
-    bound_us = roofline_of(wanted, float(np.exp(log_launch_us)))
+        own_us = roofline_of(target, launch_us)
+        their_us = (donor_roofline_of or roofline_of)(donor.shape, launch_us)
+        log_us += donor.weight * np.log(latency_us * own_us(tokens) / their_us(theirs))
+        log_launch_us += donor.weight * np.log(launch_us)
+    bound_us = roofline_of(target, float(np.exp(log_launch_us)))
     return BorrowedPoints(tokens, np.exp(log_us), bound_us)
 
 
 class BorrowingErrors(NamedTuple):
-    """Relative standard errors of borrowing from a table, as the table says of itself."""
+    """Relative standard errors of borrowing within a table: other splits, and other layers by distance."""
 
     of_split: float
     of_layer: tuple[float, ...]
 
-    def of(self, wanted: ExpertShape, lenders: Sequence[Lender]) -> float:
-        """Error of one shape's answers."""
-        if lenders[0].shape.layer == wanted.layer:
+    def of(self, target: ExpertShape, donors: Sequence[ExpertDonor]) -> float:
+        """Error of one borrowed shape."""
+        if donors[0].shape.layer == target.layer:
             local = self.of_split
         else:
-            local = self.of_layer[int(np.searchsorted(DISTANCE_EDGES, lenders[0].octaves, "right"))]
-        routed = 0.0 if lenders[0].shape.distribution == wanted.distribution else ANOTHER_ROUTING
+            local = self.of_layer[int(np.searchsorted(DISTANCE_EDGES, donors[0].octaves, "right"))]
+        routed = 0.0 if donors[0].shape.distribution == target.distribution else ANOTHER_ROUTING
         return float(np.hypot(local, routed))
 
 
 def borrowing_errors(
-    measured: Sequence[ExpertShape], log_errors: Callable[[ExpertShape, Sequence[Lender]], Floats]
+    measured: Sequence[ExpertShape], log_errors: Callable[[ExpertShape, Sequence[ExpertDonor]], Floats]
 ) -> BorrowingErrors:
-    """Leave every kernel of a table out, and every layer, and see how far off borrowing is."""
+    """Measure the error of borrowing by leaving out every kernel, and every layer, of a table."""
     apart = features(measured)
     number = layers(measured)
     split: list[Floats] = []
@@ -221,12 +223,12 @@ def borrowing_errors(
             others = np.flatnonzero(pool & (np.arange(len(measured)) != i))
             if not len(others):
                 continue
-            # the others cannot lend: more than LENDERS are nearer
-            farthest = np.sort(distance[others])[:LENDERS][-1]
-            lenders = nearest(shape, [measured[j] for j in others[distance[others] <= farthest]])
-            errors.append(log_errors(shape, lenders))
+            # farther kernels cannot be donors: MOST_DONORS are nearer
+            farthest = np.sort(distance[others])[:MOST_DONORS][-1]
+            donors = nearest(shape, [measured[j] for j in others[distance[others] <= farthest]])
+            errors.append(log_errors(shape, donors))
             if errors is layer:
-                octaves.append(lenders[0].octaves)
+                octaves.append(donors[0].octaves)
     whole = _scale(layer, FEW_LAYERS)
     if number.max() + 1 < FEWEST_LAYERS:
         whole = max(whole, FEW_LAYERS)

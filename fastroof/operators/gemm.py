@@ -1,9 +1,9 @@
-"""GEMMs: m rows (tokens), n outputs, k inputs; one table a dtype."""
+"""GEMMs: m rows (tokens), n outputs, k inputs; one table per dtype."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from fastroof.columns import DTYPE, LATENCY, ORIGIN, ORIGIN_MEASURED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Gemm
 from fastroof.operators.elementwise import ELEMENTWISE
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     MFU,
     RUN,
-    ForeignRows,
+    ExternalRows,
     Heads,
     PackageFile,
     Raw,
@@ -34,10 +34,13 @@ from fastroof.operators.operator import (
     HoldoutGrid,
     Key,
     Real,
+    RowSource,
+    SourceTable,
     as_floats,
     dtype_peaks,
     element_bytes,
     input_bytes,
+    is_measured,
     unit_us,
 )
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
@@ -53,16 +56,12 @@ from fastroof.uncertainty.leave_one_out import (
 )
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
 T = TypeVar("T")
 
 LARGEST_SMOOTHED_M: Final = 256
 
 RESIDUES: Final = ("aligned", "padded")
-"""Packed forms of m that are multiples of 4 and of others, where each has a curve of its own."""
+"""Packed variants: the curve of m that are multiples of 4, and the curve of all other m."""
 
 
 def gemm_flops(m: Real, n: Real, k: Real) -> Floats:
@@ -71,11 +70,11 @@ def gemm_flops(m: Real, n: Real, k: Real) -> Floats:
 
 
 FLOPS_OF_ONE: Final = float(gemm_flops(1, 1, 1))
-"""Of one row, output and input: worked out here, as a lookup's parts would each take 10 us for it."""
+"""FLOPs of m = n = k = 1; a constant, because computing it takes 10 us per chunk of a lookup."""
 
 
 def gemm_bytes(m: Real, n: Real, k: Real, element_bytes: float, input_bytes: float | None = None) -> Floats:
-    """Bytes of a GEMM: weights and inputs at ``element_bytes``, the output in bf16."""
+    """Bytes of a GEMM: weights at ``element_bytes``, inputs at ``input_bytes`` or alike, output in bf16."""
     outputs = as_floats(m) * as_floats(n)
     inputs = as_floats(m) * as_floats(k) + as_floats(n) * as_floats(k)
     moved = element_bytes * inputs + ACTIVATION_BYTES * outputs
@@ -93,7 +92,10 @@ def median_of_three(
     bytes_per_us: float,
     element_bytes: float,
 ) -> Floats:
-    """Smooth memory-bound GEMMs of one (n, k) along m, up to m = 256."""
+    """Smooth memory-bound GEMMs of one (n, k) along m, up to m = 256: a running median of latency / bytes.
+
+    The H100's bf16 GEMMs were measured in one of two states some 17 % apart, at random; see README.md.
+    """
     moved = gemm_bytes(m, n, k, element_bytes)
     is_small = (m <= LARGEST_SMOOTHED_M) & (moved / bytes_per_us > gemm_flops(m, n, k) / peak_flops_per_us)
     smoothed = latency_us.copy()
@@ -111,16 +113,16 @@ def median_of_three(
 
 
 def _of_all_rows(find: Callable[[Floats, Floats, Floats, Floats], T], *columns: Array) -> T:
-    """What a function of points sorted by k, n and m finds in rows of m, n, k and latency in any order."""
+    """Call a function of points sorted by k, n and m with unsorted columns m, n, k and latency."""
     m, n, k, latency_us = columns
     (k, n, m), latency_us = sorted_points((k, n, m), latency_us)
     return find(m, n, k, latency_us)
 
 
-def _package_rows(raw: Raw) -> ForeignRows:
+def _package_rows(raw: Raw) -> ExternalRows:
     dtype = dtype_names(raw["gemm_dtype"])
     columns = {"dtype": dtype, "m": raw["m"], "n": raw["n"], "k": raw["k"], **measured_us(raw)}
-    return ForeignRows(columns, unknown_dtypes(dtype))
+    return ExternalRows(columns, unknown_dtypes(dtype))
 
 
 def _tree_columns(read: Raw, _: Heads) -> dict[str, Array]:
@@ -128,7 +130,7 @@ def _tree_columns(read: Raw, _: Heads) -> dict[str, Array]:
 
 
 class GemmOperator(PerRowOperator):
-    """Lookups along n, then k, at each measured m, then m; see :mod:`fastroof.pack.curves`."""
+    """Lookups interpolate along n, then k, then m, see :mod:`fastroof.pack.curves`."""
 
     name = "gemm"
     rank = 10
@@ -188,7 +190,7 @@ class GemmOperator(PerRowOperator):
         return gemm_flops(columns["m"], columns["n"], columns["k"])
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights and inputs in the row's dtype, the output in bf16."""
+        """Weights and inputs in the row's dtype, output in bf16."""
         sizes = (columns["m"], columns["n"], columns["k"])
         return gemm_bytes(*sizes, element_bytes(columns["dtype"]), input_bytes(columns["dtype"]))
 
@@ -198,7 +200,7 @@ class GemmOperator(PerRowOperator):
         return peak, peak
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Say that an fp8 row includes quantising its bf16 input, and what shows it."""
+        """Note that an fp8 row includes quantising its bf16 input, with the evidence."""
         own = columns[self.name]
         if "fp8" not in own["dtype"]:
             return {}
@@ -231,7 +233,7 @@ class GemmOperator(PerRowOperator):
         return bound_us
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGemm:
-        """All GEMMs of one dtype."""
+        """Pack all GEMMs of one dtype: ``median3`` (smoothed), ``measured`` (no bands) or one of RESIDUES."""
         (dtype,) = key
         m, n, k = (rows[c].astype(np.float64) for c in ("m", "n", "k"))
         latency_us = rows["latency_us"]
@@ -249,18 +251,20 @@ class GemmOperator(PerRowOperator):
         has_bands = variant in ("", "median3")
         return pack_gemm(m, n, k, latency_us, bound_us, origin, has_bands=has_bands)
 
-    def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
-        """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``."""
+    def packed(self, tables: RowSource, dtype: str, smoothing: str = "none") -> PackedGemm:
+        """Packed GEMMs of one dtype; ``median3`` smooths small bf16 GEMMs along m."""
         is_smoothed = smoothing != "none" and dtype == "bf16"
         return tables.packed(self, (dtype,), "median3" if is_smoothed else "")
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look GEMMs of one dtype up at (m, n, k)."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up GEMMs of one dtype at (m, n, k)."""
         from fastroof.compiled import gemms, points
 
         m, n, k = sizes
         out, mfu, origin = answers
-        # methods that keep MFU take a measured point's
+        # methods that interpolate MFU use measured points only
         packed = self.packed(tables, *key) if method == "roofline" else tables.packed(self, key, "measured")
         if method == "roofline" and self._residue_start(tables, key) is not None:
             for variant, part in zip(RESIDUES, (m % ALIGNED == 0, m % ALIGNED != 0), strict=True):
@@ -279,26 +283,26 @@ class GemmOperator(PerRowOperator):
             gemms.gemm_nearest_us(packed, self._log2_axes(tables, key), (m, n, k), log2_sizes, out, origin)
         points.gemm_mfu(m, n, k, unit_us(tables.gpu, key[0], FLOPS_OF_ONE), out, mfu)
 
-    def _residue_start(self, tables: Tables, key: Key) -> float | None:
-        """Above which m multiples of 4 have a curve of their own."""
+    def _residue_start(self, tables: RowSource, key: Key) -> float | None:
+        """The m above which multiples of 4 have a separate curve."""
 
         def start() -> float | None:
             rows = tables.rows(self, key)
             return _of_all_rows(residue_start, *(rows[c] for c in ("m", "n", "k", "latency_us")))
 
-        return tables.kept(("residue start", self.name, key), start)
+        return tables.cached(("residue start", self.name, key), start)
 
-    def _log2_axes(self, tables: Tables, key: Key) -> tuple[Floats, Floats, Floats]:
-        """Axes m, n and k of a table in log2: made once and kept with the tables."""
+    def _log2_axes(self, tables: RowSource, key: Key) -> tuple[Floats, Floats, Floats]:
+        """Axes m, n and k of a table in log2, cached."""
 
         def log2_axes() -> tuple[Floats, Floats, Floats]:
             packed = tables.packed(self, key, "measured")
             with np.errstate(divide="ignore"):
                 return np.log2(packed.m_axis), np.log2(packed.n_axis), np.log2(packed.k_axis)
 
-        return tables.kept(("log2 axes", self.name, key), log2_axes)
+        return tables.cached(("log2 axes", self.name, key), log2_axes)
 
-    def local_errors(self, tables: Tables, dtype: str) -> LocalErrors:
+    def local_errors(self, tables: RowSource, dtype: str) -> LocalErrors:
         """Local errors of the GEMMs of one dtype, over (m, n, k)."""
 
         def errors() -> LocalErrors:
@@ -315,23 +319,23 @@ class GemmOperator(PerRowOperator):
             above = self._residue_start(tables, (dtype,))
             return calibrated_errors(grid, first=None if above is None else residue_errors(grid, above))
 
-        return tables.kept(("local errors", self.name, dtype), errors)
+        return tables.cached(("local errors", self.name, dtype), errors)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""
         return np.sqrt(relative_variance(self.local_errors(tables, *key), sizes))
 
     # -- in plans ----------------------------------------------------------------------------------
 
-    def quantises_inputs_apart(self, tables: Tables) -> bool:
-        """Whether fp8 latencies leave out quantising the input, as kernels alone do."""
+    def quantises_inputs_apart(self, tables: RowSource) -> bool:
+        """Whether fp8 latencies exclude quantising the input."""
         key = ("fp8",)
-        if not tables.serves(self.name, key):
+        if not is_measured(tables, self.name, key):
             return True
         return not tables.serving(self.name, key).about.get("fp8_includes_input_quantisation", False)
 
     def row_cost(self, call: Gemm) -> RowCost:
-        """Of rows x n x k."""
+        """FLOPs and bytes of rows x n x k."""
         widths = DTYPE_BYTES[call.dtype], INPUT_BYTES[call.dtype]
         fixed = float(gemm_bytes(0, call.n, call.k, *widths))
         a_row = float(gemm_bytes(1, call.n, call.k, *widths)) - fixed
@@ -341,27 +345,26 @@ class GemmOperator(PerRowOperator):
         """dtype, n and k."""
         return (call.dtype, call.n, call.k)
 
-    def serving(self, call: Gemm, tables: Tables) -> MeasuredTable:
-        """All GEMMs of its dtype."""
+    def serving(self, call: Gemm, tables: RowSource) -> SourceTable:
+        """Table of all GEMMs of the dtype."""
         return tables.serving(self.name, (call.dtype,))
 
-    def has_every_row(self, call: Gemm, tables: Tables, options: CurveOptions) -> bool:
-        """Also where multiples of 4 have a curve of their own."""
+    def has_every_row(self, call: Gemm, tables: RowSource, options: CurveOptions) -> bool:
+        """Also if multiples of 4 have a separate curve."""
         key = (call.dtype,)
-        is_plain = not tables.serves(self.name, key) or self._residue_start(tables, key) is None
+        is_plain = not is_measured(tables, self.name, key) or self._residue_start(tables, key) is None
         return super().has_every_row(call, tables, options) or not is_plain
 
-    def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """Latency at every m that one of the measured neighbours of (n, k) has."""
+    def row_nodes(self, call: Gemm, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Latency at every m of the measured neighbours of (n, k)."""
         from fastroof.compiled.gemms import gemm_latency_us
         from fastroof.compiled.guides import bracket
 
         packed = self.packed(tables, call.dtype, options.gemm_smoothing)
         launch_us = float(packed.value[packed.flag == 0].min())
         if self.has_every_row(call, tables, options):
-            rows = np.arange(1, max_rows + 1)
-            sizes: dict[str, Any] = {"m": rows, "n": call.n, "k": call.k, "dtype": call.dtype}
-            return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
+            key, sizes = self.table_points(call, tables, np.arange(1.0, max_rows + 1.0))
+            return self.every_row_nodes(tables, options.method, key, sizes, launch_us)
         n, k = float(call.n), float(call.k)
         row = bracket(packed.k_axis, 0, len(packed.k_axis), k)
         parts = []
@@ -373,21 +376,21 @@ class GemmOperator(PerRowOperator):
         flag = np.empty(len(m), np.uint8)
         gemm_latency_us(packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
         if call.dtype == "fp8" and options.fp8_scales == "static" and not self.quantises_inputs_apart(tables):
-            source = tables.source_of(self.name, (call.dtype,))
+            source = tables.serving(self.name, (call.dtype,)).source
             value = np.maximum(value - ELEMENTWISE.fp8_scale_us(tables, m, call.k, source), 0.0)
         return RowNodes(m, value, flag, launch_us)
 
-    def table_points(self, call: Gemm, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
-        """(rows, n, k) of its dtype."""
+    def table_points(self, call: Gemm, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]]:
+        """(rows, n, k) of the dtype."""
         return (call.dtype,), [rows, *(np.full(len(rows), float(size)) for size in (call.n, call.k))]
 
-    def row_variance(self, call: Gemm, tables: Tables, rows: Floats) -> Floats:
-        """Of the table at (rows, n, k)."""
+    def row_variance(self, call: Gemm, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of the table at (rows, n, k)."""
         _, sizes = self.table_points(call, tables, rows)
         return relative_variance(self.local_errors(tables, call.dtype), sizes)
 
     def row_datasheet(self, call: Gemm) -> DatasheetClass:
-        """By the dtype that it computes in."""
+        """Class of the dtype that the kernel computes in."""
         return self.datasheets["gemm_fp8" if PEAK_DTYPE[call.dtype] == "fp8" else "gemm"]
 
 

@@ -1,13 +1,13 @@
 """Manifold-constrained hyper-connections: several residual streams, mixed before and after a sublayer.
 
-Before attention and before the MLP the streams are weighed into one input (``pre``, with weights of its own
-made doubly stochastic by Sinkhorn iterations); after each, its output goes back into all of them (``post``).
+Before attention and before the MLP the streams are combined into one input (``pre``, with weights made doubly
+stochastic by Sinkhorn iterations); afterwards the output is added to all of them (``post``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import HyperConnection
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     measured_us,
@@ -31,6 +31,8 @@ from fastroof.operators.operator import (
     HoldoutGrid,
     Key,
     Real,
+    RowSource,
+    SourceTable,
     as_floats,
     dtype_peaks,
 )
@@ -38,16 +40,12 @@ from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCos
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
 WEIGHT_BYTES: Final = 4
-"""The weights that mix the streams are float32."""
+"""Bytes per mixing weight: float32."""
 
 
 def hyper_connection_flops(stage: str, num_tokens: Real, hidden: Real, streams: Real, sites: Real) -> Floats:
-    """FLOPs of all sites: the projection to ``streams (streams + 2)`` weights, and mixing by them."""
+    """FLOPs of all sites: projection to ``streams (streams + 2)`` weights, and mixing."""
     tokens, s = as_floats(num_tokens) * as_floats(sites), as_floats(streams)
     width = as_floats(hidden)
     if stage == "pre":
@@ -56,14 +54,14 @@ def hyper_connection_flops(stage: str, num_tokens: Real, hidden: Real, streams: 
 
 
 def hyper_connection_bytes(stage: str, num_tokens: Real, hidden: Real, streams: Real, sites: Real) -> Floats:
-    """Bytes of all sites: streams in and one out, or streams and one in and streams out; weights once."""
+    """Bytes of all sites: streams in and one out (pre), or streams and one in and streams out; weights."""
     s, width = as_floats(streams), as_floats(hidden)
     moved = s + 1.0 if stage == "pre" else 2.0 * s + 1.0
     weights = WEIGHT_BYTES * s * width * s * (s + 2.0) if stage == "pre" else 0.0
     return as_floats(sites) * (ACTIVATION_BYTES * as_floats(num_tokens) * width * moved + weights)
 
 
-def _package_rows(raw: Raw) -> ForeignRows:
+def _package_rows(raw: Raw) -> ExternalRows:
     rows = len(raw["num_tokens"])
     columns = {
         "dtype": np.full(rows, "bf16", object),
@@ -71,29 +69,29 @@ def _package_rows(raw: Raw) -> ForeignRows:
         "hidden": raw["hidden_size"],
         "streams": raw["hc_mult"],
         "sinkhorn_iterations": raw["sinkhorn_iters"],
-        # one latency is that of all sites of a layer, attention's and the MLP's, one after the other
+        # one latency covers all sites of a layer (attention and MLP)
         "sites": raw["num_sites"],
         "num_tokens": raw["num_tokens"],
         **measured_us(raw),
     }
     stages = sorted(set(raw["op_name"]) - {"pre", "post"})
-    return ForeignRows(columns, {f"stage {stage}": raw["op_name"] == stage for stage in stages})
+    return ExternalRows(columns, {f"stage {stage}": raw["op_name"] == stage for stage in stages})
 
 
 class HyperConnections(SizedOperator, PerRowOperator):
-    """Mixing residual streams around the sublayers of one layer; B is linear in the tokens."""
+    """Mixing of residual streams around the sublayers of one layer; B is linear in the tokens."""
 
     name = "hyper_connections"
     rank = 72
     summary = "Residual streams mixed around sublayers."
-    about = "A time is that of all sites of a layer: attention's and the MLP's, unless --sites says else."
+    about = "A time covers all sites of a layer (attention and MLP), see --sites."
     keys = (
         DTYPE,
         Column("stage", "text", "", "pre or post: before a sublayer, or after it"),
         Column("hidden", "int", "", "model width"),
         Column("streams", "int", "", "residual streams"),
         Column("sinkhorn_iterations", "int", "", "iterations that make the weights doubly stochastic"),
-        Column("sites", "int", "", "sublayers that one time is of"),
+        Column("sites", "int", "", "sublayers that one time covers"),
     )
     axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -103,7 +101,7 @@ class HyperConnections(SizedOperator, PerRowOperator):
         "sites": 2,
     }
     is_linear = True
-    # H200, vLLM: the smallest calls, and the median of those beyond 500 us.
+    # vLLM on H200: the smallest calls, and the median beyond 500 us
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
         "hyper_connections_pre": DatasheetClass(17.5, 0.47),
         "hyper_connections_post": DatasheetClass(6.1, 0.87),
@@ -134,11 +132,11 @@ class HyperConnections(SizedOperator, PerRowOperator):
         return np.where(is_pre, work("pre", *sizes), work("post", *sizes))
 
     def flops(self, columns: Columns) -> Floats:
-        """Of all sites."""
+        """FLOPs of all sites."""
         return self._of_both(hyper_connection_flops, columns)
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Of all sites."""
+        """Bytes of all sites."""
         return self._of_both(hyper_connection_bytes, columns)
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
@@ -159,7 +157,7 @@ class HyperConnections(SizedOperator, PerRowOperator):
         return bound_us
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """What one latency is of."""
+        """Note what one latency covers."""
         return {"note": "a latency is that of all sites of one layer, measured one after the other"}
 
     def flops_per_unit(self, key: Key) -> float:
@@ -170,45 +168,46 @@ class HyperConnections(SizedOperator, PerRowOperator):
     # -- in plans ----------------------------------------------------------------------------------
 
     def row_cost(self, call: HyperConnection) -> RowCost:
-        """FLOPs and bytes of a token at all sites, and the weights that mix."""
+        """FLOPs and bytes per token at all sites, and the mixing weights."""
         shape = (call.hidden, call.streams, call.sites)
         fixed = float(hyper_connection_bytes(call.stage, 0, *shape))
         per_row = float(hyper_connection_bytes(call.stage, 1, *shape)) - fixed
         return RowCost(float(hyper_connection_flops(call.stage, 1, *shape)), per_row, fixed, call.dtype)
 
     def row_key(self, call: HyperConnection) -> Key:
-        """The kernel's keys."""
+        """Key of the kernel."""
         return (
             call.dtype, call.stage, call.hidden, call.streams, call.sinkhorn_iterations, call.sites,
         )  # fmt: skip
 
-    def serving(self, call: HyperConnection, tables: Tables) -> MeasuredTable:
-        """The table that has the width and its streams."""
+    def serving(self, call: HyperConnection, tables: RowSource) -> SourceTable:
+        """Table of the kernel."""
         return tables.serving(self.name, self.row_key(call))
 
     def row_nodes(
-        self, call: HyperConnection, tables: Tables, options: CurveOptions, max_rows: int
+        self, call: HyperConnection, tables: RowSource, options: CurveOptions, max_rows: int
     ) -> RowNodes:
-        """The kernel's curve, which is one of rows."""
+        """Curve of the kernel."""
         key = self.row_key(call)
         curve = self.packed(tables, key).curve
         launch_us = float(curve.value[1:-1].min())
         if options.method == "roofline":
             return RowNodes(curve.axis, curve.value, curve.flag, launch_us)
-        sizes: dict[str, Any] = dict(zip((c.name for c in self.keys), key, strict=True))
-        sizes["num_tokens"] = np.arange(1, max_rows + 1)
-        return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
+        tokens = np.arange(1.0, max_rows + 1.0)
+        return self.every_row_nodes(tables, options.method, key, [tokens], launch_us)
 
-    def table_points(self, call: HyperConnection, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
-        """So many tokens."""
+    def table_points(
+        self, call: HyperConnection, tables: RowSource, rows: Floats
+    ) -> tuple[Key, list[Floats]]:
+        """Kernel and tokens."""
         return self.row_key(call), [rows]
 
-    def row_variance(self, call: HyperConnection, tables: Tables, rows: Floats) -> Floats:
-        """Of the kernel's curve."""
+    def row_variance(self, call: HyperConnection, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of the kernel's curve."""
         return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
 
     def row_datasheet(self, call: HyperConnection) -> DatasheetClass:
-        """Of its stage."""
+        """Class of the stage."""
         return self.datasheets[f"{self.name}_{call.stage}"]
 
 

@@ -1,16 +1,15 @@
-"""Linear attention and state spaces: layers that keep a state of fixed size instead of a KV cache.
+"""Linear attention and state space models: layers with a state of fixed size instead of a KV cache.
 
 A layer runs a short causal convolution over its channels, then a recurrence: gated delta rule (``gdn``,
-Qwen3-Next and Qwen3.5), Kimi delta attention (``kda``), Mamba-2 (:mod:`.mamba2`). These are parts of one call
-and add up; an engine may have one kernel that does both, which is measured beside them. Part ``all`` is that
-kernel where it was measured, else the sum of both parts.
+Qwen3-Next and Qwen3.5), Kimi delta attention (``kda``) or Mamba-2. Their times add up. Part ``all`` is the
+fused kernel of both if it was measured, else the sum of the parts.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -18,10 +17,10 @@ from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import ORIGIN_BORROWED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     measured_us,
@@ -29,13 +28,18 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     version_order,
 )
-from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key, sizes_as_floats
-from fastroof.operators.ragged import LENGTHS, Lent, RaggedOperator, WorkPart, lent
+from fastroof.operators.operator import (
+    Answers,
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    RowSource,
+    is_measured,
+    sizes_as_floats,
+)
+from fastroof.operators.ragged import LENGTHS, KernelDonor, RaggedOperator, WorkPart, kernel_donor
 from fastroof.units import ACTIVATION_BYTES
-
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
 
 ALL: Final = "all"
 CONVOLUTION: Final = "convolution"
@@ -43,24 +47,24 @@ RECURRENCE: Final = "recurrence"
 FUSED: Final = "fused"
 
 FUSED_KERNELS: Final = ("fused_kda_decode", "kda_fused_decode")
-"""Convolution, recurrence and what is between them in one."""
+"""Kernels that fuse convolution and recurrence."""
 
 ALL_CHANNELS_SINCE: Final = (0, 5, 14)
-"""Version of SGLang since which its convolution was measured over all channels."""
+"""First version of SGLang whose convolution was measured over all channels."""
 
 GATE_BYTES: Final = 4
 """Decays and gates are float32."""
 
 
 def part_of(kernel: str) -> str:
-    """Which part of a layer a kernel of the package is."""
+    """Part of a layer that a kernel of the package runs."""
     if kernel in FUSED_KERNELS:
         return FUSED
     return CONVOLUTION if kernel.startswith("causal_conv1d") else RECURRENCE
 
 
 def parts_of_rows(kernels: Array) -> Array:
-    """Which part of a layer each row of the package is, by its kernel."""
+    """Part of a layer of each row of the package, by its kernel."""
     named = {kernel: part_of(kernel) for kernel in set(kernels)}
     return np.array([named[kernel] for kernel in kernels], object)
 
@@ -86,21 +90,21 @@ class StateOperator(RaggedOperator):
 
     axes = _AXES
     state_bytes: ClassVar[float]
-    lent_sizes = frozenset({"num_heads", "num_k_heads", "num_v_heads"})
+    borrowable_sizes = frozenset({"num_heads", "num_k_heads", "num_v_heads"})
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "part": ALL, "conv_width": 4, "q_len": 1}
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """How parts make a layer."""
+        """Note how parts make a layer."""
         return {
             "note": "rows are parts of a layer: convolution and recurrence add up, and a fused row is both. "
             "vLLM's convolutions of prompts were launched by the host, not replayed from a CUDA graph"
         }
 
-    # -- what a layer has ----------------------------------------------------------------------------
+    # -- sizes of a layer ----------------------------------------------------------------------------
 
     @abstractmethod
     def channels(self, columns: Columns) -> Array:
-        """Channels that the convolution runs over."""
+        """Channels of the convolution."""
 
     @abstractmethod
     def state(self, columns: Columns) -> Array:
@@ -108,20 +112,20 @@ class StateOperator(RaggedOperator):
 
     @abstractmethod
     def flops_of_state(self) -> float:
-        """FLOPs of the recurrence, a token and element of the state."""
+        """FLOPs of the recurrence per token and element of the state."""
 
     @abstractmethod
     def token_bytes(self, columns: Columns) -> Array:
-        """Bytes of one token's inputs and outputs of the recurrence."""
+        """Bytes of the recurrence's inputs and outputs per token."""
 
     def state_width(self, columns: Columns) -> Any:
-        """Bytes of an element of the state."""
+        """Bytes per element of the state."""
         return self.state_bytes
 
     # -- work ----------------------------------------------------------------------------------------
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Taps of the convolution, and the recurrence as written: chunked kernels do more."""
+        """Taps of the convolution and the plain recurrence; chunked kernels compute more."""
         c = sizes_as_floats(columns)
         tokens = c["batch_size"] * c["q_len"]
         convolution = 2.0 * tokens * c["conv_width"] * self.channels(c)
@@ -132,7 +136,7 @@ class StateOperator(RaggedOperator):
         return [WorkPart(np.asarray(both), "bf16")]
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Tokens in and out, and states: read once, and written once, or after every draft token."""
+        """Tokens in and out, and states: read once, written once or after every draft token."""
         c = sizes_as_floats(columns)
         batch, q_len = c["batch_size"], c["q_len"]
         is_context = c["phase"] == "context"
@@ -150,64 +154,66 @@ class StateOperator(RaggedOperator):
     # -- in steps ------------------------------------------------------------------------------------
 
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
-        """A decode has one new token, whatever came before; a prompt's prefix is in its state."""
+        """One new token in decode; a prompt's prefix is in its state."""
         return {"batch_size": batch, "q_len": np.ones_like(length) if is_decode else length}
 
     def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
-        """New tokens; a decode was measured at every length, whatever came before."""
+        """New tokens; decode does not depend on the length."""
         return np.array(LENGTHS) if is_decode else np.asarray(rows["q_len"])
 
     def verifying(self, key: Key) -> Key | None:
-        """A state is read once and kept after every token."""
+        """Verify kernels read a state once and store it after every token."""
         return ("verify", *key[1:])
 
-    def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
-        """The fused kernel where it was measured, else convolution and recurrence."""
+    def step_kernels(self, tables: RowSource, key: Key) -> list[KernelDonor]:
+        """The fused kernel if it was measured, else convolution and recurrence."""
         phase, part, *shape = key
         if part != ALL:
-            return [lent(tables, self, key)]
+            return [kernel_donor(tables, self, key)]
         fused = (phase, FUSED, *shape)
-        if tables.serves(self.name, fused):
-            return [lent(tables, self, fused)]
-        return [lent(tables, self, (phase, name, *shape)) for name in (CONVOLUTION, RECURRENCE)]
+        if is_measured(tables, self.name, fused):
+            return [kernel_donor(tables, self, fused)]
+        return [kernel_donor(tables, self, (phase, name, *shape)) for name in (CONVOLUTION, RECURRENCE)]
 
-    def kernel_of(self, key: Key, lender: Key) -> Key:
-        """The part that the lender is."""
-        return (key[0], lender[1], *key[2:])
+    def kernel_of(self, key: Key, donor: Key) -> Key:
+        """The same part as the donor."""
+        return (key[0], donor[1], *key[2:])
 
     # -- lookups -------------------------------------------------------------------------------------
 
     def check_key(self, key: Key) -> None:
-        """Refuse a phase or part that there is not."""
+        """Reject an unknown phase or part."""
         phase, part = key[0], key[1]
         if phase not in ("context", "generation", "verify"):
-            raise LookupInputError(f"phase is {phase!r}: use context, generation or verify")
+            raise LookupInputError(f"unknown phase {phase!r}: use context, generation or verify")
         if part not in (ALL, CONVOLUTION, RECURRENCE, FUSED):
-            raise LookupInputError(f"part is {part!r}: use all, convolution, recurrence or fused")
+            raise LookupInputError(f"unknown part {part!r}: use all, convolution, recurrence or fused")
 
     def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
-        """Nothing to refuse."""
+        """Accept all sizes."""
 
-    def parts_of(self, tables: Tables, key: Key) -> list[Key]:
-        """Measured kernels whose times add up to those of a key."""
+    def parts_of(self, tables: RowSource, key: Key) -> list[Key]:
+        """Measured kernels whose times add up to that of a key."""
         phase, part, *shape = key
         if part != ALL:
             return [key]
         fused = (phase, FUSED, *shape)
-        if tables.serves(self.name, fused):
+        if is_measured(tables, self.name, fused):
             return [fused]
         both: list[Key] = [(phase, name, *shape) for name in (CONVOLUTION, RECURRENCE)]
-        have = [tables.serves(self.name, one) for one in both]
+        have = [is_measured(tables, self.name, one) for one in both]
         if any(have) and not all(have):
             there, missing = (both[have.index(is_there)][1] for is_there in (True, False))
             raise MissingTableError(
-                f"of {self.name} in {phase} {tables.gpu.name} has the {there} alone, no {missing}: "
-                f"the whole has no time; look up part={there!r}"
+                f"{tables.gpu.name} has only the {there} of {self.name} in phase {phase}, no {missing}: "
+                f"look up part={there!r}"
             )
         return both
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look one part up, or all of them and add."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up one part, or the sum of all parts."""
         kernels = self.parts_of(tables, key)
         if kernels == [key]:
             super().look_up(tables, method, key, sizes, answers)
@@ -219,15 +225,15 @@ class StateOperator(RaggedOperator):
         for kernel in kernels:
             one = (np.empty_like(out), np.empty_like(mfu), np.empty_like(origin))
             super().look_up(tables, method, kernel, sizes, one)
-            if tables.is_foreign(self.name, kernel):
+            if tables.is_foreign(tables.serving(self.name, kernel)):
                 np.maximum(one[2], ORIGIN_BORROWED, out=one[2])
             out += one[0]
             peak_us += one[0] * one[1]
             np.maximum(origin, one[2], out=origin)
         np.divide(peak_us, out, out=mfu)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency; parts err apart from each other."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error; errors of parts are independent."""
         kernels = self.parts_of(tables, key)
         if kernels == [key]:
             return super().relative_error(tables, key, sizes, latency_us)
@@ -245,7 +251,11 @@ _DELTA_SIZES: Final = ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 
 
 def _convolves_keys_alone(raw: Raw) -> Bools:
-    """Rows of collections whose convolution ran over a third to a sixth of a layer's channels."""
+    """Rows of TensorRT-LLM, and of SGLang before 0.5.14, whose convolution covers only the keys' channels.
+
+    64 heads of values take as long as 16: with all channels 2.5 to 5 times the bandwidth, with the keys'
+    0.84.
+    """
     rows = len(raw["phase"])
     engines, versions = (raw.get(name, np.full(rows, "", object)) for name in ("framework", "version"))
     old = {v: version_order(v) < ALL_CHANNELS_SINCE for v in set(versions)}
@@ -254,8 +264,8 @@ def _convolves_keys_alone(raw: Raw) -> Bools:
     return np.asarray((engine == "trtllm") | ((engine == "sglang") & is_old))
 
 
-def _delta_rows(raw: Raw) -> ForeignRows:
-    # models of equal heads were measured each: their width (d_model) is no size of these kernels
+def _delta_rows(raw: Raw) -> ExternalRows:
+    # models of equal heads were measured separately; d_model does not matter to these kernels
     columns = {
         "phase": raw["phase"],
         "part": parts_of_rows(raw["kernel_source"]),
@@ -265,11 +275,11 @@ def _delta_rows(raw: Raw) -> ForeignRows:
         **measured_us(raw),
     }
     narrow = (columns["part"] == CONVOLUTION) & _convolves_keys_alone(raw)
-    return ForeignRows(columns, {"convolution over the keys alone, not over queries and values too": narrow})
+    return ExternalRows(columns, {"convolution over the keys alone, not over queries and values too": narrow})
 
 
 class DeltaRule(StateOperator):
-    """A recurrence that corrects its state by what it would have answered."""
+    """Recurrences with the delta rule: the state is corrected by its prediction error."""
 
     keys = (
         *LAYER_COLUMNS,
@@ -286,12 +296,12 @@ class DeltaRule(StateOperator):
         return np.asarray(2 * c["num_k_heads"] * c["head_k_dim"] + c["num_v_heads"] * c["head_v_dim"])
 
     def state(self, columns: Columns) -> Array:
-        """A matrix a head of values."""
+        """A matrix per value head."""
         c = columns
         return np.asarray(c["num_v_heads"] * c["head_k_dim"] * c["head_v_dim"], np.float64)
 
     def flops_of_state(self) -> float:
-        """Decay; what the key would have answered, the correction, and the query: 2 each."""
+        """1 for the decay, 2 each for prediction, correction and query."""
         return 7.0
 
     def token_bytes(self, columns: Columns) -> Array:
@@ -304,15 +314,15 @@ class DeltaRule(StateOperator):
 
 
 class Gdn(DeltaRule):
-    """Gated delta rule: one decay a head."""
+    """Gated delta rule: one decay per head."""
 
     name = "gdn"
     rank = 82
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"gdn": DatasheetClass(3.4, 0.67)}
     summary = "Gated delta rule with its convolution."
-    about = "Part all adds up what runs: convolution and recurrence."
-    # bf16 in TensorRT-LLM: float32 would be 1.0 to 1.2 times the memory's bandwidth. Decodes of vLLM and
-    # SGLang take alike, 0.8 to 0.9 of it with float32
+    about = "Part all is the sum of convolution and recurrence."
+    # bf16 in TensorRT-LLM: float32 would need 1.0 to 1.2 times the bandwidth. vLLM and SGLang decode in the
+    # same time, 0.8 to 0.9 of the bandwidth with float32
     state_bytes = 2
     gate_per_channel = False
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -335,15 +345,15 @@ class Gdn(DeltaRule):
 
 
 class Kda(DeltaRule):
-    """Kimi delta attention: a decay a channel."""
+    """Kimi delta attention: one decay per channel."""
 
     name = "kda"
     rank = 83
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"kda": DatasheetClass(6.4, 0.37)}
     summary = "Kimi delta attention with its convolution."
     about = (
-        "Part all is the fused kernel where there is one, which engines run unless they speculate, else the "
-        "sum of convolution and recurrence. Phase verify checks q-len draft tokens."
+        "Part all is the fused kernel if measured (engines run it unless they speculate), else the sum of "
+        "convolution and recurrence. Phase verify checks q-len draft tokens."
     )
     state_bytes = 4
     gate_per_channel = True
@@ -364,9 +374,9 @@ KDA: Final = Kda()
 
 
 SHORT_RECURRENCE: Final = "recurrence_16bit"
-"""The recurrence with a state in bf16 or fp16, which is modelled as the other one is."""
+"""The recurrence with a 16-bit state, modelled like the other one."""
 
-_SIZES: Final = {
+_MAMBA2_SIZES: Final = {
     "num_heads": "nheads",
     "head_dim": "head_dim",
     "state_dim": "d_state",
@@ -375,32 +385,32 @@ _SIZES: Final = {
 }
 
 
-def _rows(raw: Raw) -> ForeignRows:
+def _mamba2_rows(raw: Raw) -> ExternalRows:
     columns = {
         "phase": raw["phase"],
         "part": parts_of_rows(raw["kernel_source"]),
         "conv_width": raw["d_conv"],
         "batch_size": raw["batch_size"],
         "q_len": raw["seq_len"],
-        **{name: raw[theirs] for name, theirs in _SIZES.items()},
+        **{name: raw[theirs] for name, theirs in _MAMBA2_SIZES.items()},
         **measured_us(raw),
     }
-    return ForeignRows(columns, {})
+    return ExternalRows(columns, {})
 
 
 class Mamba2(StateOperator):
-    """State space duality; the public tables have its convolution alone."""
+    """Mamba-2; public tables only have its convolution, the recurrence is modelled from the datasheet."""
 
     name = "mamba2"
     rank = 84
     summary = "Mamba-2 with its convolution."
-    # float32 unless a checkpoint or its engine says otherwise
+    # float32 by default
     state_bytes = 4
-    lent_sizes = frozenset({"num_heads", "state_dim", "num_groups", "chunk_size"})
+    borrowable_sizes = frozenset({"num_heads", "state_dim", "num_groups", "chunk_size"})
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
         "mamba2_generation_convolution": DatasheetClass(3.8, 0.66),
         "mamba2_context_convolution": DatasheetClass(5.2, 0.63),
-        # Kimi delta attention's, whose state is a matrix a head in float32 as well
+        # from Kimi delta attention, whose state is also a float32 matrix per head
         "mamba2_generation_recurrence": DatasheetClass(3.3, 0.9),
         "mamba2_context_recurrence": DatasheetClass(21.0, 0.42),
     }
@@ -410,7 +420,7 @@ class Mamba2(StateOperator):
         Column("head_dim", "int", "", "width of one head"),
         Column("state_dim", "int", "", "states of each of a head's channels"),
         Column("num_groups", "int", "", "groups of heads that share B and C"),
-        Column("chunk_size", "int", "", "tokens that a prefill takes at a time"),
+        Column("chunk_size", "int", "", "tokens per chunk of prefill"),
     )
     defaults: ClassVar[Mapping[str, Any]] = {**StateOperator.defaults, "chunk_size": 128}
     holdouts = (
@@ -422,8 +432,8 @@ class Mamba2(StateOperator):
         PackageFile(
             "linear_attention",
             "mamba2_perf",
-            (*PACKAGE_COLUMNS, *size_columns(*_SIZES.values())),
-            _rows,
+            (*PACKAGE_COLUMNS, *size_columns(*_MAMBA2_SIZES.values())),
+            _mamba2_rows,
             RUN,
         ),
     )
@@ -434,46 +444,46 @@ class Mamba2(StateOperator):
         return np.asarray(c["num_heads"] * c["head_dim"] + 2 * c["num_groups"] * c["state_dim"])
 
     def state(self, columns: Columns) -> Array:
-        """A matrix a head."""
+        """A matrix per head."""
         c = columns
         return np.asarray(c["num_heads"] * c["head_dim"] * c["state_dim"], np.float64)
 
     def flops_of_state(self) -> float:
-        """Decay, input and output: the last two a multiply-add each."""
+        """1 for the decay, 2 each for input and output."""
         return 5.0
 
     def token_bytes(self, columns: Columns) -> Array:
-        """Inputs, B, C, outputs, and a step a head."""
+        """Inputs, B, C, outputs, and one step per head."""
         c = columns
         outputs = c["num_heads"] * c["head_dim"]
         return np.asarray(ACTIVATION_BYTES * (self.channels(c) + outputs) + GATE_BYTES * c["num_heads"])
 
     def state_width(self, columns: Columns) -> Array:
-        """Bytes of an element of the state."""
+        """Bytes per element of the state."""
         return np.where(columns["part"] == SHORT_RECURRENCE, ACTIVATION_BYTES, self.state_bytes)
 
     def check_key(self, key: Key) -> None:
-        """Refuse a phase or part that there is not."""
+        """Reject an unknown phase or part."""
         super().check_key((key[0], RECURRENCE, *key[2:]) if key[1] == SHORT_RECURRENCE else key)
 
     # -- in steps ------------------------------------------------------------------------------------
 
     def datasheet_of(self, key: Key) -> DatasheetClass:
-        """By phase and part."""
+        """Class of the phase and part."""
         phase = "context" if key[0] == "context" else "generation"
         return self.datasheets[f"mamba2_{phase}_{RECURRENCE if key[1] == SHORT_RECURRENCE else key[1]}"]
 
     def is_modelled_unasked(self, key: Key) -> bool:
-        """No table has the recurrence, and not every GPU a convolution."""
+        """True: no table has the recurrence, and not every GPU a convolution."""
         return True
 
-    def lent_share(self, tables: Tables, wanted: Key, lender: Key, sizes: Mapping[str, Floats]) -> Floats:
-        """Convolutions of prompts run a block of threads a sequence and channel, whatever its tokens."""
-        if wanted[0] != "context" or wanted[1] != CONVOLUTION:
-            return super().lent_share(tables, wanted, lender, sizes)
+    def donor_ratio(self, tables: RowSource, target: Key, donor: Key, sizes: Mapping[str, Floats]) -> Floats:
+        """Convolutions of prompts scale with channels: one thread block per sequence and channel."""
+        if target[0] != "context" or target[1] != CONVOLUTION:
+            return super().donor_ratio(tables, target, donor, sizes)
         own, theirs = (
             self.channels(sizes_as_floats(self.columns_at(key, self.coordinates(sizes), None)))
-            for key in (wanted, lender)
+            for key in (target, donor)
         )
         return np.asarray(own / theirs, np.float64)
 

@@ -1,12 +1,12 @@
-"""Latent attention (MLA), the attention kernel alone: projections before and after it are not in it.
+"""Latent attention (MLA): the attention kernel without projections, and the base of measured blocks.
 
-Prompts expand the latent vectors to keys and values of every head; decodes absorb that into the queries, and
-one latent vector a token is key and value of all heads.
+Prefill expands the latent vectors to keys and values of every head; decode absorbs the expansion into the
+queries, so that one latent vector per token is key and value of all heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
 from fastroof.errors import LookupInputError
 from fastroof.operators.attention_work import (
-    BATCH,
+    DECODE_AXES,
     SEQ_LEN,
     attention_bytes,
     attention_flops,
@@ -23,11 +23,11 @@ from fastroof.operators.attention_work import (
     decode_attention_flops,
     prefill_flops_conventions,
 )
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     MFU,
     RUN,
-    ForeignRows,
+    ExternalRows,
     Heads,
     PackageFile,
     Raw,
@@ -59,31 +59,36 @@ _NAMES: Final = {
     "zai-org/GLM-5.2": "glm-5",
     "zai-org/GLM-5.2-FP8": "glm-5",
     "nvidia/GLM-5.2-NVFP4": "glm-5",
+    "sgl-project/DeepSeek-V4-Flash-FP8": "deepseek-v4-flash",
+    "deepseek-ai/DeepSeek-V4-Flash": "deepseek-v4-flash",
+    "sgl-project/DeepSeek-V4-Pro-FP8": "deepseek-v4-pro",
+    "deepseek-ai/DeepSeek-V4-Pro": "deepseek-v4-pro",
 }
-"""Models of aiconfigurator-core's rows; a checkpoint's format is in their gemm_type, not in the name."""
+"""Names of aiconfigurator-core's models; the format of a checkpoint is in gemm_type, not in the name."""
 
 
 def model_names(words: Array) -> Array:
-    """The package's models by fastroof's names; others stay as they are."""
+    """Rename the package's models to fastroof's names; unknown ones are unchanged."""
     distinct, index = np.unique(words.astype(str), return_inverse=True)
     renamed: Array = np.array([_NAMES.get(word, word) for word in distinct], object)[index]
     return renamed
 
 
 def unknown_models(models: Array) -> dict[str, Bools]:
-    """Rows of models whose widths fastroof does not know, by reason."""
+    """Rows of models with unknown widths, by reason."""
     return {f"model {m}": models == m for m in sorted(set(models)) if m not in LATENT_SHAPES}
 
 
-def check_model(model: str) -> None:
-    """Raise LookupInputError for a model whose widths are not known."""
-    if model not in LATENT_SHAPES:
-        raise LookupInputError(f"unknown model {model!r}: use one of {', '.join(LATENT_SHAPES)}")
+def check_model(model: str, known: Iterable[str] = LATENT_SHAPES) -> None:
+    """Raise LookupInputError for a model with unknown widths."""
+    names = list(known)
+    if model not in names:
+        raise LookupInputError(f"unknown model {model!r}: use one of {', '.join(names)}")
 
 
 def shapes_of(models: Array) -> LatentShape:
-    """Widths of each row's model, arrays of shape (rows,); NaN where the model is not known."""
-    # one pass over the words: a pass a width took longer than reading the file
+    """Widths of each row's model, arrays of shape (rows,); NaN if unknown."""
+    # one pass over the names; a pass per width took longer than reading the file
     listed = models.tolist()
     place = {model: i for i, model in enumerate(dict.fromkeys(listed))}
     unknown = (np.nan,) * len(LatentShape._fields)
@@ -95,7 +100,7 @@ NUM_HEADS: Final = Column("num_heads", "int", "", "query heads on one GPU")
 
 
 def causal_pairs(q_len: Real, kv_len: Real, most: Real = np.inf) -> Floats:
-    """(query, token) pairs of one sequence whose last ``q_len`` tokens are new; at most ``most`` a query."""
+    """(query, token) pairs of a sequence whose last ``q_len`` tokens are new; at most ``most`` per query."""
     q, context = as_floats(q_len), as_floats(kv_len) - as_floats(q_len)
     growing = np.clip(most - context, 0.0, q)
     beyond = np.where(q > growing, q - growing, 0.0)
@@ -109,14 +114,18 @@ def attended(kv_len: Real, most: Real) -> Floats:
 
 
 def generation_kv_len(raw: Raw) -> Array:
-    """Tokens attended to in the package's files of decodes."""
+    """Tokens attended to in the package's files of decode.
+
+    Most count the cached tokens without the new one; collectors whose steps are 2, 4, 8 ... pass the step as
+    the length of the sequence.
+    """
     steps = np.unique(raw["step"])
     counts_new = steps[0] > 1 and not (steps & (steps - 1)).any() and bool((raw["isl"] == 1).all())
     return raw["step"] if counts_new else raw["isl"] + raw["step"]
 
 
 def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:
-    """The projections of a module over some tokens."""
+    """Projections of a block over tokens; ``expanded`` tokens have keys and values expanded (0: absorbed)."""
     heads = columns["num_heads"]
     hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
     down = hidden * (q_lora + kv_lora + rope)
@@ -144,25 +153,25 @@ MODULE_KEYS: Final = (
     DTYPE,
     KV_DTYPE,
     Column("attn_dtype", "text", "", "dtype that attention computes in"),
-    Column("model", "text", "", "model whose widths the module has: deepseek-v3"),
+    Column("model", "text", "", "model whose widths the block has: deepseek-v3"),
     NUM_HEADS,
 )
-"""What names a module of a model's attention block."""
+"""Keys of a measured attention block."""
 
 MODULE_COLUMNS: Final = (
     *size_columns("num_heads", "batch_size", "isl"),
     *size_columns("step", minimum=0),
     *text_columns("mla_dtype", "kv_cache_dtype"),
 )
-"""What the package's files of such modules have."""
+"""Columns of the package's files of measured blocks."""
 
-Convert = Callable[[Raw], ForeignRows]
+Convert = Callable[[Raw], ExternalRows]
 
 
 def module_rows(
     raw: Raw, model: Array, dtype: Array | None = None, attn_dtype: Array | None = None
-) -> ForeignRows:
-    """Keys, batch and latency of the package's rows of modules, without their lengths."""
+) -> ExternalRows:
+    """Keys, batch and latency of the package's rows of blocks, without their lengths."""
     columns = {
         "dtype": dtype_names(raw["gemm_type"]) if dtype is None else dtype,
         "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
@@ -172,26 +181,26 @@ def module_rows(
         "batch_size": raw["batch_size"],
         **measured_us(raw),
     }
-    return ForeignRows(columns, unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"]))
+    return ExternalRows(columns, unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"]))
 
 
 def prompts(convert: Convert) -> Convert:
-    """Rows of prompts: with new tokens and, counting a prefix, all tokens of a sequence."""
+    """Add q_len and kv_len to converted rows of prompts."""
 
-    def converted(raw: Raw) -> ForeignRows:
+    def converted(raw: Raw) -> ExternalRows:
         rows = convert(raw)
         sizes = {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
-        return ForeignRows(rows.columns | sizes, rows.left_out)
+        return ExternalRows(rows.columns | sizes, rows.left_out)
 
     return converted
 
 
 def decodes(convert: Convert) -> Convert:
-    """Rows of decodes: with the tokens attended to."""
+    """Add kv_len to converted rows of decode."""
 
-    def converted(raw: Raw) -> ForeignRows:
+    def converted(raw: Raw) -> ExternalRows:
         rows = convert(raw)
-        return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+        return ExternalRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
 
     return converted
 
@@ -207,17 +216,17 @@ class AttentionModule(RaggedOperator):
 
 
 class LatentModule(AttentionModule):
-    """A block of latent attention, by the widths of a model that is known."""
+    """A block of latent attention of a model with known widths."""
 
     def check_key(self, key: Key) -> None:
-        """Refuse models whose widths are not known."""
+        """Reject models with unknown widths."""
         check_model(key[3])
 
 
 _Q_HEADS: Final = Column("num_q_heads", "int", "", "query heads on one GPU")
 _ROPE_DIM: Final = Column("rope_dim", "int", "", "rotary head width")
 _DEEPSEEK: Final = {"kv_lora_rank": 512, "nope_dim": 128, "rope_dim": 64}
-"""Widths of every model that the package's kernels were measured for, DeepSeek-V3's."""
+"""Widths of all models in the package's kernel files: DeepSeek-V3's."""
 
 
 def _sizes(names: tuple[str, ...], heads: Heads, rows: int) -> dict[str, Array]:
@@ -236,8 +245,8 @@ def _decode_from_tree(read: Raw, heads: Heads) -> dict[str, Array]:
     return sizes | {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
 
 
-def _package_rows(raw: Raw, widths: tuple[str, ...]) -> ForeignRows:
-    # num_heads is what one GPU has; the same kernel stands there once a tp_size, which is no key
+def _package_rows(raw: Raw, widths: tuple[str, ...]) -> ExternalRows:
+    # num_heads is per GPU; the same kernel is repeated for each tp_size, which is not a key
     rows = len(raw["num_heads"])
     kv_dtype, dtype = dtype_names(raw["kv_cache_dtype"]), dtype_names(raw["mla_dtype"])
     columns = {
@@ -248,18 +257,18 @@ def _package_rows(raw: Raw, widths: tuple[str, ...]) -> ForeignRows:
         **measured_us(raw),
     }
     computes = {f"computes in {d}": dtype == d for d in sorted(set(dtype)) if d != "bf16"}
-    return ForeignRows(columns, unknown_dtypes(kv_dtype) | computes)
+    return ExternalRows(columns, unknown_dtypes(kv_dtype) | computes)
 
 
-def _package_prefill(raw: Raw) -> ForeignRows:
+def _package_prefill(raw: Raw) -> ExternalRows:
     rows = _package_rows(raw, ("nope_dim", "rope_dim"))
     sizes = {"dtype": dtype_names(raw["mla_dtype"]), "q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
-    return ForeignRows(rows.columns | sizes, rows.left_out)
+    return ExternalRows(rows.columns | sizes, rows.left_out)
 
 
-def _package_decode(raw: Raw) -> ForeignRows:
+def _package_decode(raw: Raw) -> ExternalRows:
     rows = _package_rows(raw, ("kv_lora_rank", "rope_dim"))
-    return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+    return ExternalRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
 
 
 class MlaPrefill(RaggedPrefill):
@@ -269,18 +278,12 @@ class MlaPrefill(RaggedPrefill):
     rank = 88
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_prefill": DatasheetClass(15.0, 0.63)}
     summary = "MLA over prompts: the kernel alone."
-    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
     keys = (
         DTYPE,
         KV_DTYPE,
         _Q_HEADS,
         Column("nope_dim", "int", "", "head width without rotary part"),
         _ROPE_DIM,
-    )
-    axes = (
-        BATCH,
-        Column("q_len", "int", "tokens", "new tokens of each sequence"),
-        Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
     )
     defaults: ClassVar[Mapping[str, Any]] = {
         "batch_size": 1, "dtype": "bf16", "kv_dtype": "bf16", "nope_dim": 128, "rope_dim": 64,
@@ -304,7 +307,7 @@ class MlaPrefill(RaggedPrefill):
 
     @staticmethod
     def _head_dim(c: Columns) -> Array:
-        """Head width that gives MLA the cost of plain attention: the mean of its key and value widths."""
+        """Mean of key (nope + rope) and value (nope) widths, which gives MLA the cost of plain attention."""
         return np.asarray(c["nope_dim"] + c["rope_dim"] / 2.0)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
@@ -321,25 +324,25 @@ class MlaPrefill(RaggedPrefill):
         return columns["kv_dtype"]
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Every query head has keys and values of its own."""
+        """Bytes with separate keys and values per query head."""
         heads = columns["num_q_heads"]
         sizes = columns["q_len"], columns["kv_len"], columns["batch_size"]
         return attention_bytes(heads, heads, self._head_dim(columns), *sizes)
 
     def flops_conventions(self, columns: Columns) -> dict[str, Floats]:
-        """By how published files count a causal triangle."""
+        """FLOPs by each convention of published files for the causal triangle."""
         return prefill_flops_conventions(columns, self._head_dim(columns), self.flops(columns))
 
 
 class MlaDecode(RaggedOperator):
-    """Absorbed MLA of one new token a sequence: one latent vector a token is key and value."""
+    """Absorbed MLA of one new token per sequence: one latent vector per token is key and value."""
 
     name = "mla_decode"
     rank = 90
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_decode": DatasheetClass(11.0, 0.96)}
-    summary = "MLA of one new token a sequence: the kernel."
+    summary = "MLA of one new token per sequence: the kernel alone."
     keys = (KV_DTYPE, _Q_HEADS, Column("kv_lora_rank", "int", "", "width of the compressed KV"), _ROPE_DIM)
-    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))
+    axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16", "kv_lora_rank": 512, "rope_dim": 64}
     holdouts = (HoldoutGrid("mla_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("mla_decode", "all", {}, {}),)
@@ -350,7 +353,7 @@ class MlaDecode(RaggedOperator):
         TreeFile(
             "mla",
             "decode",
-            (DTYPE, KV_DTYPE, *axes, LATENCY),
+            (DTYPE, KV_DTYPE, *DECODE_AXES, LATENCY),
             (MFU,),
             ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
             _decode_from_tree,
@@ -359,11 +362,11 @@ class MlaDecode(RaggedOperator):
 
     @staticmethod
     def _head_dim(c: Columns) -> Array:
-        """As :meth:`MlaPrefill._head_dim`; after absorption keys are kv_lora + rope wide, values kv_lora."""
+        """Mean of key (kv_lora + rope) and value (kv_lora) widths, see :meth:`MlaPrefill._head_dim`."""
         return np.asarray(c["kv_lora_rank"] + c["rope_dim"] / 2.0)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """One query a sequence."""
+        """One query per sequence."""
         width = self._head_dim(columns)
         flops = decode_attention_flops(
             columns["num_q_heads"], width, columns["kv_len"], columns["batch_size"]
@@ -375,7 +378,7 @@ class MlaDecode(RaggedOperator):
         return columns["kv_dtype"]
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """One latent vector is key and value: so many KV heads of the mean width weigh as much."""
+        """Bytes of one latent vector per token, as a number of KV heads of the mean width."""
         width = self._head_dim(columns)
         latent_heads = (columns["kv_lora_rank"] + columns["rope_dim"]) / (2.0 * width)
         return decode_attention_bytes(

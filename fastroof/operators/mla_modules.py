@@ -1,27 +1,26 @@
-"""Whole attention blocks with latent attention (MLA): projections and attention, measured as one.
+"""Attention blocks of MLA (projections and attention measured as one), and the batched GEMMs of absorbed MLA.
 
-vLLM's and TensorRT-LLM's tables have them by name, SGLang's as those of its wide expert parallelism, launched
-eagerly: prompts never take less than 0.56 ms on an H100. Norms, rotary embedding and quantising are in the
-time and, being small, not in the FLOPs.
+SGLang's tables name blocks after wide expert parallelism and launch them eagerly: prompts never take less
+than 0.56 ms on an H100. Norms, rotary embedding and quantising are part of the time, but not of the FLOPs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, Column
 from fastroof.errors import MissingTableError
-from fastroof.operators.attention_work import BATCH
+from fastroof.operators.attention_work import DECODE_AXES
 from fastroof.operators.calls import LatentProduct
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     dtype_names,
@@ -44,7 +43,17 @@ from fastroof.operators.mla import (
     shapes_of,
     unknown_models,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    RowSource,
+    SourceTable,
+    element_bytes,
+    is_measured,
+    measured_keys,
+)
 from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
@@ -52,44 +61,33 @@ from fastroof.pack.ragged import RaggedTable
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
-
 _OPTIONAL: Final = (*text_columns("model", "gemm_type"), *RUN)
 _GEMM_FORMATS: Final = ("fp8_block",)
 
 
-def _package_rows(raw: Raw) -> ForeignRows:
+def _package_rows(raw: Raw) -> ExternalRows:
     rows = len(raw["num_heads"])
     mla_dtype = dtype_names(raw["mla_dtype"])
-    # older files of SGLang name the projections' format there; attention computes in bf16
+    # older SGLang files have the projections' format in mla_dtype; attention computes in bf16
     is_format = np.isin(mla_dtype, _GEMM_FORMATS)
     dtype = dtype_names(raw["gemm_type"]) if "gemm_type" in raw else mla_dtype
     model = raw.get("model", np.full(rows, "deepseek-ai/DeepSeek-V3", object))
     attn_dtype = np.where(is_format, "bf16", mla_dtype).astype(object)
     names = model_names(model)
     made = module_rows(raw, names, dtype, attn_dtype)
-    return ForeignRows(made.columns, made.left_out | unknown_models(names))
+    return ExternalRows(made.columns, made.left_out | unknown_models(names))
 
 
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3"}
 
 
 class MlaModulePrefill(LatentModule, RaggedPrefill):
-    """An attention block over prompts: keys and values are expanded for every head."""
+    """An MLA block over prompts: keys and values are expanded for every head."""
 
     name = "mla_module_prefill"
     rank = 92
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_module_prefill": DatasheetClass(38.0, 0.62)}
-    summary = "A whole attention block of MLA over prompts."
-    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
-    axes = (
-        BATCH,
-        Column("q_len", "int", "tokens", "new tokens of each sequence"),
-        Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
-    )
+    summary = "An MLA block over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     holdouts = (HoldoutGrid("mla_module_prefill", "every second", {}, {}),)
     coverages = (HoldoutGrid("mla_module_prefill", "all", {}, {}),)
@@ -99,7 +97,7 @@ class MlaModulePrefill(LatentModule, RaggedPrefill):
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the expansion of every token attended to, and causal attention."""
+        """Projections, expansion of every cached token, and causal attention."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         shape = shapes_of(columns["model"])
         widths = shape.nope_dim + shape.rope_dim + shape.v_dim
@@ -114,13 +112,13 @@ class MlaModulePrefill(LatentModule, RaggedPrefill):
 
 
 class MlaModuleDecode(LatentModule):
-    """An attention block over one new token a sequence: absorbed."""
+    """An MLA block over one new token per sequence: absorbed."""
 
     name = "mla_module_decode"
     rank = 94
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_module_decode": DatasheetClass(34.0, 0.99)}
-    summary = "A whole MLA block, one new token a sequence."
-    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))
+    summary = "An MLA block, one new token per sequence."
+    axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("mla_module_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("mla_module_decode", "all", {}, {}),)
@@ -130,7 +128,7 @@ class MlaModuleDecode(LatentModule):
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, absorbed ones among them, and attention over latent vectors."""
+        """Projections (the absorbed ones too) and attention over latent vectors."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         shape = shapes_of(columns["model"])
         widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
@@ -146,39 +144,38 @@ class MlaModuleDecode(LatentModule):
 _PARTS: Final = {"mla_gen_pre": "pre", "mla_gen_post": "post"}
 _KV_LORA_RANK: Final = 512
 _HEAD_DIM: Final = 128
-"""Of one head without its rotary part, and of its values: both 128 in DeepSeek-V3, as measured."""
+"""Width of one head without its rotary part, and of its values: both 128 in DeepSeek-V3, as measured."""
 
 _FP8_WEIGHTS: Final = ("fp8", "fp8_block")
-"""Formats of weights that some engines absorb as fp8, a scale a tensor."""
+"""Weight formats that some engines absorb as fp8 with a scale per tensor."""
 
 BORROWED: Final = 0.16
-"""Relative standard error of another number of heads: with each number left out of the bf16 and fp8 tables of
-three engines on H100, H200 and B200, 80 % of |errors| are within 9 to 20 % (mean 6 to 12)."""
+"""Relative standard error of borrowing from another number of heads: leaving out each number of the bf16 and
+fp8
+tables of three engines (H100, H200, B200), 80 % of |errors| are within 9 to 20 % (mean 6 to 12)."""
 
 
-def _mla_bmm_package_rows(raw: Raw) -> ForeignRows:
+def _package_bmm(raw: Raw) -> ExternalRows:
     dtype, op_name = dtype_names(raw["bmm_dtype"]), raw["op_name"]
     columns = {
         "dtype": dtype,
-        # parts, not alternatives: a decode runs one of each
+        # a decode step runs one of each part
         "part": np.array([_PARTS.get(word, word) for word in op_name], object),
         "num_heads": raw["num_heads"],
         "num_tokens": raw["num_tokens"],
         **measured_us(raw),
     }
     other = {f"op_name {o}": op_name == o for o in sorted(set(op_name)) if o not in _PARTS}
-    return ForeignRows(columns, unknown_dtypes(dtype) | other)
+    return ExternalRows(columns, unknown_dtypes(dtype) | other)
 
 
 class MlaBmm(RaggedOperator, PerRowOperator):
-    """One GEMM a head: tokens x 128 x 512 before attention, tokens x 512 x 128 after it."""
+    """One GEMM per head: tokens x 128 x 512 before attention, tokens x 512 x 128 after it."""
 
     name = "mla_bmm"
     rank = 96
     summary = "A batched GEMM before or after absorbed MLA."
-    about = (
-        "Part pre turns queries into latent ones, part post latent outputs into values; a decode runs both."
-    )
+    about = "Part pre turns queries into latent ones, part post latent outputs into values; decode runs both."
     keys = (DTYPE, Column("part", "text", "", "before or after attention: pre, post"), NUM_HEADS)
     axes = (Column("num_tokens", "int", "tokens", "tokens of the call"),)
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16"}
@@ -191,7 +188,7 @@ class MlaBmm(RaggedOperator, PerRowOperator):
             "mla_bmm",
             "mla_bmm_perf",
             (*size_columns("num_tokens", "num_heads"), *text_columns("bmm_dtype", "op_name"), *MEASURED),
-            _mla_bmm_package_rows,
+            _package_bmm,
             RUN,
         ),
     )
@@ -210,7 +207,7 @@ class MlaBmm(RaggedOperator, PerRowOperator):
     # -- in plans ----------------------------------------------------------------------------------
 
     def row_cost(self, call: LatentProduct) -> RowCost:
-        """Of a product a head."""
+        """FLOPs and bytes of one product per head."""
         weights = call.num_heads * call.head_dim * call.kv_lora_rank
         a_row = ACTIVATION_BYTES * call.num_heads * (call.head_dim + call.kv_lora_rank)
         dtype = "fp8" if call.dtype in _FP8_WEIGHTS else "bf16"
@@ -220,66 +217,65 @@ class MlaBmm(RaggedOperator, PerRowOperator):
         """Format of the absorbed weights, and sizes."""
         return (call.dtype, call.part, call.num_heads, call.head_dim, call.kv_lora_rank)
 
-    def measured_key(self, call: LatentProduct, tables: Tables) -> Key:
-        """The measured kernel that a call is looked up as, or that lends to it."""
+    def measured_key(self, call: LatentProduct, tables: RowSource) -> Key:
+        """Measured kernel that a call is looked up as: its own, or its donor."""
         if (call.head_dim, call.kv_lora_rank) != (_HEAD_DIM, _KV_LORA_RANK):
             raise MissingTableError(
-                f"{self.name} was measured for heads of {_HEAD_DIM} and latent vectors of {_KV_LORA_RANK}, "
-                f"and this one has {call.head_dim} and {call.kv_lora_rank}"
+                f"no {self.name} row has head_dim {call.head_dim} and kv_lora_rank {call.kv_lora_rank}; "
+                f"measured: {_HEAD_DIM} and {_KV_LORA_RANK}"
             )
-        keys = tables.keys_of(tables.table(self.name))
+        keys = tables.candidates(self.name)[0].groups()
         computes_in_fp8 = call.dtype in _FP8_WEIGHTS and any(key[0] == "fp8" for key in keys)
-        wanted = ("fp8" if computes_in_fp8 else "bf16", call.part, call.num_heads)
-        if tables.serves(self.name, wanted):
-            return wanted
+        target = ("fp8" if computes_in_fp8 else "bf16", call.part, call.num_heads)
+        if is_measured(tables, self.name, target):
+            return target
         octaves = {
             key: abs(math.log2(key[2] / call.num_heads))
-            for key in tables.every_key(self.name)
-            if key[:2] == wanted[:2]
+            for key in measured_keys(tables, self.name)
+            if key[:2] == target[:2]
         }
-        return min(octaves, key=lambda key: (octaves[key], key[2])) if octaves else wanted
+        return min(octaves, key=lambda key: (octaves[key], key[2])) if octaves else target
 
-    def serving(self, call: LatentProduct, tables: Tables) -> MeasuredTable:
-        """The table that has its kernel, or the one that lends."""
+    def serving(self, call: LatentProduct, tables: RowSource) -> SourceTable:
+        """Table of its kernel or donor."""
         return tables.serving(self.name, self.measured_key(call, tables))
 
     def row_nodes(
-        self, call: LatentProduct, tables: Tables, options: CurveOptions, max_rows: int
+        self, call: LatentProduct, tables: RowSource, options: CurveOptions, max_rows: int
     ) -> RowNodes:
-        """Latency at the measured numbers of tokens: B is linear in them."""
+        """Latency at the measured numbers of tokens, since B is linear in them."""
         key = self.measured_key(call, tables)
         packed: RaggedTable = tables.packed(self, key)
-        wanted = (*key[:2], call.num_heads)
-        if options.method != "roofline" and wanted == key:
-            sizes = dict(zip((c.name for c in self.keys), key, strict=True))
-            tokens = {"num_tokens": np.arange(1, max_rows + 1)}
-            return self.looked_up_nodes(tables, options.method, max_rows, sizes | tokens, packed.launch_us)
+        target = (*key[:2], call.num_heads)
+        if options.method != "roofline" and target == key:
+            tokens = np.arange(1.0, max_rows + 1.0)
+            return self.every_row_nodes(tables, options.method, key, [tokens], packed.launch_us)
         measured = packed.points()[0]
         rows = np.r_[0.0, measured, SIZE_LIMIT]
         value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
         packed.latency((rows,), value, flag)
         flag[[0, -1]] = ORIGIN_EXTRAPOLATED
-        if wanted != key:
-            own, theirs = (packed.launch_us + self.work_us(k, tables.gpu)(rows) for k in (wanted, key))
+        if target != key:
+            own, theirs = (packed.launch_us + self.work_us(k, tables.gpu)(rows) for k in (target, key))
             value, flag = value * (own / theirs), np.full_like(flag, ORIGIN_BORROWED)
         return RowNodes(rows, value, flag, packed.launch_us)
 
     def table_points(
-        self, call: LatentProduct, tables: Tables, rows: Floats
+        self, call: LatentProduct, tables: RowSource, rows: Floats
     ) -> tuple[Key, list[Floats]] | None:
-        """So many tokens of its kernel; None where another one lends."""
+        """Its kernel and tokens; None if it is borrowed."""
         key = self.measured_key(call, tables)
         return (key, [rows]) if key[2] == call.num_heads else None
 
-    def row_variance(self, call: LatentProduct, tables: Tables, rows: Floats) -> Floats:
-        """Of its kernel's curve, and of borrowing."""
+    def row_variance(self, call: LatentProduct, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of its kernel's curve, and of borrowing."""
         key = self.measured_key(call, tables)
-        # as the hold-outs of rows within rows, whose sizes may be 0
+        # rows + 1 as in RaggedOperator, whose sizes may be 0
         own = relative_variance(self.local_errors(tables, key), [rows + 1.0])
         return own + (BORROWED**2 if key[2] != call.num_heads else 0.0)
 
     def row_datasheet(self, call: LatentProduct) -> DatasheetClass:
-        """Of vLLM's bf16 products on the H100."""
+        """Class of vLLM's bf16 products on the H100."""
         return self.datasheets["mla_bmm"]
 
 

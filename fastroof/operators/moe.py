@@ -1,28 +1,26 @@
 """Routed experts of one layer on one GPU: a fused kernel, by the tokens that enter the layer.
 
-Experts with a gate are three GEMMs (gate, up, down), those without one two: two operators with equal keys,
-since an engine runs other kernels for them and a shape alone does not tell which it is. Those without are in
-:mod:`.moe_nongated`.
+Experts with a gate are three GEMMs (gate, up, down), experts without one are two. They are two operators with
+the same keys, since engines run different kernels for them and the shape does not distinguish them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MODELLED, Column
+from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_borrowing import (
     BorrowedPoints,
     BorrowingErrors,
+    ExpertDonor,
     ExpertShape,
-    Lender,
     borrowed_points,
     borrowing_errors,
     borrowing_grids,
@@ -30,18 +28,30 @@ from fastroof.operators.expert_borrowing import (
     nearest,
     nearest_routing,
 )
-from fastroof.operators.expert_rows import GROUPED_GEMM_FILES, PACKAGE_COLUMNS, gated_rows, nongated_rows
-from fastroof.operators.foreign_rows import RUN, PackageFile, TreeFile
+from fastroof.operators.external_rows import RUN, PackageFile, TreeFile
+from fastroof.operators.moe_rows import GROUPED_GEMM_FILES, PACKAGE_COLUMNS, gated_rows, nongated_rows
+from fastroof.operators.moe_work import (
+    EVENLY_ROUTED,
+    GATED_GEMMS,
+    NONGATED_GEMMS,
+    check_routed,
+    moe_bytes,
+    moe_flops,
+    nodes_of_experts,
+    tokens_to_reach_all,
+)
 from fastroof.operators.operator import (
     Answers,
     Columns,
     DatasheetClass,
     HoldoutGrid,
     Key,
-    Real,
-    as_floats,
+    RowSource,
+    SourceTable,
     dtype_peaks,
     element_bytes,
+    is_measured,
+    measured_keys,
 )
 from fastroof.operators.row_operator import (
     CurveOptions,
@@ -55,74 +65,8 @@ from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
-
-GATED_GEMMS: Final = 3
-NONGATED_GEMMS: Final = 2
-
-EVENLY_ROUTED: Final = ("balanced", "uniform")
-"""Distributions of tokens over experts for which the expectation of uniform routing holds."""
-
-
-def check_routed(topk: int, num_experts: int) -> None:
-    """Refuse a token that is routed to more experts than there are, which no kernel can be asked for."""
-    if topk > num_experts:
-        raise LookupInputError(f"topk {topk} is more than num_experts {num_experts}: it can be {num_experts}")
-
-
-def moe_touched_experts(num_tokens: Real, topk: Real, num_experts: Real, moe_ep: Real = 1) -> Floats:
-    """Experts of one GPU that at least one token reaches, for uniform routing."""
-    experts = as_floats(num_experts)
-    return experts / as_floats(moe_ep) * (1.0 - (1.0 - as_floats(topk) / experts) ** as_floats(num_tokens))
-
-
-UNREACHED: Final = 2.0**-60
-"""Share of experts below which a float64 of their bytes does not change any more."""
-
-
-def tokens_to_reach_all(topk: int, num_experts: int) -> int:
-    """Tokens from which the expectation of :func:`moe_touched_experts` is all experts, to the last bit."""
-    if topk >= num_experts:
-        return 1
-    return math.ceil(math.log(UNREACHED) / math.log1p(-topk / num_experts))
-
-
-def moe_flops(
-    num_tokens: Real,
-    hidden: Real,
-    intermediate: Real,
-    topk: Real,
-    moe_tp: Real = 1,
-    moe_ep: Real = 1,
-    gemms: int = GATED_GEMMS,
-) -> Floats:
-    """FLOPs of the expert GEMMs on one GPU: ``2 gemms tokens topk hidden intermediate / (tp ep)``."""
-    per_token = 2.0 * gemms * as_floats(topk) * as_floats(hidden) * as_floats(intermediate)
-    return as_floats(num_tokens) * per_token / (as_floats(moe_tp) * as_floats(moe_ep))
-
-
-def moe_bytes(
-    num_tokens: Real,
-    hidden: Real,
-    intermediate: Real,
-    topk: Real,
-    num_experts: Real,
-    moe_tp: Real = 1,
-    moe_ep: Real = 1,
-    element_bytes: float = 2,
-    gemms: int = GATED_GEMMS,
-) -> Floats:
-    """Bytes of the routed experts on one GPU: weights of the touched experts, tokens in and out."""
-    expert = float(gemms) * as_floats(hidden) * as_floats(intermediate) / as_floats(moe_tp) * element_bytes
-    tokens = 2.0 * ACTIVATION_BYTES * as_floats(num_tokens) * as_floats(hidden)
-    return moe_touched_experts(num_tokens, topk, num_experts, moe_ep) * expert + tokens
-
-
 OTHER_ACTIVATION: Final = "_situ_as_silu"
-"""Ending of kernels that were measured with SiLU in place of the model's own activation."""
+"""Suffix of kernels that were measured with SiLU instead of the model's activation."""
 
 EXPERT_KEYS: Final = (
     DTYPE,
@@ -132,39 +76,8 @@ EXPERT_KEYS: Final = (
     Column("num_experts", "int", "", "experts of the layer, before moe_ep"),
     Column("moe_tp", "int", "", "tensor-parallel size inside an expert"),
     Column("moe_ep", "int", "", "expert-parallel size"),
-    Column("distribution", "text", "", "how tokens spread over experts"),
+    Column("distribution", "text", "", "distribution of tokens over experts"),
 )
-
-
-DENSE_ROWS: Final = 2**16
-"""Tokens up to which a curve has a node at every number: far more than reach all experts of any model."""
-
-NODES_AN_OCTAVE: Final = 256
-"""Beyond: lines between nodes so near are within 1e-6 of the expectation of reached experts."""
-
-
-def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
-    """A curve's latency against tokens: at every number until they reach all experts."""
-    from fastroof.compiled.guides import curve_latency_us
-
-    launch_us = float(packed.curve.value[1:-1].min())
-    dense = min(all_reached, DENSE_ROWS)
-    octaves = np.log2(min(all_reached, SIZE_LIMIT / 2.0) / dense)
-    close = np.rint(dense * 2.0 ** (np.arange(1.0, octaves * NODES_AN_OCTAVE + 1.0) / NODES_AN_OCTAVE))
-    beyond = np.union1d(close, packed.sizes[packed.sizes > dense])
-    rows = np.r_[np.arange(1.0, dense + 1.0), beyond]
-    value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
-    curve_latency_us(packed.curve, packed.coordinate(rows), value, flag)
-    ends = packed.coordinate(np.array([rows[-1], SIZE_LIMIT]))
-    # beyond the last node latency / B is held, which is the last of these rows'
-    last_us = value[-1] * ends[1] / ends[0]
-    beyond_flag = max(flag[-1], ORIGIN_EXTRAPOLATED)
-    return RowNodes(
-        np.r_[0.0, rows, SIZE_LIMIT],
-        np.r_[value[0], value, last_us],
-        np.r_[flag[0], flag, np.uint8(beyond_flag)],
-        launch_us,
-    )
 
 
 def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -172,7 +85,7 @@ def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
 
 
 class MoeOperator(SizedOperator, PerRowOperator):
-    """Routed experts; B grows with the experts that tokens are expected to reach."""
+    """Routed experts of ``gemms`` GEMMs each; B grows with the experts that tokens are expected to reach."""
 
     gemms: ClassVar[int] = GATED_GEMMS
     name = "moe"
@@ -188,14 +101,15 @@ class MoeOperator(SizedOperator, PerRowOperator):
     }
     holdouts = (HoldoutGrid("moe", "every second", {}, {}), *borrowing_grids("moe"))
     coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe"))
-    # Over vLLM 0.24.0's bf16 and fp8_block rows of the H100, power_law_1.2, moe_tp up to 8 and ep up to 16:
-    # weights come at 0.7 of the bandwidth, and GEMMs of few rows an expert, one rank loaded more than the
-    # others, compute at 0.2 of the peak.
+    # vLLM 0.24.0 on H100, bf16 and fp8_block, power_law_1.2, moe_tp up to 8 and ep up to 16: weights move at
+    # 0.7 of the bandwidth; GEMMs of few rows per expert, with one rank loaded most, compute at 0.2 of the
+    # peak
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
         "moe": DatasheetClass(30.0, 0.7),
         "moe_compute": DatasheetClass(30.0, 0.2),
     }
-    # 0.38 there; 0.39 to 0.48 over three engines' rows of H100 and B200, 4-bit weights in bf16 up to 0.9
+    # 0.38 for those rows; 0.39 to 0.48 for three engines on H100 and B200, up to 0.9 for 4-bit weights in
+    # bf16
     datasheet_error = 0.48
     package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, gated_rows, RUN),)
     tree_files: ClassVar[tuple[TreeFile, ...]] = GROUPED_GEMM_FILES
@@ -207,14 +121,14 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return moe_flops(c["num_tokens"], *experts, self.gemms)
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """With the experts that even routing is expected to reach; for uneven routing the fewest."""
+        """Bytes with the experts that even routing is expected to reach; the fewest for uneven routing."""
         width = element_bytes(columns["dtype"])
         expected = moe_bytes(columns["num_tokens"], *_shape(columns), width, self.gemms)
         even = np.isin(columns["distribution"].astype(str), EVENLY_ROUTED)
         return np.where(even, expected, self._one_tokens_experts(columns))
 
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes of a call whose tokens all take the experts of the first one."""
+        """Bytes if all tokens take the same experts."""
         return self._one_tokens_experts(columns)
 
     def _one_tokens_experts(self, columns: Columns) -> Floats:
@@ -246,129 +160,138 @@ class MoeOperator(SizedOperator, PerRowOperator):
         _, hidden, intermediate, topk, _, moe_tp, moe_ep, _ = key
         return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
 
-    # -- shapes that were not measured -------------------------------------------------------------
+    # -- unmeasured shapes ------------------------------------------------------------
 
     def check_key(self, key: Key) -> None:
-        """Refuse a token of more experts than there are."""
+        """Reject topk above the number of experts."""
         _, _, _, topk, num_experts, _, _, _ = key
         check_routed(topk, num_experts)
 
-    def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
-        """Measured shapes that stand in for one, the nearest first; none where it was measured itself."""
-        return tables.kept(("expert lenders", self.name, key), lambda: self._lenders(tables, key))
+    def donors(self, tables: RowSource, key: Key) -> tuple[ExpertDonor, ...]:
+        """Donors of a shape, nearest first; empty if it was measured.
 
-    def _lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
+        Near kernels of the requested engine come before another engine's exact shape.
+        """
+        return tables.cached(("expert donors", self.name, key), lambda: self._find_donors(tables, key))
+
+    def _find_donors(self, tables: RowSource, key: Key) -> tuple[ExpertDonor, ...]:
         candidates = tables.candidates(self.name)
-        own = [table for table in candidates if not tables.order.is_foreign(table)]
-        # tables are read when they are asked, and those of other engines may not have to be
-        if any(key in tables.keys_of(table) and tables.is_sound(table, key) for table in own):
+        own = [table for table in candidates if not tables.is_foreign(table)]
+        # tables are read on first use: other engines' tables may not be needed
+        if any(key in table.groups() and tables.is_sound(table, key) for table in own):
             return ()
-        wanted = ExpertShape(*key)
-        if not is_routing(wanted.distribution):
-            # nobody measured it: no other routing is near it
+        target = ExpertShape(*key)
+        if not is_routing(target.distribution):
+            # raises: no routing is near an unknown one
             tables.serving(self.name, key)
             return ()
         if len(own) < len(candidates):
-            found = self._nearest(tables, wanted, own, sound=True)
-            if found and found[0].is_near(wanted):
+            found = self._nearest(tables, target, own, sound=True)
+            if found and found[0].is_near(target):
                 return found
-        if tables.serves(self.name, key):
+        if is_measured(tables, self.name, key):
             return ()
         for sound in (True, False):
-            if found := self._nearest(tables, wanted, candidates, sound=sound):
+            if found := self._nearest(tables, target, candidates, sound=sound):
                 return found
-        dtypes = ", ".join(sorted({one[0] for one in tables.every_key(self.name)}))
+        dtypes = ", ".join(sorted({one[0] for one in measured_keys(tables, self.name)}))
         raise MissingTableError(
-            f"no {self.name} row of {tables.gpu.name} has dtype={wanted.dtype}, and experts of another dtype "
-            f"run other kernels; measured: {dtypes}"
+            f"no {self.name} row of {tables.gpu.name} has dtype={target.dtype}, and dtypes are not borrowed; "
+            f"measured: {dtypes}"
         )
 
     def _nearest(
-        self, tables: Tables, wanted: ExpertShape, pool: Sequence[MeasuredTable], *, sound: bool
-    ) -> tuple[Lender, ...]:
-        """Lenders out of some tables: of the first that has the layer, else any near it, else the nearest."""
-        routings = [self._shapes(tables, table, wanted.dtype, sound) for table in pool]
-        distribution = nearest_routing(wanted.distribution, set().union(*routings))
+        self, tables: RowSource, target: ExpertShape, pool: Sequence[SourceTable], *, sound: bool
+    ) -> tuple[ExpertDonor, ...]:
+        """Donors from some tables: the first with the layer, else the first near it, else the nearest."""
+        routings = [self._shapes(tables, table, target.dtype, sound) for table in pool]
+        distribution = nearest_routing(target.distribution, set().union(*routings))
         alike = [shapes[distribution] for shapes in routings if distribution in shapes]
-        alike.sort(key=lambda shapes: all(shape.layer != wanted.layer for shape in shapes))
-        lenders: list[tuple[Lender, ...]] = []
+        alike.sort(key=lambda shapes: all(shape.layer != target.layer for shape in shapes))
+        donors: list[tuple[ExpertDonor, ...]] = []
         for shapes in alike:
-            lenders.append(nearest(wanted, shapes))
-            if lenders[-1][0].is_near(wanted):
-                return lenders[-1]
-        return min(lenders, key=lambda found: found[0].octaves, default=())
+            donors.append(nearest(target, shapes))
+            if donors[-1][0].is_near(target):
+                return donors[-1]
+        return min(donors, key=lambda found: found[0].octaves, default=())
 
     def _shapes(
-        self, tables: Tables, table: MeasuredTable, dtype: str, sound: bool
+        self, tables: RowSource, table: SourceTable, dtype: str, sound: bool
     ) -> dict[str, list[ExpertShape]]:
         """Measured shapes of a table and dtype, by distribution."""
 
         def shapes() -> dict[str, list[ExpertShape]]:
             by_routing: dict[str, list[ExpertShape]] = {}
-            keys = [key for key in tables.keys_of(table) if key[0] == dtype]
-            for key in tables.sound_keys(table, keys) if sound else keys:
+            keys = [key for key in table.groups() if key[0] == dtype]
+            if sound:
+                keys = [key for key in keys if tables.is_sound(table, key)]
+            for key in keys:
                 by_routing.setdefault(key[-1], []).append(ExpertShape(*key))
             return by_routing
 
-        return tables.kept(("expert shapes", self.name, table.source, dtype, sound), shapes)
+        return tables.cached(("expert shapes", self.name, table.source, dtype, sound), shapes)
 
-    def packed(self, tables: Tables, key: Key) -> PackedSizes:
-        """One kernel's curve, borrowed where it was not measured."""
-        lenders = self.lenders(tables, key)
-        if not lenders:
+    def packed(self, tables: RowSource, key: Key) -> PackedSizes:
+        """Curve of one kernel, borrowed if it was not measured."""
+        donors = self.donors(tables, key)
+        if not donors:
             return super().packed(tables, key)
 
         def borrowed() -> PackedSizes:
-            return self._borrowed(tables, ExpertShape(*key), lenders).packed()
+            return self._borrowed(tables, ExpertShape(*key), donors).packed()
 
-        return tables.kept(("borrowed experts", self.name, key), borrowed)
+        return tables.cached(("borrowed experts", self.name, key), borrowed)
 
-    def _borrowed(self, tables: Tables, wanted: ExpertShape, lenders: Sequence[Lender]) -> BorrowedPoints:
+    def _borrowed(
+        self, tables: RowSource, target: ExpertShape, donors: Sequence[ExpertDonor]
+    ) -> BorrowedPoints:
         return borrowed_points(
-            wanted,
-            lenders,
+            target,
+            donors,
             lambda shape: super(MoeOperator, self).packed(tables, shape),
             lambda shape, launch_us: self.roofline(shape, tables.gpu, launch_us),
         )
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look one shape up; what is borrowed says so, whatever the method."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up one shape; borrowed points are marked for every method."""
         super().look_up(tables, method, key, sizes, answers)
-        if self.lenders(tables, key):
+        if self.donors(tables, key):
             np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
 
-    def source_key(self, tables: Tables, key: Key) -> Key:
-        """Its nearest lender where it was not measured itself."""
-        lenders = self.lenders(tables, key)
-        return tuple(lenders[0].shape) if lenders else key
+    def source_key(self, tables: RowSource, key: Key) -> Key:
+        """The nearest donor if it was not measured."""
+        donors = self.donors(tables, key)
+        return tuple(donors[0].shape) if donors else key
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of lookups of one shape."""
         return np.sqrt(self._variance(tables, key, sizes[0]))
 
-    def _variance(self, tables: Tables, key: Key, tokens: Floats) -> Floats:
-        """Of a shape's curve; of a borrowed one that of its nearest lender, and of borrowing."""
-        lenders = self.lenders(tables, key)
-        if not lenders:
+    def _variance(self, tables: RowSource, key: Key, tokens: Floats) -> Floats:
+        """Variance of a shape's curve, or of its nearest donor's and of borrowing."""
+        donors = self.donors(tables, key)
+        if not donors:
             return relative_variance(self.local_errors(tables, key), [tokens])
-        wanted, near = ExpertShape(*key), lenders[0].shape
-        theirs = tokens * (wanted.topk * near.num_experts / (wanted.num_experts * near.topk))
+        target, near = ExpertShape(*key), donors[0].shape
+        theirs = tokens * (target.topk * near.num_experts / (target.num_experts * near.topk))
         own = relative_variance(self.local_errors(tables, near), [theirs])
-        return own + self.borrowing_errors(tables, near).of(wanted, lenders) ** 2
+        return own + self.borrowing_errors(tables, near).of(target, donors) ** 2
 
-    def borrowing_errors(self, tables: Tables, lender: ExpertShape) -> BorrowingErrors:
-        """How far off borrowing is in the table that has a lender, among its dtype and distribution."""
-        table = tables.serving(self.name, lender)
-        shapes = self._shapes(tables, table, lender.dtype, sound=False)[lender.distribution]
+    def borrowing_errors(self, tables: RowSource, donor: ExpertShape) -> BorrowingErrors:
+        """Errors of borrowing in a donor's table, among its dtype and distribution."""
+        table = tables.serving(self.name, donor)
+        shapes = self._shapes(tables, table, donor.dtype, sound=False)[donor.distribution]
         alike = [shape for shape in shapes if tables.serving(self.name, shape) is table]
 
-        def log_errors(shape: ExpertShape, lenders: Sequence[Lender]) -> Floats:
+        def log_errors(shape: ExpertShape, donors: Sequence[ExpertDonor]) -> Floats:
             measured = super(MoeOperator, self).packed(tables, shape)
-            borrowed = self._borrowed(tables, shape, lenders)
+            borrowed = self._borrowed(tables, shape, donors)
             return borrowed.log_errors(measured.sizes, measured.curve.value[1:-1])
 
-        return tables.kept(
-            ("expert borrowing", self.name, table.source, lender.dtype, lender.distribution),
+        return tables.cached(
+            ("expert borrowing", self.name, table.source, donor.dtype, donor.distribution),
             lambda: borrowing_errors(alike, log_errors),
         )
 
@@ -376,12 +299,12 @@ class MoeOperator(SizedOperator, PerRowOperator):
 
     @staticmethod
     def row_key(call: Experts) -> Key:
-        """The kernel's keys."""
+        """Key of the kernel."""
         shape = (call.hidden, call.intermediate, call.topk, call.num_experts, call.moe_tp, call.moe_ep)
         return (call.dtype, *shape, call.distribution)
 
     def row_cost(self, call: Experts) -> RowCost:
-        """FLOPs and bytes of a token, and the weights of all experts: those of many tokens."""
+        """FLOPs and bytes per token, and the weights of all experts, which many tokens reach."""
         _, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, _ = self.row_key(call)
         per_row = float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
         experts = num_experts / moe_ep * self.gemms * hidden * intermediate / moe_tp
@@ -389,7 +312,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return RowCost(per_row, tokens, experts * DTYPE_BYTES[call.dtype], call.dtype)
 
     def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
-        """FLOPs, and the bytes of the experts that so many tokens are expected to reach."""
+        """FLOPs, and the bytes of the experts that the tokens are expected to reach."""
         _, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, _ = self.row_key(call)
         width = DTYPE_BYTES[call.dtype]
         return (
@@ -397,37 +320,34 @@ class MoeOperator(SizedOperator, PerRowOperator):
             moe_bytes(rows, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, width, self.gemms),
         )
 
-    def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
-        """The table that has the layer's shape, or its nearest lender."""
+    def serving(self, call: Experts, tables: RowSource) -> SourceTable:
+        """Table of the layer's shape or its nearest donor."""
         return tables.serving(self.name, self.source_key(tables, self.row_key(call)))
 
-    def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the layer's shape: at every number of tokens until they reach all experts."""
+    def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Nodes of the layer's shape, see :func:`nodes_of_experts`."""
         key = self.row_key(call)
         packed = self.packed(tables, key)
         launch_us = float(packed.curve.value[1:-1].min())
         if options.method != "roofline":
-            sizes = dict(zip((c.name for c in self.keys), key, strict=True))
-            tokens = np.arange(1, max_rows + 1)
-            return self.looked_up_nodes(
-                tables, options.method, max_rows, sizes | {"num_tokens": tokens}, launch_us
-            )
+            tokens = np.arange(1.0, max_rows + 1.0)
+            return self.every_row_nodes(tables, options.method, key, [tokens], launch_us)
         return nodes_of_experts(packed, tokens_to_reach_all(call.topk, call.num_experts))
 
-    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
-        """So many tokens of the layer's shape."""
+    def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """The layer's shape and tokens."""
         return self.row_key(call), [rows]
 
-    def row_variance(self, call: Experts, tables: Tables, rows: Floats) -> Floats:
-        """Of the shape's curve."""
+    def row_variance(self, call: Experts, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of the shape's curve."""
         return self._variance(tables, self.row_key(call), rows)
 
     def row_datasheet(self, call: Experts) -> DatasheetClass:
-        """Of calls that the weights' bytes take: few tokens."""
+        """Class of memory-bound calls: few tokens."""
         return MOE.datasheets["moe"]
 
     def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
-        """Latency against rows, from a datasheet: with the experts that tokens are expected to reach."""
+        """Latency against rows from the datasheet, with the experts that tokens are expected to reach."""
         memory, compute = MOE.datasheets["moe"], MOE.datasheets["moe_compute"]
         rows = np.unique(np.round(2.0 ** np.arange(0.0, np.log2(SIZE_LIMIT) + 0.125, 0.125)))
         flops, moved = self.row_work(call, rows)
@@ -438,7 +358,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return RowNodes(np.r_[0.0, rows], value, flag, memory.launch_us)
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Name the kernels that were measured with another activation than the model's."""
+        """Note kernels that were measured with another activation than the model's."""
         kernel = columns[self.name]["kernel"].astype(str)
         other = np.char.endswith(kernel, OTHER_ACTIVATION)
         if not other.any():
@@ -454,12 +374,13 @@ MOE: Final = MoeOperator()
 
 
 GATED: Final = 0.28
-"""Relative standard error of standing for experts without a gate: 80 % of |ln| lie within 0.36 where
-TensorRT-LLM's bf16 kernels of the H200 with a gate stand for those without, see ``README.md`` beside this."""
+"""Relative standard error of borrowing experts without a gate from experts with one: 80 % of |ln| within 0.36
+for
+TensorRT-LLM's bf16 kernels on H200, see README.md."""
 
 
 class NongatedMoeOperator(MoeOperator):
-    """Routed experts of two GEMMs: up and down, as with a squared ReLU between."""
+    """Routed experts of two GEMMs, up and down, for example with a squared ReLU."""
 
     gemms: ClassVar[int] = NONGATED_GEMMS
     name = "moe_nongated"
@@ -471,46 +392,48 @@ class NongatedMoeOperator(MoeOperator):
     package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
     tree_files = ()
 
-    # -- lent by experts with a gate -----------------------------------------------------------------
+    # -- borrowing from experts with a gate -----------------------------------------------------------------
 
-    def _has_own(self, tables: Tables) -> bool:
+    def _has_own(self, tables: RowSource) -> bool:
         """Whether any kernel without a gate was measured on the GPU."""
-        return self.name in tables.measured.tables
+        return tables.has(self.name)
 
-    def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
-        """As of experts with a gate; where no others were measured these lend, the very shape first."""
-        if self._has_own(tables) or MOE.name not in tables.measured.tables:
-            return super().lenders(tables, key)
-        return MOE.lenders(tables, key) or (Lender(ExpertShape(*key), 1.0, 0.0),)
+    def donors(self, tables: RowSource, key: Key) -> tuple[ExpertDonor, ...]:
+        """Donors without a gate; experts with a gate if there are none, the same shape first."""
+        if self._has_own(tables) or not tables.has(MOE.name):
+            return super().donors(tables, key)
+        return MOE.donors(tables, key) or (ExpertDonor(ExpertShape(*key), 1.0, 0.0),)
 
-    def _borrowed(self, tables: Tables, wanted: ExpertShape, lenders: Sequence[Lender]) -> BorrowedPoints:
+    def _borrowed(
+        self, tables: RowSource, target: ExpertShape, donors: Sequence[ExpertDonor]
+    ) -> BorrowedPoints:
         if self._has_own(tables):
-            return super()._borrowed(tables, wanted, lenders)
+            return super()._borrowed(tables, target, donors)
         return borrowed_points(
-            wanted,
-            lenders,
+            target,
+            donors,
             lambda shape: MOE.packed(tables, shape),
             lambda shape, launch_us: self.roofline(shape, tables.gpu, launch_us),
             lambda shape, launch_us: MOE.roofline(shape, tables.gpu, launch_us),
         )
 
-    def _variance(self, tables: Tables, key: Key, tokens: Floats) -> Floats:
-        """As of experts with a gate; where these lend their own, and of lending."""
+    def _variance(self, tables: RowSource, key: Key, tokens: Floats) -> Floats:
+        """Variance as with a gate, plus that of borrowing across the gate."""
         if self._has_own(tables):
             return super()._variance(tables, key, tokens)
-        near = self.lenders(tables, key)[0].shape
+        near = self.donors(tables, key)[0].shape
         own = relative_variance(MOE.local_errors(tables, near), [tokens])
-        apart = MOE.borrowing_errors(tables, near).of(ExpertShape(*key), self.lenders(tables, key))
+        apart = MOE.borrowing_errors(tables, near).of(ExpertShape(*key), self.donors(tables, key))
         return np.asarray(own + (apart * (tuple(near) != tuple(key))) ** 2 + GATED**2)
 
-    def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
-        """The table that has the layer's shape, or its nearest lender."""
+    def serving(self, call: Experts, tables: RowSource) -> SourceTable:
+        """Table of the layer's shape or its nearest donor."""
         if self._has_own(tables):
             return super().serving(call, tables)
         return tables.serving(MOE.name, self.source_key(tables, self.row_key(call)))
 
-    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
-        """So many tokens of the layer's shape; nothing where it has no table."""
+    def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """The layer's shape and tokens; None if there is no table."""
         return super().table_points(call, tables, rows) if self._has_own(tables) else None
 
 

@@ -1,45 +1,45 @@
-"""What every operator answers for: its tables' columns, the work of a row, lookups, errors, hold-outs.
+"""Base class of operators, and the measured rows they read.
 
-An operator is a family of GPU kernels that do one thing: GEMMs, decode attention, all-reduces. Its file
-holds all that fastroof knows of it; the stages (load, tables, plan, report, the command line) are generic
-over :class:`Operator`.
+An operator is a family of GPU kernels that do one thing: GEMMs, decode attention, all-reduces. Its file holds
+everything fastroof knows about it; all stages (load, tables, plan, report, command line) are generic over
+:class:`Operator`, and tables implement :class:`RowSource`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Flags, Floats
+from fastroof.arrays import Array, Bools, Flags, Floats, Longs
 from fastroof.columns import LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
+from fastroof.operators.external_rows import PackageFile, TreeFile
 from fastroof.units import DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
-
-if TYPE_CHECKING:
-    from fastroof.operators.foreign_rows import PackageFile, TreeFile
-    from fastroof.tables import Tables
-
 
 Columns = Mapping[str, Array]
 Key = tuple[Any, ...]
 Answers = tuple[Floats, Floats, Flags]
-"""latency_us, mfu and origin of some points, to be filled."""
+"""Output arrays of a lookup: latency_us, mfu and origin."""
 
 METHODS: Final = ("roofline", "linear_mfu", "nearest", "floor")
-"""How a table can be looked up, see :meth:`fastroof.Tables.lookup`."""
+"""Lookup methods, see :meth:`fastroof.Tables.lookup`."""
 
 MEMORY_BANDWIDTH_SLACK: Final = 1.3
-"""Above the datasheet's bandwidth by this much, a figure is wrong rather than lucky."""
+"""A row that exceeds the datasheet's bandwidth by more than this factor is wrong."""
 
 
 @dataclass(frozen=True)
 class RowWork:
-    """Work and limits of every row of a table, arrays of shape (rows,)."""
+    """Work and limits of every row of a table, arrays of shape (rows,).
+
+    ``least_bytes`` is a lower bound (MoE: as few experts as any routing reaches), ``moved_bytes`` the
+    expected bytes; ``limit_flops_per_s`` is the peak that no kernel of the row can exceed.
+    """
 
     flops: Floats
     moved_bytes: Floats
@@ -52,7 +52,10 @@ class RowWork:
 
 @dataclass(frozen=True)
 class HoldoutGrid:
-    """Which rows of one operator are kept when its lookups are judged on the others."""
+    """Hold-out of one operator: rows that stay, by axis value or by whole kernels; the others are predicted.
+
+    An axis without an entry in ``kept`` keeps every second value. ``only`` selects the rows that take part.
+    """
 
     operator: str
     name: str
@@ -63,14 +66,108 @@ class HoldoutGrid:
 
 @dataclass(frozen=True)
 class DatasheetClass:
-    """What the datasheet model assumes of one class of kernels."""
+    """Launch floor and efficiency that the datasheet model assumes for a class of kernels."""
 
     launch_us: float
     efficiency: float
 
 
+T = TypeVar("T")
+Packed = TypeVar("Packed", covariant=True)
+
+
+class Packer(Protocol[Packed]):
+    """An operator, typed by its packed form."""
+
+    @property
+    def name(self) -> str:
+        """Name of the operator."""
+
+    def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> Packed:
+        """Pack the rows of one key."""
+
+
+class SourceTable(Protocol):
+    """Measured rows of one operator from one source."""
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+
+    @property
+    def engine(self) -> str:
+        """Engine whose kernels were measured; empty if the source names none."""
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of all rows, as measured."""
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Provenance of the source."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Part of the provenance that is about this operator."""
+
+    def groups(self) -> Mapping[Key, Longs]:
+        """Row indices by key."""
+
+    def renamed(self, source: str) -> SourceTable:
+        """Return the table under another source name."""
+
+
+class RowSource(Protocol):
+    """What operators need of a GPU's measured rows; :class:`fastroof.Tables` implements it."""
+
+    @property
+    def gpu(self) -> GpuSpec:
+        """The GPU that was measured."""
+
+    def has(self, operator: str) -> bool:
+        """Whether any source measured an operator."""
+
+    def candidates(self, operator: str) -> Sequence[SourceTable]:
+        """Tables of an operator in order of preference; MissingTableError if there is none."""
+
+    def serving(self, operator: str, key: Key) -> SourceTable:
+        """Table that serves a kernel; MissingTableError if no source measured it."""
+
+    def is_foreign(self, table: SourceTable) -> bool:
+        """Whether a table has the kernels of another engine than the requested one."""
+
+    def is_sound(self, table: SourceTable, key: Key) -> bool:
+        """Whether no check found a kernel's rows of a table wrong."""
+
+    def rows(self, operator: Packer[Any], key: Key, source: str = "") -> Columns:
+        """Columns of a kernel's rows without spikes, and their origin; by default of the serving source."""
+
+    def packed(self, operator: Packer[T], key: Key, variant: str = "", source: str = "") -> T:
+        """Packed rows of a kernel, cached; by default of the serving source."""
+
+    def cached(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """Value cached under a key, made on first use."""
+
+    def of_like_links(self) -> RowSource | None:
+        """Tables of the GPU whose links stand for this one's, if there is one."""
+
+
+def is_measured(tables: RowSource, operator: str, key: Key) -> bool:
+    """Whether any source measured a kernel; reads no further source once one has it."""
+    return any(key in table.groups() for table in tables.candidates(operator))
+
+
+def measured_keys(tables: RowSource, operator: str) -> list[Key]:
+    """Keys that any source measured, those of preferred sources first."""
+    return list(dict.fromkeys(key for table in tables.candidates(operator) for key in table.groups()))
+
+
 class Operator(ABC):
-    """One family of kernels, and everything that is known of it."""
+    """One family of kernels and everything known about it (README.md lists the attributes)."""
 
     name: ClassVar[str]
     rank: ClassVar[int]
@@ -99,23 +196,23 @@ class Operator(ABC):
 
     @property
     def required(self) -> tuple[Column, ...]:
-        """Every column a table must have: keys, axes and the latency."""
+        """Columns a table must have: keys, axes and the latency."""
         return (*self.keys, *self.axes, LATENCY)
 
     @property
     def answers_lookups(self) -> bool:
-        """Whether it can be looked up."""
+        """Whether lookups are supported."""
         return bool(self.summary)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Names of a lookup's arguments, those that must be given first."""
+        """Names of a lookup's arguments, required ones first."""
         names = [c.name for c in (*self.keys, *self.axes) if c.name not in self.constants]
         return (*(n for n in names if n not in self.defaults), *(n for n in names if n in self.defaults))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the sizes that a kernel is looked up at."""
+        """Names of the sizes that lookups interpolate along."""
         return tuple(c.name for c in self.axes)
 
     # -- rows of a table ---------------------------------------------------------------------------
@@ -129,11 +226,11 @@ class Operator(ABC):
         """Compulsory bytes of every row, see :class:`RowWork`."""
 
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes that no call of the row can do without, beside those of :meth:`moved_bytes`."""
+        """Lower bound of a call's bytes, see :class:`RowWork`."""
         return moved_bytes
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """Peak of every row's own dtype and the one that no kernel of it can pass, FLOP/s."""
+        """Peak of every row's dtype, and the peak that no kernel of the row can exceed, FLOP/s."""
         none = np.full(len(columns["latency_us"]), np.nan)
         return none, none
 
@@ -152,11 +249,11 @@ class Operator(ABC):
         )
 
     def flops_conventions(self, columns: Columns) -> dict[str, Floats]:
-        """FLOPs of every row by each convention that published files use; "" where there is but one."""
+        """FLOPs of every row by each convention of published files; "" if there is only one."""
         return {"": self.flops(columns)}
 
     def plain_rows(self, columns: Columns) -> Bools:
-        """Rows of calls that have nothing special: no prefix, no window."""
+        """Rows of plain calls: no prefix, no window."""
         keep = np.full(len(columns["latency_us"]), True)
         for name, value in self.constants.items():
             keep &= columns[name] == value
@@ -165,71 +262,73 @@ class Operator(ABC):
         return keep
 
     def independent_axes(self, columns: Columns) -> dict[str, Array]:
-        """Sizes that vary by themselves: no bytes beside sizes, a context instead of a sum."""
+        """Sizes that vary independently: a context length instead of a sum, no derived bytes."""
         return {axis.name: columns[axis.name] for axis in self.axes}
 
     def thinned_values(self, columns: Columns, axis: str) -> Array:
-        """By which values a hold-out thins an axis: its own, or what varies by itself where it is a sum."""
+        """Values by which a hold-out thins an axis: its independent part if the axis is a sum."""
         return columns[axis]
 
     def free_axes(self) -> tuple[str, ...]:
-        """Axes of plain rows that do not follow from another: those that a hold-out thins."""
+        """Independent axes of plain rows, which a hold-out thins."""
         return tuple(name for name in self.axis_names if name not in self.equal_axes)
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """What provenance says of rows of aiconfigurator-core, beside where they came from."""
+        """Notes for the provenance of rows imported from aiconfigurator-core."""
         return {}
 
     # -- lookups -----------------------------------------------------------------------------------
 
-    def check_key(self, key: Key) -> None:  # noqa: B027 - most operators have nothing to refuse
-        """Raise LookupInputError for a key that no kernel can have."""
+    def check_key(self, key: Key) -> None:  # noqa: B027 - most operators accept every key
+        """Raise LookupInputError for an invalid key."""
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> Any:
-        """Pack the rows of one key for the loops; ``variant`` names another way of packing them."""
+        """Pack the rows of one key for the compiled loops; ``variant`` names another way of packing."""
         raise self._no_lookups()
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look points of one kernel up."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Fill ``answers`` with latency, MFU and origin of points of one kernel."""
         raise self._no_lookups()
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency, of roofline lookups of one kernel."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of roofline lookups of one kernel."""
         raise self._no_lookups()
 
-    def source_key(self, tables: Tables, key: Key) -> Key:
-        """The measured kernel whose source answers for a kernel: itself, or the nearest that lends to it."""
+    def source_key(self, tables: RowSource, key: Key) -> Key:
+        """Measured kernel that determines the source of a kernel: itself, or its nearest donor."""
         return key
 
     def _no_lookups(self) -> LookupInputError:
-        return LookupInputError(f"{self.name} has measured rows, but no lookup yet")
+        return LookupInputError(f"{self.name} does not support lookups, it only has measured rows")
 
 
 def unit_us(gpu: GpuSpec, dtype: str, work: float) -> float:
-    """What some FLOPs take at the peak that ``dtype`` computes at, us; NaN where it has none."""
+    """Time of some FLOPs at the peak of ``dtype``, us; NaN if it has no peak."""
     return work / (gpu.peak(dtype) / US_PER_S) if dtype in PEAK_DTYPE else float("nan")
 
 
 def by_word(words: Array, value: Callable[[str], float]) -> Floats:
-    """``value(word)`` for each word, computed once a distinct word."""
-    # np.unique would sort the words, which takes a tenth of the time of loading everything
+    """``value(word)`` of each word, computed once per distinct word."""
+    # np.unique sorts the words, which takes a tenth of the time of loading all tables
     listed = words.tolist()
     known = {word: value(str(word)) for word in set(listed)}
     return np.fromiter(map(known.__getitem__, listed), np.float64, len(listed))
 
 
 def element_bytes(words: Array) -> Any:
-    """Bytes of an element of each row's dtype; NaN for one that is not known."""
+    """Bytes per element of each row's dtype; NaN if unknown."""
     return by_word(words, lambda dtype: DTYPE_BYTES.get(dtype, np.nan))
 
 
 def input_bytes(words: Array) -> Any:
-    """Bytes of what weights of each row's dtype are multiplied with; NaN for one that is not known."""
+    """Bytes per element of the inputs of each row's dtype (weight-only formats differ); NaN if unknown."""
     return by_word(words, lambda dtype: INPUT_BYTES.get(dtype, np.nan))
 
 
 def dtype_peaks(words: Array, gpu: GpuSpec) -> Floats:
-    """Peak of each row's dtype, FLOP/s; NaN where the GPU has none."""
+    """Peak of each row's dtype, FLOP/s; NaN if the GPU has none."""
 
     def peak(dtype: str) -> float:
         try:
@@ -245,13 +344,13 @@ Real = Any
 
 
 def as_floats(x: Real) -> Floats:
-    """A size or sizes in float64."""
-    # packing takes the roofline of a thousand curves, at an n and a k each: a fifth of the time of an array
+    """One size or an array of sizes as float64."""
+    # packing evaluates a thousand rooflines at scalar n and k: a scalar takes a fifth of an array's time
     return np.float64(x) if isinstance(x, float) else np.asarray(x, np.float64)  # type: ignore[return-value]
 
 
 def sizes_as_floats(columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Columns of rows with their sizes in float64, words as they are."""
+    """Columns with their sizes as float64; text is unchanged."""
     return {
         name: values if np.asarray(values).dtype.kind == "O" else as_floats(values)
         for name, values in columns.items()

@@ -1,7 +1,8 @@
-"""Operators whose tables are no grid: attention modules, and kernels of latent and sparse attention.
+"""Operators with ragged tables: attention blocks, and kernels of latent, sparse and linear attention.
 
-Their points are rows within rows (:mod:`fastroof.pack.ragged`). What a call costs follows from its parts:
-FLOPs of several dtypes, and bytes; the roofline, MFU, errors and lookups all from these.
+Their points form a tree, each axis with separate sizes below each node of the axis before it
+(:mod:`fastroof.pack.ragged`). Rooflines, MFU, errors and lookups all follow from an operator's work parts
+(FLOPs of several dtypes) and bytes.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
 from fastroof.columns import ORIGIN, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.attention_work import NO_PREFIX, PrefixUs
-from fastroof.operators.operator import Answers, Columns, DatasheetClass, Key, Operator, dtype_peaks
+from fastroof.errors import MissingTableError
+from fastroof.operators.attention_work import NO_PREFIX, PREFILL_ABOUT, PREFILL_AXES, PrefixUs, check_kv_len
+from fastroof.operators.operator import (
+    Answers,
+    Columns,
+    DatasheetClass,
+    Key,
+    Operator,
+    RowSource,
+    dtype_peaks,
+    measured_keys,
+)
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.ragged import RaggedTable, Segment, pack_ragged
 from fastroof.roofline import BatchBound
@@ -33,29 +43,28 @@ from fastroof.uncertainty.leave_one_out import (
 )
 from fastroof.units import US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
-
 OCTAVE: Final = MAPE_TO_ERROR * 0.10
-"""Relative standard error of lending over an octave of heads: 0.07 of decodes and 0.10 of prompts, mean of
-|ln| over the H100 tables of each operator and engine, twice that over two octaves. On H200 and B200, by which
-nothing was chosen, 77 to 95 % of them lie within 80 % intervals (fastroof/operators/README.md)."""
+"""Relative standard error of borrowing over an octave of heads: 0.07 in decode and 0.10 in prefill (mean |ln|
+over the H100 tables of each operator and engine), twice that over two octaves. On H200 and B200, which were
+not used to choose it, 80 % intervals cover 77 to 95 % (README.md)."""
 
 FORMATS: Final = {"dtype": 3.0, "kv_dtype": 2.0, "attn_dtype": 2.0}
-"""How many octaves of heads another word of a key is worth, on H100: 0.29 of prompts, 0.10 of decodes for the
-projections' format, 0.20 for the cache's; what attention computes in by B200 alone, which has both.
-Kernels that differ in other words lend nothing."""
+"""Distance of another format, in octaves of heads: on H100 0.29 in prefill and 0.10 in decode for the
+projections, 0.20 for the cache; the attention dtype from B200 only, which has both. Kernels that differ in
+other text keys are no donors."""
 
 FOREIGN: Final = 6.0
-"""Another engine's kernel of the same key, in octaves: 0.44 of decodes and 0.69 of prompts on H100."""
+"""Distance of another engine's kernel, in octaves: 0.44 in decode and 0.69 in prefill on H100."""
 
 UNSOUND: Final = 4.0
-"""A kernel whose rows failed a check, in octaves: they are a third too slow, or more."""
+"""Distance of a kernel whose rows failed a check, in octaves: they are at least a third too slow."""
 
 
-class Lent(NamedTuple):
-    """A measured kernel that stands for another, or for itself."""
+class KernelDonor(NamedTuple):
+    """A measured kernel that serves a key: the kernel itself or a donor.
+
+    ``bounded_by`` is a source of the engine's own rows that a check found too slow: they are an upper bound.
+    """
 
     key: Key
     is_borrowed: bool
@@ -63,51 +72,51 @@ class Lent(NamedTuple):
     bounded_by: str = ""
 
 
-def lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
-    """Find the kernel that stands for one."""
-    return tables.kept(("mixer lender", operator.name, key), lambda: _lent(tables, operator, key))
+def kernel_donor(tables: RowSource, operator: RaggedOperator, key: Key) -> KernelDonor:
+    """Find the measured kernel that serves a key."""
+    return tables.cached(("kernel donor", operator.name, key), lambda: _nearest_donor(tables, operator, key))
 
 
-def _lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
+def _nearest_donor(tables: RowSource, operator: RaggedOperator, key: Key) -> KernelDonor:
     operator.check_key(key)
     best: tuple[float, float, Key] | None = None
-    for one in tables.every_key(operator.name):
+    for one in measured_keys(tables, operator.name):
         apart = _apart(operator, key, one)
         if apart is None:
             continue
         table = tables.serving(operator.name, one)
-        far = apart + FOREIGN * tables.order.is_foreign(table) + UNSOUND * (not tables.is_sound(table, one))
+        far = apart + FOREIGN * tables.is_foreign(table) + UNSOUND * (not tables.is_sound(table, one))
         if best is None or far < best[0]:
             best = far, apart, one
     if best is None:
-        # says what there is
+        # raises, naming the closest kernels
         tables.serving(operator.name, key)
-        raise MissingTableError(f"no {operator.name} kernel is like {key}")
-    _, apart, lender = best
-    is_borrowed = lender != key or tables.is_foreign(operator.name, lender)
-    bound = "" if lender == key and not is_borrowed else _too_slow(tables, operator, key)
-    return Lent(lender, is_borrowed, OCTAVE * apart, bound)
+        raise MissingTableError(f"no {operator.name} row can serve {key}")
+    _, apart, donor = best
+    is_borrowed = donor != key or tables.is_foreign(tables.serving(operator.name, donor))
+    bound = "" if donor == key and not is_borrowed else _too_slow(tables, operator, key)
+    return KernelDonor(donor, is_borrowed, OCTAVE * apart, bound)
 
 
-def _too_slow(tables: Tables, operator: RaggedOperator, key: Key) -> str:
-    """Source of an engine's own rows of a kernel that serve nothing; every check finds what is too slow."""
+def _too_slow(tables: RowSource, operator: RaggedOperator, key: Key) -> str:
+    """Source of the engine's own unsound rows of a kernel; every check finds rows that are too slow."""
     for table in tables.candidates(operator.name):
-        if not tables.order.is_foreign(table) and tables.has(table, key) and not tables.is_sound(table, key):
+        if not tables.is_foreign(table) and key in table.groups() and not tables.is_sound(table, key):
             return table.source
     return ""
 
 
-def _apart(operator: RaggedOperator, wanted: Key, have: Key) -> float | None:
-    """Octaves between two kernels; None where one stands for nothing of the other."""
+def _apart(operator: RaggedOperator, target: Key, have: Key) -> float | None:
+    """Distance of two kernels in octaves; None if one cannot serve the other."""
     total = 0.0
-    for column, a, b in zip(operator.keys, wanted, have, strict=True):
+    for column, a, b in zip(operator.keys, target, have, strict=True):
         if a == b:
             continue
         if column.kind == "text":
             if column.name not in FORMATS:
                 return None
             total += FORMATS[column.name]
-        elif column.name in operator.lent_sizes:
+        elif column.name in operator.borrowable_sizes:
             total += abs(math.log2(_size(a) / _size(b)))
         else:
             return None
@@ -119,27 +128,27 @@ def _size(value: Any) -> float:
 
 
 SEGMENT: Final = "segment"
-"""A column that rows at coordinates have beside those of the table, where several kernels serve one key."""
+"""Extra column of rows at coordinates if several kernels serve one key."""
 
 
 class WorkPart(NamedTuple):
-    """Some of a call's FLOPs."""
+    """FLOPs of a call that compute in one dtype."""
 
     flops: Floats
     dtype: Array | str
 
 
 class RaggedOperator(Operator):
-    """An operator that is looked up along rows within rows."""
+    """An operator with ragged tables."""
 
     # -- work ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """FLOPs of every row, by what they compute in."""
+        """FLOPs of every row, by dtype."""
 
     def fastest_dtype(self, columns: Columns) -> Array | None:
-        """What some kernels of the rows compute in, faster than said; None where none do."""
+        """Faster dtype that some kernels of the rows compute in; None if there is none."""
         return None
 
     def flops(self, columns: Columns) -> Floats:
@@ -147,7 +156,7 @@ class RaggedOperator(Operator):
         return np.asarray(sum(part.flops for part in self.parts(columns)))
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
-        """What the parts' peaks make together, and what they would if all computed in the fastest dtype."""
+        """Combined peak of the parts, and of the parts in the fastest dtype."""
         parts = self.parts(columns)
         total, seconds = self.flops(columns), _seconds(parts, gpu)
         fastest = self.fastest_dtype(columns)
@@ -160,7 +169,7 @@ class RaggedOperator(Operator):
         return peak, total / np.asarray(least)
 
     def work_us(self, key: Key, gpu: GpuSpec, segment: Segment | None = None) -> Any:
-        """B less its launch floor against the coordinates of one kernel."""
+        """B without launch floor against the coordinates of one kernel."""
 
         def work_us(*coordinates: Any) -> Floats:
             at = tuple(np.asarray(c, np.float64) for c in coordinates)
@@ -182,7 +191,7 @@ class RaggedOperator(Operator):
     # -- coordinates ---------------------------------------------------------------------------------
 
     def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What is interpolated along, from the axes by name; the axes themselves."""
+        """Coordinates of interpolation from the axes by name."""
         return tuple(sizes[name] for name in self.axis_names)
 
     def sizes_at(self, *coordinates: Any) -> dict[str, Any]:
@@ -190,20 +199,22 @@ class RaggedOperator(Operator):
         return dict(zip(self.axis_names, coordinates, strict=True))
 
     def segment(self, key: Key, rows: Columns) -> Segment | None:
-        """Which kernel runs at coordinates of one key, as its rows tell; None where there is but one."""
+        """Which kernel runs at coordinates of one key, from its rows; None if there is only one."""
         return None
 
     # -- lookups -------------------------------------------------------------------------------------
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> RaggedTable:
-        """One kernel's rows within rows."""
+        """Pack one kernel's ragged table."""
         points = tuple(np.asarray(c, np.float64) for c in self.coordinates(rows))
         segment = self.segment(key, rows)
         work_us = self.work_us(key, gpu, segment)
         return pack_ragged(points, rows["latency_us"], work_us, segment, rows.get(ORIGIN))
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look points of one kernel up."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up points of one kernel."""
         out, mfu, origin = answers
         named = dict(zip(self.axis_names, sizes, strict=True))
         self.check_sizes(named)
@@ -214,54 +225,58 @@ class RaggedOperator(Operator):
         np.divide(_seconds(self.parts(columns), tables.gpu) * US_PER_S, out, out=mfu)
 
     def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
-        """Raise LookupInputError for sizes that no call can have."""
+        """Raise LookupInputError for invalid sizes."""
 
     # -- in steps ------------------------------------------------------------------------------------
 
-    lent_sizes: ClassVar[frozenset[str]] = frozenset({"num_heads", "num_q_heads"})
-    """Sizes of a key in which one kernel may stand for another, see :mod:`.mixer_borrowing`."""
+    borrowable_sizes: ClassVar[frozenset[str]] = frozenset({"num_heads", "num_q_heads"})
+    """Sizes of a key in which a donor may differ."""
 
     @property
     def datasheet_class(self) -> DatasheetClass:
-        """What the datasheet model assumes of a call."""
+        """Launch floor and efficiency of the datasheet model: least latency, median B / latency above 200 us.
+
+        From H100 rows of the engine with the least latency (TensorRT-LLM for latent attention, SGLang for
+        sparse attention with an indexer, vLLM otherwise).
+        """
         return self.datasheets[self.name]
 
     def datasheet_of(self, key: Key) -> DatasheetClass:
-        """What the datasheet model assumes of one kernel."""
+        """Launch floor and efficiency of the datasheet model for one kernel."""
         return self.datasheet_class
 
     def is_modelled_unasked(self, key: Key) -> bool:
-        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
+        """Whether the datasheet model serves a kernel even without ``allow_modelled``, as no table has it."""
         return False
 
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
-        """Axes by name at a grid's point of decodes (batch, kv_len) or prompts (batch, new tokens)."""
+        """Axes by name at a grid point: (batch, kv_len) in decode, (batch, new tokens) in prefill."""
         return {"batch_size": batch, "kv_len": length}
 
     def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
-        """Lengths of the grid's nodes: those of the rows."""
+        """Lengths of the grid's nodes."""
         return np.asarray(rows["kv_len"])
 
-    def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
-        """Measured kernels whose times add up to those of a key, or stand for them."""
-        return [lent(tables, self, key)]
+    def step_kernels(self, tables: RowSource, key: Key) -> list[KernelDonor]:
+        """Measured kernels whose times add up to that of a key, donors included."""
+        return [kernel_donor(tables, self, key)]
 
-    def step_latency(self, tables: Tables, key: Key, sizes: Mapping[str, Floats]) -> tuple[Floats, Flags]:
-        """Latency of what a step runs for a key, and how it was made; lenders give their latency / B."""
+    def step_latency(self, tables: RowSource, key: Key, sizes: Mapping[str, Floats]) -> tuple[Floats, Flags]:
+        """Latency and origin of what a step runs for a key; donors supply latency / B."""
         total, origin = np.zeros(len(sizes["batch_size"])), np.zeros(len(sizes["batch_size"]), np.uint8)
         at = [np.asarray(sizes[name], np.float64) for name in self.axis_names]
         for one in self.step_kernels(tables, key):
             answers = (np.empty_like(total), np.empty_like(total), np.zeros_like(origin))
             with np.errstate(divide="ignore", invalid="ignore"):
-                # mfu at sizes of 0
+                # the MFU at sizes of 0
                 self.step_look_up(tables, one.key, at, answers)
             latency_us = answers[0]
-            wanted = self.kernel_of(key, one.key)
-            if wanted != one.key:
-                latency_us = latency_us * self.lent_share(tables, wanted, one.key, sizes)
+            target = self.kernel_of(key, one.key)
+            if target != one.key:
+                latency_us = latency_us * self.donor_ratio(tables, target, one.key, sizes)
             if one.bounded_by:
                 most_us = np.empty_like(total)
-                own: RaggedTable = tables.packed_of(self, wanted, one.bounded_by)
+                own: RaggedTable = tables.packed(self, target, source=one.bounded_by)
                 own.latency(self.coordinates(sizes), most_us, np.zeros_like(origin))
                 latency_us = np.minimum(latency_us, most_us)
             if one.is_borrowed:
@@ -270,43 +285,43 @@ class RaggedOperator(Operator):
             np.maximum(origin, answers[2], out=origin)
         return total, origin
 
-    def step_look_up(self, tables: Tables, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look a measured kernel up as steps run it: as it was measured."""
+    def step_look_up(self, tables: RowSource, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look up a measured kernel as steps run it."""
         self.look_up(tables, "roofline", key, sizes, answers)
 
-    def kernel_of(self, key: Key, lender: Key) -> Key:
-        """Which of the kernels of a key a lender stands for: the only one there is."""
+    def kernel_of(self, key: Key, donor: Key) -> Key:
+        """Kernel of a key that a donor serves."""
         return key
 
-    def lent_share(self, tables: Tables, wanted: Key, lender: Key, sizes: Mapping[str, Floats]) -> Floats:
-        """What a kernel takes over what its lender does at the same sizes: B over B."""
-        at_point, launch_us = self.coordinates(sizes), tables.packed(self, lender).launch_us
-        own, theirs = (launch_us + self.work_us(key, tables.gpu)(*at_point) for key in (wanted, lender))
+    def donor_ratio(self, tables: RowSource, target: Key, donor: Key, sizes: Mapping[str, Floats]) -> Floats:
+        """Ratio of a kernel's to its donor's latency at the same sizes: B over B."""
+        at_point, launch_us = self.coordinates(sizes), tables.packed(self, donor).launch_us
+        own, theirs = (launch_us + self.work_us(key, tables.gpu)(*at_point) for key in (target, donor))
         return np.asarray(own / theirs)
 
     def verifying(self, key: Key) -> Key | None:
-        """Key of what runs in a decode's place where it verifies several tokens; None: the decode itself."""
+        """Key of the kernel that verifies several tokens; None if decode does."""
         return None
 
     def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
-        """What B says of a prefix; decodes have it in their length."""
+        """Roofline of a prefix; decode has it in its length."""
         return NO_PREFIX
 
-    def prefix_ratio(self, tables: Tables, key: Key) -> float:
-        """Latency / B of the longest measured prompt, at the smallest batch that has it; at least 1."""
+    def prefix_ratio(self, tables: RowSource, key: Key) -> float:
+        """Latency / B of the longest measured prompt at its smallest batch, at least 1."""
         return 1.0
 
-    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
-        """Price of a prefix: what B says of it, times how many times B prompts take."""
+    def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix: its roofline times latency / B of prompts."""
         prices = self.prefix_prices(key, tables.gpu, window)
         return prices if prices == NO_PREFIX else prices.times(self.prefix_ratio(tables, key))
 
     # -- errors --------------------------------------------------------------------------------------
 
-    def _measured_grid(self, tables: Tables, key: Key) -> MeasuredGrid:
+    def _measured_grid(self, tables: RowSource, key: Key) -> MeasuredGrid:
         rows = tables.rows(self, key)
         packed: RaggedTable = tables.packed(self, key)
-        # a prefix of 0 has no octave
+        # + 1: a prefix of 0 has no logarithm
         points = tuple(np.asarray(c, np.float64) + 1.0 for c in self.coordinates(rows))
 
         def bound_us(*nodes: Any) -> Floats:
@@ -315,32 +330,35 @@ class RaggedOperator(Operator):
         return measured_grid(points, rows["latency_us"], bound_us, is_spike=rows[ORIGIN] != ORIGIN_MEASURED)
 
     def alike(self, key: Key) -> Key:
-        """What kernels have in common whose errors are calibrated together: their words."""
+        """Text keys of a kernel; kernels with equal ones are calibrated together."""
         return tuple(v for c, v in self._named(key) if c.kind == "text")
 
-    def local_errors(self, tables: Tables, key: Key) -> LocalErrors:
-        """Local errors of one kernel, calibrated over those that are alike."""
+    def local_errors(self, tables: RowSource, key: Key) -> LocalErrors:
+        """Local errors of one kernel, calibrated over kernels with the same text keys."""
         words = self.alike(key)
 
         def factor() -> float:
-            alike = [k for k in tables.groups(self.name) if self.alike(k) == words] or [key]
+            alike = [k for k in tables.candidates(self.name)[0].groups() if self.alike(k) == words] or [key]
             return calibration_factor(self._measured_grid(tables, k) for k in alike)
 
         def errors() -> LocalErrors:
-            shared = tables.kept(("calibration", self.name, words), factor)
+            shared = tables.cached(("calibration", self.name, words), factor)
             return calibrated_errors(self._measured_grid(tables, key), shared)
 
-        return tables.kept(("local errors", self.name, key), errors)
+        return tables.cached(("local errors", self.name, key), errors)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of lookups of one kernel."""
         named = dict(zip(self.axis_names, sizes, strict=True))
         at = [np.asarray(c, np.float64) + 1.0 for c in self.coordinates(named)]
         return np.sqrt(relative_variance(self.local_errors(tables, key), at))
 
 
 class RaggedPrefill(RaggedOperator):
-    """One that takes new tokens after a prefix: looked up along batch, new tokens and prefix."""
+    """An operator over new tokens after a prefix, looked up along batch, new tokens and prefix."""
+
+    axes = PREFILL_AXES
+    about: ClassVar[str] = PREFILL_ABOUT
 
     def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
         """Batch, new tokens, prefix."""
@@ -352,12 +370,12 @@ class RaggedPrefill(RaggedOperator):
         return {"batch_size": batch, "q_len": q_len, "kv_len": q_len + prefix}
 
     def independent_axes(self, columns: Columns) -> dict[str, Array]:
-        """The context instead of the tokens attended to."""
+        """Context length instead of kv_len."""
         context_len = columns["kv_len"] - columns["q_len"]
         return {"batch_size": columns["batch_size"], "q_len": columns["q_len"], "context_len": context_len}
 
     def thinned_values(self, columns: Columns, axis: str) -> Array:
-        """Of kv_len the prefix."""
+        """The prefix for kv_len."""
         return columns["kv_len"] - columns["q_len"] if axis == "kv_len" else columns[axis]
 
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
@@ -365,16 +383,16 @@ class RaggedPrefill(RaggedOperator):
         return {"batch_size": batch, "q_len": length, "kv_len": length + prefix}
 
     def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
-        """New tokens of rows without a prefix, if there are any."""
+        """New tokens of rows without a prefix, or of all rows."""
         fresh = rows["kv_len"] == rows["q_len"]
         return np.asarray(rows["q_len"][fresh] if fresh.any() else rows["q_len"])
 
     def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
-        """What B grows by with a prefix: a pair and a token, without end and within the window."""
+        """Growth of B with a prefix, per pair and per token: without bound, and within the window."""
         work_us = self.work_us(key, gpu)
 
         def prices(prefix: float) -> tuple[float, float]:
-            """A pair and a token more of one sequence, of one and of two new tokens."""
+            """Growth of B per pair and per token at a prefix, from one and two new tokens."""
             q_len, before = np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
             us = work_us(np.ones(4), q_len, before)
             one, two = float(us[1] - us[0]), float(us[3] - us[2])
@@ -386,8 +404,8 @@ class RaggedPrefill(RaggedOperator):
         far = prices(4.0 * window)
         return PrefixUs(*far, max(pair_us - far[0], 0.0), max(token_us - far[1], 0.0))
 
-    def prefix_ratio(self, tables: Tables, key: Key) -> float:
-        """Latency / B of the longest measured prompt without a prefix, at the smallest batch that has it."""
+    def prefix_ratio(self, tables: RowSource, key: Key) -> float:
+        """Latency / B of the longest measured prompt without a prefix, at its smallest batch."""
         one = self.step_kernels(tables, key)[0].key
         packed: RaggedTable = tables.packed(self, one)
         batch, q_len, prefix = packed.points()
@@ -397,37 +415,31 @@ class RaggedPrefill(RaggedOperator):
         return max(1.0, float(packed.latency_us[at] / bound_us[0]))
 
     def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
-        """Refuse a kv_len that does not count the new tokens."""
-        q_len, kv_len = sizes["q_len"], sizes["kv_len"]
-        if (kv_len < q_len).any():
-            at = int(np.flatnonzero(kv_len < q_len)[0])
-            raise LookupInputError(
-                f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "
-                "kv_len counts the prefix and the new tokens"
-            )
+        """Reject a kv_len below q_len."""
+        check_kv_len(sizes["q_len"], sizes["kv_len"])
 
 
 def _seconds(parts: Sequence[WorkPart], gpu: GpuSpec) -> Floats:
-    """What some parts take at the peaks of their dtypes, s; NaN where the GPU has none."""
+    """Time of work parts at the peaks of their dtypes, s; NaN if the GPU has none."""
     return np.asarray(
         sum(p.flops / dtype_peaks(np.atleast_1d(np.asarray(p.dtype, object)), gpu) for p in parts)
     )
 
 
 LENGTHS: Final = tuple(2.0**i for i in range(21))
-"""Lengths of a grid's nodes where tables name none."""
+"""Lengths of a grid's nodes if tables have none."""
 
 Latency = Callable[[Floats, Floats], tuple[Floats, Flags]]
 """(batch, length) to latency, us, and its origin."""
 
 WorkUs = Callable[[Floats, Floats], Floats]
-"""(batch, length) to B less its launch floor, us."""
+"""(batch, length) to B without launch floor, us."""
 
 _NO_BOUND: Final = BatchBound(math.nan, math.nan, math.nan, math.nan)
 
 
 def constant_block(latency_us: float) -> Floats:
-    """Grid block of a kernel that takes the same whatever runs, such as none at all."""
+    """Grid block of constant latency, such as 0."""
     axis = np.array([0.0, SIZE_LIMIT])
     cells = np.zeros((2, 2, 6))
     cells[..., 0] = latency_us
@@ -435,13 +447,13 @@ def constant_block(latency_us: float) -> Floats:
 
 
 def sampled_block(latency: Latency, work_us: WorkUs, batch: Floats, length: Floats) -> Floats:
-    """Grid block of a law, from its values at nodes."""
+    """Grid block of a latency function sampled at nodes, interpolated by the work in between."""
     y_axis, x_axis = np.r_[0.0, batch, SIZE_LIMIT], np.r_[0.0, length, SIZE_LIMIT]
     yy, xx = (a.ravel() for a in np.meshgrid(y_axis, x_axis, indexing="ij"))
     shape = len(y_axis), len(x_axis)
     latency_us, origin = latency(yy, xx)
     table, flags = latency_us.reshape(shape), origin.reshape(shape).copy()
-    # the outer nodes are no sizes that anything was measured at
+    # the outer nodes are beyond every measured size
     for edge in (flags[0], flags[-1], flags[:, 0], flags[:, -1]):
         np.maximum(edge, ORIGIN_EXTRAPOLATED, out=edge)
     cells = np.zeros((*shape, 6))
@@ -454,7 +466,7 @@ def sampled_block(latency: Latency, work_us: WorkUs, batch: Floats, length: Floa
 
 
 def _rises(work_us: WorkUs, y_axis: Floats, x_axis: Floats) -> tuple[Any, Any]:
-    """Terms of the weight along each cell, by which it rises from 0 to 1 with B; plainly where B does not."""
+    """Linear and square terms of the weight along each cell, which rises from 0 to 1 with B."""
     x0, dx = x_axis[:-1], np.diff(x_axis)
 
     def at(x: Floats) -> Floats:
@@ -470,56 +482,3 @@ def _rises(work_us: WorkUs, y_axis: Floats, x_axis: Floats) -> tuple[Any, Any]:
     bends = np.isfinite(half) & (whole > 0.0) & (half >= 0.25) & (half <= 0.75)
     curve = np.where(bends, 2.0 - 4.0 * np.where(bends, half, 0.5), 0.0)
     return (1.0 - curve) / dx, curve / (dx * dx)
-
-
-FLAT: Final = "flat"
-PEAKED: Final = "top_last"
-"""Scores of which only the last ones are worth picking, so that few bits tell them apart, as a model's."""
-
-_PARTS: Final = "sparse_part"
-
-
-def peaked_table(
-    tables: Tables, block: RaggedOperator, key: Key, part: str, model: str, ratio: int, topk: float
-) -> RaggedTable:
-    """Rows of a block over a model's scores; as they are where its source has no top-k by itself."""
-
-    def made() -> RaggedTable:
-        packed: RaggedTable = tables.packed(block, key)
-        over = [_kernel(tables, block, key, (part, model, scores, ratio)) for scores in (FLAT, PEAKED)]
-        flat, peaked = over
-        if flat is None or peaked is None:
-            return packed
-        rows = tables.rows(block, key)
-        batch, kv_len = (np.asarray(rows[name], np.float64) for name in ("batch_size", "kv_len"))
-        q_len = np.asarray(rows.get("q_len", np.ones_like(batch)), np.float64)
-        at = (batch, q_len, kv_len - q_len)
-        picks = kv_len // ratio > topk
-        less_us = np.where(picks, _latency_us(flat, at) - _latency_us(peaked, at), 0.0)
-        points = tuple(np.asarray(c, np.float64) for c in block.coordinates(rows))
-        latency_us = rows["latency_us"] - less_us
-        return pack_ragged(points, latency_us, packed.work_us, packed.segment, rows[ORIGIN])
-
-    return tables.kept(("peaked scores", block.name, key), made)
-
-
-def _kernel(
-    tables: Tables, block: RaggedOperator, key: Key, wanted: tuple[str, str, str, int]
-) -> RaggedTable | None:
-    """A top-k that the source of a block measured by itself; None without."""
-    from fastroof.operators.registry import OPERATORS
-
-    if _PARTS not in tables.sources:
-        return None
-    parts = cast("RaggedOperator", OPERATORS[_PARTS])
-    source = tables.source_of(block.name, key)
-    for one in tables.every_key(_PARTS):
-        if one[:4] == wanted and tables.source_of(_PARTS, one) == source:
-            return tables.packed(parts, one)
-    return None
-
-
-def _latency_us(kernel: RaggedTable, at: tuple[Floats, ...]) -> Floats:
-    latency_us, origin = np.empty(len(at[0])), np.zeros(len(at[0]), np.uint8)
-    kernel.latency(at, latency_us, origin)
-    return latency_us

@@ -1,17 +1,16 @@
-"""Every operator, by name: the modules of this package that name ``OPERATORS`` add them.
-
-Nothing else has to be told of a new file.
-"""
+"""All operators by name, collected from the ``OPERATORS`` of this package's modules."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import fastroof.operators
+from fastroof.checks import shown
 from fastroof.operators.operator import Operator
 
 
@@ -24,4 +23,11 @@ def _every_operator() -> Mapping[str, Operator]:
 
 
 OPERATORS: Final = _every_operator()
-"""In the order of listings."""
+"""Operators by name, in listing order."""
+
+
+def unknown_operator(name: object, known: Iterable[str] = OPERATORS) -> str:
+    """Error message for an unknown operator, with the three closest names."""
+    close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    return f"unknown operator {shown(name)}{hint} (`fastroof lookup --help` lists all)"

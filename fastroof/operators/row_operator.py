@@ -1,7 +1,7 @@
-"""Operators whose time depends on a number of rows alone, as plans use them: tokens, or sequences.
+"""Operators whose latency depends only on a number of rows: tokens or sequences.
 
-A plan holds calls (:mod:`fastroof.operators.calls`): an operator with its shape on one GPU. What a call
-costs, from measured tables or from a datasheet, and how good that is, its operator says.
+A plan holds calls (:mod:`fastroof.operators.calls`), an operator with its shape on one GPU. The operator
+gives the latency of a call, from measured tables or a datasheet, and its error.
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
-from fastroof.operators.operator import Answers, Columns, DatasheetClass, Key, Operator, unit_us
+from fastroof.operators.operator import (
+    Answers,
+    Columns,
+    DatasheetClass,
+    Key,
+    Operator,
+    RowSource,
+    SourceTable,
+    unit_us,
+)
 from fastroof.pack import SIZE_LIMIT, PackedCurve, pack_curve
 from fastroof.uncertainty.leave_one_out import (
     LocalErrors,
@@ -28,13 +37,9 @@ from fastroof.uncertainty.leave_one_out import (
 )
 from fastroof.units import US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
 
 class RowCost(NamedTuple):
-    """FLOPs and bytes of one call of an operator: linear in its rows."""
+    """FLOPs and bytes of one call, linear in its rows."""
 
     flops_per_row: float
     bytes_per_row: float
@@ -43,7 +48,7 @@ class RowCost(NamedTuple):
 
 
 class RowNodes(NamedTuple):
-    """A call's latency against its rows, piecewise linear."""
+    """Latency of a call against its rows, piecewise linear; ``flag`` is the origin of each node."""
 
     axis: Floats
     value: Floats
@@ -52,7 +57,7 @@ class RowNodes(NamedTuple):
 
 
 class CurveOptions(NamedTuple):
-    """How measured tables are read for a plan."""
+    """How plans read measured tables: lookup method, GEMM smoothing, fp8 scales (dynamic or static)."""
 
     method: str = "roofline"
     gemm_smoothing: str = "none"
@@ -60,53 +65,53 @@ class CurveOptions(NamedTuple):
 
 
 class PerRowOperator(Operator):
-    """An operator that plans call over rows."""
+    """An operator whose calls in plans depend on a number of rows."""
 
     datasheet_error: ClassVar[float | None] = None
 
     @abstractmethod
     def row_cost(self, call: Any) -> RowCost:
-        """FLOPs and compulsory bytes of one call, a row and fixed."""
+        """FLOPs and compulsory bytes of one call: per row, and fixed."""
 
     def row_work(self, call: Any, rows: Floats) -> tuple[Floats, Floats]:
-        """FLOPs and compulsory bytes of one call at numbers of rows."""
+        """FLOPs and compulsory bytes of one call at some numbers of rows."""
         cost = self.row_cost(call)
         return cost.flops_per_row * rows, cost.fixed_bytes + cost.bytes_per_row * rows
 
     @abstractmethod
     def row_key(self, call: Any) -> Key:
-        """What a call's latency depends on: not its role, nor how often it runs."""
+        """Everything that a call's latency depends on: not its role, nor its count."""
 
     @abstractmethod
-    def serving(self, call: Any, tables: Tables) -> MeasuredTable | None:
-        """The measured table that a call's latencies come from; None where a datasheet serves."""
+    def serving(self, call: Any, tables: RowSource) -> SourceTable | None:
+        """Measured table that a call's latencies come from; None if the datasheet is used."""
 
-    def has_every_row(self, call: Any, tables: Tables, options: CurveOptions) -> bool:
-        """Whether :meth:`row_nodes` are all rows up to the last: no few of them are piecewise linear."""
+    def has_every_row(self, call: Any, tables: RowSource, options: CurveOptions) -> bool:
+        """Whether :meth:`row_nodes` has a node at every row, because no few nodes are exact."""
         return options.method != "roofline"
 
     @abstractmethod
-    def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+    def row_nodes(self, call: Any, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency of a call against its rows, from measured tables."""
 
     @abstractmethod
-    def row_variance(self, call: Any, tables: Tables, rows: Floats) -> Floats | None:
-        """Squared relative standard error of a call at numbers of rows."""
+    def row_variance(self, call: Any, tables: RowSource, rows: Floats) -> Floats | None:
+        """Squared relative standard error at rows; None if all calls share :meth:`shared_error`."""
 
-    def table_points(self, call: Any, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
-        """The kernel that a call is looked up as, and its sizes at numbers of rows; None without a lookup."""
+    def table_points(self, call: Any, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """Kernel that a call is looked up as, and its sizes at numbers of rows; None without a lookup."""
         return None
 
-    def shared_error(self, tables: Tables) -> float | None:
-        """Relative standard error that all calls of the operator share; None where nothing tells it."""
+    def shared_error(self, tables: RowSource) -> float | None:
+        """Relative standard error that all calls of the operator share; None if unknown."""
         return None
 
     @abstractmethod
     def row_datasheet(self, call: Any) -> DatasheetClass:
-        """What the datasheet model assumes of a call."""
+        """Launch floor and efficiency that the datasheet model assumes for a call."""
 
     def datasheet_nodes(self, call: Any, gpu: GpuSpec) -> RowNodes:
-        """Latency of a call against its rows, from a datasheet."""
+        """Latency against rows from the datasheet: launch floor plus the larger of two straight lines."""
         cost, assumed = self.row_cost(call), self.row_datasheet(call)
         bytes_per_s = gpu.nvlink_bytes_per_s if self.over_link else gpu.hbm_bytes_per_s
         flops_slope = cost.flops_per_row / gpu.peak(cost.dtype) * US_PER_S
@@ -117,18 +122,21 @@ class PerRowOperator(Operator):
         flag = np.full(len(axis), ORIGIN_MODELLED, np.uint8)
         return RowNodes(axis, assumed.launch_us + bound / assumed.efficiency, flag, assumed.launch_us)
 
-    def looked_up_nodes(
-        self, tables: Tables, method: str, max_rows: int, sizes: dict[str, Any], launch_us: float
+    def every_row_nodes(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], launch_us: float
     ) -> RowNodes:
-        """Nodes at every number of rows, where few would not be piecewise linear in the rows."""
-        lookup = tables.lookup(self.name, method=method, **sizes)
+        """Nodes at every number of rows, from the sizes of 1, 2, 3 ... rows."""
+        max_rows = len(sizes[0])
+        latency_us, origin = np.empty(max_rows), np.empty(max_rows, np.uint8)
+        self.check_key(key)
+        self.look_up(tables, method, key, sizes, (latency_us, np.empty(max_rows), origin))
         axis = np.r_[0.0, np.arange(1, max_rows + 1), SIZE_LIMIT]
         at = np.r_[0, :max_rows, max_rows - 1]
-        return RowNodes(axis, lookup.latency_us[at], lookup.origin[at], launch_us)
+        return RowNodes(axis, latency_us[at], origin[at], launch_us)
 
 
 class PackedSizes(NamedTuple):
-    """One kernel's curve."""
+    """Curve of one kernel, its measured sizes, and the map from sizes to the curve's coordinate."""
 
     curve: PackedCurve
     sizes: Floats
@@ -140,7 +148,7 @@ def _itself(sizes: Floats) -> Floats:
 
 
 class SizedOperator(Operator):
-    """An operator with one axis."""
+    """An operator with one axis; ``is_linear`` if its roofline B is linear in the size."""
 
     is_linear: ClassVar[bool] = False
 
@@ -149,11 +157,11 @@ class SizedOperator(Operator):
         raise self._no_lookups()
 
     def flops_per_unit(self, key: Key) -> float:
-        """FLOPs of one unit of the size; NaN where it computes nothing."""
+        """FLOPs per unit of the size; NaN if the operator only moves bytes."""
         return math.nan
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedSizes:
-        """One kernel's curve; beyond its ends latency / B is held."""
+        """Pack the curve of one kernel; latency / B is constant beyond its ends."""
         sizes = rows[self.axes[0].name].astype(np.float64)
         latency_us = rows["latency_us"]
         bound_us = self.roofline(key, gpu, float(latency_us.min()))
@@ -163,12 +171,14 @@ class SizedOperator(Operator):
         curve = pack_curve(bound_us(sizes), latency_us, _itself, rows.get(ORIGIN))
         return PackedSizes(curve, np.unique(sizes), bound_us)
 
-    def packed(self, tables: Tables, key: Key) -> PackedSizes:
-        """One kernel's curve."""
+    def packed(self, tables: RowSource, key: Key) -> PackedSizes:
+        """Curve of one kernel."""
         return tables.packed(self, key)
 
-    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look one kernel up; methods other than roofline keep size / latency, as MFU is for a curve."""
+    def look_up(
+        self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
+    ) -> None:
+        """Look up one kernel; methods other than roofline interpolate size / latency."""
         from fastroof.compiled import points
         from fastroof.compiled.guides import curve_latency_us
 
@@ -184,33 +194,35 @@ class SizedOperator(Operator):
         else:
             points.curve_mfu(size, unit_us(tables.gpu, key[0], work), out, mfu)
 
-    def _measured_grid(self, tables: Tables, key: Key) -> MeasuredGrid:
+    def _measured_grid(self, tables: RowSource, key: Key) -> MeasuredGrid:
         rows = tables.rows(self, key)
         latency_us = rows["latency_us"]
         bound_us = self.roofline(key, tables.gpu, float(latency_us.min()))
         sizes = (rows[self.axes[0].name].astype(np.float64),)
         return measured_grid(sizes, latency_us, bound_us, is_spike=rows[ORIGIN] != ORIGIN_MEASURED)
 
-    def local_errors(self, tables: Tables, key: Key) -> LocalErrors:
-        """Local errors of one kernel, calibrated over those with the first and the last key in common."""
+    def local_errors(self, tables: RowSource, key: Key) -> LocalErrors:
+        """Local errors of one kernel, calibrated over kernels with the same first and last key."""
 
         def factor() -> float:
-            alike = [k for k in tables.groups(self.name) if k[0] == key[0] and k[-1] == key[-1]]
+            alike = [
+                k for k in tables.candidates(self.name)[0].groups() if k[0] == key[0] and k[-1] == key[-1]
+            ]
             return calibration_factor(self._measured_grid(tables, k) for k in alike)
 
         def errors() -> LocalErrors:
-            shared = tables.kept(("calibration", self.name, key[0], key[-1]), factor)
+            shared = tables.cached(("calibration", self.name, key[0], key[-1]), factor)
             return calibrated_errors(self._measured_grid(tables, key), shared)
 
-        return tables.kept(("local errors", self.name, key), errors)
+        return tables.cached(("local errors", self.name, key), errors)
 
-    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """One standard error over the latency."""
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of lookups of one kernel."""
         return np.sqrt(relative_variance(self.local_errors(tables, key), sizes))
 
 
 def _keep_rate(packed: PackedSizes, method: str, sizes: Floats, out: Floats, origin: Flags) -> None:
-    """Replace what was not measured by size / rate, the rate of a measured size or between two."""
+    """Replace unmeasured points by size / rate, with the rate of a measured size or between two."""
     nodes = packed.sizes
     rate = nodes / packed.curve.value[1:-1]
     if method == "linear_mfu":

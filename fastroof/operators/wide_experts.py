@@ -1,16 +1,15 @@
-"""Experts over many GPUs, and what runs beside them: the kernels of wide expert parallelism.
+"""Kernels of wide expert parallelism: experts over many GPUs, and MLPs.
 
-``moe_wide`` is the computing alone, after tokens have arrived (:mod:`fastroof.operators.expert_dispatch`);
-one kernel that sends, computes and brings back is :mod:`fastroof.operators.expert_dispatch`. Tokens are those
-of all GPUs that share the experts, as in ``moe``. ``mlp`` is a gated MLP of one GPU: a shared expert, a
-dense layer.
+``moe_wide`` is the computation after dispatch (:mod:`fastroof.operators.expert_dispatch`). Tokens are those
+of all GPUs that share the experts, as in ``moe``. ``mlp`` is a gated MLP on one GPU, such as a shared expert
+or a dense layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -19,24 +18,29 @@ from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError, PlanError
 from fastroof.operators.calls import Experts
-from fastroof.operators.expert_borrowing import ExpertShape, Lender, borrowed_points, nearest, nearest_routing
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.expert_borrowing import (
+    ExpertDonor,
+    ExpertShape,
+    borrowed_points,
+    nearest,
+    nearest_routing,
+)
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
+    constant_text,
     dtype_names,
     measured_us,
     size_columns,
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.moe import (
+from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator
+from fastroof.operators.moe_work import (
     EVENLY_ROUTED,
-    EXPERT_KEYS,
-    MOE,
-    MoeOperator,
     check_routed,
     moe_bytes,
     moe_flops,
@@ -48,8 +52,11 @@ from fastroof.operators.operator import (
     DatasheetClass,
     HoldoutGrid,
     Key,
+    RowSource,
+    SourceTable,
     dtype_peaks,
     element_bytes,
+    measured_keys,
 )
 from fastroof.operators.row_operator import (
     CurveOptions,
@@ -62,26 +69,21 @@ from fastroof.operators.row_operator import (
 from fastroof.uncertainty.leave_one_out import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
-
-
 ANY_PHASE: Final = "any"
-"""Of an engine that has one kernel for prompts and decodes."""
+"""Phase of an engine with one kernel for prefill and decode."""
 
 BALANCED: Final = "_eplb"
-"""Ending of routings that a load balancer evens out."""
+"""Suffix of routings with a load balancer."""
 
 ANOTHER_SPLIT: Final = 0.14
-ANOTHER_PLACES: Final = 0.19
+ANOTHER_SLOTS: Final = 0.19
 ANOTHER_LAYER: Final = 0.22
-"""Relative standard errors of borrowing from another split of the layer, another number of places, and
-another layer: the largest of README.md's table, made from 80 % of the errors."""
+"""Relative standard errors of borrowing from another split of the layer, another number of slots, and another
+layer: the largest in README.md's table, from 80 % of the errors."""
 
 
 class WideKey(NamedTuple):
-    """Keys of a kernel of wide experts, in the order of its table."""
+    """Key of a kernel of wide experts."""
 
     dtype: str
     hidden: int
@@ -95,12 +97,12 @@ class WideKey(NamedTuple):
 
     @property
     def layer(self) -> tuple[int, int, int, int]:
-        """What a model says, however it is split and placed."""
+        """Sizes of the layer, independent of its split and slots."""
         return self[1:5]
 
     @property
     def routing(self) -> str:
-        """How tokens spread before a load balancer."""
+        """Distribution of tokens before load balancing."""
         return self.distribution.removesuffix(BALANCED)
 
     @property
@@ -110,93 +112,91 @@ class WideKey(NamedTuple):
 
     @property
     def shape(self) -> ExpertShape:
-        """What one GPU sees of it."""
+        """Shape on one GPU, for distances."""
         return ExpertShape(*self[:4], self.num_slots, 1, self.moe_ep, self.distribution)
 
 
-class WideLoan(NamedTuple):
-    """What serves a kernel of wide experts."""
+class WideDonors(NamedTuple):
+    """Table and kernels that serve a key, nearest first; ``is_own`` if the kernel itself was measured."""
 
-    table: MeasuredTable
-    lenders: tuple[tuple[WideKey, Lender], ...]
+    table: SourceTable
+    donors: tuple[tuple[WideKey, ExpertDonor], ...]
     is_own: bool
 
-    def error(self, wanted: WideKey) -> float:
+    def error(self, target: WideKey) -> float:
         """Relative standard error of borrowing."""
         if self.is_own:
             return 0.0
-        near = self.lenders[0][0]
-        if near.layer != wanted.layer:
+        near = self.donors[0][0]
+        if near.layer != target.layer:
             return ANOTHER_LAYER
-        return ANOTHER_SPLIT if near.num_slots == wanted.num_slots else ANOTHER_PLACES
+        return ANOTHER_SPLIT if near.num_slots == target.num_slots else ANOTHER_SLOTS
 
 
-def wide_loan(tables: Tables, operator: str, wanted: WideKey) -> WideLoan:
-    """Find what serves a kernel: of the engine's own table if it has one near, else of another engine's."""
-    return tables.kept(("wide loan", operator, wanted), lambda: _loan(tables, operator, wanted))
+def wide_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonors:
+    """Find the kernels that serve a key: near ones of the requested engine, else another engine's."""
+    return tables.cached(("wide donors", operator, target), lambda: _find_donors(tables, operator, target))
 
 
-def _loan(tables: Tables, operator: str, wanted: WideKey) -> WideLoan:
+def _find_donors(tables: RowSource, operator: str, target: WideKey) -> WideDonors:
     candidates = tables.candidates(operator)
-    found = [loan for table in candidates if (loan := _of_table(tables, table, wanted)) is not None]
-    if not found:
-        what = "a load balancer" if wanted.is_balanced else "no load balancer"
+    matches = [one for table in candidates if (one := _of_table(tables, table, target)) is not None]
+    if not matches:
+        what = "a load balancer" if target.is_balanced else "no load balancer"
+        measured = sorted({_key_text(WideKey(*key)) for key in measured_keys(tables, operator)})
         raise MissingTableError(
-            f"no {operator} row of {tables.gpu.name} has dtype={wanted.dtype}, phase={wanted.phase} and "
-            f"{what}; "
-            f"measured: {', '.join(sorted({_key_text(WideKey(*k)) for k in tables.every_key(operator)}))}"
+            f"no {operator} row of {tables.gpu.name} has dtype={target.dtype}, phase={target.phase} and "
+            f"{what}; measured: {', '.join(measured)}"
         )
 
-    def rank(loan: WideLoan) -> tuple[bool, bool, bool]:
-        (key, lender), *_ = loan.lenders
-        is_near = loan.is_own or key.layer == wanted.layer or lender.is_near(wanted.shape)
-        return not is_near, tables.order.is_foreign(loan.table), not loan.is_own
+    def rank(found: WideDonors) -> tuple[bool, bool, bool]:
+        (key, donor), *_ = found.donors
+        is_near = found.is_own or key.layer == target.layer or donor.is_near(target.shape)
+        return not is_near, tables.is_foreign(found.table), not found.is_own
 
-    # of equals the first that is asked
-    return min(found, key=rank)
+    # ties go to the first table
+    return min(matches, key=rank)
 
 
 def _key_text(key: WideKey) -> str:
     return f"{key.dtype} {key.phase} {key.distribution}"
 
 
-def _of_table(tables: Tables, table: MeasuredTable, wanted: WideKey) -> WideLoan | None:
+def _of_table(tables: RowSource, table: SourceTable, target: WideKey) -> WideDonors | None:
     there = [
         key
-        for key in map(WideKey._make, tables.keys_of(table))
-        if key.dtype == wanted.dtype
-        and key.phase in (wanted.phase, ANY_PHASE)
-        and key.is_balanced == wanted.is_balanced
+        for key in map(WideKey._make, table.groups())
+        if key.dtype == target.dtype
+        and key.phase in (target.phase, ANY_PHASE)
+        and key.is_balanced == target.is_balanced
     ]
     if not there:
         return None
-    routing = nearest_routing(wanted.routing, {key.routing for key in there})
+    routing = nearest_routing(target.routing, {key.routing for key in there})
     there = [key for key in there if key.routing == routing]
     for key in there:
-        if key[:7] == wanted[:7] and routing == wanted.routing:
-            return WideLoan(table, ((key, Lender(key.shape, 1.0, 0.0)),), True)
-    pool: Sequence[WideKey] = [key for key in there if key.layer == wanted.layer] or there
+        if key[:7] == target[:7] and routing == target.routing:
+            return WideDonors(table, ((key, ExpertDonor(key.shape, 1.0, 0.0)),), True)
+    pool: Sequence[WideKey] = [key for key in there if key.layer == target.layer] or there
     of_shape = {key.shape: key for key in pool}
-    lenders = nearest(wanted.shape._replace(distribution=pool[0].distribution), list(of_shape))
-    return WideLoan(table, tuple((of_shape[lender.shape], lender) for lender in lenders), False)
+    donors = nearest(target.shape._replace(distribution=pool[0].distribution), list(of_shape))
+    return WideDonors(table, tuple((of_shape[donor.shape], donor) for donor in donors), False)
 
 
-def lender_key(shape: ExpertShape, phase: str) -> Key:
-    """The key whose roofline is that of a shape."""
+def donor_key(shape: ExpertShape, phase: str) -> Key:
+    """Key with the roofline of a shape."""
     return (*shape[:4], shape.num_experts, shape.num_experts, shape.moe_ep, phase, shape.distribution)
 
 
 _, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _, _MOE_EP, _DISTRIBUTION = EXPERT_KEYS
-_SLOTS: Final = Column("num_slots", "int", "", "places for experts on all GPUs: more where some are doubled")
-PHASE: Final = Column("phase", "text", "", "context or generation; any where an engine has one kernel")
+_SLOTS: Final = Column(
+    "num_slots", "int", "", "slots for experts on all GPUs, more than experts if some are copied"
+)
+PHASE: Final = Column("phase", "text", "", "context or generation; any if the engine has one kernel")
 _TOKENS: Final = Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts")
 
 
-def _words(word: str, rows: int) -> Array:
-    return np.full(rows, word, object)
-
-
-def _experts(raw: Raw, phase: str, num_slots: Array) -> ForeignRows:
+def _experts(raw: Raw, phase: str, num_slots: Array) -> ExternalRows:
     dtype = dtype_names(raw["moe_dtype"])
     columns = {
         "dtype": dtype,
@@ -204,24 +204,24 @@ def _experts(raw: Raw, phase: str, num_slots: Array) -> ForeignRows:
         "intermediate": raw["inter_size"],
         "moe_ep": raw["moe_ep_size"],
         "num_slots": num_slots,
-        "phase": _words(phase, len(dtype)),
+        "phase": constant_text(phase, len(dtype)),
         **{name: raw[name] for name in ("topk", "num_experts", "distribution", "num_tokens")},
         **measured_us(raw),
     }
     split = {"experts that are split": raw["moe_tp_size"] > 1}
-    return ForeignRows(columns, unknown_dtypes(dtype) | split)
+    return ExternalRows(columns, unknown_dtypes(dtype) | split)
 
 
-def _context_rows(raw: Raw) -> ForeignRows:
+def _context_rows(raw: Raw) -> ExternalRows:
     return _experts(raw, "context", raw["num_experts"])
 
 
-def _generation_rows(raw: Raw) -> ForeignRows:
+def _generation_rows(raw: Raw) -> ExternalRows:
     return _experts(raw, "generation", raw["num_experts"])
 
 
-def _trtllm_rows(raw: Raw) -> ForeignRows:
-    # dp_num_tokens are a GPU's share of num_tokens, rank0_num_tokens those that routing sent to the first
+def _trtllm_rows(raw: Raw) -> ExternalRows:
+    # dp_num_tokens is a GPU's share of num_tokens, rank0_num_tokens what routing sent to rank 0
     return _experts(raw, "any", raw["num_slots"])
 
 
@@ -239,27 +239,27 @@ class GlobalExperts(SizedOperator):
     axes = (_TOKENS,)
 
     @staticmethod
-    def _places(columns: Columns) -> Array:
-        """Places for experts on all GPUs."""
+    def _slots(columns: Columns) -> Array:
+        """Slots for experts on all GPUs."""
         return columns["num_experts"]
 
     def flops(self, columns: Columns) -> Floats:
-        """A GPU's share of all tokens' experts; the most loaded one has more of an uneven routing."""
+        """A GPU's even share of all tokens' experts."""
         c = columns
         return moe_flops(c["num_tokens"], c["hidden"], c["intermediate"], c["topk"], 1, c["moe_ep"])
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Experts that even routing is expected to reach; for uneven routing the fewest."""
+        """Bytes with the experts that even routing is expected to reach; the fewest for uneven routing."""
         even = np.isin(columns["distribution"].astype(str), EVENLY_ROUTED)
         return np.where(even, self._bytes(columns, columns["num_tokens"]), self._bytes(columns, 1))
 
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """With the experts of one token alone."""
+        """Bytes with the experts of one token."""
         return self._bytes(columns, 1)
 
     def _bytes(self, columns: Columns, routed_tokens: Any) -> Floats:
         c = columns
-        shape = (c["hidden"], c["intermediate"], c["topk"], self._places(c), 1, c["moe_ep"])
+        shape = (c["hidden"], c["intermediate"], c["topk"], self._slots(c), 1, c["moe_ep"])
         # a GPU reads and writes its share of the tokens
         tokens = moe_bytes(c["num_tokens"] / c["moe_ep"], *shape, 0)
         return (
@@ -274,12 +274,14 @@ class GlobalExperts(SizedOperator):
         return peak, peak
 
     def check_key(self, key: Key) -> None:
-        """Refuse a token of more experts than there are, and fewer places than experts."""
+        """Reject topk above the number of experts, and fewer slots than experts."""
         named = {c.name: int(value) for c, value in zip(self.keys, key, strict=True) if c.kind == "int"}
         check_routed(named["topk"], named["num_experts"])
         slots = named.get("num_slots", named["num_experts"])
         if slots < named["num_experts"]:
-            raise LookupInputError(f"num_slots {slots} is less than num_experts {named['num_experts']}")
+            raise LookupInputError(
+                f"num_slots must be at least num_experts ({named['num_experts']}), got {slots}"
+            )
 
     def _key_columns(self, key: Key, tokens: Any) -> dict[str, Array]:
         named = {c.name: value for c, value in zip(self.keys, key, strict=True)}
@@ -301,7 +303,7 @@ class GlobalExperts(SizedOperator):
         return bound_us
 
     def flops_per_unit(self, key: Key) -> float:
-        """FLOPs of one token, on one of the GPUs."""
+        """FLOPs of one token on one GPU."""
         return float(self.flops(self._key_columns(key, 1))[0])
 
 
@@ -309,7 +311,7 @@ GLOBAL_TOKENS: Final = "num_tokens are those of all GPUs that share the experts"
 
 
 class WideMoe(GlobalExperts, PerRowOperator):
-    """Experts of wide expert parallelism: the most loaded GPU's computing."""
+    """Experts of wide expert parallelism: computation of the most loaded GPU."""
 
     name = "moe_wide"
     rank = 52
@@ -330,102 +332,102 @@ class WideMoe(GlobalExperts, PerRowOperator):
     )
 
     @staticmethod
-    def _places(columns: Columns) -> Array:
+    def _slots(columns: Columns) -> Array:
         return columns["num_slots"]
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Whose tokens are counted."""
+        """Note whose tokens are counted."""
         return {"note": f"{GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"}
 
     # -- in plans ----------------------------------------------------------------------------------
 
     def row_cost(self, call: Experts) -> RowCost:
-        """FLOPs and bytes of a token, and the weights of all places: those of many tokens."""
+        """FLOPs and bytes per token, and the weights of all slots, which many tokens reach."""
         return MOE.row_cost(replace(call, num_experts=call.num_slots))
 
     def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
-        """FLOPs, and the bytes of the places that so many tokens are expected to reach."""
+        """FLOPs, and the bytes of the slots that the tokens are expected to reach."""
         return MOE.row_work(replace(call, num_experts=call.num_slots), rows)
 
     def row_key(self, call: Experts) -> WideKey:
-        """The kernel's keys."""
+        """Key of the kernel."""
         layer = (call.hidden, call.intermediate, call.topk, call.num_experts)
         return WideKey(call.dtype, *layer, call.num_slots, call.moe_ep, call.phase, call.distribution)
 
-    def _loan(self, call: Experts, tables: Tables) -> WideLoan:
-        return wide_loan(tables, self.name, self.row_key(call))
+    def _donors(self, call: Experts, tables: RowSource) -> WideDonors:
+        return wide_donors(tables, self.name, self.row_key(call))
 
-    def is_measured(self, call: Experts, tables: Tables) -> bool:
-        """Whether the engine that is asked for has the very kernel."""
+    def is_measured(self, call: Experts, tables: RowSource) -> bool:
+        """Whether the requested engine measured exactly this kernel."""
         try:
-            loan = self._loan(call, tables)
+            found = self._donors(call, tables)
         except MissingTableError:
             return False
-        return loan.is_own and not tables.order.is_foreign(loan.table)
+        return found.is_own and not tables.is_foreign(found.table)
 
-    def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
-        """The table that has the kernel, or the nearest one."""
-        return self._loan(call, tables).table
+    def serving(self, call: Experts, tables: RowSource) -> SourceTable:
+        """Table of the kernel or the nearest one."""
+        return self._donors(call, tables).table
 
-    def _packed(self, call: Experts, tables: Tables) -> PackedSizes:
-        """The kernel's curve, or what its lenders make of it."""
-        loan, wanted = self._loan(call, tables), self.row_key(call)
-        keys = {key.shape: key for key, _ in loan.lenders}
-        if loan.is_own:
-            return self.packed(tables, loan.lenders[0][0])
+    def _packed(self, call: Experts, tables: RowSource) -> PackedSizes:
+        """Curve of the kernel, or made from its donors."""
+        found, target = self._donors(call, tables), self.row_key(call)
+        keys = {key.shape: key for key, _ in found.donors}
+        if found.is_own:
+            return self.packed(tables, found.donors[0][0])
         return borrowed_points(
-            wanted.shape,
-            [lender for _, lender in loan.lenders],
+            target.shape,
+            [donor for _, donor in found.donors],
             lambda shape: self.packed(tables, keys[shape]),
-            lambda shape, launch_us: self.roofline(lender_key(shape, call.phase), tables.gpu, launch_us),
+            lambda shape, launch_us: self.roofline(donor_key(shape, call.phase), tables.gpu, launch_us),
         ).packed()
 
-    def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the layer's shape, at every number of tokens until they reach all places."""
+    def row_nodes(self, call: Experts, tables: RowSource, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Nodes of the kernel, see :func:`nodes_of_experts`."""
         if options.method != "roofline":
-            raise PlanError(f"experts of wide expert parallelism have no method={options.method!r}: roofline")
+            raise PlanError(f"moe_wide supports method='roofline' only, got {options.method!r}")
         return nodes_of_experts(self._packed(call, tables), tokens_to_reach_all(call.topk, call.num_slots))
 
-    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
-        """The nearest kernel that is read, at so many tokens."""
-        return tuple(self._loan(call, tables).lenders[0][0]), [rows]
+    def table_points(self, call: Experts, tables: RowSource, rows: Floats) -> tuple[Key, list[Floats]]:
+        """The nearest kernel and tokens."""
+        return tuple(self._donors(call, tables).donors[0][0]), [rows]
 
-    def row_variance(self, call: Experts, tables: Tables, rows: Floats) -> Floats:
-        """Of the nearest kernel, and of borrowing."""
-        loan, wanted = self._loan(call, tables), self.row_key(call)
-        near = loan.lenders[0][0]
-        theirs = rows * (wanted.topk * near.num_slots / (wanted.num_slots * near.topk))
+    def row_variance(self, call: Experts, tables: RowSource, rows: Floats) -> Floats:
+        """Variance of the nearest kernel, and of borrowing."""
+        found, target = self._donors(call, tables), self.row_key(call)
+        near = found.donors[0][0]
+        theirs = rows * (target.topk * near.num_slots / (target.num_slots * near.topk))
         variance = relative_variance(self.local_errors(tables, near), [theirs])
-        return variance + loan.error(wanted) ** 2
+        return variance + found.error(target) ** 2
 
     def row_datasheet(self, call: Experts) -> DatasheetClass:
-        """That of experts."""
+        """Launch floor and efficiency of experts."""
         return MOE.row_datasheet(call)
 
     def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
-        """That of experts, with as many as there are places."""
+        """Nodes of as many experts as there are slots."""
         return MOE.datasheet_nodes(replace(call, num_experts=call.num_slots, phase=""), gpu)
 
 
-def _mlp(raw: Raw, phase: str) -> ForeignRows:
+def _mlp(raw: Raw, phase: str) -> ExternalRows:
     dtype = dtype_names(raw["quant_type"])
     columns = {
         "dtype": dtype,
         "hidden": raw["hidden_size"],
         "intermediate": raw["intermediate_size"],
-        "phase": _words(phase, len(dtype)),
+        "phase": constant_text(phase, len(dtype)),
         "num_tokens": raw["num_token"],
         "latency_us": raw["avg_ms"] * US_PER_MS,
         "kernel": raw["kernel_source"],
     }
-    return ForeignRows(columns, unknown_dtypes(dtype))
+    return ExternalRows(columns, unknown_dtypes(dtype))
 
 
-def _context_mlp(raw: Raw) -> ForeignRows:
+def _context_mlp(raw: Raw) -> ExternalRows:
     return _mlp(raw, "context")
 
 
-def _generation_mlp(raw: Raw) -> ForeignRows:
+def _generation_mlp(raw: Raw) -> ExternalRows:
     return _mlp(raw, "generation")
 
 
@@ -446,7 +448,7 @@ class Mlp(SizedOperator):
         DTYPE,
         _HIDDEN,
         Column("intermediate", "int", "", "width of the MLP on one GPU"),
-        Column("phase", "text", "", "context or generation: two ways to run it"),
+        Column("phase", "text", "", "context or generation"),
     )
     axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
@@ -459,7 +461,7 @@ class Mlp(SizedOperator):
     )
 
     def flops(self, columns: Columns) -> Floats:
-        """Three GEMMs a token: one expert that every token takes."""
+        """FLOPs of three GEMMs, as one expert for every token."""
         return moe_flops(columns["num_tokens"], columns["hidden"], columns["intermediate"], 1)
 
     def moved_bytes(self, columns: Columns) -> Floats:

@@ -1,8 +1,7 @@
-"""Widths of models with latent attention, by the name that tables key their modules by.
+"""Widths of models with latent and compressed attention, by the model names in tables.
 
-A module (projections, attention, output projection) is measured for a model, and so is named by it; models
-that share these widths share the rows (DeepSeek-R1 and Kimi K2 those of deepseek-v3, at their own heads).
-The widths are facts of the models' config.json files.
+A measured attention block is named after a model; models with the same widths share its rows (DeepSeek-R1 and
+Kimi K2 those of deepseek-v3, at other numbers of heads). The widths come from the models' config.json files.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 
 class LatentShape(NamedTuple):
-    """Widths of one layer's latent attention, or of many rows'; heads are those of a call."""
+    """Widths of latent attention; topk 0 is full attention, index_heads 0 reuses another layer's index."""
 
     hidden: Any
     q_lora_rank: Any
@@ -31,33 +30,33 @@ LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
     "glm-5": LatentShape(6144, 2048, 512, 192, 64, 256, 32, 128, 2048),
     "glm-5-shared-index": LatentShape(6144, 2048, 512, 192, 64, 256, 0, 0, 2048),
 }
-"""``glm-5-shared-index`` are the layers of GLM-5.2 that attend to what another layer's indexer picked."""
+"""``glm-5-shared-index`` are the layers of GLM-5.2 that reuse another layer's index."""
 
 
 def shape_name(shape: LatentShape) -> str | None:
-    """Name under which modules of these widths were measured; None where none were."""
+    """Name under which blocks of these widths were measured; None if there are none."""
     return next((name for name, known in LATENT_SHAPES.items() if known == shape), None)
 
 
 CSA: Final = 4
 HCA: Final = 128
-"""Tokens an entry of the cache."""
+"""Tokens per entry of the cache."""
 ENTRY: Final = 512
-"""Width of an entry, key and value at once, and of a query head."""
+"""Width of an entry (key and value at once) and of a query head."""
 ROPE_DIM: Final = 64
-"""Elements of either that are rotated."""
+"""Rotated elements of either."""
 INDEX_HEADS: Final = 64
 INDEX_DIM: Final = 128
 WINDOW: Final = 128
 O_LORA_RANK: Final = 1024
 HEADS_A_GROUP: Final = 8
-"""Heads that share one part of the output's low-rank projection."""
+"""Heads that share a part of the output's low-rank projection."""
 WINDOW_ALONE: Final = "-window"
-"""What the name of a model ends in for its layers with the window alone: kernels of HCA without entries."""
+"""Suffix of a model's name for its layers with a window only: HCA kernels without entries."""
 
 
 class CompressedShape(NamedTuple):
-    """Widths of one layer that differ between models."""
+    """Widths of compressed attention that differ between models; ``topk`` is that of CSA layers."""
 
     hidden: int
     num_heads: int
@@ -74,4 +73,4 @@ _MEASURED: Final = {
 COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = _MEASURED | {
     f"{name}{WINDOW_ALONE}": shape._replace(has_entries=False) for name, shape in _MEASURED.items()
 }
-"""By the names that tables have."""
+"""Shapes by the model names in tables."""

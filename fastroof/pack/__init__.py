@@ -1,22 +1,22 @@
-"""Measured rows -> packed tables: sorted, contiguous arrays that the compiled loops only interpolate in.
+"""Packed tables: measured rows as sorted, contiguous arrays, in which compiled loops only interpolate.
 
-Everything outside the measured range is settled here, once, as padded nodes: each axis gets a node at
-0 and one at :data:`SIZE_LIMIT`, and holes of a grid are filled. Two rules do it, both in the
-coordinates of the operator's roofline ``B = t_launch + flops / peak + bytes / bandwidth``:
+Everything outside the measured range becomes padded nodes once: each axis gets a node at 0 and one at
+:data:`SIZE_LIMIT`, and holes of a grid are filled. Two rules, in the coordinates of the operator's roofline
+``B = t_launch + flops / peak + bytes / bandwidth``:
 
 * *line*: ``T = T_edge + slope (B - B_edge)``, with slopes of :mod:`fastroof.pack.grids`: along batch
-  what the line has added so far, along kv_len half-way from there to what B adds. Below the first node the
-  slope is 1, and no latency is under the smallest. Decode attention.
+  the slope of the line so far, along kv_len halfway between that and the slope of B. Below the first node
+  the slope is 1, and no latency is below the smallest. Decode attention.
 * *hold*: ``T = T_edge * B / B_edge``, the edge's distance to the roofline. Everything else.
 
 B is linear in m, n, k, batch and kv_len, and quadratic in q_len, so one far node carries a rule
-exactly. A hole beyond both of its lines takes their mean (decode), or is held along batch at equal q_len
+exactly. A hole beyond both of its lines takes their mean (decode), or holds along batch at equal q_len
 (prefill; hiding the outer 1, 2 and 3 measured nodes 2.2, 3.0, 3.6 %; along q_len 8.7, 14.6, 19.0).
 
-The line rule was chosen on the H100's decode tables of three engines. On those of H200, B200, A100 and L40S,
-12 tables that it was not chosen by, hiding the outer 1, 2 and 3 nodes leaves 5.4, 15.3, 15.4 % (median 2.0,
-5.5, 8.3) along batch, 12.5, 15.6, 18.0 along kv_len and 9.0, 12.6, 16.1 along the staircase; adding what B
-adds, as before, 33.0, 39.0, 41.5, 16.7, 20.4, 22.7 and 13.3, 17.2, 20.6.
+The line rule was chosen on the H100's decode tables of three engines. On 12 other tables (H200, B200, A100,
+L40S) hiding the outer 1, 2 and 3 nodes leaves 5.4, 15.3, 15.4 % (median 2.0, 5.5, 8.3) along batch, 12.5,
+15.6, 18.0 along kv_len and 9.0, 12.6, 16.1 along the staircase; the slope of B instead leaves 33.0, 39.0,
+41.5, 16.7, 20.4, 22.7 and 13.3, 17.2, 20.6.
 """
 
 from fastroof.compiled.layout import PackedCurve, PackedGemm

@@ -1,9 +1,9 @@
-"""Bands along m: kernels that pad m to a tile, as the steps of their own table show them.
+"""Bands along m: kernels that pad m to a tile, found from the steps of their table.
 
-fp8 GEMMs of vLLM and SGLang on Hopper run tiles of 256 rows: ``t(257) / t(256)`` is 1.6 where n k is large,
-and a part-filled tile costs more than a full one. So a line from a band's first row to its last is too slow
-between them, and a line from a first row to the last row of another band is wrong everywhere. Nodes added
-here let loops still only interpolate. How this was measured: fastroof/tables/README.md.
+fp8 GEMMs of vLLM and SGLang on Hopper run tiles of 256 rows: ``t(257) / t(256)`` is 1.6 for large n k, and a
+partly filled tile costs more than a full one. So a line from a band's first row to its last is too slow in
+between, and a line from a first row to the last row of another band is wrong everywhere. Nodes added here let
+loops interpolate only. Evidence: fastroof/tables/README.md ("GEMMs in bands").
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 
 LARGE: Final = 2**22
-"""Outputs times inputs of a GEMM that takes longer than its launch: what bands are judged on."""
+"""Least n k of the GEMMs that show bands: they take longer than a launch."""
 
 SMALLEST_TILE: Final = 16
-"""Least rows of a band."""
+"""Fewest rows of a band."""
 
 STEP: Final = 1.1
-"""Least median ratio of a band's first row to the last row before it."""
+"""Least median ratio of a band's first row to the row before."""
 
 LEVEL: Final = 0.03
-"""Most that the median ratio of two rows within a band differs from 1."""
+"""Maximum deviation from 1 of the median ratio of two rows within a band."""
 
 FEWEST_STEPS: Final = 3
-"""Least ends of bands that show a width."""
+"""Fewest ends of bands that show a width."""
 
 ALIGNED: Final = 4
-"""Multiples of it are the m that kernels need not pad."""
+"""Kernels need not pad m that are multiples of this."""
 
 RESIDUE: Final = 0.05
-"""Least that the median ratio of two rows within a band exceeds 1 where kernels pad m."""
+"""Least excess over 1 of the median ratio of two rows within a band if kernels pad m."""
 
 LARGE_TILE: Final = 64
 """Rows of the smallest tile that large GEMMs run in: no band ends in between."""
 
 KNEE: Final = 0.75
-"""Where in a band the excess of its first row is gone.
+"""Share of a band after which the excess of its first row is gone.
 
 Of t(129) - t(256) 0.65 to 0.77 is left at m = 160, 0.29 to 0.35 at 192 and 0.02 to 0.04 at 224 (vLLM 0.24.0
 on H100 and H200), 0.56 to 0.65, 0.20 to 0.28 and 0.02 (SGLang 0.5.14).
 """
 
 MOST_BANDS: Final = 16
-"""Bands that are drawn between two measured m; in a wider gap only the first one and the line after it.
+"""Maximum number of bands between two measured m; a wider gap has only the first one and a line after it.
 
-The gap from 4353 to 8192 has 15. The next one has 32, whose steps are 4 % of the latency at its start and 2 %
-at its end (median where n k is large).
+The gap from 4353 to 8192 has 15 bands. The next gap has 32, with steps of 4 % of the latency at its start and
+2 % at its end (median for large n k).
 """
 
 
 class Bands(NamedTuple):
-    """Where bands end."""
+    """Bands end at every multiple of ``width``, and at ``ends`` up to it."""
 
     width: int
     ends: tuple[int, ...]
@@ -78,7 +78,7 @@ class Bands(NamedTuple):
 
 
 def _row_steps(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> dict[int, float]:
-    """Median of t(m + 1) / t(m) of large GEMMs by m, rising, where both were measured."""
+    """Median of t(m + 1) / t(m) of large GEMMs by m, if both were measured."""
     follows = (m[1:] == m[:-1] + 1) & (n[1:] == n[:-1]) & (k[1:] == k[:-1])
     pairs = np.flatnonzero(follows & (n[1:] * k[1:] >= LARGE) & (m[:-1] >= SMALLEST_TILE))
     ratio = latency_us[pairs + 1] / latency_us[pairs]
@@ -87,7 +87,7 @@ def _row_steps(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> dict[int,
 
 
 def bands_of(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> Bands | None:
-    """Find the bands that a table's steps show; None if they show none."""
+    """Find the bands of a table, with the largest width that its steps show; None if there are none."""
     steps = _row_steps(m, n, k, latency_us)
     for width in reversed(steps):
         ends = [step for row, step in steps.items() if row % width == 0]
@@ -105,7 +105,7 @@ def bands_of(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> Bands | Non
 def banded_points(
     bands: Bands, m: Floats, n: Floats, k: Floats, latency_us: Floats
 ) -> tuple[Floats, Floats, Floats, Floats, Flags]:
-    """Add the nodes of bands to a table's points, sorted by k, n and m; flags say what each point is."""
+    """Add the nodes of bands to a table's points, sorted by k, n and m; return origins too."""
     starts = np.flatnonzero(np.r_[True, (n[1:] != n[:-1]) | (k[1:] != k[:-1])])
     curves = np.split(np.arange(len(m)), starts[1:])
     alike: dict[bytes, list[int]] = {}
@@ -138,7 +138,7 @@ def with_band_nodes(bands: Bands, m: Floats, us: Floats) -> tuple[Floats, Floats
 
 
 def left_out_us(bands: Bands, m: Floats, us: Floats, i: int) -> Floats:
-    """Latency at an inner node as the other ones tell it; shapes as in :func:`with_band_nodes`."""
+    """Latency at an inner node predicted from the others; shapes as in :func:`with_band_nodes`."""
     others_m, others_us = np.delete(m, i), np.delete(us, i, 0)
     low = (others_m[i - 1], others_us[i - 1])
     for at, at_us in (*_gap_nodes(bands, others_m, others_us, i - 1), (others_m[i], others_us[i])):
@@ -149,7 +149,7 @@ def left_out_us(bands: Bands, m: Floats, us: Floats, i: int) -> Floats:
 
 
 def residue_start(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> float | None:
-    """Find the m above which multiples of 4 and other m have a curve each; None if one curve has both."""
+    """Find the m above which multiples of 4 have a separate curve; None if one curve fits all m."""
     steps = _row_steps(m, n, k, latency_us)
     inner = [row for row in steps if row % LARGE_TILE]
     if len(inner) < FEWEST_STEPS:
@@ -163,7 +163,7 @@ def residue_start(m: Floats, n: Floats, k: Floats, latency_us: Floats) -> float 
 
 
 class _Crossing(NamedTuple):
-    """How latencies go on where ends and first rows of bands were not measured."""
+    """Extrapolation of bands whose ends and first rows were not measured."""
 
     low: float
     low_us: Floats
@@ -172,12 +172,12 @@ class _Crossing(NamedTuple):
     step_us: Floats
 
     def end_us(self, at: float) -> Floats:
-        """Latency of a band's last row: on the line through those that were measured on either side."""
+        """Latency of a band's last row, on the line through the nearest measured ones."""
         return self.low_us + (self.high_us - self.low_us) * ((at - self.low) / (self.high - self.low))
 
     @classmethod
     def of(cls, bands: Bands, m: Floats, us: Floats, i: int) -> _Crossing | None:
-        """Between m[i] and m[i + 1]; None where last rows are missing on a side, or any first row before."""
+        """Between m[i] and m[i + 1]; None without last rows on both sides and a first row before."""
         ends = np.flatnonzero([bands.ends_at(at) for at in m.tolist()])
         starts = ends[np.isin(m[ends] + 1, m)] + 1
         below, above, steps = ends[ends <= i], ends[ends > i], starts[starts <= i]
@@ -188,7 +188,7 @@ class _Crossing(NamedTuple):
 
 
 def _knee(bands: Bands, start: float, start_us: Floats, end_us: Floats) -> tuple[float, Floats]:
-    """Return where a first row's excess is gone, and the latency there: that of a line without an excess."""
+    """Return the m where a first row's excess is gone, and the latency there."""
     end = bands.end(start)
     knee = end - (1.0 - KNEE) * (end - start + 1)
     on_line = start_us + (end_us - start_us) * ((knee - start) / (end - start))
@@ -196,7 +196,7 @@ def _knee(bands: Bands, start: float, start_us: Floats, end_us: Floats) -> tuple
 
 
 def _gap_nodes(bands: Bands, m: Floats, us: Floats, i: int) -> Iterator[tuple[float, Floats]]:
-    """Nodes of bands between m[i] and m[i + 1], rising."""
+    """Yield the nodes of bands between m[i] and m[i + 1]."""
     at, last = float(m[i]), float(m[i + 1])
     if last == at + 1:
         return

@@ -1,4 +1,4 @@
-"""GEMMs and curves, packed: points sorted and padded, scattered (n, k) pairs kept ragged."""
+"""Packed GEMMs and curves: points sorted and padded, scattered (n, k) pairs stay ragged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastroof.pack.bands import banded_points, bands_of
 from fastroof.pack.keys import MANTISSA_BITS, axis_keys
 
 MOST_KEY_BITS: Final = 12
-"""4,096 consecutive integers have keys of their own."""
+"""Maximum key bits: 4,096 consecutive integers get separate keys."""
 
 
 def _guide(axis: Floats) -> tuple[int, int, Longs] | None:
-    """First key, dropped bits, and the cell at the start of each key; None for nodes too close."""
+    """First key, dropped bits, and the cell at the start of each key; None if nodes are too close."""
     inner = axis[1:-1]
     for key_bits in range(MOST_KEY_BITS + 1):
         first = int(axis_keys(np.ones(1), key_bits)[0]) - 1
@@ -35,7 +35,7 @@ def _guide(axis: Floats) -> tuple[int, int, Longs] | None:
 
 
 def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Longs]:
-    """Join padded axes, and guide them."""
+    """Join padded axes and their guides."""
     axes = list(axes)
     headers: list[int] = []
     cells: list[Longs] = []
@@ -53,11 +53,11 @@ def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Longs]:
 
 
 SIZE_LIMIT = float(2**40)
-"""Last node of every axis: beyond any size that an entry point accepts."""
+"""Last node of every axis, beyond every valid size."""
 
 
 def sorted_points(coordinates: tuple[Floats, ...], latency_us: Floats) -> tuple[tuple[Floats, ...], Floats]:
-    """Sort points by their coordinates, the first one slowest; equal points become their median."""
+    """Sort points by their coordinates, the first one slowest; duplicates become their median."""
     order = np.lexsort(coordinates[::-1])
     sorted_axes = [c[order].astype(np.float64) for c in coordinates]
     latency_us = latency_us[order]
@@ -73,34 +73,34 @@ def sorted_points(coordinates: tuple[Floats, ...], latency_us: Floats) -> tuple[
 
 
 def sorted_origins(coordinates: tuple[Floats, ...], origin: Flags | None, count: int) -> Flags:
-    """Origins of ``count`` points in the order of :func:`sorted_points`; measured where none are given."""
+    """Origins of ``count`` points in the order of :func:`sorted_points` (default: measured)."""
     if origin is None or not origin.any():
         return np.full(count, ORIGIN_MEASURED, np.uint8)
     return sorted_points(coordinates, origin.astype(np.float64))[1].astype(np.uint8)
 
 
 LARGEST_GRID: Final = 2**22
-"""Nodes of the largest full grid that is made of a table of scattered GEMMs: 32 MiB."""
+"""Maximum nodes of the full grid of a table of scattered GEMMs: 32 MiB."""
 
 Curve = tuple[float, Floats, Floats, Flags]
-"""n, its m nodes, latencies in us, and what each is."""
+"""n, its m nodes, latencies in us, and origins."""
 
 
 def pack_curve(
     x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats], origin: Flags | None = None
 ) -> PackedCurve:
-    """Pack one curve; beyond its ends latency / B is held.
+    """Pack one curve; latency / B is constant beyond its ends.
 
     Parameters
     ----------
     x : ndarray of float64, shape (rows,)
-        Sizes, at least 1, in any order; of duplicates the median counts.
+        Sizes of at least 1 in any order; duplicates become their median.
     latency_us : ndarray of float64, shape (rows,)
         Measured latencies, us.
     roofline_us : callable
         B at an array of sizes, us.
     origin : ndarray of uint8, shape (rows,), optional
-        What each row is; measured by default.
+        Origin of each row (default: measured).
 
     Returns
     -------
@@ -118,7 +118,7 @@ def pack_curve(
 
 
 def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
-    """Origins of the points of each cell, from what its nodes are."""
+    """Origins of the points of each cell, from those of its nodes."""
     cases = [flags]
     for axis in reversed(range(flags.ndim)):
         for seen in list(cases):
@@ -136,7 +136,7 @@ def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
 
 
 def _restated(nodes: Floats, axis: Floats, value: Floats, flag: Flags) -> tuple[Floats, Flags]:
-    """Values and flags along the first axis, at more nodes than the ``axis`` they were given at."""
+    """Interpolate values and flags along the first axis, at more nodes than ``axis``."""
     if len(nodes) == len(axis):
         return value, flag
     i = np.minimum(np.searchsorted(axis, nodes, side="right") - 1, len(axis) - 2)
@@ -146,7 +146,7 @@ def _restated(nodes: Floats, axis: Floats, value: Floats, flag: Flags) -> tuple[
 
 
 def _full_grid(k_axis: Floats, rows: list[list[Curve]]) -> tuple[Any, ...]:
-    """Axes (k, n, m) and their guides, latencies and origins of a ragged table at all their nodes."""
+    """Axes (k, n, m), guides, latencies and origins of a ragged table on the full grid."""
     n_axis = np.unique([curve[0] for row in rows for curve in row])
     m_axis = np.unique(np.concatenate([curve[1] for row in rows for curve in row]))
     axes, guides = joined_axes([k_axis, n_axis, m_axis])
@@ -171,9 +171,9 @@ def pack_gemm(
     *,
     has_bands: bool = True,
 ) -> PackedGemm:
-    """Pack the GEMMs of one dtype; beyond the measured m, n or k latency / B is held.
+    """Pack the GEMMs of one dtype; latency / B is constant beyond the measured m, n or k.
 
-    Where the steps along m show bands, their nodes are added: see :mod:`fastroof.pack.bands`.
+    If the steps along m show bands, their nodes are added, see :mod:`fastroof.pack.bands`.
 
     Parameters
     ----------
@@ -184,9 +184,9 @@ def pack_gemm(
     roofline_us : callable
         B at (m, n, k), which broadcast, us.
     origin : ndarray of uint8, shape (rows,), optional
-        What each row is; measured by default.
+        Origin of each row (default: measured).
     has_bands : bool
-        Look for bands; without, the nodes are the measured ones.
+        Add the nodes of bands.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Attention tables of one head shape, packed: holes filled, edges padded, cells as polynomials."""
+"""Packed attention grids of one head shape: holes filled, edges padded, cells as polynomials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastroof.roofline import BatchBound
 
 
 def slopes_above(latency_us: Floats, bound_us: Floats, *, is_length: bool) -> Floats:
-    """Rise of each line past its last known node, over that of B."""
+    """Slope of each line beyond its last known node, relative to B."""
     known = ~np.isnan(latency_us)
     line = np.arange(latency_us.shape[1])
     first = np.argmax(known, axis=0)
@@ -42,7 +42,7 @@ class PackedGrid:
     cells : ndarray of float64, shape (ny, nx, 6)
         Coefficients of the cell above each node; ``cells[..., 0]`` is the node.
     flags : ndarray of uint8, shape (ny, nx)
-        What each node is: 0 measured, 1 the end of a window between measured ones or an isolated spike,
+        Origin of each node: 0 measured, 1 the end of a window between measured nodes or an isolated spike,
         2 filled, 3 borrowed, 4 modelled.
     roofline : BatchBound
         B of the table, us.
@@ -59,7 +59,7 @@ class PackedGrid:
 
     @lazy_property
     def arena(self) -> Floats:
-        """The grid as one block, what the compiled loops read."""
+        """The grid as one block for the compiled loops."""
         head: list[float] = []
         cells = []
         for axis in (self.y_axis, self.x_axis):
@@ -72,14 +72,14 @@ class PackedGrid:
 
     @property
     def longest_ratio(self) -> float:
-        """Latency / B of the longest measured sequence, at the smallest batch that has it; at least 1."""
+        """Latency / B of the longest measured sequence at its smallest batch, at least 1."""
         measured = np.argwhere(self.flags.T == ORIGIN_MEASURED)
         j, i = measured[measured[:, 0] == measured[:, 0].max()][0]
         return max(1.0, float(self.cells[i, j, 0] / self.roofline(self.y_axis[i], self.x_axis[j])))
 
 
 def _neighbours(known: Bools, at: int) -> list[int]:
-    """The nearest known places on either side of ``at`` in one row or column: one or two of them."""
+    """The nearest known nodes on either side of ``at`` in one row or column (one or two)."""
     where = np.flatnonzero(known)
     return [int(i) for i in (*where[where < at][-1:], *where[where > at][:1])]
 
@@ -87,7 +87,7 @@ def _neighbours(known: Bools, at: int) -> list[int]:
 def _fill_holes(
     batch: Floats, x: Floats, latency_us: Floats, roofline: BatchBound, is_additive: bool
 ) -> tuple[Floats, Flags]:
-    """Fill the NaNs of a measured grid, and say which nodes were filled."""
+    """Fill the NaNs of a measured grid; return flags of filled nodes too."""
     known = ~np.isnan(latency_us)
     bound = roofline(batch[:, None], x[None, :])
     by_column = slopes_above(latency_us, bound, is_length=False)
@@ -172,23 +172,23 @@ def pack_grid(
     batch, x : ndarray of float64, shape (rows,)
         Batch sizes, and kv_len (decode) or q_len (prefill), in any order.
     latency_us : ndarray of float64, shape (rows,)
-        Measured latencies, us; of duplicates the median counts.
+        Measured latencies, us; duplicates become their median.
     roofline : BatchBound
         B of the operator at this head shape.
     is_additive : bool
         Extrapolate by the *line* rule instead of the *hold* rule.
     origin : ndarray of uint8, shape (rows,), optional
-        What each row is; measured by default.
+        Origin of each row (default: measured).
 
     Returns
     -------
     PackedGrid
-        Two more nodes an axis than were measured.
+        Two nodes more per axis than measured.
     """
     coordinates = (batch, x)
     (batch, x), latency_us = sorted_points(coordinates, latency_us)
     batch_nodes, rows = np.unique(batch, return_inverse=True)
-    # the end of a window is a node, so that no cell has a kink, nor reaches from there to SIZE_LIMIT
+    # the end of a window is a node, so that no cell has a kink or reaches from there to SIZE_LIMIT
     ends = [roofline.window] if roofline.window < np.inf else []
     x_nodes = np.union1d(x, ends)
     columns = np.searchsorted(x_nodes, x)

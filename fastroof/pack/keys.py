@@ -1,4 +1,4 @@
-"""Guides of sorted axes: from the leading bits of a coordinate to its cell, without a search."""
+"""Guides of sorted axes: the leading bits of a coordinate give its cell without a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastroof.arrays import Floats, Longs
 
 MANTISSA_BITS: Final = 52
 MOST_KEY_BITS: Final = 4
-"""A finer guide would only grow; where nodes are closer than 1/16, a loop takes the last steps."""
+"""Maximum key bits; for nodes closer than 1/16 a loop takes the last steps."""
 
 
 class AxisGuide(NamedTuple):
@@ -23,7 +23,7 @@ class AxisGuide(NamedTuple):
 
 
 class KeyColumns(NamedTuple):
-    """Keys at whose starts all of an axis' nodes are: no coordinate needs more than its key."""
+    """Keys whose starts contain all nodes of an axis, so that a key determines the cell."""
 
     shift: int
     first: int
@@ -31,12 +31,12 @@ class KeyColumns(NamedTuple):
 
 
 def axis_keys(x: Floats, key_bits: int) -> Longs:
-    """Keys of coordinates: exponent and ``key_bits`` leading bits of the mantissa of each float64."""
+    """Keys of coordinates: exponent and ``key_bits`` leading mantissa bits of each float64."""
     return np.ascontiguousarray(x, np.float64).view(np.int64) >> (MANTISSA_BITS - key_bits)
 
 
 def axis_guide(axis: Floats) -> AxisGuide:
-    """Guide of a padded axis, with the fewest bits that leave at most one node inside a key."""
+    """Guide of a padded axis with the fewest bits that leave at most one node per key."""
     inner = axis[1:-1]
     inner = inner[inner >= 1.0]
     for key_bits in range(MOST_KEY_BITS + 1):
@@ -73,6 +73,6 @@ def key_start_above(x: float) -> float:
 
 
 def nearest_key_starts(sizes: Floats, key_bits: int) -> Floats:
-    """Round sizes >= 1 to the nearest with so many bits after their first; sorted, each once."""
+    """Round sizes >= 1 to ``key_bits`` bits after their first; sorted, unique."""
     step = 2.0 ** (np.floor(np.log2(sizes)) - key_bits)
     return np.unique(np.round(sizes / step) * step)

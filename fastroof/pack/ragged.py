@@ -1,13 +1,13 @@
-"""Tables whose points are no grid: rows within rows, each with sizes of its own.
+"""Ragged tables: each axis has separate sizes below each node of the axis before it.
 
-Modules of sparse attention are measured at (batch, new tokens, prefix) with other prefixes at every batch
-and number of tokens. On the union of all sizes most nodes would be holes, and filling them made 8 us of a
-call of 70. Here each innermost row is interpolated over its own points, then rows of neighbouring sizes with
-each other. Beyond the end of a row latency / B is held: hiding the outer node of every row of the H100 tables
-of MLA, along each axis, held latencies are 1.6 to 14 % off (36 in one, with broken rows), those that add what
-the roofline adds 5 to 42 %, and worse in every table, decodes of one new token among them.
+Blocks of sparse attention are measured at (batch, new tokens, prefix) with other prefixes at every batch and
+number of tokens. On the union of all sizes most nodes would be holes, and filling them turned 70 us into 8.
+Here each innermost row is interpolated over its points, then between rows of neighbouring sizes. Beyond the
+end of a row latency / B is constant: hiding the outer node of every row of the H100 tables of MLA, that is
+1.6 to 14 % off (36 in one table, with broken rows); adding the roofline's rise is 5 to 42 % off and worse in
+every table.
 
-NumPy alone: nothing that runs a hundred million times a second looks these tables up.
+NumPy only: hot loops never look up these tables.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
 from fastroof.pack.curves import sorted_origins, sorted_points
 
 WorkUs = Callable[..., Floats]
-"""B less its launch floor, at coordinates that broadcast, us."""
+"""B without launch floor at coordinates that broadcast, us."""
 
 Segment = Callable[..., Array]
-"""Which kernel runs at coordinates: points of different ones are not interpolated between."""
+"""Which kernel runs at coordinates; there is no interpolation between kernels."""
 
 
 class RaggedLevel(NamedTuple):
-    """The nodes of one axis: every size that it has below each node of the axis before it."""
+    """Nodes of one axis: its sizes below each node of the axis before it."""
 
     sizes: Floats
     rank: Longs
@@ -40,7 +40,7 @@ class RaggedLevel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RaggedTable:
-    """Measured points of one kernel, as rows within rows."""
+    """Measured points of one kernel as a ragged table."""
 
     levels: tuple[RaggedLevel, ...]
     latency_us: Floats
@@ -50,7 +50,7 @@ class RaggedTable:
     segment: Segment | None = None
 
     def points(self) -> tuple[Floats, ...]:
-        """Coordinates of every measured point, an array an axis."""
+        """Coordinates of every measured point, one array per axis."""
         columns = []
         node = np.arange(len(self.latency_us))
         for level in reversed(self.levels):
@@ -59,12 +59,12 @@ class RaggedTable:
         return tuple(reversed(columns))
 
     def latency(self, sizes: Sequence[Floats], out: Floats, origin: Flags, method: str = "roofline") -> None:
-        """Look points up."""
+        """Look up points."""
         roots = np.zeros(len(sizes[0]), np.int64)
         out[:], origin[:] = self._below(0, roots, list(sizes), method)
 
     def _below(self, depth: int, parent: Longs, at: list[Floats], method: str) -> tuple[Floats, Flags]:
-        """Latency at ``at`` from the nodes below ``parent``; the axes before ``depth`` are already nodes'."""
+        """Latency at ``at`` from nodes below ``parent``; coordinates before ``depth`` are nodes already."""
         if depth == len(self.levels):
             return self.latency_us[parent], self.origin[parent]
         level = self.levels[depth]
@@ -72,7 +72,7 @@ class RaggedTable:
         low, high = self._neighbours(depth, parent, at)
         if method in ("nearest", "floor"):
             low_size, high_size = _sizes_of(level, low), _sizes_of(level, high)
-            # further than the geometric mean of its neighbours; a tie goes to the smaller one
+            # beyond the geometric mean of its neighbours; a tie goes to the smaller one
             is_high = (method == "nearest") & (size * size > low_size * high_size)
             low = high = np.where(is_high, high, low)
         us, flag = self._below(depth + 1, low, self._moved(depth, at, low), method)
@@ -103,7 +103,7 @@ class RaggedTable:
         return us, flag
 
     def _neighbours(self, depth: int, parent: Longs, at: list[Floats]) -> tuple[Longs, Longs]:
-        """The nodes on either side of each point below its parent; one of them twice on a node or outside."""
+        """Nodes on either side of each point below its parent; the same one twice on a node or outside."""
         level = self.levels[depth]
         first, last = level.starts[parent], level.starts[parent + 1] - 1
         below = np.searchsorted(level.sizes, at[depth], side="right")
@@ -113,12 +113,12 @@ class RaggedTable:
         return self._of_one_kernel(depth, at, low, high)
 
     def _moved(self, depth: int, at: list[Floats], node: Longs) -> list[Floats]:
-        """The coordinates with those of one axis at its nodes."""
+        """Coordinates with those of one axis replaced by its nodes."""
         level = self.levels[depth]
         return [*at[:depth], _sizes_of(level, node), *at[depth + 1 :]]
 
     def _of_one_kernel(self, depth: int, at: list[Floats], low: Longs, high: Longs) -> tuple[Longs, Longs]:
-        """Drop the neighbour where another kernel runs than at the point, if the other one's is the same."""
+        """Drop the neighbour that runs another kernel than the point, if the other one runs the same."""
         if self.segment is None or (low == high).all():
             return low, high
         here = self.segment(*at)
@@ -128,7 +128,7 @@ class RaggedTable:
 
 
 def _sizes_of(level: RaggedLevel, node: Longs) -> Floats:
-    """Sizes of some nodes of an axis."""
+    """Sizes of nodes of an axis."""
     sizes: Floats = level.sizes[level.rank[node]]
     return sizes
 
@@ -140,7 +140,7 @@ def pack_ragged(
     segment: Segment | None = None,
     origin: Flags | None = None,
 ) -> RaggedTable:
-    """Pack measured points, in any order, as rows within rows."""
+    """Pack measured points, in any order, as a ragged table."""
     axes, latency_us = sorted_points(points, latency_us)
     count = len(latency_us)
     parent = np.zeros(count, np.int64)

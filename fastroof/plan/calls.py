@@ -16,11 +16,8 @@ import numpy as np
 from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled.grids import sum_rows
-from fastroof.errors import PlanError
-from fastroof.models import Layout, ModelSpec
-from fastroof.models.exchange import experts_send, sends_to_experts
+from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.models.experts import RoutedExperts
 from fastroof.models.layers import LayerKind
 from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import (
@@ -229,28 +226,6 @@ class Floors(NamedTuple):
     prefill_us: float
 
 
-def check_two_batches(
-    model: ModelSpec, layout: Layout, execution: Execution, engine: str, starts: tuple[int, ...]
-) -> None:
-    """Refuse plans whose halves would have nothing to take turns with."""
-    reasons = []
-    if not starts:
-        reasons.append(f"{engine} has no such option: runtime 'sglang' or 'vllm'")
-    topks = [kind.mlp.topk for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
-    if not topks:
-        reasons.append("a model without routed experts sends them nothing")
-    elif not all(sends_to_experts(layout, execution.exchange, topk) for topk in topks):
-        ranks = layout.stage_gpus
-        reasons.append(
-            "engines overlap an all-to-all with computing: "
-            f"exchange='alltoall', with dp and ep {ranks}, over 1"
-        )
-    elif any(experts_send(layout, execution.exchange, topk) for topk in topks):
-        reasons.append("the kernel of its experts sends their tokens itself: exchange='alltoall' sends apart")
-    if reasons:
-        raise PlanError(f"{model.name} does not run in two batches in {layout}: {'; '.join(reasons)}")
-
-
 def in_two_batches(
     calls: Sequence[RowCall], floors: Floors, starts: tuple[int, ...], ranks: Ranks
 ) -> list[tuple[RowCall, ...]]:
@@ -346,28 +321,6 @@ def _call(like: RowCall, operator: object, latency_us: Floats, origin: Flags, ra
         latency_us=latency_us,
         origin=origin,
     )
-
-
-def check_context_parallel(
-    model: ModelSpec, layout: Layout, engine: str, is_known: bool, overlaps: bool
-) -> None:
-    """Refuse what no engine shares so, or no plan times."""
-    if layout.cp == 1:
-        return
-    reasons = []
-    if not is_known:
-        reasons.append(f"{engine} has no context parallelism of prefill: runtime 'sglang' or 'vllm'")
-    if any(_passes_state(kind) for kind in model.kinds):
-        reasons.append("a state passes from one part of a prompt to the next, so parts cannot run at once")
-    if overlaps:
-        reasons.append("no plan times it together with two batches: two_batch_overlap=False")
-    if reasons:
-        raise PlanError(f"{model.name} does not run with cp {layout.cp}: {'; '.join(reasons)}")
-
-
-def _passes_state(kind: LayerKind) -> bool:
-    """Whether what a sequence keeps in a layer goes from token to token, not only of its last ones."""
-    return bool(kind.attention.state_bytes(Layout())) and getattr(kind.attention, "is_recurrent", True)
 
 
 def kv_gather(kind: LayerKind, layout: Layout) -> list[Collective]:

@@ -15,6 +15,7 @@ from fastroof.compiled import steps
 from fastroof.compiled.grids import FORM
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.config import GpuSpec, load_gpu
+from fastroof.defaults import DEFAULT_ENGINE, MEASURED, chosen_engine
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, PlanError
 from fastroof.lazy_property import lazy_property
@@ -25,21 +26,23 @@ from fastroof.operators.calls import Role
 from fastroof.plan.arena import check_arena, scaled_block, sum_blocks
 from fastroof.plan.attention import PlanAttention, mixed_kv_us
 from fastroof.plan.call_latencies import LayerAttention, looked_up
-from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, check_context_parallel, origins_of, sums_of
-from fastroof.plan.curves import CurveSource, RowCurve, num_allreduces
-from fastroof.plan.execution import curves_of, execution_of
-from fastroof.plan.options import (
-    PlanOptions,
+from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
+from fastroof.plan.checks import (
+    check_context_parallel,
     check_engine_layout,
     check_expert_blocks,
     check_kernels,
     check_tables,
     checked_model,
 )
+from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
+from fastroof.plan.execution import execution_of
+from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.prefill_graphs import padded_steps
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
+from fastroof.tables.table_set import chosen_tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,7 @@ class PlanRecipe:
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
             execution=self.execution,
-            engine=options.runtime,
+            engine=options.engine,
             method=self.method,
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
@@ -126,8 +129,8 @@ class PlanRecipe:
         options = self.options
         if not stage.is_last:
             # sequences are sampled by the last one
-            costs = replace(options.runtime.costs, sequence_us=0.0)
-            options = options._replace(runtime=replace(options.runtime, costs=costs))
+            costs = replace(options.engine.costs, sequence_us=0.0)
+            options = replace(options, engine=replace(options.engine, costs=costs))
         recipe = replace(self, options=options, calls=tuple(calls), attention=attention)
         part = stage.model(model)
         return recipe.plan(part, recipe.row_sums([[g.count for g in part.layers]]), 0, stage.number)
@@ -140,7 +143,7 @@ class PlanRecipe:
         row_curves: Sequence[RowCurve],
     ) -> Floats:
         """Lay a plan out as the step loops read it."""
-        options, costs = self.options, self.options.runtime.costs
+        options, costs = self.options, self.options.engine.costs
         allreduces = num_allreduces(row_curves)
         sections: dict[int, Array] = {
             steps.TOKENS_AT: sums.tokens_us,
@@ -183,7 +186,7 @@ class PlanRecipe:
             sum(prices) for prices in zip(*(part.prefix_us for part in attention), strict=True)
         )
         header[[steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US]] = mixed_kv_us(
-            [part.call for part in attention], options.runtime, self.gpu
+            [part.call for part in attention], options.engine, self.gpu
         )
         if windowed:
             header[steps.WINDOW] = windowed[0].call.window
@@ -226,18 +229,18 @@ def plan_recipe(
     """Look up every curve and block that plans of a model's architecture need."""
     layout = options.layout
     model.check_layout(layout)
-    check_engine_layout(model, layout, options.runtime, options.exchange, gpu)
+    check_engine_layout(model, layout, options.engine, options.exchange, gpu)
     check_context_parallel(
         model,
         layout,
-        options.runtime.name,
-        options.runtime.layout.context_parallel,
+        options.engine.name,
+        options.engine.layout.context_parallel,
         options.two_batch_overlap,
     )
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
-    padded = padded_steps(model, layout, execution, options.runtime, row_limit)
+    padded = padded_steps(model, layout, execution, options.engine, row_limit)
     rows, attention = looked_up(
         model, layout, execution, curves, row_limit if padded is None else padded.limit
     )
@@ -274,7 +277,7 @@ def _check_windows(model: ModelSpec, attention: Sequence[LayerAttention]) -> Non
 def compile_plan(
     model: ModelSpec | str | Path | Mapping[str, Any],
     gpu: GpuSpec | str | Path | Mapping[str, Any],
-    tables: Tables | None,
+    tables: Tables | str | Path | None = MEASURED,
     *,
     tp: int = 1,
     pp: int = 1,
@@ -283,7 +286,7 @@ def compile_plan(
     moe_tp: int | None = None,
     dtype: str = AUTO,
     kv_dtype: str = AUTO,
-    runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
+    engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
     method: str = "roofline",
     max_tokens: int = 8192,
     max_seqs: int = 1024,
@@ -299,6 +302,7 @@ def compile_plan(
     cp: int = 1,
     memory_fraction: float | None = None,
     curves: CurveSource | None = None,
+    runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
 
@@ -308,9 +312,11 @@ def compile_plan(
         What :func:`fastroof.load_model` takes or returns.
     gpu : GpuSpec, str, Path or mapping
         What :func:`fastroof.load_gpu` takes or returns.
-    tables : Tables or None
-        Measured tables of that GPU. None compiles the datasheet model: rooflines of the GPU's peaks
-        times one efficiency an operator class, origin "modelled", with a warning.
+    tables : Tables, str or Path
+        Measured tables of that GPU, or what :func:`fastroof.load_tables` takes; by default the GPU's own, or
+        the datasheet model if nothing was measured on it. ``"datasheet"`` (or None) compiles the datasheet
+        model: rooflines of the GPU's peaks times one efficiency per operator class, origin "modelled", with
+        a warning.
     tp : int
         Tensor-parallel size: 1, 2, 4 or 8.
     pp : int
@@ -329,10 +335,10 @@ def compile_plan(
         LM head were quantised so.
     kv_dtype : str
         KV cache: ``auto`` (the checkpoint's, else bf16), bf16 or fp8.
-    runtime : EngineProfile, str, Path or mapping
-        What an engine adds to the sum of its kernels, and how it schedules, see
-        :func:`fastroof.engines.load_engine`: ``kernels`` adds nothing; ``vllm`` and ``trtllm`` were fitted
-        on measured serving.
+    engine : EngineProfile, str, Path or mapping
+        Serving engine: what it adds to the sum of its kernels, and how it schedules, see
+        :func:`fastroof.engines.load_engine`. ``vllm`` by default, as in every command; ``kernels`` adds
+        nothing.
     method : str
         How tables are looked up: roofline, linear_mfu, nearest or floor.
     max_tokens, max_seqs : int
@@ -376,6 +382,8 @@ def compile_plan(
         datasheet's memory. By default the engine's own. What is left for KV cache is ``plan.memory``.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
+    runtime : EngineProfile, str, Path or mapping, optional
+        Former name of ``engine``.
 
     Returns
     -------
@@ -385,7 +393,7 @@ def compile_plan(
     Raises
     ------
     PlanError
-        If the model cannot be split so, a dtype or runtime is unknown, or the tables are another GPU's.
+        If the model cannot be split so, a dtype or engine is unknown, or the tables are another GPU's.
     MissingTableError
         If no table serves an operator.
     UnsupportedModelError
@@ -394,24 +402,23 @@ def compile_plan(
     Examples
     --------
     >>> import fastroof
-    >>> tables = fastroof.load_tables("h100")
-    >>> fastroof.compile_plan("llama-3.1-8b", "h100", tables, tp=2).tp
-    2
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", tp=2)
+    >>> plan.tp, plan.runtime
+    (2, 'vllm')
     """
+    given = {name: value for name, value in locals().items() if name in OPTIONS}
+    given["engine"] = chosen_engine(engine, runtime, PlanError)
     model = checked_model(model)
+    used = chosen_tables(tables, gpu)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    options = PlanOptions(
-        tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
-        routing, allow_modelled, exchange, dp_imbalance, wide_experts, eplb, num_slots,
-        two_batch_overlap, cp, memory_fraction,
-    ).checked().of(model)  # fmt: skip
-    check_tables(tables, gpu)
-    check_kernels(tables, gpu, options)
+    options = PlanOptions(**given).checked().for_model(model)
+    check_tables(used, gpu)
+    check_kernels(used, gpu, options)
     if curves is not None and not callable(getattr(curves, "row_values", None)):
         raise PlanError(f"curves must be a source of latencies or None, got {shown(curves)}")
     if curves is None:
-        curves = curves_of(tables, gpu, options)
-    recipe = plan_recipe(model, gpu, options, curves, "" if tables is None else tables.content_hash)
+        curves = curves_of(used, gpu, options)
+    recipe = plan_recipe(model, gpu, options, curves, "" if used is None else used.content_hash)
     sums = recipe.row_sums([[group.count for group in model.layers]])
     return recipe.plan(model, sums, 0)
 

@@ -22,8 +22,10 @@ from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.plan.options import PlanOptions
 from fastroof.plan.step_attention import StepAttention
 from fastroof.tables import Tables
+from fastroof.tables.kernel_order import KernelOrder
 
 DATASHEET_SOURCE: Final = "datasheet"
 """What stands for a source where no kernel was measured."""
@@ -185,7 +187,7 @@ class TableCurves:
 
         def nodes() -> RowNodes:
             made = operator.row_nodes(call, self.tables, self.options, max_rows)
-            if table is None or not self.tables.order.is_foreign(table):
+            if table is None or not self.tables.is_foreign(table):
                 return made
             return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
 
@@ -197,9 +199,9 @@ class TableCurves:
             return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
         key = ("row nodes", *self._key(call, max_rows))
         if self.method == "roofline":
-            made = self.tables.kept(key, nodes)
+            made = self.tables.cached(key, nodes)
         else:  # a node at every row
-            made = self.tables.kept_lately(key, nodes, lambda made: 3 * made.axis.nbytes)
+            made = self.tables.cached_bounded(key, nodes, lambda made: 3 * made.axis.nbytes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
@@ -208,7 +210,7 @@ class TableCurves:
         def values() -> tuple[Floats, Flags]:
             return row_values(self.row_curve(call, max_rows), max_rows)
 
-        latency_us, origin = self.tables.kept_lately(
+        latency_us, origin = self.tables.cached_bounded(
             ("row values", *self._key(call, max_rows)),
             values,
             lambda made: made[0].nbytes + made[1].nbytes,
@@ -234,7 +236,7 @@ class TableCurves:
             return attention.block(self.tables, self.method)
 
         how = (self.method, self.allow_modelled, self.is_cold)
-        return self.tables.kept(("attention blocks", *how, attention), block)
+        return self.tables.cached(("attention blocks", *how, attention), block)
 
     def attention_source(self, attention: StepAttention) -> str:
         """Which sources have the kernels that stand for it."""
@@ -246,7 +248,7 @@ class TableCurves:
         """Price of a prefix in one layer's prompts."""
         if self._is_modelled(attention):
             return attention.datasheet_prefix_us(self.gpu)
-        return self.tables.kept(("prefix", attention), lambda: attention.prefix_us(self.tables))
+        return self.tables.cached(("prefix", attention), lambda: attention.prefix_us(self.tables))
 
     def _is_modelled(self, attention: StepAttention) -> bool:
         """Whether nothing measured stands for it, and the datasheet model may."""
@@ -260,9 +262,37 @@ class TableCurves:
                 return True
             return False
 
-        return self.tables.kept(("is modelled", self.allow_modelled, attention), is_modelled)
+        return self.tables.cached(("is modelled", self.allow_modelled, attention), is_modelled)
 
     def _check_modelled(self, error: MissingTableError) -> None:
         """Say what else would do, unless the datasheet model may stand for what was not measured."""
         if not self.allow_modelled:
             raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None
+
+
+def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
+    """Whose measured kernels a plan reads first; ``options`` are checked."""
+    engine = options.engine
+    named = []
+    for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
+        kernel = options.kernel(operator, gpu, options.dtype)
+        if kernel is not None and (kernel.source or kernel.engine):
+            named.append((operator, kernel.source or kernel.engine))
+    own = (engine.engine,) if engine.engine else ()
+    return KernelOrder(tuple(dict.fromkeys((*own, *engine.kernels.engines))), tuple(named))
+
+
+def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
+    """Where a plan's latencies come from; ``options`` are checked."""
+    if tables is None:
+        return DatasheetCurves(gpu)
+    kernels = options.engine.kernels
+    tables = tables.in_order(kernel_order(gpu, options))
+    return TableCurves(
+        tables,
+        options.method,
+        kernels.gemm_smoothing,
+        kernels.fp8_scales,
+        options.allow_modelled,
+        gpu.name in kernels.cold_decode,
+    )

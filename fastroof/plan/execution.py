@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from fastroof.config import GpuSpec
-from fastroof.errors import PlanError
+from fastroof.engines import EngineProfile
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.exchange import sends_to_experts
-from fastroof.models.execution import ROUTING, Execution, Formats
+from fastroof.models.execution import ROUTING, SENDING_EXPERTS, ExchangeRules, Execution, Formats
 from fastroof.models.experts import RoutedExperts
 from fastroof.operators.calls import Experts
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.moe import MOE, MOE_NONGATED
 from fastroof.operators.wide_experts import BALANCED, MOE_WIDE
-from fastroof.plan.calls import check_two_batches
-from fastroof.plan.curves import CurveSource, DatasheetCurves, TableCurves
-from fastroof.plan.options import PlanOptions, exchange_rules, kernel_order, shares_experts_beside
+from fastroof.plan.checks import check_two_batches, check_wide_experts
+from fastroof.plan.curves import CurveSource, TableCurves
+from fastroof.plan.options import RACK_LIBRARIES, PlanOptions
 from fastroof.tables import Tables
 
 BLOCKS: Final = ("mla_module_decode", "mla_module_prefill")
@@ -30,7 +30,7 @@ def whole_blocks(options: PlanOptions, tables: Tables | None) -> tuple[str, ...]
         return ()
     if not all(name in tables.measured.tables for name in PARTS):
         formats = ({str(key[0]) for key in tables.every_key(name)} for name in BLOCKS)
-    elif options.runtime.kernels.latent_attention == "whole":
+    elif options.engine.kernels.latent_attention == "whole":
         formats = (_sound_formats(tables, name, options.kv_dtype) for name in BLOCKS)
     else:
         return ()
@@ -41,8 +41,8 @@ def _sound_formats(tables: Tables, operator: str, kv_dtype: str) -> set[str]:
     """Formats of which some source has sound blocks with a cache."""
     found = set()
     for table in tables.candidates(operator):
-        keys = [key for key in tables.keys_of(table) if key[1] == kv_dtype]
-        found |= {str(key[0]) for key in tables.sound_keys(table, keys)}
+        keys = [key for key in table.groups() if key[1] == kv_dtype]
+        found |= {str(key[0]) for key in keys if tables.is_sound(table, key)}
     return found
 
 
@@ -84,7 +84,7 @@ def _kernel_format(
         return able[0]
     experts = frozenset(kind.mlp for kind in model.kinds if isinstance(kind.mlp, RoutedExperts))
     key = ("measured formats", model.hidden, experts)
-    measured = tables.kept(key, lambda: list(_measured(tables, model.hidden, experts)))
+    measured = tables.cached(key, lambda: list(_measured(tables, model.hidden, experts)))
     return next((kernel for dtypes in measured for kernel in able if kernel in dtypes), able[0])
 
 
@@ -106,7 +106,35 @@ def _dtypes(tables: Tables, operator: str, shapes: set[tuple[int, int, int, int]
     return {str(key[0]) for key in tables.every_key(operator) if shapes is None or key[1:5] in shapes}
 
 
-EVEN: Final = "balanced"
+def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) -> ExchangeRules:
+    """Say what GPUs of a plan send each other for experts."""
+    rules = engine.layout
+    on_rack = gpu.name in rules.alltoall_gpus
+    alltoall = rules.alltoall if on_rack and rules.alltoall == "over_topk" else "never"
+    if exchange is not None:
+        alltoall = "never" if exchange == "gather" else "always"
+    libraries = (rules.decode_library, rules.prefill_library)
+    if exchange in (*RACK_LIBRARIES, SENDING_EXPERTS):
+        libraries = (exchange, exchange)
+    elif on_rack and rules.rack_library:
+        libraries = (rules.rack_library, rules.rack_library)
+    return ExchangeRules(
+        alltoall,
+        rules.alltoall_needs_dp,
+        libraries,
+        rules.comm_dtypes,
+        rules.gathered_bytes if gpu.name in rules.gathered_gpus else (),
+        rules.token_shares,
+        rules.attention_sum,
+        rules.copies_embedding,
+    )
+
+
+def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
+    """Whether shared experts run beside the routed ones in steps of decodes; ``options`` are a model's."""
+    kernel = options.kernel("moe", gpu, options.dtype)
+    chosen = kernel.shared_experts if kernel is not None else ""
+    return (chosen or options.engine.kernels.shared_experts) == "beside"
 
 
 class WideExperts(NamedTuple):
@@ -122,12 +150,12 @@ def wide_experts(
 ) -> WideExperts:
     """Say what kernels a plan's experts run, and over how many places."""
     layers = [kind for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
-    _check(model, layout, options, [kind.mlp for kind in layers if isinstance(kind.mlp, RoutedExperts)])
+    check_wide_experts(model, layout, options)
     routing = execution.routing + (BALANCED if options.eplb else "")
     slots = options.num_slots or 0
     if options.eplb or options.wide_experts is not None:
         return WideExperts(options.eplb or bool(options.wide_experts), slots, routing)
-    if layout.ep <= options.runtime.layout.wide_experts_over or tables is None:
+    if layout.ep <= options.engine.layout.wide_experts_over or tables is None:
         return WideExperts(False, slots, routing)
     tried = execution._replace(wide_experts=True)
     for kind in layers:
@@ -144,62 +172,8 @@ def wide_experts(
     return WideExperts(bool(layers), slots, routing)
 
 
-def _check(model: ModelSpec, layout: Layout, options: PlanOptions, layers: list[RoutedExperts]) -> None:
-    asked = [
-        name
-        for name, is_asked in (
-            ("eplb", options.eplb),
-            ("num_slots", options.num_slots is not None),
-            ("wide_experts", bool(options.wide_experts)),
-        )
-        if is_asked
-    ]
-    if not asked:
-        return
-    reasons = []
-    if not layers:
-        reasons.append("it has no routed experts")
-    if layout.ep == 1 or layout.moe_tp > 1:
-        reasons.append(f"experts must be whole on one of several GPUs: ep {layout.stage_gpus}, over 1")
-    if layers and not all(mlp.is_gated for mlp in layers):
-        reasons.append("wide kernels were measured of gated experts alone")
-    if options.eplb and options.wide_experts is False:
-        reasons.append("a load balancer was measured with wide kernels alone: wide_experts=None or True")
-    if options.eplb and options.routing == EVEN:
-        reasons.append("balanced routing leaves a load balancer nothing to do: eplb=False")
-    if options.num_slots is not None:
-        if not options.eplb:
-            reasons.append("copies of experts are a load balancer's: eplb=True")
-        most = max((mlp.num_experts for mlp in layers), default=1)
-        if options.num_slots < most or options.num_slots % layout.ep:
-            reasons.append(
-                f"num_slots must be at least the {most} experts and divide by ep {layout.ep}, "
-                f"got {options.num_slots}"
-            )
-    if reasons:
-        raise PlanError(
-            f"{model.name} does not run with {' and '.join(asked)} in {layout}: {'; '.join(reasons)}"
-        )
-
-
-def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
-    """Where a plan's latencies come from; ``options`` are checked."""
-    if tables is None:
-        return DatasheetCurves(gpu)
-    kernels = options.runtime.kernels
-    tables = tables.in_order(kernel_order(gpu, options))
-    return TableCurves(
-        tables,
-        options.method,
-        kernels.gemm_smoothing,
-        kernels.fp8_scales,
-        options.allow_modelled,
-        gpu.name in kernels.cold_decode,
-    )
-
-
 def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
-    """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.of`."""
+    """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.for_model`."""
     checkpoint = model.checkpoint
     formats: Formats | None = None
     scale_bytes: tuple[tuple[str, float], ...] = ()
@@ -217,7 +191,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
         shared_beside=shares_experts_beside(curves.gpu, options),
-        exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
+        exchange=exchange_rules(options.engine, curves.gpu, options.exchange),
         whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),
     )
@@ -225,6 +199,6 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
     execution = execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
     if not options.two_batch_overlap:
         return execution
-    starts = options.runtime.layout.two_batches_from
-    check_two_batches(model, options.layout, execution, options.runtime.name, starts)
+    starts = options.engine.layout.two_batches_from
+    check_two_batches(model, options.layout, execution, options.engine.name, starts)
     return execution._replace(two_batches_from=starts, shared_beside=False)

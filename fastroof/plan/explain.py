@@ -355,7 +355,7 @@ def _attention_us(
         return _datasheet_us(curves.gpu, *work), ORIGIN_MODELLED, DATASHEET_SOURCE
     tables = curves.tables
     try:
-        lender = tuple(ENCODER_ATTENTION.grid(tables, heads).lenders[0])
+        lender = tuple(ENCODER_ATTENTION.grid(tables, heads).donors[0])
     except MissingTableError as error:
         if not curves.allow_modelled:
             raise MissingTableError(
@@ -369,7 +369,7 @@ def _attention_us(
         **{name: size for name, size in sizes.items() if name != "window"},
     )
     origin = int(found.origin)
-    if tables.is_foreign("encoder_attention", lender):
+    if tables.is_foreign(tables.serving("encoder_attention", lender)):
         origin = max(origin, ORIGIN_BORROWED)
     return float(found.latency_us), origin, tables.source_of("encoder_attention", lender)
 

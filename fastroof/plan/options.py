@@ -1,273 +1,244 @@
-"""What a plan is compiled with, checked before anything is looked up."""
+"""The options of a plan, each defined once: name, type, default, check, unit and help text.
+
+:func:`fastroof.compile_plan`, the command line and the identity of cached plans all read
+:class:`PlanOptions`. This module imports nothing that a command's ``--help`` does not need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import is_number, shown, whole_number
-from fastroof.config import GpuSpec
-from fastroof.engines import KernelChoices, OperatorKernel, load_engine
-from fastroof.engines.kernel_choices import GEMM_SMOOTHINGS
-from fastroof.engines.memory import checked_fraction
-from fastroof.engines.profile import EngineProfile
+from fastroof.checks import check_flag, is_number, one_of, shown, whole_number
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import PlanError
-from fastroof.models import Layout, ModelSpec, load_model
-from fastroof.models.execution import (
-    AUTO,
-    DTYPES,
-    KV_DTYPES,
-    ROUTINGS,
-    SENDING_EXPERTS,
-    ExchangeRules,
-    Execution,
-)
-from fastroof.models.experts import RoutedExperts
-from fastroof.models.quantisation.scheme import BLOCK
-from fastroof.operators.operator import METHODS
-from fastroof.tables import Tables
-from fastroof.tables.lookup import KernelOrder
+
+if TYPE_CHECKING:
+    from fastroof.config import GpuSpec
+    from fastroof.engines import OperatorKernel
+    from fastroof.models import Layout, ModelSpec
 
 RACK_LIBRARIES: Final = ("nvlink_one_sided", "nvlink_two_sided")
-"""Whose GPUs write into each other's memory over NVLink: alone, or after they told each other what comes."""
+"""All-to-all kernels that write into other GPUs' memory over NVLink: alone, or after a handshake."""
 
-EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES, SENDING_EXPERTS)
-"""How tokens reach experts on other GPUs: gathered, or sent to their experts alone, as the engine does, by
-kernels of NVLink or by the experts' own kernel."""
+EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES, "megamoe")
+"""How tokens reach experts on other GPUs. megamoe: the experts' own kernel sends them."""
 
-NODE_GPUS: Final = 8
-"""GPUs behind one NVLink switch where that is a node; a rack has more."""
+MAX_STEP_SIZE: Final = 2**22
+KERNELS_ONLY: Final = "kernels"
+"""The engine profile that adds nothing to the kernels."""
+
+Check = Callable[[str, Any], Any]
+"""Takes an option's name and value; returns the value to use, or raises PlanError."""
 
 
-def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) -> ExchangeRules:
-    """Say what GPUs of a plan send each other for experts."""
-    rules = engine.layout
-    on_rack = gpu.name in rules.alltoall_gpus
-    alltoall = rules.alltoall if on_rack and rules.alltoall == "over_topk" else "never"
-    if exchange is not None:
-        alltoall = "never" if exchange == "gather" else "always"
-    libraries = (rules.decode_library, rules.prefill_library)
-    if exchange in (*RACK_LIBRARIES, SENDING_EXPERTS):
-        libraries = (exchange, exchange)
-    elif on_rack and rules.rack_library:
-        libraries = (rules.rack_library, rules.rack_library)
-    return ExchangeRules(
-        alltoall,
-        rules.alltoall_needs_dp,
-        libraries,
-        rules.comm_dtypes,
-        rules.gathered_bytes if gpu.name in rules.gathered_gpus else (),
-        rules.token_shares,
-        rules.attention_sum,
-        rules.copies_embedding,
+def _option(default: Any, text: str, metavar: str = "", check: Check | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "metavar": metavar, "check": check})
+
+
+def _step_size(name: str, value: Any) -> int:
+    return whole_number(name, value, most=MAX_STEP_SIZE, error=PlanError)
+
+
+def _flag(name: str, value: Any) -> bool:
+    check_flag(name, value, PlanError)
+    return bool(value)
+
+
+def _optional_flag(name: str, value: Any) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise PlanError(f"{name} must be True, False or None, got {shown(value)}")
+    return value
+
+
+def _optional(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _dtype(name: str, value: Any) -> str:
+    from fastroof.models.execution import AUTO, DTYPES
+
+    return one_of(name, value, (AUTO, *DTYPES), PlanError)
+
+
+def _kv_dtype(name: str, value: Any) -> str:
+    from fastroof.models.execution import AUTO, KV_DTYPES
+
+    return one_of(name, value, (AUTO, *KV_DTYPES), PlanError)
+
+
+def _routing(name: str, value: Any) -> str:
+    from fastroof.models.execution import ROUTINGS
+
+    return one_of(name, value, ROUTINGS, PlanError)
+
+
+def _exchange(name: str, value: Any) -> str:
+    return one_of(name, value, EXCHANGES, PlanError)
+
+
+def _engine(name: str, value: Any) -> Any:
+    from fastroof.engines import load_engine
+
+    return load_engine(value)
+
+
+def _method(name: str, value: Any) -> str:
+    from fastroof.operators.operator import METHODS
+
+    return one_of(name, value, METHODS, PlanError)
+
+
+def _smoothing(name: str, value: Any) -> str:
+    from fastroof.engines.kernel_choices import GEMM_SMOOTHINGS
+
+    return one_of(name, value, GEMM_SMOOTHINGS, PlanError)
+
+
+def _fraction(name: str, value: Any) -> float:
+    from fastroof.engines.memory import checked_fraction
+
+    return checked_fraction(name, value)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a plan is compiled with, besides its model, GPU and tables.
+
+    A field with metadata is an option: ``help`` is the text of ``--help``, ``metavar`` its unit or kind of
+    value, ``check`` its validation. The layout checks its own sizes when it is made.
+    """
+
+    tp: int = _option(1, "GPUs that share each layer: 1, 2, 4 or 8; 16, 32 or 64 across nodes.", "GPUS")
+    pp: int = _option(1, "Number of pipeline stages.", "STAGES")
+    dp: int = _option(1, "Ranks of attention data parallelism; batch sizes are per rank.", "RANKS")
+    ep: int = _option(1, "Number of GPU groups that the experts are spread over.", "GROUPS")
+    moe_tp: int | None = _option(None, "GPUs that share each expert (default: tp x dp x cp / ep).", "GPUS")
+    dtype: str = _option(
+        "auto",
+        "Format of linear layers and experts: auto (the checkpoint's), bf16, fp8 (per-tensor scales), "
+        "fp8_block, mxfp8, int8, int8_wo, int4_wo, w4afp8, nvfp4, nvfp4_wo or mxfp4.",
+        "DTYPE",
+        _dtype,
     )
-
-
-def check_engine_layout(
-    model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None, gpu: GpuSpec
-) -> None:
-    """Refuse layouts of experts that an engine does not run, or that cannot exchange tokens so."""
-    if not any(kind.mlp.has_experts for kind in model.kinds):
-        return
-    sizes = {"tp": layout.tp, "dp": layout.dp * layout.cp, "ep": layout.ep}
-    reasons = engine.layout.obstacles(engine.name, sizes)
-    if exchange in RACK_LIBRARIES and gpu.linked_gpus <= NODE_GPUS:
-        reasons.append(
-            f"{exchange} writes over NVLink between nodes, which join {gpu.linked_gpus} {gpu.name} each: "
-            "exchange='alltoall' is the engine's own library, and gb200 and gb300 have racks"
-        )
-    if exchange is not None and exchange != "gather":
-        ranks = layout.stage_gpus
-        if layout.moe_tp > 1 or layout.ep == 1:
-            reasons.append(f"all-to-all needs experts that are whole on one of several GPUs: ep {ranks}")
-        if engine.layout.alltoall_needs_dp and layout.of_prompts.dp == 1:
-            reasons.append(f"{engine.name} sends tokens so between ranks of dp alone: tp 1, dp {ranks}")
-        if exchange == "alltoall" and not engine.layout.decode_library:
-            reasons.append(f"{engine.name} names no library that sends tokens to experts")
-    if reasons:
-        raise PlanError(f"{model.name} does not run with {layout}: {'; '.join(reasons)}")
-
-
-def check_expert_blocks(model: ModelSpec, layout: Layout, execution: Execution) -> None:
-    """Refuse experts whose share on one GPU is not a whole number of fp8 scale blocks."""
-    for kind in model.kinds:
-        mlp = kind.mlp
-        if not isinstance(mlp, RoutedExperts) or kind.run_as(execution).stored("experts") != "fp8_block":
-            continue
-        if mlp.intermediate // layout.moe_tp % BLOCK:
-            width, gpus = mlp.intermediate // layout.moe_tp, layout.moe_tp * layout.ep
-            fit = [n for n in range(1, gpus + 1) if gpus % n == 0 and mlp.intermediate % (n * BLOCK) == 0]
-            sizes = [f"ep {gpus // n} with moe_tp {n}" for n in fit]
-            raise PlanError(
-                f"{model.name} in fp8_block: an expert of width {mlp.intermediate} over {layout.moe_tp} GPUs "
-                f"is {width} wide, no multiple of the {BLOCK} that share a scale; "
-                f"{' or '.join(sizes) or 'no split'} would do"
-            )
-
-
-LARGEST_PLAN: Final = 2**22
-KERNELS_ALONE: Final = "kernels"
-"""The profile that adds nothing to the kernels."""
-
-
-class PlanOptions(NamedTuple):
-    """The arguments of :func:`fastroof.compile_plan` that are not a model, a GPU or tables."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-    moe_tp: int | None = None
-    dtype: str = AUTO
-    kv_dtype: str = AUTO
-    runtime: Any = "kernels"
-    method: str = "roofline"
-    max_tokens: int = 8192
-    max_seqs: int = 1024
-    gemm_smoothing: str | None = None
-    routing: str | None = None
-    allow_modelled: bool = False
-    exchange: str | None = None
-    dp_imbalance: float = 1.0
-    wide_experts: bool | None = None
-    eplb: bool = False
-    num_slots: int | None = None
-    two_batch_overlap: bool = False
-    cp: int = 1
-    memory_fraction: float | None = None
+    kv_dtype: str = _option(
+        "auto", "Format of the KV cache: auto (the checkpoint's, else bf16), bf16 or fp8.", "DTYPE", _kv_dtype
+    )
+    engine: Any = _option(  # noqa: RUF009 -- frozen, and its default is a text
+        DEFAULT_ENGINE,
+        "Serving engine whose costs, schedule and memory are added (see fastroof engines), or a .toml file; "
+        "kernels adds nothing.",
+        "ENGINE",
+        _engine,
+    )
+    method: str = _option(
+        "roofline",
+        "Interpolation between measured points: roofline, linear_mfu, nearest or floor.",
+        "METHOD",
+        _method,
+    )
+    max_tokens: int = _option(8192, "Maximum number of tokens in a step.", "TOKENS", _step_size)
+    max_seqs: int = _option(1024, "Maximum number of sequences in a step.", "SEQUENCES", _step_size)
+    gemm_smoothing: str | None = _option(
+        None,
+        "Smoothing of small bf16 GEMMs: none or median3 (default: the engine's own).",
+        "NAME",
+        _optional(_smoothing),
+    )
+    routing: str | None = _option(
+        None,
+        "Distribution of tokens over experts: balanced, power_law_1.01 or power_law_1.2 "
+        "(default: power_law_1.2).",
+        "NAME",
+        _optional(_routing),
+    )
+    allow_modelled: bool = _option(
+        False, "Use the datasheet model for kernels that were not measured.", check=_flag
+    )
+    exchange: str | None = _option(
+        None,
+        "How tokens reach experts on other GPUs: gather, alltoall, nvlink_one_sided or nvlink_two_sided "
+        "(racks), or megamoe (fused with the experts) (default: the engine's own).",
+        "NAME",
+        _optional(_exchange),
+    )
+    dp_imbalance: float = _option(
+        1.0, "Tokens of the most loaded dp rank divided by the mean; steps are those of that rank.", "RATIO"
+    )
+    wide_experts: bool | None = _option(
+        None,
+        "Run the kernels of wide expert parallelism (default: the engine's own, if measured).",
+        check=_optional_flag,
+    )
+    eplb: bool = _option(False, "Balance the experts' load over the GPUs.", check=_flag)
+    num_slots: int | None = _option(
+        None,
+        "Expert slots on all GPUs with eplb; slots beyond one per expert hold copies (default: one per "
+        "expert).",
+        "SLOTS",
+        _optional(_step_size),
+    )
+    two_batch_overlap: bool = _option(
+        False, "Overlap one half of a batch's all-to-all with the other half's computation.", check=_flag
+    )
+    cp: int = _option(1, "GPUs that share each prompt's new tokens (prefill context parallelism).", "GPUS")
+    memory_fraction: float | None = _option(
+        None,
+        "gpu_memory_utilization (vLLM), free_gpu_memory_fraction (TensorRT-LLM) or mem_fraction_static "
+        "(SGLang) (default: the engine's own).",
+        "FRACTION",
+        _optional(_fraction),
+    )
     architecture: str = ""
-    """Of the model that they are for, see :meth:`of`."""
+    """Of the model; set by :meth:`for_model`, not an option."""
 
     @property
     def layout(self) -> Layout:
-        """How the model is split; the model checks that it can be."""
+        """How the model is split; raises PlanError for impossible sizes."""
+        from fastroof.models import Layout
+
         return Layout(self.tp, self.pp, self.dp, self.ep, self.moe_tp, self.cp)  # type: ignore[arg-type]
 
     def checked(self) -> PlanOptions:
-        """Return options with the runtime loaded, or raise PlanError; the model checks the layout."""
-        _chosen("dtype", self.dtype, (AUTO, *DTYPES), "; fp8 is per tensor, fp8_block its own name")
-        _chosen("kv_dtype", self.kv_dtype, (AUTO, *KV_DTYPES))
-        if self.routing is not None:
-            _chosen("routing", self.routing, ROUTINGS, "; None takes the default")
-        if not isinstance(self.allow_modelled, bool):
-            raise PlanError(f"allow_modelled must be True or False, got {shown(self.allow_modelled)}")
-        for name in ("eplb", "two_batch_overlap"):
-            if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name} must be True or False, got {shown(getattr(self, name))}")
-        if self.wide_experts is not None and not isinstance(self.wide_experts, bool):
-            raise PlanError(
-                "wide_experts must be True, False or None for the engine's own choice, "
-                f"got {shown(self.wide_experts)}"
-            )
-        if self.num_slots is not None:
-            _limit("num_slots", self.num_slots)
-        if self.exchange is not None:
-            _chosen("exchange", self.exchange, EXCHANGES, "; None is the engine's own choice")
+        """Return valid options with the engine loaded, or raise PlanError."""
+        values = {
+            name: one.metadata["check"](name, getattr(self, name))
+            for name, one in OPTIONS.items()
+            if one.metadata["check"] is not None
+        }
         if not is_number(self.dp_imbalance) or (
             self.dp_imbalance != 1.0 and not 1.0 <= self.dp_imbalance <= self.layout.dp
         ):
-            raise PlanError(
-                f"dp_imbalance is the tokens of the most loaded rank over the mean, 1 to dp ({self.dp}), "
-                f"got {shown(self.dp_imbalance)}"
-            )
-        runtime = load_engine(self.runtime)
-        if self.gemm_smoothing is not None:
-            _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
-            kernels = replace(runtime.kernels, gemm_smoothing=self.gemm_smoothing)
-            runtime = replace(runtime, kernels=kernels)
-        if self.memory_fraction is not None:
-            fraction = checked_fraction("memory_fraction", self.memory_fraction)
-            runtime = replace(runtime, memory=replace(runtime.memory, fraction=fraction))
-        _chosen("method", self.method, METHODS)
-        max_tokens, max_seqs = _limit("max_tokens", self.max_tokens), _limit("max_seqs", self.max_seqs)
-        return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)
+            raise PlanError(f"dp_imbalance must be from 1 to dp ({self.dp}), got {shown(self.dp_imbalance)}")
+        engine = values["engine"]
+        if values["gemm_smoothing"] is not None:
+            kernels = replace(engine.kernels, gemm_smoothing=values["gemm_smoothing"])
+            engine = replace(engine, kernels=kernels)
+        if values["memory_fraction"] is not None:
+            engine = replace(engine, memory=replace(engine.memory, fraction=values["memory_fraction"]))
+        return replace(self, **values | {"engine": engine})
 
-    def of(self, model: ModelSpec) -> PlanOptions:
-        """Return options with the formats of a model's checkpoint where they say auto."""
-        own, own_kv = model.checkpoint.formats
-        dtype = own if self.dtype == AUTO else self.dtype
-        kv_dtype = own_kv if self.kv_dtype == AUTO else self.kv_dtype
-        runtime = self.runtime
-        if model.checkpoint.static_scales and dtype == own and getattr(runtime, "name", "") == KERNELS_ALONE:
-            # an engine's profile says what fits the engine
-            runtime = replace(runtime, kernels=replace(runtime.kernels, fp8_scales="static"))
-        return self._replace(dtype=dtype, kv_dtype=kv_dtype, runtime=runtime, architecture=model.architecture)
+    def for_model(self, model: ModelSpec) -> PlanOptions:
+        """Return options with auto replaced by the formats of a model's checkpoint."""
+        checkpoint_dtype, checkpoint_kv_dtype = model.checkpoint.formats
+        dtype = checkpoint_dtype if self.dtype == "auto" else self.dtype
+        kv_dtype = checkpoint_kv_dtype if self.kv_dtype == "auto" else self.kv_dtype
+        engine = self.engine
+        static = model.checkpoint.static_scales and dtype == checkpoint_dtype
+        # an engine's profile already has the scales that the engine uses
+        if static and getattr(engine, "name", "") == KERNELS_ONLY:
+            engine = replace(engine, kernels=replace(engine.kernels, fp8_scales="static"))
+        return replace(self, dtype=dtype, kv_dtype=kv_dtype, engine=engine, architecture=model.architecture)
 
     def kernel(self, operator: str, gpu: GpuSpec, dtype: str) -> OperatorKernel | None:
-        """Return the kernel that the engine is known to run for an operator; options are a model's."""
+        """Return the kernel that the engine is known to run for an operator, if any."""
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
-        kernels: KernelChoices = self.runtime.kernels
-        return kernels.of(operator, gpu.name, dtype, sizes, self.architecture)
-
-
-def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
-    """Whether shared experts run beside the routed ones in steps of decodes; ``options`` are a model's."""
-    kernel = options.kernel("moe", gpu, options.dtype)
-    chosen = kernel.shared_experts if kernel is not None else ""
-    return (chosen or options.runtime.kernels.shared_experts) == "beside"
-
-
-def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}{hint}")
-
-
-def _limit(name: str, value: Any) -> int:
-    return whole_number(name, value, most=LARGEST_PLAN, error=PlanError)
-
-
-def check_tables(tables: Any, gpu: GpuSpec) -> None:
-    """Raise PlanError unless the tables are of that GPU, or None."""
-    if tables is None:
-        return
-    if not isinstance(tables, Tables):
-        raise PlanError(f"tables must be what load_tables returns, or None, got {type(tables).__name__}")
-    if tables.gpu.name != gpu.name:
-        raise PlanError(
-            f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}: "
-            f"load_tables({gpu.name!r}), or tables=None for the datasheet model"
+        kernel: OperatorKernel | None = self.engine.kernels.of(
+            operator, gpu.name, dtype, sizes, self.architecture
         )
+        return kernel
 
 
-def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
-    """Whose measured kernels a plan reads first; ``options`` are checked."""
-    engine = options.runtime
-    named = []
-    for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
-        kernel = options.kernel(operator, gpu, options.dtype)
-        if kernel is not None and (kernel.source or kernel.engine):
-            named.append((operator, kernel.source or kernel.engine))
-    own = (engine.engine,) if engine.engine else ()
-    return KernelOrder(tuple(dict.fromkeys((*own, *engine.kernels.engines))), tuple(named))
-
-
-def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
-    """Raise PlanError where tables serve an operator from another source than the engine's kernel has."""
-    engine = options.runtime
-    named = {kernel.operator for kernel in engine.kernels.operators}
-    if tables is None or not named:
-        return
-    sources = tables.in_order(kernel_order(gpu, options)).sources
-    for operator in named & sources.keys():
-        kernel = options.kernel(operator, gpu, options.dtype)
-        if kernel is not None and kernel.required and kernel.source not in ("", sources[operator]):
-            raise PlanError(
-                f"{engine.name} runs {operator} on {gpu.name} as source {kernel.source!r} measured it, and "
-                f"the tables serve it from {sources[operator]!r}: "
-                f"load_tables(..., source={{{shown(operator)}: {kernel.source!r}}})"
-            )
-
-
-def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:
-    """Load a model unless it is one, and refuse what a plan has no operators for."""
-    model = model if isinstance(model, ModelSpec) else load_model(model)
-    windows = sorted({kind.attention.window or 0 for kind in model.kinds} - {0})
-    if len(windows) > 1:
-        sizes = " and ".join(map(str, windows))
-        raise PlanError(
-            f"{model.name} has layers that attend within windows of {sizes} tokens, and a plan times one "
-            "size of window beside full attention; model.with_full_attention() times all as full attention"
-        )
-    return model
+OPTIONS: Final[dict[str, Field[Any]]] = {one.name: one for one in fields(PlanOptions) if one.metadata}
+"""Every option by name, in the order of :func:`fastroof.compile_plan`."""

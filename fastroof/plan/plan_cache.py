@@ -28,7 +28,7 @@ from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.compiled.steps import ARENA_FORMAT, ARENA_MAGIC, ARENA_SIZE, HEADER_SIZE, MAGIC
 from fastroof.compiled.steps import FORMAT as FORMAT_AT
-from fastroof.compiled.trusted_files import cache_roots, opened, read_kept, write_kept
+from fastroof.compiled.trusted_files import cache_roots, opened, read_trusted, write_trusted
 from fastroof.config.paths import bench_data_root, user_tables_root
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError, PlanError
@@ -246,7 +246,7 @@ def find_plan(identity: str) -> bytes | None:
     key, name = _key(identity)
     for root in cache_roots():
         with suppress(OSError, ValueError), opened(root / FOLDER) as at:
-            data = read_kept(at, name)
+            data = read_trusted(at, name)
             if data[:_KEY_BYTES] == key:
                 with suppress(OSError):
                     os.utime(name, dir_fd=at)  # in use: see _make_room
@@ -261,7 +261,7 @@ def keep_plan(identity: str, plan: bytes) -> bool:
         return False
     for root in cache_roots():
         with suppress(OSError):
-            write_kept(root / FOLDER, name, key + plan)
+            write_trusted(root / FOLDER, name, key + plan)
             with suppress(OSError):
                 _make_room(root / FOLDER)
             return True

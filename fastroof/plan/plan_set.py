@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final, overload
 
 from fastroof.checks import shown
 from fastroof.config import GpuSpec, load_gpu
+from fastroof.defaults import MEASURED, chosen_engine
 from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.plan.calls import RowSums
+from fastroof.plan.checks import check_kernels, check_tables, checked_model
 from fastroof.plan.compile import PlanRecipe, plan_recipe
-from fastroof.plan.curves import CurveSource
-from fastroof.plan.execution import curves_of
-from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model, kernel_order
+from fastroof.plan.curves import CurveSource, curves_of, kernel_order
+from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
+from fastroof.tables.table_set import chosen_tables
 
-_OPTIONS: Final = frozenset(PlanOptions._fields) - {"architecture"}
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
 """What a plan depends on of a model, but for its numbers of layers."""
 
@@ -64,7 +66,9 @@ class PlanSet(Sequence[StepPlan]):
         return f"PlanSet({len(self)} plans of {len(self._families)} architectures and options)"
 
 
-def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Tables | None) -> PlanSet:
+def compile_plans(
+    requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Tables | str | Path | None = MEASURED
+) -> PlanSet:
     """Compile many plans for one GPU: each distinct GEMM is looked up once.
 
     Parameters
@@ -73,7 +77,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
         Keyword arguments of :func:`compile_plan`, with ``model``, without gpu and tables.
     gpu : GpuSpec, str, Path or mapping
         The GPU of all of them.
-    tables : Tables or None
+    tables : Tables, str or Path
         As in :func:`compile_plan`, for all of them.
 
     Returns
@@ -90,50 +94,56 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     --------
     >>> import fastroof
     >>> requests = [{"model": "llama-3.1-8b", "tp": tp} for tp in (1, 2, 4)]
-    >>> [plan.tp for plan in fastroof.compile_plans(requests, "h100", fastroof.load_tables("h100"))]
+    >>> [plan.tp for plan in fastroof.compile_plans(requests, "h100")]
     [1, 2, 4]
     """
+    used = chosen_tables(tables, gpu)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    check_tables(tables, gpu)
-    tables_hash = "" if tables is None else tables.content_hash
+    check_tables(used, gpu)
+    tables_hash = "" if used is None else used.content_hash
     sources: dict[Any, CurveSource] = {}
     named: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
     known: dict[Any, int] = {}
+    options_of: dict[Any, PlanOptions] = {}
     recipes: list[PlanRecipe] = []
     counts: list[list[list[int]]] = []
     members: list[tuple[int, int, ModelSpec]] = []
     for number, request in enumerate(_iterated(requests)):
-        model, options = _read(number, request, named)
-        # by the very kinds of layers first, which ``members`` keeps alive: hashing them takes 2 us; in one
-        # loop with their counts: two comprehensions take 0.3 us more
+        model, given = _read(number, request, named)
+        arguments = tuple(given.items())
+        try:
+            options = options_of.get(arguments)
+        except (TypeError, ValueError):
+            # an unhashable value; its own check names the valid ones
+            PlanOptions(**given).checked()
+            raise PlanError(f"plan {number} has an invalid option: {shown(request, 200)}") from None
+        if options is None:
+            options = options_of[arguments] = PlanOptions(**given)
+        # look up by identity first: hashing the kinds takes 2 us; ``members`` keeps them alive. One loop with
+        # their counts: two comprehensions take 0.3 us more
         kinds: list[int] = []
         layers: list[int] = []
         for group in model.layers:
             kinds.append(id(group.kind))
             layers.append(group.count)
-        same = (options, model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
-        try:
-            family = known.get(same)
-        except (TypeError, ValueError):
-            # one of them has no hash, or NumPy none for it; what it must be its check says
-            options.checked()
-            raise PlanError(f"plan {number} has an option that is none: {shown(request, 200)}") from None
+        same = (id(options), model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
+        family = known.get(same)
         if family is None:
             checked_model(model)
             key = (options, model.architecture, _architecture(model))
             family = known[same] = families.get(key, len(families))
         if family == len(recipes):
             families[key] = family
-            checked = options.checked().of(model)
-            check_kernels(tables, gpu, checked)
-            kernels = checked.runtime.kernels
+            checked = options.checked().for_model(model)
+            check_kernels(used, gpu, checked)
+            kernels = checked.engine.kernels
             order = kernel_order(gpu, checked)
             read = (kernels.gemm_smoothing, kernels.fp8_scales, gpu.name in kernels.cold_decode)
             kind = (checked.method, *read, checked.allow_modelled, order)
             source = sources.get(kind)
             if source is None:
-                source = sources[kind] = curves_of(tables, gpu, checked)
+                source = sources[kind] = curves_of(used, gpu, checked)
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
             counts.append([])
         if recipes[family].options.pp > sum(layers):
@@ -157,16 +167,18 @@ def _iterated(requests: Any) -> Iterator[Any]:
 
 def _read(
     number: int, request: Mapping[str, Any], named: dict[str, ModelSpec]
-) -> tuple[ModelSpec, PlanOptions]:
-    """Model and options of one request; presets are loaded once."""
+) -> tuple[ModelSpec, dict[str, Any]]:
+    """Return the model and the options of one request; presets are loaded once."""
     if not isinstance(request, Mapping):
         raise PlanError(f"plan {number} must be a mapping of arguments, got {shown(request)}")
     given = dict(request)
     model = given.pop("model", None)
-    unknown = "" if given.keys() <= _OPTIONS else ", ".join(sorted(map(str, given.keys() - _OPTIONS)))
+    if "runtime" in given:
+        given["engine"] = chosen_engine(given.get("engine"), given.pop("runtime"), PlanError)
+    unknown = ", ".join(sorted(map(str, given.keys() - OPTIONS.keys())))
     if unknown or model is None:
         wrong = f"does not know {unknown}" if unknown else "needs a model"
-        raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(_OPTIONS))}")
+        raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(OPTIONS))}")
     if type(model) is ModelSpec:
         spec = model
     elif isinstance(model, str) and model in named:
@@ -175,7 +187,7 @@ def _read(
         spec = checked_model(model)
         if isinstance(model, str):
             named[model] = spec
-    if "runtime" in given and isinstance(given["runtime"], Mapping):
-        # what a dict holds cannot tell families apart: it has no hash
-        given["runtime"] = load_engine(given["runtime"])
-    return spec, PlanOptions(**given)
+    if "engine" in given and isinstance(given["engine"], Mapping):
+        # a dict has no hash
+        given["engine"] = load_engine(given["engine"])
+    return spec, given

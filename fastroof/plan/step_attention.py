@@ -169,8 +169,8 @@ class GroupedHeads(StepAttention):
 
     def sources(self, tables: Tables) -> tuple[str, ...]:
         """Sources of the head shape, or of the shapes that it is borrowed from."""
-        lenders = self._tables_of.grid(tables, self.heads).lenders
-        return tuple(tables.source_of(self.operator, tuple(one)) for one in lenders)
+        donors = self._tables_of.grid(tables, self.heads).donors
+        return tuple(tables.source_of(self.operator, tuple(one)) for one in donors)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """See :meth:`fastroof.operators.attention.AttentionPrefill.prefix_us`."""
@@ -187,7 +187,7 @@ class GroupedHeads(StepAttention):
 
     def lender(self, tables: Tables) -> Key:
         """Key of the head shape, or of the first that it is borrowed from."""
-        return tuple(self._tables_of.grid(tables, self.heads).lenders[0])
+        return tuple(self._tables_of.grid(tables, self.heads).donors[0])
 
     def variance(self, tables: Tables) -> Variance:
         """Local errors of the tables behind it, and of borrowing."""

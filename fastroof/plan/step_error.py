@@ -32,7 +32,7 @@ from fastroof.plan.curves import CurveSource, DatasheetCurves, TableCurves, per_
 from fastroof.plan.step_attention import StepAttention, Variance
 from fastroof.run.batch import int_array
 from fastroof.tables import Tables
-from fastroof.tables.errors import NO_SOURCE, SourceError, source_error
+from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.leave_one_out import PREFIX
 
 if TYPE_CHECKING:

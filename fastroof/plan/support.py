@@ -120,7 +120,7 @@ def compiled_quietly(
         warnings.simplefilter("ignore", UserWarning)
         return compile_plan(
             model, gpu, tables, tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep, moe_tp=layout.moe_tp,
-            dtype=dtype, runtime=engine, allow_modelled=allow_modelled, max_tokens=MAX_TOKENS,
+            dtype=dtype, engine=engine, allow_modelled=allow_modelled, max_tokens=MAX_TOKENS,
             max_seqs=MAX_SEQS,
         )  # fmt: skip
 

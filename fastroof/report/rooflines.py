@@ -19,7 +19,8 @@ from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import Operator
 from fastroof.plan.attention import heads_of
-from fastroof.plan.execution import curves_of, execution_of
+from fastroof.plan.curves import curves_of
+from fastroof.plan.execution import execution_of
 from fastroof.plan.options import PlanOptions
 from fastroof.report.plots import (
     COLOURS,
@@ -113,7 +114,11 @@ def draw_mfu(
     """
     layout = Layout(tp)
     model.check_layout(layout)
-    options = PlanOptions(tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method).checked().of(model)
+    options = (
+        PlanOptions(engine="kernels", tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method)
+        .checked()
+        .for_model(model)
+    )
     dtype, kv_dtype = options.dtype, options.kv_dtype
     execution = execution_of(model, options, curves_of(tables, tables.gpu, options))
     calls = model.only_kind.calls(model.hidden, layout, execution)

@@ -141,7 +141,7 @@ class StepSource:
                     tp=tp if isinstance(tp, int) else 1,
                     dtype=str(dtype or AUTO),
                     kv_dtype=str(kv_dtype or AUTO),
-                    runtime=self._runtime(str(runtime or "kernels")),
+                    engine=self._runtime(str(runtime or "kernels")),
                     method=str(self._spec.get("method", "roofline")),
                     max_tokens=size[0],
                     max_seqs=size[1],

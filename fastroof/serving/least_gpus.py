@@ -15,14 +15,14 @@ from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE, chosen_engine
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.options import checked_model
+from fastroof.plan.checks import checked_model
 from fastroof.serving.scenarios import broadcast, engine_limits
 from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaAsked, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
@@ -144,7 +144,8 @@ def least_gpus(
     allow_modelled: bool = False,
     dtype: str = AUTO,
     kv_dtype: str = AUTO,
-    runtime: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_RUNTIME,
+    engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
+    runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
     method: str = "roofline",
     max_batched_tokens: int | None = None,
     max_seqs: int | None = None,
@@ -153,14 +154,14 @@ def least_gpus(
     speculation: SpeculativeDecoding | None = None,
     prefix_hit: float = 0.0,
     memory_fraction: float | None = None,
+    **plan_options: Any,
 ) -> LeastGpus:
     """Find the fewest GPUs that serve a request rate within limits, and how the model is laid out on them.
 
     Parameters
     ----------
-    model, gpu, tables, dtype, kv_dtype, runtime, method
-        As in :func:`fastroof.compile_plan`, but that the runtime is
-        :data:`fastroof.default_runtime.DEFAULT_RUNTIME` by default, as in commands and sweeps.
+    model, gpu, tables, dtype, kv_dtype, engine, runtime, method
+        As in :func:`fastroof.compile_plan`.
     request_rate_per_s : number or array_like
         Requests a second, all replicas together. Broadcast, as are the next five.
     isl, osl : number or array_like
@@ -183,6 +184,8 @@ def least_gpus(
         Share of a prompt that is found in the prefix cache.
     memory_fraction : float, optional
         As in :func:`fastroof.compile_plan`.
+    **plan_options
+        Other options of :func:`fastroof.compile_plan`.
 
     Returns
     -------
@@ -233,15 +236,15 @@ def least_gpus(
     shape, arrays = broadcast({name: positive(name, value) for name, value in given.items()})
     scenarios = dict(zip(given, arrays, strict=True))
     _check_lengths(model, scenarios)
-    profile = load_engine(runtime)
-    engine = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
+    profile = load_engine(chosen_engine(engine, runtime, PlanError))
+    rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
     if max_seqs is None:
         max_seqs = profile.scheduling.max_num_seqs
     if max_batched_tokens is None:
         max_batched_tokens = profile.scheduling.max_num_batched_tokens
     seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)
     budget = whole_number("max_batched_tokens", max_batched_tokens, most=MAX_SIZE, error=BatchError)
-    engine = engine._replace(max_batched_tokens=budget, max_seqs=float(seqs))
+    rules = rules._replace(max_batched_tokens=budget, max_seqs=float(seqs))
     sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
     if not sizes:
         raise PlanError(f"tp is empty, need some of {', '.join(map(str, TP_SIZES))}")
@@ -253,9 +256,10 @@ def least_gpus(
         "allow_modelled": allow_modelled,
         "dtype": dtype,
         "kv_dtype": kv_dtype,
-        "runtime": profile,
+        "engine": profile,
         "method": method,
         "memory_fraction": memory_fraction,
+        **plan_options,
         # a mean step may be larger than the budget by a rounding
         "max_tokens": budget + 1,
         # prompts that are prefilled beside the decodes are sequences too
@@ -266,7 +270,7 @@ def least_gpus(
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:
         raise BatchError(f"prefix_hit must be from 0 to 1, got {prefix_hit!r}")
-    asked = ReplicaAsked(engine, kv_reservation, speculation, float(prefix_hit))
+    asked = ReplicaAsked(rules, kv_reservation, speculation, float(prefix_hit))
     for target in _with_drafts(plans, refused, speculation):
         if target.tokens > budget:
             raise BatchError(

@@ -181,7 +181,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
             routing=plan.execution.routing,
             # what the plan's own layers were allowed
             allow_modelled=True,
-            runtime=plan.engine,
+            engine=plan.engine,
             method="roofline" if tables is None else plan.method,
             max_tokens=plan.max_tokens,
             max_seqs=plan.max_seqs,

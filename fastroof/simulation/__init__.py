@@ -1,6 +1,6 @@
-"""A serving engine, request by request: the requests that it meets, its schedule, its answers.
+"""Simulation of a serving engine, request by request: workloads, scheduling, results.
 
-The names are imported when they are first used: to read a trace needs no compiled loops.
+Names are imported on first use: reading a trace needs no compiled loops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastroof.simulation.trace_files import load_trace
     from fastroof.simulation.workload import Workload
 else:
-    # Hidden from type checkers, to which a module with __getattr__ has every name there is.
+    # Hidden from type checkers, for which a module with __getattr__ has every name.
     _MODULE_OF = {
         "DisaggregatedSimulation": "disaggregated",
         "EngineSettings": "settings",

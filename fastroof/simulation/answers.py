@@ -1,4 +1,4 @@
-"""The numbers of one simulated run."""
+"""The results of a simulated run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fastroof.arrow import facts_html, html_table
 from fastroof.columns import Column
-from fastroof.simulation.engine import STATUS_WORDS
+from fastroof.simulation.engine import STATUS_NAMES
 from fastroof.simulation.requests import RequestTimes, engine_use, gap_spread, gap_values_us, spread
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 TIMES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
-"""Answers that have a mean and percentiles."""
+"""Results with a mean and percentiles."""
 
 STEPS: Final = ("steps", "mixed_steps", "prefill_steps", "decode_steps")
 
 FIRST_GAP_EXPONENT: Final = 0
-"""Of the histogram of gaps: from 1 us on."""
+"""Exponent of the first bin in the histogram of gaps: 1 us."""
 
 
 def duration_us(outcomes: Outcomes) -> float:
-    """From the first request that is sent to the end of the last step, us."""
+    """Return the time from the first arrival to the end of the last step, us."""
     return float(outcomes.counters["end_us"]) - float(outcomes.arrival_us.min())
 
 
 def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: int) -> dict[str, Any]:
-    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them."""
+    """Return the results of a run by the names of :meth:`fastroof.simulation.Simulation.summary`."""
     over_us = duration_us(outcomes)
     per_s = US_PER_S / over_us if over_us > 0.0 else math.nan
     finished = times.is_finished
-    status = np.bincount(np.asarray(outcomes.status), minlength=len(STATUS_WORDS)).tolist()
+    status = np.bincount(np.asarray(outcomes.status), minlength=len(STATUS_NAMES)).tolist()
     gaps_ms = gap_values_us(len(outcomes.gaps), FIRST_GAP_EXPONENT) / US_PER_MS
     answers: dict[str, Any] = {
         name: gap_spread(outcomes.gaps, gaps_ms) if name == "itl_ms" else spread(times.of_finished(name))
@@ -47,7 +47,7 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: 
     sent_us = float(outcomes.arrival_us.max() - outcomes.arrival_us.min())
     return answers | {
         "requests": len(finished),
-        **dict(zip(STATUS_WORDS, status, strict=True)),
+        **dict(zip(STATUS_NAMES, status, strict=True)),
         "duration_s": over_us / US_PER_S,
         "arrivals_per_s": (len(finished) - 1) / sent_us * US_PER_S if sent_us > 0.0 else math.nan,
         "requests_per_s": int(finished.sum()) * per_s,
@@ -61,7 +61,7 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, engines: 
 
 
 def _prefix_cache(counters: dict[str, Any]) -> dict[str, Any]:
-    """What requests found in pools of blocks, where these were simulated."""
+    """Return the hits in pools of blocks, if these were simulated."""
     if "found_tokens" not in counters:
         return {}
     looked_up = counters["looked_up_tokens"]
@@ -76,7 +76,7 @@ _TIMES: Final = {
     "tpot_ms": "time per output token after the first",
     "itl_ms": "time between two tokens",
     "e2e_ms": "time to the last token",
-    "transfer_ms": "time that a KV cache is sent",
+    "transfer_ms": "time to send a KV cache",
 }
 _FACTS: Final = {
     "requests": "",
@@ -92,7 +92,7 @@ _FACTS: Final = {
 
 
 def answers_html(answers: Mapping[str, Any], caption: str) -> str:
-    """Show times by percentile, then counts and throughput with their units, then the run's warnings."""
+    """Return HTML of times by percentile, counts and throughput with units, and warnings."""
     heads = (
         Column("time", "text", "", "of the requests that finished"),
         *(Column(name, "float", "ms", "") for name in _STATISTICS),

@@ -1,8 +1,9 @@
-"""How many requests a second a deployment serves within limits on percentiles."""
+"""The largest request rate, and the fewest replicas, within limits on percentiles."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,12 @@ from fastroof.simulation.capacity_search import (
     FoundRate,
     Limits,
     Seen,
-    check_room,
     deployment_runner,
     drawn_traces,
     parsed_limits,
 )
+from fastroof.simulation.engine import refuse_too_long
+from fastroof.simulation.replicas import MOST_REPLICAS
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
@@ -33,12 +35,43 @@ MOST_TOLERANCE: Final = 0.5
 MOST_DRAWS: Final = 1000
 
 ANY_RATE: Final = 1.0
-"""Requests a second of a workload that has no rate: it is what is searched for."""
+"""Initial requests/s of a workload without a rate."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest rate that a deployment keeps its limits at."""
+    """The largest request rate that a deployment serves within limits.
+
+    Attributes
+    ----------
+    requests_per_s : float
+        Rate of the whole deployment; 0 if no tried rate is within the limits. If ``limit`` is ``none``, the
+        throughput when all requests arrive at once.
+    limit : str
+        The limit that fails first at a higher rate: its name, ``goodput``, ``throughput`` (requests arrive
+        faster than they are served) or ``none`` (all requests at once are within every limit).
+    low, high : float
+        The rate with all steps one standard error longer, and shorter; the rate itself if that error is
+        unknown.
+    relative_error : float or None
+        Standard error of a step's time, in ln; None if unknown.
+    basis : str
+        The source of that error.
+    sampling_error : float or None
+        Relative standard error of one draw's rate; None with one draw.
+    tolerance : float
+        Relative tolerance of the rate.
+    replicas, gpus : int
+        Replicas, and GPUs of all of them.
+    requests : int
+        Requests of the trace.
+    simulations : int
+        Number of simulations.
+    seen : dict of float to Seen
+        Measurements by rate; ``inf`` is all requests at once.
+    limits : Limits
+        The limits.
+    """
 
     requests_per_s: float
     limit: str
@@ -57,12 +90,12 @@ class Capacity:
 
     @property
     def requests_per_s_per_gpu(self) -> float:
-        """Requests a second over the GPUs of all replicas."""
+        """Requests/s divided by the GPUs of all replicas."""
         return self.requests_per_s / self.gpus
 
     @property
     def at_capacity(self) -> dict[str, float]:
-        """The limited percentiles at this rate, ms by the names of their limits; empty where it is 0."""
+        """The limited percentiles at this rate, ms, by limit; empty if the rate is 0."""
         seen = self.seen.get(math.inf if self.limit == "none" else self.requests_per_s)
         if seen is None:
             return {}
@@ -71,7 +104,7 @@ class Capacity:
 
     @property
     def simulated(self) -> pa.Table:
-        """A row a rate that was simulated, rising."""
+        """A row per simulated rate, ascending: the rate, whether limits hold, and what was measured."""
         import pyarrow as pa
 
         rows = [
@@ -91,9 +124,9 @@ class Capacity:
         return pa.Table.from_pylist(rows)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as values that JSON has."""
-        kept_out = ("seen", "limits")
-        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in kept_out}
+        """Return everything as JSON values."""
+        hidden = ("seen", "limits")
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
         derived = {"requests_per_s_per_gpu": self.requests_per_s_per_gpu, "at_capacity": self.at_capacity}
         return {**plain, **derived, "simulated": self.simulated.to_pylist()}
 
@@ -120,60 +153,58 @@ def capacity(
     timeout_s: float | None = None,
     **limits: Any,
 ) -> Capacity:
-    """Find the largest rate of requests that a deployment serves within limits on percentiles.
+    """Find the largest request rate that a deployment serves within limits on percentiles.
 
     Parameters
     ----------
     plan : StepPlan
-        What times the steps.
+        Times the steps.
     trace_or_workload : Trace or Workload
-        Which requests. At other rates they are the same ones and their arrivals are scaled, so that two
-        rates, or two deployments, differ by what serves them and not by what was drawn.
+        The requests. Other rates scale the arrivals of the same requests, so that rates and deployments are
+        compared on equal draws.
     goodput : float, optional
-        Share of requests that have to keep ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``, those that are given.
+        Share of requests that must be within ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``, as far as given.
     replicas : int, default 1
-        Engines that the requests are spread over.
+        Number of engines that share the requests.
     routing : str, default "round_robin"
-        How, see :func:`fastroof.simulation.replicas.run_replicas`.
+        How a request's replica is chosen, as in :func:`fastroof.simulate`.
     tolerance : float, default 0.01
-        How near the largest rate is searched for, relative, up to 0.5.
+        Relative tolerance of the rate, up to 0.5.
     draws : int, default 1
-        Of a workload: how often its requests are drawn anew, by the seeds after its own, to see what that
-        does to the answer.
+        For a workload: number of draws, with the seeds after its own, to estimate the sampling error.
     with_range : bool, default True
-        Whether ``low`` and ``high`` are searched for.
+        Whether to search for ``low`` and ``high``.
     threads : int, default 1
-        Threads that replicas are shared over, where they do not depend on each other.
+        Threads that run independent replicas.
     max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size, async_scheduling : optional
-        As :func:`fastroof.simulate` has them; None is the engine's own.
+        As in :func:`fastroof.simulate`; None: the engine's.
     order, chunked_prefill, reserve_output, timeout_s : optional
         Likewise.
     **limits : float
-        Limits, ms, named by what of and which percentile: ``ttft_p99_ms``, ``tpot_p90_ms``, ``itl_p50_ms``
-        (of all gaps between tokens), ``e2e_p99_9_ms``; with ``goodput`` also ``ttft_ms``, ``tpot_ms`` and
-        ``e2e_ms`` of each request. A request that does not finish takes for ever.
+        Limits, ms, named by time and percentile: ``ttft_p99_ms``, ``tpot_p90_ms``, ``itl_p50_ms`` (over all
+        gaps between tokens), ``e2e_p99_9_ms``; with ``goodput`` also ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``
+        of each request. The times of an unfinished request count as inf.
 
     Returns
     -------
     Capacity
-        The rate, the limit that binds, and what the errors of steps and of drawing do to it.
+        The rate, the binding limit, and the effect of step errors and sampling.
 
     Raises
     ------
     SimulationError
-        If a limit is unknown or no number above 0, there is none, an option is wrong, or the requests have
-        no rate.
+        If a limit is unknown or not a number above 0, no limit is given, an option is invalid, or the
+        requests have no rate.
 
     Notes
     -----
-    A percentile need not rise with the rate. The answer is the largest rate that was tried and keeps all
-    limits, with none that was tried below it failing; the next one above it, at most ``tolerance`` away,
-    fails. Nothing below a 4096th of what is served of requests at once is tried.
+    A percentile need not rise with the rate. The answer is the largest tried rate within all limits below
+    which no tried rate fails; the next tried rate, at most ``tolerance`` above, fails. The lowest rate tried
+    is 1/4096 of the throughput when all requests arrive at once.
 
-    A trace ends, and so a queue that grows from its first request to its last could keep a limit just
-    because it was cut off. A rate at which it does is refused: where times to first token grow by more than
-    ``tolerance`` of the time that passes, and more than by chance (``1 / sqrt(requests)``). The limit then is
-    ``throughput``.
+    A queue that grows for the whole trace could stay within a limit only because the trace ends. Such a rate
+    is rejected, with the limit ``throughput``: times to first token grow by more than ``tolerance`` of the
+    elapsed time and by more than chance (``1 / sqrt(requests)``).
 
     Examples
     --------
@@ -195,7 +226,7 @@ def capacity(
         )
     traces = drawn_traces(trace_or_workload, draws, ANY_RATE)
     growth = max(tolerance, 1.0 / math.sqrt(len(traces[0])))
-    asked = parsed_limits(limits, goodput, growth)
+    parsed = parsed_limits(limits, goodput, growth)
     settings = EngineSettings.of_plan(
         plan,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -209,10 +240,10 @@ def capacity(
         timeout_s=timeout_s,
     )
     for trace in traces:
-        check_room(trace, settings)
+        refuse_too_long(trace, settings, "leave such requests out")
     run = deployment_runner(plan, settings, replicas, routing, threads)
     is_scaled = math.isinf(settings.timeout_s)
-    search = CapacitySearch(traces[0], asked, run, tolerance, scales_with_time=is_scaled)
+    search = CapacitySearch(traces[0], parsed, run, tolerance, scales_with_time=is_scaled)
     found = search.found()
     error = _step_error(plan, search, found)
     low, high = found, found
@@ -222,7 +253,7 @@ def capacity(
     searches = [search]
     rates = [found.requests_per_s]
     for trace in traces[1:]:
-        again = CapacitySearch(trace, asked, run, tolerance, scales_with_time=is_scaled)
+        again = CapacitySearch(trace, parsed, run, tolerance, scales_with_time=is_scaled)
         rates.append(again.found(near=found.requests_per_s or None).requests_per_s)
         searches.append(again)
     return Capacity(
@@ -240,12 +271,12 @@ def capacity(
         requests=len(traces[0]),
         simulations=sum(each.simulations for each in searches),
         seen=dict(search.tried()),
-        limits=asked,
+        limits=parsed,
     )
 
 
 def _step_error(plan: StepPlan, search: CapacitySearch, found: FoundRate) -> StepError:
-    """How far off the steps at capacity may be."""
+    """Return the error of steps at capacity."""
     trace, tried = search.trace, search.tried()
     seen = tried.get(found.requests_per_s) or tried[math.inf]
     outputs = trace.output_tokens.astype(float)
@@ -254,9 +285,97 @@ def _step_error(plan: StepPlan, search: CapacitySearch, found: FoundRate) -> Ste
 
 
 def _sampling_error(rates: list[float]) -> float | None:
-    """Relative standard error of one of some draws; None where it is not known."""
+    """Return the relative standard error of one draw; None if unknown."""
     if len(rates) == 1 or not min(rates) > 0.0:
         return None
     logs = [math.log(rate) for rate in rates]
     mean = math.fsum(logs) / len(logs)
     return math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
+
+
+GROWTH = 0.01
+"""Share of the elapsed time by which queueing may grow, in addition to chance."""
+
+
+@dataclass(frozen=True)
+class FewestReplicas:
+    """The fewest replicas within the limits; 0 if even the maximum is not enough."""
+
+    replicas: int
+    gpus: int
+    limit: str
+    requests_per_s: float
+    seen: dict[int, Seen] = field(repr=False)
+    limits: Limits = field(repr=False)
+
+    @property
+    def at_replicas(self) -> dict[str, float]:
+        """The limited percentiles with these replicas, ms, by limit; empty if there are 0."""
+        seen = self.seen.get(self.replicas)
+        names = [limit.name for limit in self.limits.percentiles]
+        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer as JSON values."""
+        return {
+            "replicas": self.replicas,
+            "gpus": self.gpus,
+            "limit": self.limit,
+            "requests_per_s": self.requests_per_s,
+            "at_replicas": self.at_replicas,
+        }
+
+
+def fewest_replicas(
+    plan: StepPlan,
+    trace_or_workload: Trace | Workload,
+    *,
+    goodput: float | None = None,
+    routing: str = "round_robin",
+    most: int = 64,
+    threads: int = 1,
+    **options: Any,
+) -> FewestReplicas:
+    """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
+    most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
+    trace = drawn_traces(trace_or_workload, 1)[0]
+    chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
+    growth = max(GROWTH, 1.0 / math.sqrt(len(trace)))
+    # closed-loop clients send as fast as they are answered: their queue does not grow
+    limits = parsed_limits(options, goodput, math.inf if trace.is_closed else growth)
+    settings = EngineSettings.of_plan(plan, **chosen)
+    refuse_too_long(trace, settings, "leave such requests out")
+    seen: dict[int, Seen] = {}
+
+    def keeps(replicas: int) -> bool:
+        run = deployment_runner(plan, settings, replicas, routing, threads)
+        seen[replicas] = limits.seen(trace, run(trace, 1.0))
+        return limits.holds(seen[replicas])
+
+    fewest = fewest_that_keep(keeps, most)
+    broken = [replicas for replicas, one in seen.items() if not limits.holds(one)]
+    limit = limits.binding(seen[max(broken)]) if broken else "none"
+    return FewestReplicas(
+        fewest,
+        fewest * plan.layout.world_size,
+        limit,
+        trace.requests_per_s,
+        dict(sorted(seen.items())),
+        limits,
+    )
+
+
+def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:
+    """Find the least number up to ``most`` that keeps the limits, by doubling and bisection; 0 if none."""
+    below, number = 0, 1
+    while not keeps(number):
+        if number == most:
+            return 0
+        below, number = number, min(2 * number, most)
+    while number - below > 1:
+        middle = (below + number) // 2
+        if keeps(middle):
+            number = middle
+        else:
+            below = middle
+    return number

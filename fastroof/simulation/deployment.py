@@ -1,4 +1,4 @@
-"""A trace through a deployment: :func:`simulate`."""
+"""Simulate a deployment: :func:`simulate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.checks import one_of
 from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
-from fastroof.simulation.engine import Outcomes, too_long
+from fastroof.simulation.engine import Outcomes, refuse_too_long
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_pooled_replicas, run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 ON_TOO_LONG: Final = ("error", "reject")
-"""What becomes of a request that can never run."""
+"""What happens to a request that can never run."""
 
 _RUNS: Final[dict[str, Callable[..., Outcomes]]] = {"given": run_replicas, "lru": run_pooled_replicas}
 
 PREFIX_CACHES: Final = tuple(_RUNS)
-"""Where what a request finds of its prompt comes from."""
+"""Sources of prefix hits: given with the trace, or a simulated cache."""
 
 
 def simulate(
@@ -54,62 +54,60 @@ def simulate(
     Parameters
     ----------
     plan : StepPlan
-        What steps take; its engine's profile says how they are made.
+        Times the steps; its engine's profile defines how they are scheduled.
     trace : Trace or what :func:`fastroof.load_trace` takes
         The requests.
     max_num_batched_tokens : int or None, default 2048
-        New tokens of a step at most; None: the engine's own default.
+        Maximum number of new tokens per step; None: the engine's default.
     max_num_seqs : int or None, default 256
-        Requests that run at once at most; None: the engine's own default.
+        Maximum number of running requests; None: the engine's default.
     num_gpu_blocks : int, optional
-        Blocks of KV cache; by default what the plan's memory has room for.
+        Blocks of KV cache; by default all that the plan's memory has room for.
     block_size : int or None, default 16
-        Tokens of a block; None: the engine's own.
+        Tokens per block; None: the engine's default.
     replicas : int, default 1
-        Engines that share the requests.
+        Number of engines that share the requests.
     async_scheduling : bool, optional
-        Whether a step is scheduled while the one before runs; by default as the engine does.
+        Whether a step is scheduled while the previous one runs; by default the engine's.
     order, chunked_prefill, reserve_output : optional
-        As :class:`fastroof.simulation.settings.EngineSettings` has them; by default as the engine does.
+        As in :class:`EngineSettings`; by default the engine's.
     admit_whole_prompt : bool, default True
-        Whether a request starts only when all of its prompt has room.
+        Whether a request starts only when its whole prompt has room.
     timeout_s : float, optional
-        Seconds after which a client gives up; by default none does.
+        Seconds after which a client gives up; by default never.
     routing : str, default "round_robin"
-        Which replica a request goes to: see :func:`fastroof.simulation.replicas.run_replicas`; with
-        ``prefix_cache="lru"`` to the one that has the most of its prompt and the least to do, too:
-        ``prefix_aware`` (:func:`fastroof.simulation.replicas.run_pooled_replicas`).
+        How a request's replica is chosen: ``round_robin``, ``least_outstanding``, ``least_load``,
+        ``least_kv``, ``power_of_two`` or, with ``prefix_cache="lru"``, ``prefix_aware``.
     prefix_cache : {"given", "lru"}
-        What a request finds of its prompt: what the trace's ``cached_tokens`` give, or what a pool of blocks
-        holds, from which the least recently used go: by the trace's ``hash_ids``, and of their own what
-        preempted requests left (:func:`fastroof.simulation.engine.run_pooled_engine`).
+        Where prefix hits come from: the trace's ``cached_tokens``, or a simulated cache that evicts the least
+        recently used blocks. It finds prompts by the trace's ``hash_ids``, and what preempted requests left.
     seed : int, default 0
-        Of what a routing draws.
+        Seed of routings that draw.
     on_too_long : {"error", "reject"}
-        What becomes of a request whose prompt and output can never have room.
+        What happens to a request that can never run.
     time_scale : float, default 1
-        Every step takes so many times as long.
+        Factor on the time of every step.
 
     Returns
     -------
     Simulation
-        Every request's times, and what follows of them.
+        The times of every request, and results derived from them.
 
     Raises
     ------
     SimulationError
-        If a setting cannot be, or a request can never run: it is named.
+        If a setting is invalid, or a request can never run; the message names it.
     TraceError
         If the trace cannot be read.
 
     Notes
     -----
     The scheduler is vLLM V1's: running requests first, in order of admission, then waiting ones, first come
-    first served; a request that runs short of blocks preempts the last admitted, which computes its tokens
-    again. An arrival at or before the start of a step is seen by that step, and with asynchronous scheduling
-    by the step after, unless the engine was idle. An idle engine starts at an arrival. A cached prefix of c
-    tokens makes the first chunk start at context c and takes blocks of its own; after a preemption nothing is
-    cached, but with ``prefix_cache="lru"``. Engines of other orders: :mod:`fastroof.simulation`.
+    first served; when blocks run short the last admitted request is preempted and later recomputes its
+    tokens. A step sees arrivals at or before its start; with asynchronous scheduling the step after it does,
+    unless the engine was idle. An idle engine starts at an arrival. With a cached prefix of c tokens the
+    first chunk starts at context c, and the prefix takes its own blocks; after a preemption nothing is
+    cached, except with ``prefix_cache="lru"``.
 
     Examples
     --------
@@ -125,7 +123,9 @@ def simulate(
     one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     if prefix_cache == "given" and routing == "prefix_aware":
-        raise SimulationError('prefix_aware asks pools of blocks what they hold: give prefix_cache="lru" too')
+        raise SimulationError(
+            'routing="prefix_aware" needs a simulated prefix cache: give prefix_cache="lru"'
+        )
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     settings = EngineSettings.of_plan(
         plan,
@@ -141,7 +141,7 @@ def simulate(
         timeout_s=timeout_s,
     )
     if on_too_long == "error":
-        _refuse_too_long(requests, settings)
+        refuse_too_long(requests, settings, 'on_too_long="reject"')
     run = partial(_RUNS[prefix_cache], plan, requests, settings, replicas, routing, seed=seed)
     outcomes = run(time_scale=time_scale)
     return Simulation(
@@ -152,23 +152,3 @@ def simulate(
         replicas=replicas,
         rerun=lambda scale: run(time_scale=scale * time_scale),
     )
-
-
-def _refuse_too_long(trace: Trace, settings: EngineSettings) -> None:
-    """Raise for the first request that can never run."""
-    beyond = too_long(trace, settings)
-    if not beyond.any():
-        return
-    i = int(beyond.argmax())
-    prompt, output = int(trace.input_tokens[i]), int(trace.output_tokens[i])
-    blocks = -(-(prompt + output) // settings.block_size)
-    what = f"request {int(trace.order[i])} of {trace.name} ({prompt:,} + {output:,} tokens)"
-    others = int(beyond.sum()) - 1
-    more = f", nor can {others:,} others" if others else ""
-    if blocks > settings.num_gpu_blocks:
-        why = f"needs {blocks:,} blocks of {settings.block_size}, there are {settings.num_gpu_blocks:,}"
-        help_ = "give more num_gpu_blocks or GPUs"
-    else:
-        why = f"has no room in a step of {settings.max_num_batched_tokens:,} tokens, and prompts are not cut"
-        help_ = "give more max_num_batched_tokens, or chunked_prefill=True"
-    raise SimulationError(f'{what} can never run{more}: it {why}; {help_}, or on_too_long="reject"')

@@ -1,4 +1,4 @@
-"""Pools of engines that only prefill, and of engines that only decode what these send them."""
+"""Disaggregated serving: a pool of prefill engines, a pool of decode engines, and the link between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastroof.arrays import Bools, Floats
 from fastroof.arrow import arrow_schema
 from fastroof.checks import is_number, one_of, shown
 from fastroof.columns import Column
-from fastroof.compiled.simulation import transfers as loops
+from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import FINISHED, Record
 from fastroof.errors import SimulationError
 from fastroof.lazy_property import lazy_property
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 FIRST_TOKENS: Final = ("transfer", "prefill", "decode")
-"""Who makes a request's first token, and when it is seen: see :class:`Link`."""
+"""Who computes a request's first token, and when the client gets it: see :class:`Link`."""
 
 
 class Pool(NamedTuple):
-    """Engines of one kind."""
+    """Equal engines behind one router."""
 
     plan: StepPlan
     settings: EngineSettings
@@ -53,17 +53,17 @@ class Link(NamedTuple):
     Attributes
     ----------
     bytes_per_s : float, optional
-        What one GPU sends to a GPU of another engine, B/s; by default over NVLink, of the slower GPU.
-        50e9 is a 400 Gb/s NIC.
+        Bandwidth from one GPU to a GPU of another engine, B/s; by default NVLink of the slower GPU. 50e9 is a
+        400 Gb/s NIC.
     latency_us : float, default 0
-        Added to each transfer, us.
+        Latency of each transfer, us.
     is_shared : bool, default True
         Whether a prefill engine sends one prompt at a time, in the order in which they are ready; else each
-        has all of the bandwidth.
+        transfer gets the full bandwidth.
     first_token : str
-        ``transfer``: the prefill engine makes it, and it comes with the KV cache: it is seen when the decode
-        engine has both. ``prefill``: it is seen when the prefill engine has made it. ``decode``: the decode
-        engine computes the prompt's last token again, and makes it.
+        ``transfer``: the prefill engine computes it, and the client gets it when the decode engine has it and
+        the KV cache. ``prefill``: the client gets it when the prefill engine has computed it. ``decode``: the
+        decode engine recomputes the prompt's last token and with it the first token.
     """
 
     bytes_per_s: float | None = None
@@ -73,7 +73,7 @@ class Link(NamedTuple):
 
 
 class PooledOutcomes(NamedTuple):
-    """What became of requests that were prefilled here and decoded there, in the trace's order."""
+    """The outcomes of requests, in all and in each pool, in the trace's order."""
 
     outcomes: Outcomes
     prefill: Outcomes
@@ -83,7 +83,7 @@ class PooledOutcomes(NamedTuple):
 
 
 def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
-    """Return what all layers and GPUs of a plan keep of a sequence; no weights, no room."""
+    """Return the memory that a sequence takes in all layers on all GPUs; without weights and room."""
     model = plan.model
     return PlanMemory(
         0,
@@ -98,7 +98,7 @@ def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
 
 
 def takes_us(prefill: StepPlan, decode: StepPlan, prompts: Any, link: Link) -> Floats:
-    """Return what the transfer of prompts' KV caches takes, us, once it has the link."""
+    """Return the transfer times of prompts' KV caches, us, without waiting for the link."""
     rate = link.bytes_per_s
     if rate is None:
         rate = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
@@ -117,28 +117,26 @@ def _check(prefill: Pool, decode: Pool, trace: Trace, link: Link) -> None:
         )
     one_of("first_token", link.first_token, FIRST_TOKENS, SimulationError)
     if link.bytes_per_s is not None and not (is_number(link.bytes_per_s) and link.bytes_per_s > 0):
-        raise SimulationError(f"a link needs bytes a second above 0, got {shown(link.bytes_per_s)}")
+        raise SimulationError(f"bytes_per_s must be above 0, got {shown(link.bytes_per_s)}")
     if not is_number(link.latency_us) or link.latency_us < 0:
         raise SimulationError(f"latency_us must be microseconds of at least 0, got {shown(link.latency_us)}")
     if trace.is_closed:
         raise SimulationError(
-            "clients of a closed loop wait for both pools, which are simulated one after the other: give "
-            "arrivals, such as a Workload at the rate that the clients would have"
+            "closed loops are not simulated with two pools, which run one after the other; give arrivals, "
+            "such as a Workload at the clients' rate"
         )
     for pool in (prefill, decode):
         if pool.settings.timeout_s < math.inf:
-            raise SimulationError(
-                "clients that give up are simulated in one pool of engines: leave timeout_s away"
-            )
+            raise SimulationError("timeout_s is not supported with two pools; leave it out")
 
 
 def _prefilled(trace: Trace) -> Trace:
-    """A trace as prefill engines see it: of each request the first token."""
+    """Return the trace of prefill engines: the first token of each request."""
     return replace(trace, output_tokens=np.ones_like(trace.output_tokens))
 
 
 def _part(trace: Trace, kept: Any) -> Trace:
-    """Some requests, whose prefix hits are those that the trace says."""
+    """Return some requests, with given prefix hits only."""
     return Trace(
         trace.arrival_s[kept],
         trace.input_tokens[kept],
@@ -149,7 +147,7 @@ def _part(trace: Trace, kept: Any) -> Trace:
 
 
 def _decoded(trace: Trace, arrival_us: Floats, first_token: str) -> Trace:
-    """Requests as decode engines see them, with their prompts in the KV cache; not sorted yet."""
+    """Return the trace of decode engines: prompts are in the KV cache."""
     again = first_token == "decode"
     prompts, outputs = trace.input_tokens, trace.output_tokens
     return Trace(
@@ -162,7 +160,7 @@ def _decoded(trace: Trace, arrival_us: Floats, first_token: str) -> Trace:
 
 
 def pools_too_long(trace: Trace, prefill: EngineSettings, decode: EngineSettings) -> Bools:
-    """Which requests can never run in one of both pools; see :func:`fastroof.simulation.engine.too_long`."""
+    """Find requests that can never run in one of the pools."""
     return too_long(_prefilled(trace), prefill) | too_long(
         replace(trace, cached_tokens=np.maximum(trace.input_tokens - 1, 0)), decode
     )
@@ -177,7 +175,7 @@ def run_pools(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> PooledOutcomes:
-    """Serve a trace with engines that prefill and others that decode."""
+    """Serve a trace with a pool of prefill engines and one of decode engines."""
     _check(prefill, decode, trace, link)
     rejected = pools_too_long(trace, prefill.settings, decode.settings)
     kept = np.flatnonzero(~rejected)
@@ -199,7 +197,7 @@ def run_pools(
     gaps_us = np.empty(0)
     if len(goes_on):
         handed = _decoded(_part(fit, goes_on), there_us, link.first_token)
-        # those that are handed over, by arrival there
+        # requests that are handed over, by arrival at the decode pool
         who = goes_on[handed.order]
         decoded = run_replicas(
             decode.plan, handed, decode.settings, decode.replicas, decode.routing, **options
@@ -240,7 +238,7 @@ def run_pools(
 def _arrivals_us(
     prefill: Pool, decode: Pool, trace: Trace, prefilled: Outcomes, goes_on: Any, link: Link
 ) -> Floats:
-    """When the KV cache of each request that is handed over is at its decode engine, us."""
+    """Return when each request's KV cache arrives at its decode engine, us."""
     ready_us = prefilled.last_us[goes_on]
     lasts_us = takes_us(prefill.plan, decode.plan, trace.input_tokens[goes_on], link)
     if not link.is_shared:
@@ -258,7 +256,7 @@ def _record(outcomes: Outcomes) -> Record:
 
 
 def _spread(values: Any, rejected: Bools, fill: float) -> Any:
-    """Values of the requests that can run, and ``fill`` of the others."""
+    """Insert ``fill`` for rejected requests."""
     whole = np.full(len(rejected), fill, values.dtype)
     whole[~rejected] = values
     return whole
@@ -267,37 +265,37 @@ def _spread(values: Any, rejected: Bools, fill: float) -> Any:
 ON_TOO_LONG: Final = ("error", "reject")
 
 TRANSFER_COLUMNS: Final = (
-    Column("prefill_replica", "int", "", "which engine prefilled it, from 0; empty where none did", 0),
-    Column("transfer_ms", "float", "ms", "from its prefill's end until its KV cache is there"),
+    Column("prefill_replica", "int", "", "engine that prefilled it, from 0; empty if none did", 0),
+    Column("transfer_ms", "float", "ms", "from the end of its prefill until its KV cache has arrived"),
 )
 """Columns of :attr:`DisaggregatedSimulation.requests` after those of any simulation."""
 
 
 class DisaggregatedSimulation(Simulation):
-    """What became of a trace's requests where some engines prefill and others decode.
+    """The results of a simulation with prefill and decode engines.
 
-    All of :class:`Simulation` is of both pools together; ``replica`` is the decode engine, empty where a
-    request ended with its prefill. Made by :func:`simulate_disaggregated`.
+    Everything of :class:`Simulation` is over both pools; ``replica`` is the decode engine, empty if a request
+    ended with its prefill. Made by :func:`simulate_disaggregated`.
 
     Parameters
     ----------
     prefill, decode : Pool
-        The engines.
+        The pools of engines.
     trace : Trace
         The requests.
     link : Link
-        Between the pools.
+        The link between the pools.
     time_scale : float
-        Every step of both takes so many times as long.
+        Factor on the time of every step in both pools.
 
     Attributes
     ----------
     prefill, decode : Pool
-        The engines.
+        The pools of engines.
     link : Link
-        Between the pools.
+        The link between the pools.
     pooled : PooledOutcomes
-        What became of the requests, also in each pool.
+        The outcomes of requests, in all and in each pool.
     """
 
     def __init__(
@@ -320,7 +318,7 @@ class DisaggregatedSimulation(Simulation):
 
     @property
     def engines(self) -> int:
-        """Engines that step by themselves, of both pools."""
+        """Number of engines that step independently, in both pools."""
         return sum(engines_of(pool.plan) * pool.replicas for pool in (self.prefill, self.decode))
 
     @property
@@ -331,19 +329,19 @@ class DisaggregatedSimulation(Simulation):
 
     @property
     def made_from(self) -> dict[str, str]:
-        """What the answers were made from: plans and settings of both pools, their link, the trace."""
-        said = {f"fastroof.prefill.{name}": str(of) for name, of in vars(self.prefill.settings).items()}
+        """The inputs of the results: plans and settings of both pools, their link, the trace."""
+        settings = {f"fastroof.prefill.{name}": str(of) for name, of in vars(self.prefill.settings).items()}
         pools = {
             f"fastroof.{name}.replicas": str(pool.replicas)
             for name, pool in (("prefill", self.prefill), ("decode", self.decode))
         }
         link = {f"fastroof.link.{name}": str(value) for name, value in self.link._asdict().items()}
         plan = {f"prefill.{name}": value for name, value in self.prefill.plan.made_from.items()}
-        return {**super().made_from, **plan, **said, **pools, **link}
+        return {**super().made_from, **plan, **settings, **pools, **link}
 
     @lazy_property
     def requests(self) -> pa.Table:
-        """A row a request, in the order of the trace's file.
+        """Requests as a table, a row each, in the order of the trace's file.
 
         Returns
         -------
@@ -360,18 +358,18 @@ class DisaggregatedSimulation(Simulation):
         return table.append_column(transfer, pa.array(sent_ms, transfer.type, from_pandas=True))
 
     def summary(self, **given: Any) -> dict[str, Any]:
-        """Return the answers of the whole run.
+        """Return the results of the whole run.
 
         Parameters
         ----------
         **given
-            As :meth:`Simulation.summary` has them.
+            As in :meth:`Simulation.summary`.
 
         Returns
         -------
         dict
-            As :meth:`Simulation.summary`, and ``transfer_ms``, ``{mean, p50, p90, p95, p99}`` of those that
-            were handed over; ``pools``: of ``prefill`` and of ``decode`` their ``tp``, ``replicas``,
+            As in :meth:`Simulation.summary`, and ``transfer_ms``, ``{mean, p50, p90, p95, p99}`` of requests
+            that were handed over; ``pools``: of ``prefill`` and ``decode``, their ``tp``, ``replicas``,
             ``steps`` and ``busy``, the share of the run in which steps ran.
         """
         from fastroof.simulation.answers import duration_us
@@ -416,45 +414,46 @@ def simulate_disaggregated(
     on_too_long: str = "error",
     time_scale: float = 1.0,
 ) -> DisaggregatedSimulation:
-    """Serve a trace with engines that only prefill and engines that only decode what these hand over.
+    """Serve a trace with prefill engines and decode engines, request by request.
 
     Parameters
     ----------
     prefill_plan, decode_plan : StepPlan
-        Of one model and dtype of the KV cache; each may be on another number of GPUs.
+        Plans with the same model and KV dtype; layouts and GPUs may differ.
     trace : Trace or what :func:`fastroof.load_trace` takes
         The requests, with arrivals.
     prefill_replicas, decode_replicas : int, default 1
-        Engines of each kind.
+        Number of engines of each kind.
     link : Link
-        Between them: bandwidth, latency, and who makes the first token.
+        The link between the pools: bandwidth, latency, and who computes the first token.
     prefill, decode : mapping, optional
-        Settings of each kind's engines, by the names of
-        :class:`fastroof.simulation.settings.EngineSettings`; what is left out are the engine's own and what
-        the plan's memory has room for.
+        Settings of each kind of engine, by the names of :class:`EngineSettings`; by default the engine's and
+        the plan's memory.
     prefill_routing, decode_routing : str
-        As in :func:`fastroof.simulation.replicas.run_replicas`.
+        As ``routing`` of :func:`fastroof.simulate`.
     on_too_long : {"error", "reject"}
-        What becomes of a request that can never have room in one of both.
+        What happens to a request that can never run in one of the pools.
     time_scale : float, default 1
-        Every step takes so many times as long; transfers do not.
+        Factor on the time of every step, not of transfers.
 
     Returns
     -------
     DisaggregatedSimulation
-        Every request's times, and what follows of them.
+        The times of every request, and results derived from them.
 
     Raises
     ------
     SimulationError
-        If the plans do not go together, a setting cannot be, or a request can never run.
+        If the plans do not match, a setting is invalid, or a request can never run.
     TraceError
         If the trace cannot be read.
 
     Notes
     -----
-    What happens to a request, and what is not simulated: :func:`fastroof.simulation.disaggregated.run_pools`.
-    The closed form is :func:`fastroof.serving.estimate_disaggregated`.
+    A prompt is computed on a prefill engine, its KV cache is sent over the link, and a decode engine
+    continues with the prompt as context. Layer-wise transfers, blocks held until they are sent, and back
+    pressure of full decode engines are not simulated. The closed form is
+    :func:`fastroof.serving.estimate_disaggregated`.
 
     Examples
     --------

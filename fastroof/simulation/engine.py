@@ -1,4 +1,4 @@
-"""One engine: a plan, a trace and settings in, outcomes out."""
+"""Run one engine: from a plan, a trace and settings to the outcomes of requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastroof.compiled.simulation.block_pool import (
 )
 from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
-from fastroof.compiled.simulation.pooled_slots import DUE_ROWS, NUM_POOLED_FIELDS, POOLED_CALENDAR_ROWS
+from fastroof.compiled.simulation.pooled_preemption import DUE_ROWS, NUM_POOLED_FIELDS
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     CACHED_TOKENS,
@@ -65,15 +65,15 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 
-STATUS_WORDS: Final = ("finished", "timed_out", "rejected")
-"""What a status is called."""
+STATUS_NAMES: Final = ("finished", "timed_out", "rejected")
+"""Names of statuses, by number."""
 
 SERIES: Final = ("running", "waiting", "blocks", "busy", "new_tokens", "output_tokens")
-"""Columns of ``Outcomes.series``: the first four integrated over time, us; the last two counted."""
+"""Columns of ``Outcomes.series``: four integrals over time, us, and two counts of tokens."""
 
 
 class Outcomes(NamedTuple):
-    """What became of a trace's requests, in the trace's order."""
+    """The outcome of each request, in the trace's order; counts of gaps by bin, the series, and counters."""
 
     arrival_us: Floats
     first_us: Floats
@@ -89,7 +89,7 @@ class Outcomes(NamedTuple):
 
 
 def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Add up the counters of several engines; they end when the last of them ends."""
+    """Add the counters of several engines; the end is that of the last."""
     return {
         name: max(of_each) if name == "end_us" else sum(of_each)
         for name in counters[0]
@@ -98,15 +98,15 @@ def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 FIRST_BIN_US: Final = 1000.0
-"""Width of the series' bins at the beginning, us."""
+"""Initial width of the series' bins, us."""
 
 LEAST_SCALE: Final = 1e-9
 MOST_SCALE: Final = 1e9
-"""What steps may be multiplied by: a clock of infinite times stands still."""
+"""Range of time_scale."""
 
 
 class Arrays(NamedTuple):
-    """All that the loops of one or several engines read and write."""
+    """All arrays of one or several engines' loops."""
 
     state: EngineState
     requests: Requests
@@ -115,11 +115,10 @@ class Arrays(NamedTuple):
 
 
 def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) -> EngineOptions:
-    """Return settings and a trace's clients as the loops read them."""
+    """Return settings and a trace's clients as options of the loops."""
     if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
         raise SimulationError(
-            f"time_scale must be a number above 0, from {LEAST_SCALE:g} to {MOST_SCALE:g}, "
-            f"got {shown(time_scale)}"
+            f"time_scale must be a number from {LEAST_SCALE:g} to {MOST_SCALE:g}, got {shown(time_scale)}"
         )
     return EngineOptions(
         budget=settings.max_num_batched_tokens,
@@ -140,23 +139,45 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
 
 
 def _shift_of(block_size: int) -> int:
-    """Logarithm of a power of two, NONE of another number."""
+    """Return the log2 of a power of two, NONE for other numbers."""
     return block_size.bit_length() - 1 if block_size & (block_size - 1) == 0 else NONE
 
 
 def too_long(trace: Trace, settings: EngineSettings) -> Bools:
-    """Find the requests of a trace that can never run: more tokens than all blocks or a step hold."""
+    """Find requests that can never run: more tokens than all blocks, or than an unchunked step, hold."""
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
     beyond: Bools = -(-tokens // settings.block_size) > settings.num_gpu_blocks
     if not settings.chunked_prefill:
-        # a preempted request computes its answer so far with its prompt
+        # a preempted request recomputes its output so far with its prompt
         whole = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1
         beyond |= whole > settings.max_num_batched_tokens
     return beyond
 
 
+def refuse_too_long(trace: Trace, settings: EngineSettings, alternative: str) -> None:
+    """Raise for the first request that can never run; the message ends with an alternative."""
+    beyond = too_long(trace, settings)
+    if not beyond.any():
+        return
+    i = int(beyond.argmax())
+    prompt, output = int(trace.input_tokens[i]), int(trace.output_tokens[i])
+    blocks = -(-(prompt + output) // settings.block_size)
+    others = int(beyond.sum()) - 1
+    more = f", nor can {others:,} others" if others else ""
+    if blocks > settings.num_gpu_blocks:
+        why = f"needs {blocks:,} blocks of {settings.block_size}, there are {settings.num_gpu_blocks:,}"
+        help_ = "give more num_gpu_blocks or GPUs"
+    else:
+        why = f"has no room in a step of {settings.max_num_batched_tokens:,} tokens, and prompts are not cut"
+        help_ = "give more max_num_batched_tokens, or chunked_prefill=True"
+    raise SimulationError(
+        f"request {int(trace.order[i])} of {trace.name} ({prompt:,} + {output:,} tokens) can never run"
+        f"{more}: it {why}; {help_}, or {alternative}"
+    )
+
+
 def new_state(settings: EngineSettings, count: int, longest: int, engines: int | None = None) -> EngineState:
-    """Make what engines remember: of one, or of several along a first axis."""
+    """Allocate the state of one engine, or of several along a first axis."""
     several = () if engines is None else (engines,)
     slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
@@ -172,14 +193,14 @@ def new_state(settings: EngineSettings, count: int, longest: int, engines: int |
 
 
 def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Arrays:
-    """Make what one engine needs."""
+    """Allocate the arrays of one engine."""
     count = len(requests.arrival_us)
     state = new_state(settings, count, longest)
     return Arrays(state, requests, new_served(settings, count), new_record())
 
 
 def new_served(settings: EngineSettings, count: int) -> Served:
-    """Make room for what becomes of requests."""
+    """Allocate the outcomes of requests."""
     return Served(
         first_us=np.full(count, math.nan),
         last_us=np.full(count, math.nan),
@@ -192,14 +213,14 @@ def new_served(settings: EngineSettings, count: int) -> Served:
 
 
 def new_record() -> Record:
-    """Make room for what is kept of steps."""
+    """Allocate the record of steps."""
     return Record(
         np.zeros(GAP_BINS, np.int64), np.zeros((SERIES_BINS, SERIES_FIELDS)), np.array([FIRST_BIN_US])
     )
 
 
 def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
-    """Return a trace's requests as the loops read them."""
+    """Return a trace's requests, or some, as arrays of the loops."""
     which: Any = slice(None) if served is None else served
     arrival_us = trace.arrival_s[which] * US_PER_S
     return Requests(
@@ -212,7 +233,7 @@ def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
 
 
 def counters_of(state: EngineState) -> dict[str, Any]:
-    """Return one engine's counts: see :class:`fastroof.simulation.engine.Outcomes`."""
+    """Return one engine's counters by name."""
     scalars = state.scalars
     names = {
         "steps": STEPS,
@@ -234,13 +255,13 @@ def counters_of(state: EngineState) -> dict[str, Any]:
 
 
 def raise_stuck(code: int) -> None:
-    """Raise what a loop's code means."""
+    """Raise the error of a loop's code, if any."""
     if code & CODE_STOPPED:
         check_stopped()
-        raise StoppedError("the simulation was ended before its end")
+        raise StoppedError("the simulation was stopped before its end")
     if code & CODE_STUCK:
         raise SimulationError(
-            "the first request that waits has no room in an empty engine: give it more blocks"
+            "the first waiting request has no room in an empty engine; give more num_gpu_blocks"
         )
 
 
@@ -274,7 +295,7 @@ def run_engine(
 
 
 def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
-    """Return outcomes with requests that never ran back in their places."""
+    """Insert rejected requests into the outcomes of the others."""
     count = len(rejected)
 
     def spread(values: Any, fill: Any) -> Any:
@@ -296,7 +317,7 @@ def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes
 
 
 MOST_POOL_BLOCKS: Final = 2**30
-"""Most blocks of a pool: each is simulated."""
+"""Maximum number of blocks of a simulated pool."""
 
 
 def new_pooled_arrays(
@@ -306,33 +327,32 @@ def new_pooled_arrays(
     served: Bools | None = None,
     engines: int | None = None,
 ) -> tuple[EngineState, BlockPool, Prompts]:
-    """Make what engines over pools of blocks need: of one, or of several along a first axis."""
+    """Allocate the arrays of one engine with a pool of blocks, or of several along a first axis."""
     if settings.order != "mixed" or settings.reserve_output:
         raise SimulationError(
-            "a pool of blocks is simulated as vLLM's: order must be mixed and reserve_output off, got "
+            "a simulated prefix cache is vLLM's: order must be mixed and reserve_output off, got "
             f"{settings.order} and {settings.reserve_output}"
         )
     if trace.hash_ids is not None and trace.cached_tokens.any():
         raise SimulationError(
-            f"trace {shown(trace.name)} has hash_ids, by which blocks are found where they are, and "
-            "cached_tokens, which say it beforehand: drop one of them"
+            f"trace {shown(trace.name)} has both hash_ids, by which blocks are found, and cached_tokens, "
+            "which state the result: drop one of them"
         )
     size = settings.block_size
     prompts, num_keys = prompt_blocks(trace, size, served)
     blocks_each = -(-(requests.input_tokens.astype(np.int64) + requests.output_tokens) // size)
-    # with as many as all take none is reused, so that more are never seen
+    # more blocks than all requests take make no difference
     num_blocks = min(settings.num_gpu_blocks, int(blocks_each.sum()))
     if num_blocks > MOST_POOL_BLOCKS:
         raise SimulationError(
-            f"num_gpu_blocks {settings.num_gpu_blocks:,} is more than a pool of blocks simulates, "
-            f"{MOST_POOL_BLOCKS:,}: give fewer"
+            f"num_gpu_blocks {settings.num_gpu_blocks:,} is above the maximum of a simulated prefix cache, "
+            f"{MOST_POOL_BLOCKS:,}"
         )
     several = () if engines is None else (engines,)
     state = new_state(settings, len(requests.arrival_us), int(requests.output_tokens.max()), engines)
-    slots, buckets = state.slots.shape[-1], state.calendar.shape[-1]
+    slots = state.slots.shape[-1]
     state = state._replace(
         slots=np.zeros((*several, NUM_POOLED_FIELDS, slots), np.int64),
-        calendar=np.zeros((*several, POOLED_CALENDAR_ROWS, buckets), np.int32),
         due=np.zeros((*several, DUE_ROWS, size), np.int32),
     )
     pool = BlockPool(
@@ -346,7 +366,7 @@ def new_pooled_arrays(
 
 
 def pool_counters(pool: BlockPool) -> dict[str, Any]:
-    """Return the counts of one pool, or of several together: see :func:`run_pooled_engine`."""
+    """Return the counters of one pool, or of several together."""
     counts = pool.counts.reshape(-1, NUM_COUNTS).sum(0)
     looked_up, found = int(counts[LOOKED_UP_TOKENS]), int(counts[FOUND_TOKENS])
     return {
@@ -358,7 +378,7 @@ def pool_counters(pool: BlockPool) -> dict[str, Any]:
 
 
 def refuse_none(trace: Trace, settings: EngineSettings, rejected: Bools) -> None:
-    """Raise where no request is left, for there is nothing to simulate."""
+    """Raise if every request is rejected."""
     if rejected.all():
         raise SimulationError(
             f"none of the {len(trace):,} requests has room in {settings.num_gpu_blocks:,} blocks of "
@@ -369,7 +389,7 @@ def refuse_none(trace: Trace, settings: EngineSettings, rejected: Bools) -> None
 def run_pooled_engine(
     plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
 ) -> Outcomes:
-    """Serve a trace with one engine whose prefix cache is a pool of blocks, least recently used first."""
+    """Serve a trace with one engine with a simulated prefix cache."""
     rejected = too_long(trace, settings)
     refuse_none(trace, settings, rejected)
     which = ~rejected if rejected.any() else None

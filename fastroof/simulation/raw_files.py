@@ -1,4 +1,4 @@
-"""Columns of a trace out of files: CSV, JSON lines, Parquet and Arrow, told apart by how they begin."""
+"""Read the columns of a trace from CSV, JSON lines, Parquet or Arrow, detected by a file's first bytes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """Names of a trace's columns, of which each role has one; they are compared as :func:`column_key`."""
+    """Column names of a trace format by role, in the form of :func:`column_key`."""
 
     name: str
     arrivals: Mapping[str, float | None]
-    """Columns of arrivals, and how many of their unit are a second; None where only dates will do."""
+    """Columns of arrivals, and how many of their unit are a second; None if they must be dates."""
     input_tokens: tuple[str, ...]
     output_tokens: tuple[str, ...]
     cached_tokens: tuple[str, ...] = ()
     hash_ids: tuple[str, ...] = ()
     leaves_out_empty: bool = True
-    """Whether rows without a prompt or an answer are requests that failed, which are counted and left out."""
+    """Whether rows without prompt or output are failed requests, which are counted and left out."""
 
     def has(self, keys: Iterable[str]) -> bool:
-        """Whether these are its columns."""
+        """Whether columns have every required role of the format."""
         known = set(keys)
         roles = (self.arrivals, self.input_tokens, self.output_tokens)
         return all(any(name in known for name in role) for role in roles)
@@ -106,14 +106,14 @@ PLAIN: Final = TraceFormat(
     (HASH_IDS,),
     leaves_out_empty=False,
 )
-"""Anybody's own table: the columns of :data:`TRACE_COLUMNS`, or what is often said instead."""
+"""Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
 
 FORMATS: Final = {one.name: one for one in (AZURE, MOONCAKE, BURSTGPT, PLAIN)}
-"""Formats by name; the first whose columns are there is meant."""
+"""Formats by name, in order of detection."""
 
 
 class NamedColumns(NamedTuple):
-    """Which column of a file has which role, by the names in the file; empty where there is none."""
+    """The columns of a file by role, with the file's names; empty without such a column."""
 
     format: TraceFormat
     arrival: str
@@ -125,18 +125,18 @@ class NamedColumns(NamedTuple):
 
     @property
     def needed(self) -> list[str]:
-        """Every column that is read."""
+        """All columns to read."""
         roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
         return [name for name in roles if name]
 
 
 def column_key(name: str) -> str:
-    """Return a column's name as formats are told by: small letters, digits, and one _ for all else."""
+    """Normalize a column's name: lower-case letters and digits, with _ for everything else."""
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
 def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFormat:
-    """Return the format of a name, or the one that columns tell."""
+    """Return the format by name or, by default, by its columns."""
     if name is None:
         keys = [column_key(column) for column in columns]
         return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
@@ -148,21 +148,21 @@ def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFo
 def named_columns(
     columns: list[str], what: str, format: str | None = None, *, needs_arrival: bool = True
 ) -> NamedColumns:
-    """Find which column has which role."""
+    """Assign roles to columns."""
     meant = trace_format(format, columns, what)
 
     def found(role: str, names: Iterable[str], is_needed: bool) -> str:
         names = list(names)
         there = [column for column in columns if column_key(column) in names]
-        # fastroof's own name goes before what others say
+        # fastroof's own name takes precedence
         own = [column for column in there if column_key(column) == names[0]]
         there = own if own else there
         if len(there) > 1:
-            raise TraceError(f"{what}: columns {' and '.join(map(repr, there))} all say {role}: keep one")
+            raise TraceError(f"{what}: columns {' and '.join(map(repr, there))} all have {role}: keep one")
         if not there and is_needed:
             listed = ", ".join(repr(column)[:40] for column in columns[:12]) or "none"
             raise TraceError(
-                f"{what} has no column of {role}: a {meant.name} trace calls it {' or '.join(names[:9])}; "
+                f"{what} has no column of {role}: in {meant.name} traces it is {' or '.join(names[:5])}; "
                 f"its columns are {listed}"
             )
         return there[0] if there else ""
@@ -180,7 +180,7 @@ def named_columns(
 
 
 def raw_table(source: Any) -> pa.Table:
-    """Return what speaks Arrow as a table."""
+    """Convert an Arrow source to a table."""
     import pyarrow as pa
 
     try:
@@ -198,7 +198,7 @@ def raw_arrays(
     what: str = "the arrays",
     needs_arrival: bool = True,
 ) -> tuple[RawColumns, NamedColumns]:
-    """Return columns of arrays or of a table, and which role each has."""
+    """Return the columns of arrays or of a table, and their roles."""
     if isinstance(source, Mapping):
         given: Any = {str(name): values for name, values in source.items()}
         names = list(given)
@@ -218,36 +218,36 @@ def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
     import pyarrow as pa
 
     if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):
-        raise TraceError(f"{what}: {name} is no column of numbers, it is {type(values).__name__}")
+        raise TraceError(f"{what}: {name} must be a column of numbers, got {type(values).__name__}")
     if isinstance(values, list | tuple) and np.bool_ in set(map(type, values)):
-        raise TraceError(f"{what}: {name} is no column of numbers, there are bools in it")
+        raise TraceError(f"{what}: {name} must be a column of numbers, got bools")
     try:
-        # a sum type of whole numbers and floats is found for lists, and not for anything else
+        # Arrow infers a common type of integers and floats only for lists
         if isinstance(values, np.ndarray) and not values.dtype.isnative:
-            # of the other byte order, which Arrow does not read
+            # Arrow does not read the other byte order
             values = values.astype(values.dtype.newbyteorder("="))
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     except MemoryError:
         raise
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{what}: {name} is no column of numbers ({error!s:.200})") from None
+        raise TraceError(f"{what}: {name} must be a column of numbers ({error!s:.200})") from None
 
 
-def said_of_table(table: pa.Table) -> dict[str, Any]:
-    """Return what a table that :meth:`Trace.table` made says of itself."""
+def table_metadata(table: pa.Table) -> dict[str, Any]:
+    """Return the metadata of a table made by :meth:`Trace.table`."""
     metadata = table.schema.metadata or {}
-    said: dict[str, Any] = {"name": _text(metadata.get(b"name")) or "table"}
+    facts: dict[str, Any] = {"name": _text(metadata.get(b"name")) or "table"}
     clients, think_s = _number(metadata.get(b"clients")), _number(metadata.get(b"think_s"))
     if is_whole_number(clients):
-        said["clients"] = clients
+        facts["clients"] = clients
         if is_number(think_s) and think_s >= 0:
-            said["think_s"] = float(think_s)
+            facts["think_s"] = float(think_s)
     if HASH_IDS in table.column_names:
         size = _number((table.schema.field(HASH_IDS).metadata or {}).get(b"hash_block_size"))
         if is_whole_number(size):
-            said["hash_block_size"] = size
-    return said
+            facts["hash_block_size"] = size
+    return facts
 
 
 def _text(value: bytes | None) -> str:
@@ -255,7 +255,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _number(value: bytes | None) -> Any:
-    """Return the number that bytes say, None where they say none."""
+    """Parse bytes as a number, None if they are not one."""
     for read in (int, float):
         try:
             return read(_text(value))
@@ -278,12 +278,12 @@ def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> F
     import pyarrow as pa
 
     what = f"trace {path}"
-    # os.path answers False where Path.is_dir raises: a name longer than a file name may be
+    # os.path.isdir returns False where Path.is_dir raises: for names that are too long
     if os.path.isdir(path):
-        raise TraceError(f"{what} is a folder, need a file")
+        raise TraceError(f"{what} is a folder; give a file")
     try:
         with pa.input_stream(str(path), compression="detect") as stream:
-            content = _whole(stream)
+            content = _read_all(stream)
     except MemoryError:
         raise
     except (OSError, pa.ArrowException, ValueError) as error:
@@ -297,24 +297,24 @@ def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> F
     if start.startswith((_PARQUET, _ARROW)):
         table = _table(what, content, is_parquet=start.startswith(_PARQUET))
         raw, columns = raw_arrays(table, format, what=what, needs_arrival=needs_arrival)
-        return raw, columns, {**said_of_table(table), "name": name}
+        return raw, columns, {**table_metadata(table), "name": name}
     is_json = start.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
     raw, columns = (_json_lines if is_json else _csv)(what, content, format, needs_arrival)
     return raw, columns, {"name": name}
 
 
-def _whole(stream: Any) -> bytes:
-    """All of a file; one that is compressed may be larger than it looks."""
+def _read_all(stream: Any) -> bytes:
+    """Read all of a file; a compressed one may be larger than it looks."""
     whole, usable = io.BytesIO(), usable_memory_bytes()
     while part := stream.read(_PART):
         if whole.tell() + len(part) > usable:
-            raise MemoryError(f"over {usable / GIB:,.3g} GiB of it, which are usable")
+            raise MemoryError(f"over the {usable / GIB:,.3g} GiB that are usable")
         whole.write(part)
     return whole.getvalue()
 
 
 def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
-    """Read all of a binary table: which columns are needed is told by their names."""
+    """Read a binary table with all of its columns."""
     import pyarrow as pa
 
     try:
@@ -329,7 +329,7 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         kind = "Parquet" if is_parquet else "Arrow"
-        raise TraceError(f"{what} is no whole {kind} file ({error!s:.200})") from None
+        raise TraceError(f"{what} is not a complete {kind} file ({error!s:.200})") from None
 
 
 def _csv(
@@ -340,10 +340,12 @@ def _csv(
     names = _csv_header(what, content)
     columns = named_columns(names, what, format, needs_arrival=needs_arrival)
     if columns.hash_ids:
-        raise TraceError(f"{what}: CSV has no lists, such as {columns.hash_ids}: need JSON lines or Parquet")
+        raise TraceError(
+            f"{what}: {columns.hash_ids} are lists, which CSV has not: use JSON lines or Parquet"
+        )
 
-    def row_words(row: int) -> str:
-        # the header is the first line that is not blank, and blank ones are no rows
+    def row_label(row: int) -> str:
+        # the header is the first non-blank line, and blank lines are not rows
         written = [number for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
         return f"line {written[row + 1]}" if row + 1 < len(written) else f"row {row + 1}"
 
@@ -354,18 +356,18 @@ def _csv(
     except MemoryError:
         raise
     except pa.ArrowException:
-        # again, slowly: text can be told row by row where it is wrong
+        # again, slowly, as text: this finds the invalid row
         try:
             table, is_text = _parse_csv(content, columns, {}, use_threads=False), True
         except MemoryError:
             raise
         except pa.ArrowException as error:
             if row := re.search(r"Row #([0-9]+): (.*)", str(error), re.DOTALL):
-                words = row_words(int(row[1]) - 2)
-                raise TraceError(f"{what}, {words}: {row[2].strip():.120}") from None
-            raise TraceError(f"{what} is no CSV ({error!s:.200})") from None
+                label = row_label(int(row[1]) - 2)
+                raise TraceError(f"{what}, {label}: {row[2].strip():.120}") from None
+            raise TraceError(f"{what} is not a CSV file ({error!s:.200})") from None
     arrays = {name: table[name] for name in columns.needed}
-    return RawColumns(what, arrays, row_words, is_text), columns
+    return RawColumns(what, arrays, row_label, is_text), columns
 
 
 def _parse_csv(
@@ -392,15 +394,15 @@ def _csv_header(what: str, content: bytes) -> list[str]:
     except (UnicodeDecodeError, csv.Error):
         names = []
     if not names:
-        raise TraceError(f"{what} has no header: CSV begins with the names of its columns")
+        raise TraceError(f"{what} has no header: CSV must start with the names of its columns")
     return names
 
 
 def _json_lines(
     what: str, content: bytes, format: str | None, needs_arrival: bool
 ) -> tuple[RawColumns, NamedColumns]:
-    # pyarrow's reader ends the process on lists nested a hundred thousand deep (26.0.1), and Python's json
-    # says what is wrong, and where
+    # pyarrow's reader (26.0.1) crashes on lists nested a hundred thousand deep, and Python's json reports
+    # what is wrong, and where
     numbers: list[int] = []
     values: dict[str, list[Any]] = {}
     columns: NamedColumns | None = None
@@ -424,7 +426,7 @@ def _json_lines(
     if columns is None:
         raise TraceError(f"{what} is empty")
 
-    def row_words(row: int) -> str:
+    def row_label(row: int) -> str:
         return f"line {numbers[row]}"
 
     arrays = {}
@@ -433,27 +435,27 @@ def _json_lines(
             arrays[name] = arrow_column(what, name, column)
         except TraceError:
             row_index, found = _odd_one(what, name, column)
-            raise TraceError(f"{what}, {row_words(row_index)}: {name} cannot be {shown(found)}") from None
-    return RawColumns(what, arrays, row_words), columns
+            raise TraceError(f"{what}, {row_label(row_index)}: {name} cannot be {shown(found)}") from None
+    return RawColumns(what, arrays, row_label), columns
 
 
 def _json_row(place: str, line: bytes) -> dict[str, Any]:
     row = parse_json(line, place, TraceError)
     if not isinstance(row, dict):
-        raise TraceError(f"{place}: need JSON lines, one object a line, got {type(row).__name__}")
+        raise TraceError(f"{place}: JSON lines need one object per line, got {type(row).__name__}")
     return row
 
 
 def _refuse_repeated(place: str, line: bytes) -> None:
-    """Refuse a line that says one thing twice; a name may well be a value too."""
+    """Refuse a line with a repeated name; a name may also be a value."""
     names = parse_json(line, place, TraceError, pairs=lambda pairs: [name for name, _ in pairs])
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise TraceError(f"{place}: {shown(twice)} is there twice")
+        raise TraceError(f"{place}: {shown(twice)} is repeated")
 
 
 def _odd_one(what: str, name: str, column: list[Any]) -> tuple[int, Any]:
-    """Return the first value that makes no column with those before it: by halves."""
+    """Find, by bisection, the first value that does not fit in a column with those before it."""
     good, bad = 0, len(column)
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -466,5 +468,5 @@ def _odd_one(what: str, name: str, column: list[Any]) -> tuple[int, Any]:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield lines and their numbers, from 1; the last may have no end."""
+    """Yield lines and their numbers from 1; the last may lack a line end."""
     yield from enumerate(io.BytesIO(content), start=1)

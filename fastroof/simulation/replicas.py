@@ -1,4 +1,4 @@
-"""Replicas of an engine, and how requests are spread over them."""
+"""Run replicas of an engine behind a router."""
 
 from __future__ import annotations
 
@@ -53,27 +53,31 @@ _RULES: Final = {
     "least_load": loops.LEAST_LOAD,
     "least_kv": loops.LEAST_KV,
     "power_of_two": loops.POWER_OF_TWO,
+    "prefix_aware": PREFIX_AWARE,
 }
 
-ROUTINGS: Final = tuple(_RULES)
-"""Ways to choose the replica of a request: see :func:`run_replicas`."""
+POOLED_ROUTINGS: Final = tuple(_RULES)
+"""Ways to choose the replica of a request where each has a pool of blocks."""
+
+ROUTINGS: Final = tuple(name for name in POOLED_ROUTINGS if name != "prefix_aware")
+"""Ways to choose the replica of a request where prefix hits are given."""
 
 MOST_REPLICAS: Final = 4096
-"""Most replicas of an engine."""
+"""Maximum number of replicas."""
 
 
 def ranks_of(plan: StepPlan) -> int:
-    """Return how many schedulers an engine of a plan has: its ranks of attention data parallelism."""
+    """Return the number of schedulers of a plan's engine: its ranks of attention data parallelism."""
     if plan.layout.pp > 1:
         raise SimulationError(
-            f"an engine of {plan.layout.pp} pipeline stages has as many batches on their way at once, which "
-            "no scheduler here holds apart; compile the plan with pp=1"
+            f"simulations of {plan.layout.pp} pipeline stages, with as many batches in flight, are not "
+            "supported; compile the plan with pp=1"
         )
     return int(plan.layout.dp)
 
 
 def engines_of(plan: StepPlan) -> int:
-    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody."""
+    """Return how many engines of one replica step independently: one, or its ranks if not in lockstep."""
     rules = rank_rules(plan)
     return 1 if rules.in_lockstep else rules.ranks
 
@@ -89,7 +93,7 @@ def run_replicas(
     seed: int = 0,
     threads: int | None = None,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with the ranks that its plan has."""
+    """Serve a trace with replicas of an engine, each with its plan's ranks."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
     one_of("routing", routing, ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
@@ -112,7 +116,7 @@ def run_replicas(
         fleet_of_one = partial(new_fleet, routing, settings, count, longest, rules=rules)
         run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
         with ThreadPoolExecutor(min(workers, replicas)) as pool:
-            # each thread knows what ends the work that this is part of
+            # each thread sees the stop flag of this call
             contexts = [copy_context() for _ in range(replicas)]
             done = list(pool.map(lambda one, context: context.run(run, one), range(replicas), contexts))
         record = merged([record for record, _ in done])
@@ -125,7 +129,7 @@ def run_replicas(
         if trace.clients is None:
             code = loops.replicas_run(plan.arena, options, *given)
         else:
-            # it is the router that knows of clients
+            # clients are handled by the router
             alone = options._replace(clients=0)
             code = loops.closed_loop_run(plan.arena, alone, *given, trace.clients)
         raise_stuck(code)
@@ -155,20 +159,32 @@ def new_fleet(
     rules: RankRules = ONE_RANK,
     drawn: Ints | None = None,
 ) -> loops.Fleet:
-    """Make replicas as the loops read them."""
-    apart = 1 if rules.in_lockstep else rules.ranks
-    engines, ranks = replicas * apart, rules.ranks // apart
+    """Make empty replicas as the loops read them."""
+    states = new_state(settings, count, longest, replicas * rules.ranks)
+    if drawn is None:
+        drawn = np.zeros((2, count), np.int32)
+    return _fleet(states, routing, settings, drawn, replicas, rules)
+
+
+def _fleet(
+    states: EngineState,
+    routing: str,
+    settings: EngineSettings,
+    drawn: Ints,
+    replicas: int,
+    rules: RankRules = ONE_RANK,
+) -> loops.Fleet:
+    """Put the states of all ranks behind one router."""
+    engines_each = 1 if rules.in_lockstep else rules.ranks
+    engines, ranks = replicas * engines_each, rules.ranks // engines_each
     groups = rank_loops.RankGroup(
         np.zeros((engines, rank_loops.GROUP_SCALARS), np.int64),
         np.zeros((engines, rank_loops.GROUP_CLOCKS)),
         np.zeros((engines, 2, ranks), np.int64),
         rules,
     )
-    if drawn is None:
-        drawn = np.zeros((2, count), np.int32)
     router = loops.Router(_RULES[routing], drawn, np.zeros(engines, np.int64))
-    states = new_state(settings, count, longest, engines * ranks)
-    return loops.Fleet(states, groups, router, settings.num_gpu_blocks, np.zeros(apart, np.int64))
+    return loops.Fleet(states, groups, router, settings.num_gpu_blocks, np.zeros(engines_each, np.int64))
 
 
 def _share(
@@ -179,7 +195,7 @@ def _share(
     fleet_of_one: Callable[[], loops.Fleet],
     replica: int,
 ) -> tuple[Record, dict[str, Any]]:
-    """Run one replica, whose requests are known beforehand; each writes into its own requests' places."""
+    """Run one replica on its requests, which are known beforehand; writes only their elements."""
     fleet = fleet_of_one()
     empty = arrays.record
     record = Record(np.zeros_like(empty.gaps), np.zeros_like(empty.series), empty.width_us.copy())
@@ -194,7 +210,7 @@ def _counters(states: EngineState) -> dict[str, Any]:
 
 
 def merged(records: Sequence[Record]) -> Record:
-    """Add up what engines of one time recorded, in bins as wide as the widest of theirs."""
+    """Add the records of engines, in bins of the widest one's width."""
     width_us = max(float(record.width_us[0]) for record in records)
     series = np.zeros_like(records[0].series)
     for record in records:
@@ -208,19 +224,6 @@ def merged(records: Sequence[Record]) -> Record:
     return Record(gaps, series, np.array([width_us]))
 
 
-_POOLED_REPLICAS_RULES: Final = {
-    "round_robin": loops.ROUND_ROBIN,
-    "least_outstanding": loops.LEAST_OUTSTANDING,
-    "least_load": loops.LEAST_LOAD,
-    "least_kv": loops.LEAST_KV,
-    "power_of_two": loops.POWER_OF_TWO,
-    "prefix_aware": PREFIX_AWARE,
-}
-
-POOLED_ROUTINGS: Final = (*ROUTINGS, "prefix_aware")
-"""Ways to choose the replica of a request: see :func:`run_pooled_replicas`."""
-
-
 def run_pooled_replicas(
     plan: StepPlan,
     trace: Trace,
@@ -231,20 +234,18 @@ def run_pooled_replicas(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with a prefix cache of its own."""
+    """Serve a trace with replicas of an engine, each with its own simulated prefix cache."""
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
     one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     if ranks_of(plan) > 1:
         raise SimulationError(
-            "engines with ranks of attention data parallelism have no simulated pools of blocks: compile the "
-            "plan with dp=1, or give what is cached"
+            "prefix caches are not simulated for ranks of attention data parallelism; compile the plan "
+            "with dp=1, or give cached_tokens"
         )
     if replicas == 1:
         return run_pooled_engine(plan, trace, settings, time_scale=time_scale)
     if trace.clients is not None:
-        raise SimulationError(
-            "clients of a closed loop are simulated with one engine over a pool of blocks: give one replica"
-        )
+        raise SimulationError("closed loops with a simulated prefix cache are limited to one replica")
     rejected = too_long(trace, settings)
     refuse_none(trace, settings, rejected)
     which = ~rejected if rejected.any() else None
@@ -253,10 +254,10 @@ def run_pooled_replicas(
     states, pools, prompts = new_pooled_arrays(settings, trace, requests, which, replicas)
     served, record = new_served(settings, count), new_record()
     drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
-    router = loops.Router(_POOLED_REPLICAS_RULES[routing], drawn, np.zeros(replicas, np.int64))
     replica_of, pushed_tokens = np.zeros(count, np.int32), np.zeros(replicas, np.int64)
-    fleet = (states, pools, prompts, requests, served, record, router, pushed_tokens, replica_of)
-    raise_stuck(pooled_replicas_run(plan.arena, options_of(settings, trace, time_scale), *fleet))
+    arrays = (pools, prompts, requests, served, record, pushed_tokens, replica_of)
+    fleet = _fleet(states, routing, settings, drawn, replicas)
+    raise_stuck(pooled_replicas_run(plan.arena, options_of(settings, trace, time_scale), fleet, *arrays))
     engines = [EngineState(*(array[one] for array in states)) for one in range(replicas)]
     counters = added_up([counters_of(engine) for engine in engines]) | pool_counters(pools)
     counters["num_gpu_blocks"] = replicas * settings.num_gpu_blocks

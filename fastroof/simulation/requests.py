@@ -1,4 +1,4 @@
-"""Means and percentiles of requests, exact, and of all gaps between tokens, from a histogram."""
+"""Times of requests and their percentiles, gaps between tokens, and the tables of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastroof.checks import is_number, shown
 from fastroof.columns import Column
 from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import BatchError, FastroofError
-from fastroof.simulation.engine import SERIES, STATUS_WORDS
+from fastroof.simulation.engine import SERIES, STATUS_NAMES
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 PERCENTILES: Final = (50, 90, 95, 99)
-"""Percentiles that every answer has, beside the mean."""
+"""Percentiles of every result, in addition to the mean."""
 
 MANTISSA_BITS: Final = 7
 GAP_ERROR: Final = 2.0 ** -(MANTISSA_BITS + 1)
-"""Largest relative error of a percentile of gaps: half the width of a bin, over its lower end."""
+"""Maximum relative error of a percentile of gaps: half a bin's width over its lower end."""
 
 
 def percentile(values: Floats, percent: float) -> float:
-    """Return one percentile of some values."""
+    """Return one percentile of values."""
     if not len(values):
         return math.nan
     place = (len(values) - 1) * (percent / 100.0)
@@ -43,14 +43,14 @@ def percentile(values: Floats, percent: float) -> float:
     above = min(below + 1, len(values) - 1)
     low, high = np.partition(values, (below, above))[[below, above]].tolist()
     share = place - below
-    # the same sum as numpy's, to the last bit; inf less inf would be nan
+    # numpy's sum, to the last bit; inf - inf would be nan
     if share == 0.0 or low == high:
         return float(low)
     return float(high - (high - low) * (1.0 - share) if share >= 0.5 else low + (high - low) * share)
 
 
 def spread(values: Floats) -> dict[str, float]:
-    """Return the mean and the percentiles of some values, as answers name them."""
+    """Return the mean and percentiles of values by name."""
     if not len(values):
         return dict.fromkeys(_NAMES, math.nan)
     found: Any = np.percentile(values, PERCENTILES).tolist()
@@ -68,7 +68,7 @@ def gap_values_us(num_bins: int, first_exponent: int) -> Floats:
 
 
 def gap_spread(counts: Longs, values: Floats) -> dict[str, float]:
-    """Return the mean and the percentiles of what a histogram counts."""
+    """Return the mean and percentiles of a histogram."""
     upto = np.cumsum(counts)
     total = int(upto[-1]) if len(upto) else 0
     if not total:
@@ -77,18 +77,18 @@ def gap_spread(counts: Longs, values: Floats) -> dict[str, float]:
     for percent in PERCENTILES:
         place = (total - 1) * (percent / 100.0)
         below = math.floor(place)
-        # the value of rank r is that of the first bin with more than r up to it
+        # rank r is in the first bin whose cumulative count is above r
         low, high = values[np.searchsorted(upto, (below, min(below + 1, total - 1)), side="right")].tolist()
         answers[f"p{percent}"] = low + (high - low) * (place - below)
     return answers
 
 
 LIMITS: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
-"""What a limit may be on."""
+"""Times that may be limited."""
 
 
 class RequestTimes(NamedTuple):
-    """Times of requests, an element a request in the order that the outcomes have."""
+    """Times of requests, an element each, in the order of the outcomes."""
 
     ttft_ms: Floats
     tpot_ms: Floats
@@ -98,7 +98,7 @@ class RequestTimes(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, outcomes: Outcomes) -> RequestTimes:
-        """Work out the times of an engine's outcomes."""
+        """Compute the times of an engine's outcomes."""
         finished = np.asarray(outcomes.status) == FINISHED
         first_us, arrival_us = outcomes.first_us, outcomes.arrival_us
         last_us = np.where(finished, outcomes.last_us, np.nan)
@@ -113,13 +113,13 @@ class RequestTimes(NamedTuple):
         )
 
     def of_finished(self, name: str) -> Floats:
-        """Times of the requests that finished, where they have such a time: what percentiles are over."""
+        """Return the times that percentiles are over: of finished requests that have such a time."""
         values: Floats = getattr(self, name)
         kept = self.is_finished & self.has_gaps if name == "tpot_ms" else self.is_finished
         return values if kept.all() else values[kept]
 
     def percentile(self, name: str, percent: float) -> float:
-        """Return a percentile over all requests, where one that did not finish took for ever."""
+        """Return a percentile over all requests; unfinished ones count as inf."""
         values: Floats = getattr(self, name)
         if not self.is_finished.all():
             values = np.where(self.is_finished, values, math.inf)
@@ -128,7 +128,7 @@ class RequestTimes(NamedTuple):
         return percentile(values, percent)
 
     def within(self, limits: Mapping[str, float]) -> Bools:
-        """Which requests finished and kept all limits; an output of one token keeps any TPOT."""
+        """Whether each request finished within all limits; an output of one token is within any TPOT."""
         kept = self.is_finished.copy()
         for name, limit_ms in limits.items():
             values: Floats = getattr(self, name)
@@ -137,7 +137,7 @@ class RequestTimes(NamedTuple):
         return kept
 
     def goodput(self, limits: Mapping[str, float], duration_us: float) -> dict[str, Any]:
-        """Say how many requests kept all limits, and how many of them a second."""
+        """Return how many requests finished within all limits, and their rate."""
         kept = int(self.within(limits).sum())
         return {
             "limits": dict(limits),
@@ -148,7 +148,7 @@ class RequestTimes(NamedTuple):
 
 
 def checked_limits(given: Mapping[str, Any]) -> dict[str, float]:
-    """Return limits as floats by name, those that were given."""
+    """Return the given limits as floats by name."""
     limits = {}
     for name, value in given.items():
         if value is None:
@@ -160,30 +160,28 @@ def checked_limits(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 SERIES_COLUMNS: Final = (
-    Column("time_s", "float", "s", "where the stretch of time begins", 0),
-    Column("running", "float", "", "mean requests that run", 0),
-    Column("waiting", "float", "", "mean requests that wait", 0),
-    Column("kv_use", "float", "", "mean share of the KV cache that requests hold", 0),
-    Column("busy", "float", "", "share of the time in which steps run", 0),
-    Column(
-        "computed_tokens_per_s", "float", "tokens/s", "tokens of prompts and answers that steps compute", 0
-    ),
-    Column("output_tokens_per_s", "float", "tokens/s", "tokens that come out", 0),
+    Column("time_s", "float", "s", "start of the interval", 0),
+    Column("running", "float", "", "mean number of running requests", 0),
+    Column("waiting", "float", "", "mean number of waiting requests", 0),
+    Column("kv_use", "float", "", "mean share of the KV cache in use", 0),
+    Column("busy", "float", "", "share of time in which steps run", 0),
+    Column("computed_tokens_per_s", "float", "tokens/s", "prompt and output tokens computed", 0),
+    Column("output_tokens_per_s", "float", "tokens/s", "output tokens", 0),
 )
 """Columns of :meth:`Simulation.series`."""
 
 
-# places in the outcomes' series
+# columns of the outcomes' series
 RUNNING_US, WAITING_US, BLOCKS_US, BUSY_US, NEW_TOKENS, OUTPUT_TOKENS = range(len(SERIES))
 
 
 def series_table(outcomes: Outcomes, engines: int, made_from: Mapping[str, str]) -> pa.Table:
-    """Lay the series out as a table, up to the end of the last step; of so many that step by themselves."""
+    """Return the series of ``engines`` as a table, up to the end of the last step."""
     width_us, end_us = float(outcomes.bin_us), float(outcomes.counters["end_us"])
     count = min(max(int(np.ceil(end_us / width_us)), 1), len(outcomes.series))
     series = outcomes.series[:count]
     starts_us = np.arange(count) * width_us
-    # the last stretch ends with the run
+    # the last interval ends with the run
     length_us = np.minimum(starts_us + width_us, end_us) - starts_us
     length_us = np.where(length_us > 0.0, length_us, width_us)
     blocks = float(outcomes.counters["num_gpu_blocks"])
@@ -202,10 +200,10 @@ def series_table(outcomes: Outcomes, engines: int, made_from: Mapping[str, str])
 
 
 def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str, Any]:
-    """Say how full the engines were: means over the run, and the most at any step."""
+    """Return the mean and peak use of the engines."""
     totals, counters = outcomes.series.sum(axis=0), outcomes.counters
     over_us = duration_us if duration_us > 0.0 else np.nan
-    # none where all requests were rejected
+    # 0 if all requests were rejected
     blocks = max(float(counters["num_gpu_blocks"]), 1.0)
 
     def use(place: int, peak: str, whole: float) -> dict[str, float]:
@@ -220,7 +218,7 @@ def engine_use(outcomes: Outcomes, engines: int, duration_us: float) -> dict[str
 
 
 def mean_step(outcomes: Outcomes, settings: EngineSettings, ranks: int = 1) -> tuple[float, float]:
-    """Return the mean number of running requests of a rank, over busy time, and the tokens each holds."""
+    """Return a rank's mean number of running requests over busy time, and the mean tokens each holds."""
     running_us, _, blocks_us, busy_us = outcomes.series[:, : BUSY_US + 1].sum(axis=0).tolist()
     if not (running_us > 0.0 and busy_us > 0.0):
         return 1.0, 1.0
@@ -228,14 +226,14 @@ def mean_step(outcomes: Outcomes, settings: EngineSettings, ranks: int = 1) -> t
 
 
 REQUEST_COLUMNS: Final = (
-    Column("arrival_s", "float", "s", "when the request was sent", 0),
-    Column("input_tokens", "int", "tokens", "tokens of its prompt"),
-    Column("output_tokens", "int", "tokens", "tokens of its answer, the first included"),
-    Column("ttft_ms", "float", "ms", "time to first token; empty where it never came"),
-    Column("tpot_ms", "float", "ms", "time per output token after the first; empty where there is none"),
-    Column("e2e_ms", "float", "ms", "time to the last token; empty where it never came"),
-    Column("preemptions", "int", "", "how often it lost its KV cache and computed it again", 0),
-    Column("replica", "int", "", "which replica served it, from 0; empty where none did", 0),
+    Column("arrival_s", "float", "s", "arrival of the request", 0),
+    Column("input_tokens", "int", "tokens", "prompt tokens"),
+    Column("output_tokens", "int", "tokens", "output tokens, including the first"),
+    Column("ttft_ms", "float", "ms", "time to first token; empty without one"),
+    Column("tpot_ms", "float", "ms", "time per output token after the first; empty without one"),
+    Column("e2e_ms", "float", "ms", "time to the last token; empty without one"),
+    Column("preemptions", "int", "", "number of times its KV cache was dropped and recomputed", 0),
+    Column("replica", "int", "", "replica that served it, from 0; empty if none did", 0),
     Column("status", "text", "", "finished, timed_out or rejected"),
 )
 """Columns of :attr:`Simulation.requests`."""
@@ -244,16 +242,16 @@ CACHED_COLUMN: Final = Column(
     "cached_tokens",
     "int",
     "tokens",
-    "tokens of its prompt that it found in the prefix cache; empty if unknown",
+    "prompt tokens found in the prefix cache; empty if unknown",
     0,
 )
-"""One more, where a prefix cache was simulated."""
+"""An extra column of runs with a simulated prefix cache."""
 
 
 def request_table(
     trace: Trace, outcomes: Outcomes, times: RequestTimes, made_from: Mapping[str, str]
 ) -> pa.Table:
-    """Lay requests out as a table, in the order of the trace's file."""
+    """Return requests as a table in the order of the trace's file."""
     values: dict[str, Any] = {
         "arrival_s": outcomes.arrival_us / US_PER_S,
         "input_tokens": trace.input_tokens,
@@ -276,23 +274,23 @@ def request_table(
         cached = trace.in_file_order(found)
         columns["cached_tokens"] = pa.array(cached, schema.field("cached_tokens").type, mask=cached < 0)
     codes = pa.array(trace.in_file_order(np.asarray(outcomes.status)).astype(np.int8))
-    columns["status"] = pa.DictionaryArray.from_arrays(codes, list(STATUS_WORDS)).cast(pa.string())
+    columns["status"] = pa.DictionaryArray.from_arrays(codes, list(STATUS_NAMES)).cast(pa.string())
     return pa.table([columns[field.name] for field in schema], schema=schema)
 
 
 def checked_requests_path(path: str | Path) -> Path:
-    """Return where requests can be written to, before any time goes into what they will be."""
+    """Return the path for a table of requests, checked before the simulation runs."""
     path = Path(path)
     if path.suffix.lower() not in (".parquet", ".csv"):
-        # a number is what other programs' option of this name takes
-        drawn = "; num_requests (--num-requests) says how many are drawn" if str(path).isdigit() else ""
+        # in other programs, an option of this name takes a number
+        drawn = "; num_requests (--num-requests) is the number to draw" if str(path).isdigit() else ""
         raise FastroofError(f"requests {path} must end in .parquet or .csv{drawn}")
     check_file_place(path, f"requests {path}")
     return path
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table of requests whole or not at all, as the name's end says."""
+    """Write a table of requests atomically, in the format of the path's suffix."""
     with write_errors(f"requests {path}"), whole_file(path) as unfinished:
         if path.suffix.lower() == ".csv":
             from pyarrow import csv

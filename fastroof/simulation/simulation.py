@@ -1,4 +1,4 @@
-"""A simulated run and its answers: percentiles, throughput, goodput, series, a step's error."""
+"""A simulated run and its results: percentiles, throughput, goodput, series, the effect of step errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 FEW_REQUESTS: Final = 200
-"""Of fewer, less than two are beyond the 99th percentile."""
+"""Of fewer requests, less than two are beyond the 99th percentile."""
 
 GROWTH_DEVIATIONS: Final = 3.0
 GROWTH_SHARE: Final = 0.05
@@ -47,7 +47,7 @@ MANY_PREEMPTED: Final = 0.05
 
 
 class QueueGrowth(NamedTuple):
-    """Requests without their first token, half-way through the arrivals and at their end."""
+    """Requests without a first token half-way through the arrivals and at their end, and rates between."""
 
     half_way: int
     at_end: int
@@ -57,7 +57,7 @@ class QueueGrowth(NamedTuple):
 
     @property
     def is_growing(self) -> bool:
-        """Whether the queue grew by more than arrivals at random make it, and by a twentieth of them."""
+        """Whether the queue grew by more than random arrivals explain, and by more than 5 % of them."""
         grown = self.at_end - self.half_way
         return bool(grown > max(GROWTH_DEVIATIONS * self.arrived**0.5, GROWTH_SHARE * self.arrived))
 
@@ -72,7 +72,7 @@ def queue_growth(trace: Trace, outcomes: Outcomes) -> QueueGrowth | None:
     seconds = (end_us - middle_us) / US_PER_S
     if seconds <= 0.0:
         return None
-    # one that never had its first token left the queue when it timed out, or was never in it
+    # a request without a first token left the queue when it timed out, or was never in it
     waited = np.isfinite(first_us)
     arrivals, firsts = arrival_us[waited], first_us[waited]
     if not len(arrivals):
@@ -93,92 +93,93 @@ def queue_growth(trace: Trace, outcomes: Outcomes) -> QueueGrowth | None:
 
 
 def run_notes(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> list[str]:
-    """Say what the numbers of a simulation do not say of themselves."""
+    """Return warnings about a simulation's results."""
     count, finished = len(times.is_finished), int(times.is_finished.sum())
     status = np.bincount(np.asarray(outcomes.status), minlength=3).tolist()
     notes = []
     if status[2]:
         notes.append(
-            f"{status[2]:,} of {count:,} requests were rejected: prompt and output together are longer than "
-            "the KV cache or the plan holds; they are in no percentile"
+            f"{status[2]:,} of {count:,} requests were rejected, as prompt and output together exceed the "
+            "KV cache or the plan; percentiles leave them out"
         )
     if status[1]:
         notes.append(
-            f"{status[1]:,} of {count:,} requests timed out; they are in no percentile, and break every limit"
+            f"{status[1]:,} of {count:,} requests timed out; percentiles leave them out, and they break "
+            "every limit"
         )
     growth = queue_growth(trace, outcomes)
     if growth is not None and growth.is_growing:
         notes.append(
-            "the load is above what is served: in the second half of the arrivals "
-            f"{growth.arrived_per_s:,.3g} requests/s came and {growth.served_per_s:,.3g} had their first "
-            f"token, {growth.half_way:,} waited half-way and {growth.at_end:,} at the end; a longer trace "
-            "would have longer times"
+            "the load exceeds the throughput: in the second half of the arrivals "
+            f"{growth.arrived_per_s:,.3g} requests/s arrived and {growth.served_per_s:,.3g} got their first "
+            f"token; {growth.half_way:,} waited half-way, {growth.at_end:,} at the end; times grow with the "
+            "length of the trace"
         )
     preempted = int(np.count_nonzero(outcomes.preemptions))
     if preempted > MANY_PREEMPTED * count:
         notes.append(
-            f"{preempted:,} of {count:,} requests lost their KV cache and computed it again: "
-            "memory is what limits this load"
+            f"{preempted:,} of {count:,} requests were preempted and recomputed their KV cache: memory "
+            "limits this load"
         )
     if 0 < finished < FEW_REQUESTS:
-        notes.append(f"of {finished:,} requests the 99th percentile is that of the slowest one or two")
+        notes.append(f"with {finished:,} requests, the 99th percentile is that of the slowest one or two")
     return notes
 
 
 def range_notes(found: Mapping[str, Any] | None) -> list[str]:
-    """Say where the error of a step decides an answer, or that it is not known; nothing without a range."""
+    """Return warnings where the error of a step changes a result or is unknown; none without a range."""
     if found is None:
         return []
     if found["relative_error"] is None:
-        return [f"how far off the time of a step may be is {found['basis']}"]
+        return [f"the error of step times is {found['basis']}"]
     percent = found["relative_error"] * 100.0
     notes = []
     if found["near_saturation"]:
         low, high = found["ttft_ms"]["p99"]
         least, most = found["e2e_ms"]["p99"]
         notes.append(
-            f"near saturation or beyond: steps {percent:.1f} % faster or slower, one standard error, make "
-            f"the 99th percentile of TTFT {low:,.0f} or {high:,.0f} ms, that of E2E {least:,.0f} or "
+            f"near saturation or beyond: with steps {percent:.1f} % faster or slower, one standard error, "
+            f"the 99th percentile of TTFT is {low:,.0f} or {high:,.0f} ms, that of E2E {least:,.0f} or "
             f"{most:,.0f} ms"
         )
     notes.extend(
-        f"whether the 99th percentile of {_LIMIT_WORDS[name]} is within its limit is open: steps "
-        f"{percent:.1f} % faster and slower, one standard error, differ in it"
+        f"whether the 99th percentile of {_LIMIT_NAMES[name]} is within its limit depends on the error of "
+        f"steps, ±{percent:.1f} % (one standard error)"
         for name in found["flips"]
     )
     return notes
 
 
-_LIMIT_WORDS: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
+_LIMIT_NAMES: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E latency"}
 
 
 SHORT_QUEUE: Final = 2
-"""Where never so many requests waited, no load is near saturation."""
+"""If fewer requests ever wait, the load is not near saturation."""
 
 
 class Simulation(ArrowRows):
-    """What became of a trace's requests on an engine.
+    """The results of a simulation.
 
     Parameters
     ----------
     plan : StepPlan
-        What timed the steps.
+        Timed the steps.
     trace : Trace
         The requests.
     settings : EngineSettings
-        How the engine scheduled.
+        Settings of the engines.
     outcomes : Outcomes
-        What became of each request, in the trace's sorted order.
+        The outcome of each request, in the trace's sorted order.
     replicas : int, default 1
-        Engines that served them.
+        Number of engines.
     rerun : callable, optional
-        Simulates the same again with all steps multiplied by a number, and returns its outcomes; by default
-        one engine.
+        Simulates the trace again with all steps multiplied by a factor and returns the outcomes; by default
+        with one engine.
 
     Raises
     ------
     SimulationError
-        If the simulation has not come to its end: a part of a run is no answer.
+        If the simulation was not run to its end.
 
     Examples
     --------
@@ -215,8 +216,8 @@ class Simulation(ArrowRows):
         unfinished = int((self.times.is_finished & ~np.isfinite(self.times.e2e_ms)).sum())
         if unfinished:
             raise SimulationError(
-                f"{unfinished:,} of {len(self):,} requests were still on their way when the simulation "
-                "ended: a part of a run is no answer"
+                f"{unfinished:,} of {len(self):,} requests were unfinished when the simulation ended; "
+                "results need a complete run"
             )
 
     def __len__(self) -> int:
@@ -232,7 +233,7 @@ class Simulation(ArrowRows):
 
     @property
     def engines(self) -> int:
-        """Engines that step by themselves: replicas, or their ranks where these wait for nobody."""
+        """Number of engines that step independently: replicas, or their ranks if not in lockstep."""
         return engines_of(self.plan) * self.replicas
 
     @property
@@ -242,43 +243,42 @@ class Simulation(ArrowRows):
 
     @property
     def made_from(self) -> dict[str, str]:
-        """What the answers were made from: the plan, the trace, and the engine's settings."""
-        said = {f"fastroof.{name}": str(value) for name, value in vars(self.settings).items()}
+        """The inputs of the results: plan, trace and settings, by name."""
+        settings = {f"fastroof.{name}": str(value) for name, value in vars(self.settings).items()}
         own = {"fastroof.trace": self.trace.name, "fastroof.replicas": str(self.replicas)}
-        return {**self.plan.made_from, **said, **own}
+        return {**self.plan.made_from, **settings, **own}
 
     # -- requests and time -----------------------------------------------------------------------
 
     @lazy_property
     def requests(self) -> pa.Table:
-        """A row a request, in the order of the trace's file.
+        """Requests as a table, a row each, in the order of the trace's file.
 
         Returns
         -------
         pyarrow.Table
             ``arrival_s``, ``input_tokens``, ``output_tokens``, ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` (null
-            where they never came), ``preemptions``, ``replica``, ``status``: finished, timed_out or
-            rejected; ``cached_tokens``, found when it was first admitted, where a prefix cache was simulated.
-            Units and meanings are metadata of its fields; the table's metadata say what it was
-            made from.
+            without such a time), ``preemptions``, ``replica``, ``status`` (finished, timed_out or rejected)
+            and, with a simulated prefix cache, ``cached_tokens`` found at the first admission. Fields have
+            units and meanings as metadata, the table its inputs.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
 
     def to_arrow(self) -> pa.Table:
-        """Return :attr:`requests`; :meth:`to_pandas` and :meth:`to_polars` have them as frames."""
+        """Return :attr:`requests`; :meth:`to_pandas` and :meth:`to_polars` return data frames."""
         return self.requests
 
     def _repr_html_(self) -> str:
-        """Return the summary as a notebook shows it, without simulating again."""
+        """Return the summary as HTML for notebooks, without simulating again."""
         return answers_html(self.summary(with_range=False), repr(self))
 
     def write_requests(self, path: str | Path) -> Path:
-        """Write :attr:`requests` to a file, whole or not at all.
+        """Write :attr:`requests` to a file, atomically.
 
         Parameters
         ----------
         path : str or Path
-            Ends in .parquet or .csv; a file of that name is replaced.
+            Ends in .parquet or .csv; an existing file is replaced.
 
         Returns
         -------
@@ -288,26 +288,26 @@ class Simulation(ArrowRows):
         Raises
         ------
         FastroofError
-            If it ends otherwise, or cannot be written.
+            If the suffix is another, or the file cannot be written.
         """
         path = checked_requests_path(path)
         write_table(self.requests, path)
         return path
 
     def series(self) -> pa.Table:
-        """Return how the engines did over time, all replicas together.
+        """Return the engines' state over time, all replicas together.
 
         Returns
         -------
         pyarrow.Table
-            At most 512 rows, stretches of equal length but for the last, which the run ends in: ``time_s``
-            where one begins, on the trace's clock; means of ``running`` and ``waiting`` requests, of
-            ``kv_use`` and ``busy``, shares; ``computed_tokens_per_s``, of prompts and answers, and
-            ``output_tokens_per_s``. The length is in its metadata, ``fastroof.stretch_s``.
+            At most 512 rows, for intervals of equal length except the last, in which the run ends:
+            ``time_s``, the start on the trace's clock; mean ``running`` and ``waiting`` requests; the shares
+            ``kv_use`` and ``busy``; ``computed_tokens_per_s`` of prompts and outputs, and
+            ``output_tokens_per_s``. The length is in the metadata, ``fastroof.stretch_s``.
         """
         return series_table(self.outcomes, self.engines, self.made_from)
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def summary(
         self,
@@ -317,41 +317,41 @@ class Simulation(ArrowRows):
         e2e_ms: float | None = None,
         with_range: bool | None = None,
     ) -> dict[str, Any]:
-        """Return the answers of the whole run.
+        """Return the results of the whole run.
 
         Parameters
         ----------
         ttft_ms, tpot_ms, e2e_ms : float, optional
-            Limits of a request, ms: with any of them the answers have ``goodput``.
+            Limits of each request, ms; with any of them the results include ``goodput``.
         with_range : bool, optional
-            Whether they have ``range``: see :meth:`range`, which simulates twice more. By default where the
-            load is near saturation, or where one standard error of a step decides whether a limit is kept,
-            or where that error is not known; it is looked for where requests queue or there are limits.
+            Whether to include ``range``, see :meth:`range`, which simulates twice more. By default it is
+            computed if requests queue or there are limits, and included if the load is near saturation, one
+            standard error of a step decides whether a limit holds, or that error is unknown.
 
         Returns
         -------
         dict
-            ``ttft_ms``, ``tpot_ms``, ``itl_ms``, ``e2e_ms``, each ``{mean, p50, p90, p95, p99}``, over the
-            requests that finished; ``itl_ms`` over all gaps between two tokens of a request.
-            ``requests``, of which ``finished``, ``timed_out``, ``rejected``; ``duration_s``, from the first
-            request to the end of the last step, and by it ``requests_per_s``, ``input_tokens_per_s`` and
-            ``output_tokens_per_s`` of the requests that finished; ``arrivals_per_s``; ``steps``, of which
+            ``ttft_ms``, ``tpot_ms``, ``itl_ms``, ``e2e_ms``, each ``{mean, p50, p90, p95, p99}``, over
+            finished requests; ``itl_ms`` over all gaps between two tokens of a request. ``requests``, of
+            which ``finished``, ``timed_out``, ``rejected``; ``duration_s``, from the first request to the end
+            of the last step, and over it ``requests_per_s``, ``input_tokens_per_s`` and
+            ``output_tokens_per_s`` of finished requests; ``arrivals_per_s``; ``steps``, of which
             ``mixed_steps``, ``prefill_steps``, ``decode_steps``; ``preemptions``; ``running``, ``waiting``
-            and ``kv_use``, each ``{mean, peak}``, means over the duration; ``busy``, the share of it in
-            which steps ran; ``warnings``, sentences. Where a prefix cache was simulated, ``prefix_cache``:
-            its ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts when they were first
-            admitted; ``found_again_tokens``, by requests after a preemption; ``evictions``, of blocks.
+            and ``kv_use``, each ``{mean, peak}``, means over the duration; ``busy``, the share of it in which
+            steps ran; ``warnings``, sentences. With a simulated prefix cache ``prefix_cache``: its
+            ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts at their first admission;
+            ``found_again_tokens``, after preemptions; ``evictions`` of blocks.
 
         Raises
         ------
         BatchError
-            If a limit is no number above 0.
+            If a limit is not a number above 0.
 
         Notes
         -----
-        Percentiles of requests are exact, between two requests linearly by rank, as numpy and vLLM's
-        benchmark have them. Those of ``itl_ms`` are of a histogram with bins by exponent and seven bits of
-        mantissa: within 0.4 % of the exact ones (``fastroof.simulation.requests.GAP_ERROR``).
+        Percentiles of requests are exact, interpolated linearly by rank as in NumPy and vLLM's benchmark.
+        Those of ``itl_ms`` come from a histogram with bins by exponent and seven bits of mantissa, within 0.4
+        % of the exact ones (``fastroof.simulation.requests.GAP_ERROR``).
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         answers = run_answers(self.trace, self.outcomes, self.times, self.engines)
@@ -369,24 +369,24 @@ class Simulation(ArrowRows):
     def goodput(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None
     ) -> dict[str, Any]:
-        """Return how many requests kept every limit.
+        """Return how many requests are within every limit.
 
         Parameters
         ----------
         ttft_ms, tpot_ms, e2e_ms : float, optional
-            Limits, ms; at least one. A request of one output token keeps any ``tpot_ms``.
+            Limits, ms; at least one. A request with one output token is within any ``tpot_ms``.
 
         Returns
         -------
         dict
-            ``limits``; ``requests`` that finished and kept all of them, their ``share`` of all, and
-            ``requests_per_s`` of them over the duration; ``p99_within``, whether the 99th percentile over
-            all requests is within each limit: one that did not finish took for ever.
+            ``limits``; ``requests`` that finished within all of them, their ``share`` of all, and their
+            ``requests_per_s`` over the duration; ``p99_within``, whether the 99th percentile over all
+            requests is within each limit; unfinished ones count as inf.
 
         Raises
         ------
         BatchError
-            If no limit is given, or one is no number above 0.
+            If no limit is given, or one is not a number above 0.
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         if not limits:
@@ -394,18 +394,18 @@ class Simulation(ArrowRows):
         kept = self.times.goodput(limits, duration_us(self.outcomes))
         return {**kept, "p99_within": step_range.limits_kept(self.times, limits)}
 
-    # -- what a step's error means ---------------------------------------------------------------
+    # -- effect of the step error ----------------------------------------------------------------
 
     @lazy_property
     def step_error(self) -> StepError:
-        """How far off all steps together may be, one standard error, and where that is from."""
+        """The standard error that all steps have in common, and its source."""
         ranks = self.plan.layout.dp // engines_of(self.plan)
         return step_range.step_error(self.plan, *mean_step(self.outcomes, self.settings, ranks))
 
     def range(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None
     ) -> dict[str, Any]:
-        """Return the answers on steps that are one standard error faster, and slower.
+        """Return the results with steps one standard error faster, and slower.
 
         Parameters
         ----------
@@ -415,19 +415,17 @@ class Simulation(ArrowRows):
         Returns
         -------
         dict
-            ``relative_error`` of a step, None where it is not known, and its ``basis``; ``amplification``,
-            how much the 99th percentile of TTFT, or of E2E where that is more, changes over what steps
-            change, in ln; ``near_saturation``,
-            whether that is above 2, to which queues alone bring it, or the queue grows to the end of the
-            arrivals on the slower steps; ``flips``, limits that are kept on one side and not on the
-            other; and, where the error is known, ``[fast, slow]`` of each number of
-            ``ttft_ms``, ``tpot_ms``, ``itl_ms``, ``e2e_ms``, ``requests_per_s``, ``output_tokens_per_s``,
-            ``preemptions`` and ``timed_out``.
+            ``relative_error`` of a step, None if unknown, and its ``basis``; ``amplification``, the log
+            change of the 99th percentile of TTFT or E2E, whichever is larger, over that of steps;
+            ``near_saturation``, whether that is above 2, which only queues cause, or the queue still grows at
+            the end of the arrivals with the slower steps; ``flips``, limits that hold on one side only; and,
+            if the error is known, ``[fast, slow]`` of ``ttft_ms``, ``tpot_ms``, ``itl_ms``, ``e2e_ms``,
+            ``requests_per_s``, ``output_tokens_per_s``, ``preemptions`` and ``timed_out``.
 
         Raises
         ------
         BatchError
-            If a limit is no number above 0.
+            If a limit is not a number above 0.
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
         error = self.step_error
@@ -456,7 +454,7 @@ class Simulation(ArrowRows):
 
     @lazy_property
     def scaled_runs(self) -> tuple[Outcomes, Outcomes]:
-        """The same run on steps one standard error faster, and slower; that error must be known."""
+        """The same run with steps one standard error faster, and slower; that error must be known."""
         with ThreadPoolExecutor(2) as threads:
             fast, slow = threads.map(self._rerun or self._run_engine, self.step_error.time_scales)
         return fast, slow

@@ -1,4 +1,4 @@
-"""What the error of a step means for a simulation: the same requests on steps one standard error off."""
+"""The effect of the step error on a simulation: the same requests with steps one standard error off."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 AMPLIFIED: Final = 2.0
-"""Near saturation the 99th percentile of TTFT or E2E changes by at least this power of what a step does."""
+"""Near saturation the 99th percentile of TTFT or E2E changes by at least this power of a step's change."""
 
 LIMIT_PERCENTILE: Final = 99.0
-"""The percentile that a limit is held to."""
+"""The percentile that limits apply to."""
 
 
 class StepError(NamedTuple):
-    """How far off the steps of a plan may be, all of them together."""
+    """The relative standard error that all steps of a plan have in common."""
 
     relative: float
     basis: str
 
     @property
     def is_known(self) -> bool:
-        """Whether there is one."""
+        """Whether the error is known."""
         return self.relative > 0.0
 
     @property
     def time_scales(self) -> tuple[float, float]:
-        """What all steps are multiplied by: one standard error faster, and slower."""
+        """Factors on all steps: one standard error faster, and slower."""
         return math.exp(-self.relative), math.exp(self.relative)
 
 
 def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
-    """Say how far off the steps of a simulation may be."""
+    """Return the error of a simulation's steps."""
     stated = plan.engine.errors.tpot
     if stated and not plan.error_source.is_datasheet:
-        return StepError(stated, f"of TPOT on runs that no fit has seen, by the profile {plan.engine.name}")
+        return StepError(stated, f"of TPOT on runs held out of the fit, by the profile {plan.engine.name}")
     batch = min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens)
     try:
         relative = plan.decode_error(batch, max(round(kv_len), 1))
     except (PlanError, TableError) as error:
-        return StepError(math.nan, f"not known: {error}")
+        return StepError(math.nan, f"unknown: {error}")
     if not relative > 0.0:
-        return StepError(math.nan, "not known: nothing measured says how good these tables are")
+        return StepError(math.nan, "unknown: no measurements say how accurate these tables are")
     kernels = "the datasheet model's" if plan.error_source.is_datasheet else "its measured kernels'"
     return StepError(relative, f"of a step of {batch:,} decodes, by {kernels} own error")
 
@@ -55,20 +55,20 @@ def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
 def limits_kept(times: RequestTimes, limits: Mapping[str, float]) -> dict[str, bool]:
     """Whether the 99th percentile over all requests is within each limit."""
     return {
-        # nan: no request has such a time, and so none breaks the limit
+        # nan: no request has such a time, so none breaks the limit
         name: not times.percentile(name, LIMIT_PERCENTILE) > limit_ms
         for name, limit_ms in limits.items()
     }
 
 
 def flipped_limits(fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, float]) -> list[str]:
-    """Limits that are kept on faster steps, and broken on slower ones, or the other way round."""
+    """Return the limits that hold on faster steps and not on slower ones, or vice versa."""
     kept = limits_kept(fast, limits), limits_kept(slow, limits)
     return [name for name in limits if kept[0][name] != kept[1][name]]
 
 
 def amplification(fast: RequestTimes, slow: RequestTimes, relative: float) -> float:
-    """How much more the 99th percentile of TTFT or E2E changes than the steps do, in ln: 1 without queues."""
+    """Return the log change of the 99th percentile of TTFT or E2E over that of steps; 1 without queues."""
     found = math.nan
     for name in ("ttft_ms", "e2e_ms"):
         low, high = (times.percentile(name, LIMIT_PERCENTILE) for times in (fast, slow))
@@ -79,11 +79,11 @@ def amplification(fast: RequestTimes, slow: RequestTimes, relative: float) -> fl
 
 
 RANGED: Final = (*LIMITS, "itl_ms", "requests_per_s", "output_tokens_per_s", "preemptions", "timed_out")
-"""Answers that a range has."""
+"""Results that have a range."""
 
 
 def paired(fast: Mapping[str, Any], slow: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers of two runs beside each other: ``[fast, slow]`` of every number of :data:`RANGED`."""
+    """Return the results of two runs as pairs ``[fast, slow]``, for every name of :data:`RANGED`."""
     pairs: dict[str, Any] = {}
     for name in RANGED:
         if isinstance(fast[name], Mapping):

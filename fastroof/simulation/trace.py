@@ -1,4 +1,4 @@
-"""The requests that an engine meets: when each arrives, and how long its prompt and its answer are."""
+"""Traces: the arrivals of requests, and the lengths of their prompts and outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
-    """Return an array of numbers of one dimension; anything else is refused by name."""
+    """Return a one-dimensional array of numbers, or raise an error with the name."""
     needed = "numbers" if "f" in kinds else "whole numbers"
     array = number_array(value)
     if array is None:
@@ -36,16 +36,16 @@ def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
 
 
 def refuse_where(where: str, name: str, values: Array, wrong: Bools, needed: str) -> None:
-    """Raise what a row must be, of the first row that is wrong, if any is."""
+    """Raise an error for the first invalid row, if any."""
     if wrong.any():
         row = int(np.argmax(wrong))
         more = int(np.count_nonzero(wrong)) - 1
-        others = f" ({more} more rows likewise)" if more else ""
+        others = f" (and {more} more rows)" if more else ""
         raise TraceError(f"{where}, row {row}: {name} {needed}, got {values[row]}{others}")
 
 
 def sorted_by_arrival(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Sort requests by arrival, stable, their blocks with them."""
+    """Sort requests, with their blocks, by arrival; stable."""
     arrival_s = arrays["arrival_s"]
     if not (np.diff(arrival_s) < 0).any():
         return arrays | {"order": np.arange(len(arrival_s), dtype=np.int64)}
@@ -60,69 +60,68 @@ def sorted_by_arrival(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 Sizes = npt.NDArray[np.int32]
-"""Tokens, one number a request."""
+"""Tokens, one number per request."""
 
 MOST_CLIENTS: Final = 2**31
 MOST_TOKENS: Final = 2**24
-"""Most tokens of a prompt or an answer: above what any model attends to, so that sums stay within int32."""
+"""Maximum tokens of a prompt or an output: above any model's context, so that sums stay within int32."""
 
 MOST_SECONDS: Final = 1e10
-"""Latest arrival, three centuries: microseconds up to there are told apart in float64."""
+"""Latest arrival, three centuries: float64 resolves microseconds up to there."""
 
 TRACE_COLUMNS: Final = (
-    Column("arrival_s", "float", "s", "when the request arrives; the first of a file at 0", 0),
-    Column("input_tokens", "int", "tokens", "tokens of the prompt"),
-    Column("output_tokens", "int", "tokens", "tokens of the answer, the first included"),
-    Column("cached_tokens", "int", "tokens", "tokens of the prompt that are in the prefix cache", 0),
+    Column("arrival_s", "float", "s", "arrival of the request; 0 for the first of a file", 0),
+    Column("input_tokens", "int", "tokens", "prompt tokens"),
+    Column("output_tokens", "int", "tokens", "output tokens, including the first"),
+    Column("cached_tokens", "int", "tokens", "prompt tokens in the prefix cache", 0),
 )
 """Columns of :meth:`Trace.table`, which :func:`fastroof.load_trace` reads back."""
 
 HASH_IDS: Final = "hash_ids"
-"""Column of lists of block ids, where a trace has them."""
+"""Column of lists of block ids, if a trace has them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests, sorted by arrival; those of one time stay as they were given.
+    """Requests, sorted by arrival; equal arrivals keep their order.
 
     Parameters
     ----------
     arrival_s : array of float, shape (requests,)
-        When each arrives, seconds from the start, in any order; at least 0. All 0 in a closed loop, whose
-        arrivals are decided while it is simulated.
+        Arrivals, seconds from the start, in any order; at least 0. All 0 in a closed loop, whose arrivals are
+        found by simulation.
     input_tokens, output_tokens : array of int, shape (requests,)
-        Tokens of the prompt and of the answer, at least 1 each.
+        Tokens of prompts and outputs, at least 1 each.
     cached_tokens : array of int, shape (requests,), optional
-        Tokens of the prompt that the prefix cache has, less than the prompt.  Default 0.
+        Prompt tokens in the prefix cache, fewer than the prompt. Default 0.
     hash_ids : array of int, shape (blocks,), optional
-        Ids of the blocks of all prompts, one after the other: where two requests' ids are equal up to a
-        block, so are their prompts.
+        Ids of the blocks of all prompts, one after the other: two prompts are equal up to a block if their
+        ids are.
     hash_offsets : array of int, shape (requests + 1,), optional
-        Where each request's ids start; rises from 0 to the number of ids.
+        Where each request's ids start, from 0 to the number of ids.
     hash_block_size : int, default 0
-        Tokens of a block; request i has ``ceil(input_tokens[i] / hash_block_size)`` ids, the last block
-        perhaps in part. 0 without ids.
+        Tokens per block; request i has ``ceil(input_tokens[i] / hash_block_size)`` ids, the last block may be
+        partial. 0 without ids.
     name : str
-        What reports call it.
+        Name in reports.
     clients : int, optional
-        Of a closed loop: how many clients send the requests in turn, each when it has had the answer to
-        its last one.
+        In a closed loop, the number of clients that send the requests in turn, each after the answer to its
+        last.
     think_s : float, default 0
-        Of a closed loop: seconds between an answer's end and the client's next request.
+        In a closed loop, seconds between the end of an answer and the client's next request.
     left_out : mapping of str to int
-        Rows of the file that are no requests, counted by the reason.
+        Number of rows of the file that are not requests, by reason.
     order : array of int, shape (requests,), optional
-        Where each of the sorted requests was in the file: a permutation. Left out, the requests are sorted
-        here and it is made.
+        Position in the file of each sorted request, a permutation. By default requests are sorted here.
 
     Raises
     ------
     TraceError
-        If an array is no array of numbers, lengths differ, or a request cannot be; it names the row.
+        If an array is not numeric, lengths differ, or a request is invalid; the message names the row.
 
     Notes
     -----
-    The arrays are copies, writable as compiled loops need them; a change to one is not checked.
+    The arrays are copies and writable, as compiled loops need them; changes are not checked.
 
     Examples
     --------
@@ -134,7 +133,7 @@ class Trace:
     arrival_s: Floats
     input_tokens: Sizes
     output_tokens: Sizes
-    cached_tokens: Sizes = None  # type: ignore[assignment]  # zeros are made where it is left out
+    cached_tokens: Sizes = None  # type: ignore[assignment]  # zeros by default
     hash_ids: Longs | None = None
     hash_offsets: Longs | None = None
     hash_block_size: int = 0
@@ -142,12 +141,12 @@ class Trace:
     clients: int | None = None
     think_s: float = 0.0
     left_out: Mapping[str, int] = field(default_factory=dict)
-    order: Longs = None  # type: ignore[assignment]  # made where it is left out
+    order: Longs = None  # type: ignore[assignment]  # by default made here
 
     def __post_init__(self) -> None:
         where = f"trace {shown(self.name)}"
         if not isinstance(self.name, str):
-            raise TraceError(f"a trace's name must be a text, got {shown(self.name)}")
+            raise TraceError(f"a trace's name must be a string, got {shown(self.name)}")
         self._check_left_out(where)
         arrival_s = numbers_in_a_row(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
         count = len(arrival_s)
@@ -169,7 +168,7 @@ class Trace:
             arrays[name] = sizes.astype(np.int32)
         refuse_where(where, "cached_tokens", arrays["cached_tokens"],
                 arrays["cached_tokens"] >= arrays["input_tokens"],
-                "must be less than the prompt's tokens, of which the last is always computed")  # fmt: skip
+                "must be less than the prompt's tokens, as the last is always computed")  # fmt: skip
         if self.clients is not None:
             whole_number("clients", self.clients, 1, MOST_CLIENTS, TraceError)
         if not is_number(self.think_s) or self.think_s < 0:
@@ -193,7 +192,7 @@ class Trace:
         if not isinstance(given, Mapping) or not all(
             isinstance(reason, str) and is_whole_number(rows, 0) for reason, rows in given.items()
         ):
-            raise TraceError(f"{where}: left_out must be numbers of rows by reasons, got {shown(given)}")
+            raise TraceError(f"{where}: left_out must map reasons to numbers of rows, got {shown(given)}")
 
     def _checked_hashes(self, where: str, input_tokens: Sizes) -> dict[str, Any]:
         is_sized = not (isinstance(self.hash_block_size, int) and self.hash_block_size == 0)
@@ -224,7 +223,7 @@ class Trace:
 
     @property
     def is_closed(self) -> bool:
-        """Whether clients send the requests, each when it has had its last answer."""
+        """Whether this is a closed loop of clients, each sending after its last answer."""
         return self.clients is not None
 
     @property
@@ -234,11 +233,11 @@ class Trace:
 
     @property
     def requests_per_s(self) -> float:
-        """Mean rate of arrivals: gaps over the time they take; inf where all arrive at once."""
+        """Mean rate of arrivals; inf if all arrive at once."""
         return (len(self) - 1) / self.duration_s if self.duration_s else math.inf
 
     def rate_scaled(self, factor: float) -> Trace:
-        """Return the same requests ``factor`` times as fast: every arrival divided by it.
+        """Return the same requests at ``factor`` times the rate.
 
         Parameters
         ----------
@@ -248,13 +247,13 @@ class Trace:
         Returns
         -------
         Trace
-            The same but for ``arrival_s``.
+            The same except for ``arrival_s``.
 
         Raises
         ------
         TraceError
-            If the factor is no number above 0, arrivals would be too late, or it is a closed loop, which
-            has clients and no rate.
+            If the factor is not a number above 0, arrivals would be too late, or the trace is a closed loop,
+            which has no rate.
 
         Examples
         --------
@@ -265,35 +264,37 @@ class Trace:
             raise TraceError(f"rate_scale must be a number above 0, got {shown(factor)}")
         factor = float(factor)
         if self.is_closed:
-            raise TraceError(f"trace {shown(self.name)} is a closed loop: it has clients, no rate to scale")
+            raise TraceError(
+                f"trace {shown(self.name)} is a closed loop, which has clients and no rate to scale"
+            )
         with np.errstate(over="ignore"):
             arrival_s = self.arrival_s / factor
         if not arrival_s[-1] <= MOST_SECONDS:
             raise TraceError(
                 f"trace {shown(self.name)}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
             )
-        # nothing else changes, so nothing is checked again: a search for a rate scales often
+        # nothing else changes, so nothing is checked again: searches scale often
         scaled = copy.copy(self)
         object.__setattr__(scaled, "arrival_s", arrival_s)
         return scaled
 
     def limited(self, limit: int) -> Trace:
-        """Return the first requests by arrival, all of them where there are no more.
+        """Return the first requests by arrival.
 
         Parameters
         ----------
         limit : int
-            How many, at least 1.
+            Maximum number of requests, at least 1.
 
         Returns
         -------
         Trace
-            The rows left keep the file's order among themselves.
+            The remaining rows keep the file's order.
 
         Raises
         ------
         TraceError
-            If the limit is no whole number of at least 1.
+            If the limit is not a whole number of at least 1.
 
         Examples
         --------
@@ -304,7 +305,7 @@ class Trace:
         return self if limit >= len(self) else self._part(slice(0, limit))
 
     def sliced(self, start_s: float = 0.0, stop_s: float = math.inf) -> Trace:
-        """Return the requests that arrive from ``start_s`` until before ``stop_s``, which then is time 0.
+        """Return the requests that arrive from ``start_s`` until before ``stop_s``.
 
         Parameters
         ----------
@@ -319,7 +320,7 @@ class Trace:
         Raises
         ------
         TraceError
-            If no request arrives then.
+            If no request arrives in that time.
 
         Examples
         --------
@@ -341,23 +342,24 @@ class Trace:
         part = self._part(slice(first, last))
         return replace(part, arrival_s=part.arrival_s - start_s)
 
-    def _part(self, kept: slice) -> Trace:
-        rows: dict[str, Any] = {
-            name: getattr(self, name)[kept]
+    def _part(self, rows: slice) -> Trace:
+        """Return some consecutive requests."""
+        columns: dict[str, Any] = {
+            name: getattr(self, name)[rows]
             for name in ("arrival_s", "input_tokens", "output_tokens", "cached_tokens")
         }
         if self.hash_ids is not None and self.hash_offsets is not None:
-            offsets = self.hash_offsets[kept.start : kept.stop + 1]
-            rows |= {
+            offsets = self.hash_offsets[rows.start : rows.stop + 1]
+            columns |= {
                 "hash_ids": self.hash_ids[offsets[0] : offsets[-1]],
                 "hash_offsets": offsets - offsets[0],
             }
-        order = np.empty(kept.stop - kept.start, np.int64)
-        order[np.argsort(self.order[kept])] = np.arange(len(order))
-        return replace(self, **rows, order=order)
+        order = np.empty(rows.stop - rows.start, np.int64)
+        order[np.argsort(self.order[rows])] = np.arange(len(order))
+        return replace(self, **columns, order=order)
 
     def in_file_order(self, values: Array) -> Array:
-        """Put answers, one a sorted request, into the order of the file's rows.
+        """Reorder values of sorted requests to the order of the file's rows.
 
         Parameters
         ----------
@@ -367,7 +369,7 @@ class Trace:
         Returns
         -------
         ndarray
-            A new array, row i of which is of the file's request i.
+            A new array; row i is that of the file's request i.
 
         Examples
         --------
@@ -380,13 +382,13 @@ class Trace:
         return placed
 
     def table(self) -> pa.Table:
-        """Return the requests as an Arrow table, a row a request in the file's order.
+        """Return the requests as an Arrow table, a row each, in the file's order.
 
         Returns
         -------
         pyarrow.Table
-            The columns of :data:`TRACE_COLUMNS`, and ``hash_ids``, a list a row, where there are any; units
-            are metadata of its fields. ``load_trace`` reads it back.
+            The columns of :data:`TRACE_COLUMNS` and, if present, ``hash_ids``, a list per row; fields have
+            units as metadata. ``load_trace`` reads it back.
 
         Examples
         --------
@@ -411,9 +413,9 @@ class Trace:
         return pa.table(columns, schema=schema)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand the table over as an Arrow stream: the PyCapsule interface."""
+        """Export the table as an Arrow stream: the PyCapsule interface."""
         return self.table().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        said = f"{self.clients} clients" if self.is_closed else f"{self.duration_s:.4g} s"
-        return f"Trace({self.name!r}, {len(self)} requests, {said})"
+        extent = f"{self.clients} clients" if self.is_closed else f"{self.duration_s:.4g} s"
+        return f"Trace({self.name!r}, {len(self)} requests, {extent})"

@@ -1,4 +1,4 @@
-"""Columns of a trace, of whatever type, as arrays; what is wrong is said by its row."""
+"""Convert a trace's columns to arrays, with errors that name the row; find equal prompts."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _MOST_INTEGER: Final = 2**62
 
 @dataclass(frozen=True)
 class RawColumns:
-    """Columns as a file has them."""
+    """Columns as read from a file, and labels of its rows."""
 
     what: str
     columns: dict[str, pa.ChunkedArray]
-    row_words: Callable[[int], str]
+    row_label: Callable[[int], str]
     is_text: bool = False
 
-    def refuse(self, row: int, said: str) -> NoReturn:
-        """Raise what is wrong with a row."""
-        raise TraceError(f"{self.what}, {self.row_words(row)}: {said}")
+    def refuse(self, row: int, reason: str) -> NoReturn:
+        """Raise an error for a row."""
+        raise TraceError(f"{self.what}, {self.row_label(row)}: {reason}")
 
-    def refuse_where(self, wrong: Bools, said: Callable[[int], str]) -> None:
-        """Raise what is wrong with the first row that is, if any is."""
+    def refuse_where(self, wrong: Bools, reason: Callable[[int], str]) -> None:
+        """Raise an error for the first invalid row, if any."""
         if wrong.any():
             row = int(np.argmax(wrong))
-            self.refuse(row, said(row))
+            self.refuse(row, reason(row))
 
     def seconds(self, name: str, per_s: float | None) -> Floats:
         """Return arrivals in seconds after the earliest."""
         import pyarrow as pa
 
-        given = column = self._whole(name)
+        given = column = self._complete(name)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = self._read_times(name, column)
         if pa.types.is_date(column.type):
@@ -69,17 +69,17 @@ class RawColumns:
 
     def _since_first(self, name: str, values: Array, per_s: float) -> Floats:
         earliest, latest = values.min(), values.max()
-        # whole numbers to Python's: their difference may be beyond int64
+        # Python integers: their difference may be beyond int64
         if (latest.item() - earliest.item()) / per_s > MOST_SECONDS:
             self.refuse(int(np.argmax(values)), f"{name} is over {MOST_SECONDS:g} s after the first arrival")
         since: Floats = (values - earliest) / per_s
         return since
 
     def tokens(self, name: str) -> Longs:
-        """Return whole numbers; as floats they may be written, as long as they are whole."""
+        """Return whole numbers, which may be stored as floats."""
         import pyarrow as pa
 
-        column = self._whole(name)
+        column = self._complete(name)
         if self.is_text and not pa.types.is_integer(column.type):
             column = self._cast_text(name, column, pa.float64(), "a whole number")
         numbers = self._numbers(name, column)
@@ -91,11 +91,11 @@ class RawColumns:
         return numbers.astype(np.int64)
 
     def blocks(self, name: str) -> tuple[Longs, Longs]:
-        """Return ids of blocks, one request's after the other's, and where each request's start."""
+        """Return the ids of all requests' blocks, and where each request's start."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        column = self._whole(name)
+        column = self._complete(name)
         types = pa.types
         is_list = types.is_list(column.type) or types.is_large_list(column.type)
         if not is_list or not (
@@ -110,8 +110,8 @@ class RawColumns:
             self.refuse(int(np.searchsorted(offsets, at, "right")) - 1, f"{name} has an id that is missing")
         return self._integers(name, ids), offsets
 
-    def _whole(self, name: str) -> pa.ChunkedArray:
-        """Return a column of which no row is missing."""
+    def _complete(self, name: str) -> pa.ChunkedArray:
+        """Return a column, or raise an error for its first null."""
         import pyarrow as pa
 
         column = self.columns[name]
@@ -141,7 +141,7 @@ class RawColumns:
         return integers
 
     def _read_times(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Read text as numbers or as dates and times, whichever its first row is."""
+        """Parse text as numbers or as dates and times, whichever the first row is."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -152,7 +152,7 @@ class RawColumns:
             pass
         else:
             return self._cast_text(name, column, pa.float64(), "a number")
-        # with a zone or without, as the first row has it
+        # with or without a time zone, as in the first row
         first = column.slice(0, 1)
         zoned, plain = pa.timestamp("ns", "UTC"), pa.timestamp("ns")
         try:
@@ -173,16 +173,16 @@ class RawColumns:
 
 
 def _flat(column: pa.ChunkedArray) -> Array:
-    """Return numbers without nulls as NumPy's."""
+    """Convert a column without nulls to NumPy."""
     parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
     return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
 
 
 def _first_failing(column: pa.ChunkedArray, to: pa.DataType) -> int:
-    """Return the first row that is no such value, of a column that has one: by halves."""
+    """Find, by bisection, the first row that cannot be cast; there is one."""
     import pyarrow as pa
 
-    good, bad = 0, len(column)  # rows before `good` can be cast, of those before `bad` one cannot
+    good, bad = 0, len(column)  # rows before `good` can be cast; one before `bad` cannot
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
@@ -194,20 +194,20 @@ def _first_failing(column: pa.ChunkedArray, to: pa.DataType) -> int:
 
 
 def _shown(scalar: Any) -> str:
-    """What stands in a file, in few characters."""
+    """Return a value's text, shortened."""
     shown = f"{scalar.as_py()!r}"
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
 
 def prompt_blocks(trace: Trace, block_size: int, served: Bools | None = None) -> tuple[Prompts, int]:
-    """Number the blocks of a trace's prompts so that equal ones have one number."""
+    """Number the blocks of a trace's prompts so that equal blocks have equal numbers."""
     count = len(trace) if served is None else int(served.sum())
     found = np.full(count, -1, np.int32)
     if trace.hash_ids is None or trace.hash_offsets is None:
         return Prompts(np.zeros(0, np.int32), np.zeros(count, np.int64), 0, found), 0
     if trace.hash_block_size % block_size:
         raise TraceError(
-            f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt: "
+            f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt; "
             f"block_size must divide that, got {block_size}"
         )
     per_id = trace.hash_block_size // block_size
@@ -221,35 +221,34 @@ def hit_rate(trace: Trace, num_blocks: int | None = None, *, block_size: int | N
 @overload
 def hit_rate(trace: Trace, num_blocks: Ints, *, block_size: int | None = None) -> Floats: ...
 def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = None) -> float | Floats:
-    """Find the share of a trace's prompt tokens that a prefix cache has, at best, by its size.
+    """Compute the hit rate of an ideal prefix cache on a trace, by the cache's size.
 
     Parameters
     ----------
     trace : Trace
-        With hash_ids, which tell whose prompts are equal.
+        With hash_ids, which identify equal prompts.
     num_blocks : int or array of int, optional
-        Blocks that the cache has room for, at least 1. Left out, room for everything.
+        Blocks of the cache, at least 1; by default unlimited.
     block_size : int, optional
-        Tokens of a block, a divisor of the trace's ``hash_block_size``, which is the default. Smaller blocks
+        Tokens per block, a divisor of the trace's ``hash_block_size``, which is the default. Smaller blocks
         find more of the ends of prompts.
 
     Returns
     -------
     float or ndarray of float64
-        Tokens found over tokens of all prompts, for each number of blocks.
+        Tokens found divided by tokens of all prompts, for each number of blocks.
 
     Raises
     ------
     TraceError
-        If the trace has no hash_ids, or a size is none.
+        If the trace has no hash_ids, or a size is invalid.
 
     Notes
     -----
-    The requests are served one after the other in order of arrival, and blocks go by the least recent use, a
-    prompt's tail before its head; only whole blocks are found, and never a prompt's last token. So this is
-    what the cache is good for, apart from any engine: one whose requests run together finds less of a small
-    one, for those that run hold blocks, and answers take some. Sizes of all are found in one pass
-    (``fastroof.compiled.simulation.block_pool``).
+    Requests are served one after the other in order of arrival, and the least recently used blocks are
+    evicted, a prompt's tail before its head; only full blocks are found, and never a prompt's last token.
+    This bounds what an engine finds: there, running requests hold blocks and outputs take some. All sizes are
+    computed in one pass over stack distances (``fastroof.compiled.simulation.block_pool``).
 
     Examples
     --------
@@ -265,9 +264,7 @@ def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = N
     from fastroof.compiled.simulation.block_pool import stack_distances
 
     if trace.hash_ids is None:
-        raise TraceError(
-            f"trace {shown(trace.name)} has no hash_ids, so nothing says which of its prompts are equal"
-        )
+        raise TraceError(f"trace {shown(trace.name)} has no hash_ids, which identify equal prompts")
     size = trace.hash_block_size
     if block_size is not None:
         size = whole_number("block_size", block_size, 1, MOST_TOKENS, TraceError)

@@ -1,4 +1,4 @@
-"""Traces from what there is: files of other programs, tables and arrays."""
+"""Load traces from files, tables and arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.checks import is_number, whole_number
 from fastroof.errors import TraceError
-from fastroof.simulation.raw_files import NamedColumns, raw_arrays, raw_file, raw_table, said_of_table
+from fastroof.simulation.raw_files import NamedColumns, raw_arrays, raw_file, raw_table, table_metadata
 from fastroof.simulation.trace import MOST_TOKENS, Trace
 from fastroof.simulation.trace_columns import RawColumns
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 EXAMPLE: Final = "example"
-"""The trace that ships: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
+"""The built-in trace: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
 
 MOONCAKE_BLOCK: Final = 512
-"""Tokens of a block of ``hash_ids``, where nothing else is said."""
+"""Default tokens per block of ``hash_ids``."""
 
 _EXAMPLE_FILE: Final = Path(__file__).parent / "example" / "azure_2023_conv.csv"
 
@@ -37,37 +37,37 @@ def load_trace(
     rate_scale: float = 1.0,
     hash_block_size: int | None = None,
 ) -> Trace:
-    """Read the requests of a trace.
+    """Load a trace of requests.
 
     Parameters
     ----------
     source : path, table, mapping of str to array, or Trace
-        A file: CSV, JSON lines, Parquet or Arrow, the text ones perhaps compressed (.gz, .zst, .bz2); a table
-        of anything that speaks Arrow (pyarrow, pandas, polars); arrays by name; or ``"example"``, 600
-        requests that ship.
+        A file in CSV, JSON lines, Parquet or Arrow format, text formats also compressed (.gz, .zst, .bz2); a
+        table with the Arrow interface (pyarrow, pandas, polars); arrays by name; or ``"example"``, a built-in
+        trace of 600 requests.
     format : str, optional
-        What the columns are: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
+        The columns' format: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
         ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in
         s, Request tokens, Response tokens) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if
-        known, cached_tokens and hash_ids; or other usual names: :mod:`fastroof.simulation.raw_files`).
-        By default the columns tell.
+        known, cached_tokens and hash_ids; or other common names: :mod:`fastroof.simulation.raw_files`). By
+        default detected by the columns.
     limit : int, optional
-        Only the first so many requests by arrival.
+        Maximum number of requests, the first by arrival.
     rate_scale : float, default 1
-        How many times as fast the requests arrive.
+        Factor on the rate of arrivals.
     hash_block_size : int, optional
-        Tokens of a block of ``hash_ids``.  Default what the table says of itself, else 512.
+        Tokens per block of ``hash_ids``. Default: the table's metadata, else 512.
 
     Returns
     -------
     Trace
-        Sorted by arrival, the first at 0. Rows of Azure, Mooncake and BurstGPT without a prompt or an answer
-        are requests that failed: left out, and counted in ``left_out``. In a plain trace they are an error.
+        Sorted by arrival, the first at 0. Rows of Azure, Mooncake and BurstGPT without prompt or output are
+        failed requests: left out, and counted in ``left_out``. In plain traces they are an error.
 
     Raises
     ------
     TraceError
-        If there is no such file, it is no trace, or a row is no request; it names the file and the row.
+        If the file cannot be read, is not a trace, or a row is invalid; the message names file and row.
 
     Examples
     --------
@@ -80,64 +80,64 @@ def load_trace(
         trace = source
     else:
         with _within_memory(source):
-            raw, columns, said = _raw(source, format)
+            raw, columns, facts = _raw(source, format)
             if columns.hash_ids:
                 if hash_block_size is None:
-                    hash_block_size = said.get("hash_block_size", MOONCAKE_BLOCK)
-                said["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
-            trace = _checked_trace(raw, columns, said)
+                    hash_block_size = facts.get("hash_block_size", MOONCAKE_BLOCK)
+                facts["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
+            trace = _checked_trace(raw, columns, facts)
     if limit is not None:
         trace = trace.limited(limit)
     return trace if is_number(rate_scale) and rate_scale == 1.0 else trace.rate_scaled(rate_scale)
 
 
 def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) -> Trace:
-    """Read the lengths of requests, from a trace or a table that has no arrivals, which then are all 0."""
+    """Load the lengths of requests from a trace, or from a table without arrivals, which are then 0."""
     with _within_memory(source):
-        raw, columns, said = _raw(source, None, needs_arrival=False)
-        return _checked_trace(raw, columns._replace(hash_ids=""), {"name": said["name"]})
+        raw, columns, facts = _raw(source, None, needs_arrival=False)
+        return _checked_trace(raw, columns._replace(hash_ids=""), {"name": facts["name"]})
 
 
 @contextmanager
 def _within_memory(source: Any) -> Iterator[None]:
-    """Say of a trace that is too large for memory that it is, and nothing else."""
+    """Turn a MemoryError into a TraceError."""
     try:
         yield
     except MemoryError as error:
         what = f"trace {os.fspath(source)}" if isinstance(source, str | os.PathLike) else "the trace"
         reason = f" ({error!s:.200})" if str(error) else ""
         raise TraceError(
-            f"{what} needs more memory than there is{reason}: give fewer rows, or a machine with more"
+            f"{what} does not fit in memory{reason}; give fewer rows or use a machine with more memory"
         ) from None
 
 
 def _raw(
     source: Any, format: str | None, *, needs_arrival: bool = True
 ) -> tuple[RawColumns, NamedColumns, dict[str, Any]]:
-    """Return columns as they are, which role each has, and what the source says of itself."""
+    """Return the raw columns, their roles, and the source's metadata."""
     if isinstance(source, str | os.PathLike):
         is_example = source == EXAMPLE
         path = _EXAMPLE_FILE if is_example else Path(source)
-        raw, columns, said = raw_file(path, format, needs_arrival=needs_arrival)
+        raw, columns, facts = raw_file(path, format, needs_arrival=needs_arrival)
         if is_example:
-            said["name"] = EXAMPLE
-        return raw, columns, said
+            facts["name"] = EXAMPLE
+        return raw, columns, facts
     if isinstance(source, Mapping):
         return (*raw_arrays(source, format, needs_arrival=needs_arrival), {"name": "arrays"})
     if hasattr(source, "__arrow_c_stream__"):
         table = raw_table(source)
         return (
             *raw_arrays(table, format, what="the table", needs_arrival=needs_arrival),
-            said_of_table(table),
+            table_metadata(table),
         )
     raise TraceError(
-        "a trace is a path, a table of Arrow or a mapping of names to arrays (of a Workload what trace() "
-        f"draws), got {type(source).__name__}"
+        "a trace must be a path, an Arrow table or a mapping of names to arrays (for a Workload, its "
+        f"trace()), got {type(source).__name__}"
     )
 
 
-def _checked_trace(raw: RawColumns, columns: NamedColumns, said: dict[str, Any]) -> Trace:
-    """Make the trace, each row checked where its name is known."""
+def _checked_trace(raw: RawColumns, columns: NamedColumns, facts: dict[str, Any]) -> Trace:
+    """Check the rows, with errors that name them, and make the trace."""
     if not len(raw.columns[columns.input_tokens]):
         raise TraceError(f"{raw.what} has no requests")
     sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
@@ -147,7 +147,7 @@ def _checked_trace(raw: RawColumns, columns: NamedColumns, said: dict[str, Any])
         arrival_s = raw.seconds(columns.arrival, columns.per_s)
     if columns.cached_tokens:
         sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
-    kept, left_out = _kept(columns, sizes)
+    kept, left_out = _request_rows(columns, sizes)
     for role, tokens in sizes.items():
         name, least = getattr(columns, role), 0 if role == "cached_tokens" else 1
         raw.refuse_where(
@@ -162,12 +162,12 @@ def _checked_trace(raw: RawColumns, columns: NamedColumns, said: dict[str, Any])
             kept & (cached >= prompts),
             lambda row: (
                 f"{columns.cached_tokens} {cached[row]} must be less than the prompt's {prompts[row]}, "
-                "of which the last is always computed"
+                "as the last is always computed"
             ),
         )
     rows: dict[str, Any] = {}
     if columns.hash_ids:
-        ids, offsets = _checked_blocks(raw, columns, sizes["input_tokens"], kept, said["hash_block_size"])
+        ids, offsets = _checked_blocks(raw, columns, sizes["input_tokens"], kept, facts["hash_block_size"])
         rows = {"hash_ids": ids, "hash_offsets": offsets}
     if not kept.any():
         why = "".join(f", {rows} left out with {reason}" for reason, rows in left_out.items())
@@ -175,11 +175,11 @@ def _checked_trace(raw: RawColumns, columns: NamedColumns, said: dict[str, Any])
     arrival_s = arrival_s[kept]
     rows |= {"arrival_s": arrival_s - arrival_s.min()}
     rows |= {role: tokens[kept] for role, tokens in sizes.items()}
-    return Trace(**rows, **said, left_out=left_out)
+    return Trace(**rows, **facts, left_out=left_out)
 
 
-def _kept(columns: NamedColumns, sizes: dict[str, Longs]) -> tuple[Bools, dict[str, int]]:
-    """Return which rows are requests, and how many others there are by the reason."""
+def _request_rows(columns: NamedColumns, sizes: dict[str, Longs]) -> tuple[Bools, dict[str, int]]:
+    """Return which rows are requests, and the number of others by reason."""
     kept: Bools = np.ones(len(sizes["input_tokens"]), bool)
     left_out = {}
     if columns.format.leaves_out_empty:

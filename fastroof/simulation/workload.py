@@ -1,4 +1,4 @@
-"""Requests that are drawn: how they arrive, and how long they are."""
+"""Workloads: random requests, drawn from a process of arrivals and distributions of lengths."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Sizes, Trace
 from fastroof.simulation.trace_files import load_lengths
 
 ARRIVALS: Final = ("poisson", "gamma", "constant", "ramp", "closed")
-"""What arrivals may be."""
+"""Kinds of arrivals."""
 
 
 def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.random.Generator) -> Floats:
-    """Return arrivals at a mean rate of one, the first at 0."""
+    """Return arrivals at a mean rate of 1, the first at 0."""
     if arrivals == "constant":
         return np.arange(count, dtype=np.float64)
     if burstiness == 1.0:
@@ -35,14 +35,14 @@ def unit_arrivals(arrivals: str, burstiness: float, count: int, generator: np.ra
 
 
 def ramped(unit: Floats, rates_per_s: tuple[float, ...]) -> Floats:
-    """Bend arrivals at a rate of one to rates that go in straight lines from one to the next."""
+    """Map arrivals at rate 1 to piecewise linear rates, by the inverse of the integrated rate."""
     means = np.array([(a + b) / 2 for a, b in pairwise(rates_per_s)])
     part_s = len(unit) / float(means.sum())
     knots = np.concatenate([[0.0], np.cumsum(means * part_s)])
     part = np.minimum(np.searchsorted(knots, unit, side="right") - 1, len(means) - 1)
     rates = np.array(rates_per_s)
     start, slope = rates[part], (rates[part + 1] - rates[part]) / part_s
-    # a part may end a rounding error after its knot; the rate then is its last
+    # a part may end a rounding error after its knot; its rate is then the last one
     above = np.minimum(unit - knots[part], means[part] * part_s)
     root = np.sqrt(np.maximum(start * start + 2 * slope * above, 0.0))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -61,55 +61,55 @@ _WHOLE: Final = r"([0-9]{1,12})"
 
 @dataclass(frozen=True)
 class FixedLength:
-    """The same tokens for every request."""
+    """The same length for every request."""
 
     tokens: int
 
     def drawn(self, unit: Draws) -> Sizes:
-        """Tokens of each request."""
+        """Draw the tokens of each request."""
         return np.full(unit.count, self.tokens, np.int32)
 
 
 @dataclass(frozen=True)
 class LognormalLength:
-    """Tokens whose logarithm is normal: mean ``mean``, ``sigma`` the standard deviation of the logarithm."""
+    """Lognormal tokens: ``mean`` of the tokens, ``sigma``, the standard deviation of their logarithm."""
 
     mean: float
     sigma: float
     most: int = MOST_TOKENS
 
     def drawn(self, unit: Draws) -> Sizes:
-        """Tokens of each request."""
+        """Draw the tokens of each request."""
         exponent = math.log(self.mean) - self.sigma**2 / 2 + self.sigma * unit.normal()
-        # a number beyond the largest is cut anyway
+        # larger numbers are cut anyway
         tokens = np.exp(np.minimum(exponent, math.log(MOST_TOKENS) + 1))
         return np.clip(np.rint(tokens), 1, self.most).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class UniformLength:
-    """Whole tokens from ``least`` to ``most``, both included, each as likely."""
+    """Uniform integer tokens from ``least`` to ``most``, inclusive."""
 
     least: int
     most: int
 
     def drawn(self, unit: Draws) -> Sizes:
-        """Tokens of each request."""
-        # the least of the two: a product of floats may round up to the number of choices
+        """Draw the tokens of each request."""
+        # a product of floats may round up to the number of choices
         steps = np.minimum(unit.uniform() * (self.most - self.least + 1), self.most - self.least)
         return (self.least + steps.astype(np.int64)).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class RecordedLength:
-    """Tokens of requests of a trace, each request as likely, drawn again and again."""
+    """Tokens of a trace's requests, drawn with replacement."""
 
     trace: Trace
     source: object
-    """What tells that two lengths are of one trace: a request's prompt and answer are then drawn together."""
+    """Identity of the trace: if two lengths are of one trace, a request's are drawn from one row."""
 
     def drawn(self, unit: Draws, name: str = "input_tokens") -> Sizes:
-        """Tokens of each request: of the trace's ``name``."""
+        """Draw the tokens of each request from the trace's ``name``."""
         rows = np.minimum(unit.uniform() * len(self.trace), len(self.trace) - 1).astype(np.int64)
         recorded: Sizes = getattr(self.trace, name)[rows]
         return recorded
@@ -122,7 +122,7 @@ class CachedShare:
     share: float
 
     def of(self, input_tokens: Sizes) -> Sizes:
-        """Tokens of each request that the prefix cache has."""
+        """Return each request's tokens in the prefix cache."""
         cached: Sizes = np.floor(self.share * input_tokens).astype(np.int32)
         return cached
 
@@ -132,22 +132,22 @@ Lengths = FixedLength | LognormalLength | UniformLength | RecordedLength
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of one stream of random numbers, the same ones however often they are asked for."""
+    """One stream of random numbers; every call returns the same draws."""
 
     count: int
     generator: Callable[[], np.random.Generator]
 
     def uniform(self) -> Floats:
-        """From 0 to below 1."""
+        """Draw uniform numbers in [0, 1)."""
         return self.generator().random(self.count)
 
     def normal(self) -> Floats:
-        """Mean 0, standard deviation 1."""
+        """Draw standard normal numbers."""
         return self.generator().standard_normal(self.count)
 
 
 def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
-    """Read what is given for lengths."""
+    """Parse a workload's lengths."""
     if isinstance(given, Lengths):
         return given
     if isinstance(given, Trace):
@@ -178,7 +178,7 @@ def _parse_text(name: str, text: str, least: int) -> Lengths:
         length = UniformLength(int(match[1]), int(match[2]))
         sizes = [length.least, length.most]
         if length.least > length.most:
-            raise TraceError(f"{name} {text}: the least is above the most")
+            raise TraceError(f"{name} {text}: the minimum is above the maximum")
     else:
         raise TraceError(_wrong(name, text, least))
     wrong = [tokens for tokens in sizes if not least <= tokens <= MOST_TOKENS]
@@ -192,64 +192,61 @@ def _wrong(name: str, given: object, least: int) -> str:
 
 
 MOST_REQUESTS: Final = 10**8
-"""Most requests of a workload."""
+"""Maximum number of requests of a workload."""
 
 LEAST_RATE: Final = 1e-9
 MOST_RATE: Final = 1e9
-"""Requests a second at an end of a ramp, beside 0: sums and halves of them are numbers above 0 too."""
+"""Range of a ramp's rates other than 0, 1/s: their sums and halves stay finite and above 0."""
 
 _ARRIVALS: Final = 0
 _STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
-"""Streams of random numbers: each has its own, so that a change of one changes no other."""
+"""A stream of random numbers for each, so that changing one changes no other."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests to be drawn: a process of arrivals and distributions of lengths.
+    """Random requests: a process of arrivals and distributions of lengths.
 
     Parameters
     ----------
     rate : float, optional
-        Requests a second in the mean; of a ramp, the mean of its rates, to which they are scaled. May be left
-        to :meth:`trace`.
+        Mean requests/s; a ramp's rates are scaled to this mean. May instead be given to :meth:`trace`.
     arrivals : str, optional
-        ``"poisson"`` (the default), ``"gamma"``, ``"constant"``, ``"ramp"`` or ``"closed"``; the default
-        where ``burstiness``, ``ramp`` or ``clients`` is given is what goes with it.
+        ``"poisson"``, ``"gamma"``, ``"constant"``, ``"ramp"`` or ``"closed"``; the default is the one that
+        fits ``burstiness``, ``ramp`` or ``clients`` if one is given, else ``"poisson"``.
     burstiness : float, default 1
-        Shape of gamma-distributed gaps, as in the load generator of vLLM: 1 is Poisson, less comes in
-        bursts, more is more even. The gaps' coefficient of variation is ``1 / sqrt(burstiness)``. Of ramps
-        too.
+        Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson, less is burstier, more is
+        more even. The gaps' coefficient of variation is ``1 / sqrt(burstiness)``. Applies to ramps, too.
     ramp : tuple of float, optional
-        Requests a second at the start and the end of the run, or at the ends of equally long parts of it,
-        with straight lines between: ``(2, 20)``, ``(2, 20, 2)``.
+        Requests/s at the start and the end of the run, or at the ends of equally long parts of it, linear
+        between: ``(2, 20)``, ``(2, 20, 2)``.
     clients : int, optional
-        Of a closed loop: how many clients send one request after the other.
+        In a closed loop, the number of clients that send one request after the other.
     think_s : float, default 0
-        Of a closed loop: seconds from an answer's end to the client's next request.
+        In a closed loop, seconds from the end of an answer to the client's next request.
     requests : int, default 1000
-        How many.
+        Number of requests.
     input_tokens, output_tokens : int, str or Trace, default 1024 and 128
-        Tokens of prompts and answers: a number, ``"lognormal:MEAN:SIGMA[:MOST]"`` (mean of the tokens, sigma
-        of their logarithm), ``"uniform:LEAST:MOST"``, ``"file:PATH"`` or a trace to draw from. Where both
-        are of one trace, a request's two lengths are of one of its rows.
+        Tokens of prompts and outputs: a number, ``"lognormal:MEAN:SIGMA[:MOST]"`` (mean of the tokens, sigma
+        of their logarithm), ``"uniform:LEAST:MOST"``, ``"file:PATH"`` or a trace to draw from. Where both are
+        of one trace, a request's two lengths come from one row.
     cached_tokens : int, str or Trace, default 0
-        Tokens of a prompt that are in the prefix cache: the same forms, or ``"share:0.5"`` of the prompt; at
-        most all but its last token, which is always computed.
+        Prompt tokens in the prefix cache: the same forms, or ``"share:0.5"`` of the prompt; at most all but
+        the last token, which is always computed.
     seed : int, default 0
-        Of the random numbers (PCG64). Arrivals and each length have a stream of their own.
+        Seed of the random numbers (PCG64). Arrivals and each length have separate streams.
     name : str
-        What reports call it.
+        Name in reports.
 
     Raises
     ------
     TraceError
-        If a number cannot be, or two of them do not go together.
+        If a value is invalid, or two contradict each other.
 
     Notes
     -----
     Common random numbers: the same seed at another rate draws the same lengths and the same gaps, divided by
-    the rate, so that two rates differ by the rate alone. Fewer requests are the first of more (but for ramps,
-    which span the run).
+    the rate. Fewer requests are the first of more (except for ramps, which span the run).
 
     Examples
     --------
@@ -283,7 +280,7 @@ class Workload:
         if not is_number(self.think_s) or not 0 <= float(self.think_s) <= MOST_SECONDS:
             raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
         self._check_together()
-        # fractions are numbers too, of which numpy makes arrays of objects
+        # fractions are numbers, too, but numpy makes arrays of objects of them
         object.__setattr__(self, "burstiness", float(self.burstiness))
         object.__setattr__(self, "think_s", float(self.think_s))
         if self.rate is not None:
@@ -320,12 +317,12 @@ class Workload:
 
     @property
     def is_closed(self) -> bool:
-        """Whether clients send the requests, each when it has had its last answer."""
+        """Whether this is a closed loop of clients, each sending after its last answer."""
         return self.arrivals == "closed"
 
     @property
     def requests_per_s(self) -> float | None:
-        """The mean rate that was given, or that of the ramp; None where there is none."""
+        """The given mean rate, or that of the ramp, 1/s; None without one."""
         if self.rate is not None or self.ramp is None:
             return self.rate
         return _mean_rate(self.ramp)
@@ -336,20 +333,20 @@ class Workload:
         Parameters
         ----------
         rate : float, optional
-            Requests a second in the mean, instead of the workload's.
+            Mean requests/s, instead of the workload's.
         seed : int, optional
-            Instead of the workload's.
+            Seed, instead of the workload's.
 
         Returns
         -------
         Trace
-            The first request at 0; of a closed loop all at 0, with ``clients`` and ``think_s``. Lengths are
+            The first request at 0; in a closed loop all at 0, with ``clients`` and ``think_s``. Lengths are
             the same arrays for every rate.
 
         Raises
         ------
         TraceError
-            If there is no rate, or it is no number above 0, or a closed loop is given one.
+            If the rate is missing or not a number above 0, or given for a closed loop.
 
         Examples
         --------
@@ -363,15 +360,15 @@ class Workload:
         unit: Trace = drawn[1]
         if self.is_closed:
             if rate is not None:
-                raise TraceError("a closed loop has clients and no rate: its clients decide when they send")
+                raise TraceError("a closed loop takes no rate: its clients decide when they send")
             return unit
-        asked = self.requests_per_s if rate is None else rate
-        if asked is None:
-            raise TraceError("a workload needs requests a second: Workload(rate=..) or trace(rate=..)")
-        return unit.rate_scaled(_checked_rate(asked))
+        per_s = self.requests_per_s if rate is None else rate
+        if per_s is None:
+            raise TraceError("a workload needs a rate: Workload(rate=..) or trace(rate=..)")
+        return unit.rate_scaled(_checked_rate(per_s))
 
     def _at_unit_rate(self, seed: int) -> Trace:
-        """Draw the requests at one a second in the mean."""
+        """Draw the requests at a mean rate of 1/s."""
         arrival_s = np.zeros(self.requests)
         if not self.is_closed:
             gaps = _generator(seed, _ARRIVALS)
@@ -398,7 +395,7 @@ class Workload:
         return Draws(self.requests, lambda: _generator(seed, stream))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is drawn is drawn again elsewhere."""
+        """Leave the cached draws out; they are drawn again."""
         state = copy.copy(self.__dict__)
         state["_drawn"] = {}
         return state
@@ -410,7 +407,7 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
 
 def _checked_rate(rate: Any) -> float:
     if not is_number(rate) or rate <= 0:
-        raise TraceError(f"rate must be requests a second, a number above 0, got {shown(rate)}")
+        raise TraceError(f"rate must be requests/s above 0, got {shown(rate)}")
     return float(rate)
 
 
@@ -423,10 +420,10 @@ def _checked_ramp(ramp: Any) -> tuple[float, ...]:
     fits = len(listed) > 1 and all(
         is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in listed
     )
-    # where two neighbours are 0 no request comes, at the end none ever again
+    # with two neighbouring zeros no request comes, with 0 at the end none ever again
     if not fits or listed[-1] == 0 or any(a == b == 0 for a, b in pairwise(listed)):
         raise TraceError(
-            "ramp must be two or more requests a second, such as (2, 20), the last above 0 and no two "
+            "ramp must be two or more rates in requests/s, such as (2, 20), the last above 0 and no two "
             f"neighbours 0, each 0 or from {LEAST_RATE:g} to {MOST_RATE:g}, got {shown(ramp)}"
         )
     return tuple(float(rate) for rate in listed)
@@ -446,7 +443,7 @@ def _parse_cached(given: Any) -> Lengths | CachedShare:
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
-            raise TraceError(f"cached_tokens {shown(given)}: a share of the prompt is from 0 to 1")
+            raise TraceError(f"cached_tokens {shown(given)}: a share of the prompt must be from 0 to 1")
         return CachedShare(share)
     if is_whole_number(given, 0, MOST_TOKENS) or not isinstance(given, int | float):
         return parse_lengths("cached_tokens", given, 0)

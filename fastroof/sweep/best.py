@@ -131,7 +131,7 @@ def _capacity(
     plan = compile_plan(
         model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
         routing=ROUTING if row["routing"] == NO_ROUTING else row["routing"], dtype=row["dtype"],
-        kv_dtype=row["kv_dtype"], runtime=runtime, method=spec.method, max_tokens=budget, max_seqs=seqs,
+        kv_dtype=row["kv_dtype"], engine=runtime, method=spec.method, max_tokens=budget, max_seqs=seqs,
         curves=tables.curves, allow_modelled=spec.allow_modelled,
     )  # fmt: skip
     return capacity(

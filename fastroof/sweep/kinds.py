@@ -24,6 +24,13 @@ Summary = StepSummary | DeploymentSummary | CapacitySummary
 _ADDED: Final = ("constraints", "workload", "slo")
 """Tables of a spec that changes are added to."""
 
+FIELDS: Final = {
+    "engine": "runtime",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "max_num_seqs": "max_seqs",
+}
+"""Fields by the names that their keys have outside; the fields' own names are accepted too."""
+
 
 def load_spec(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
@@ -35,7 +42,7 @@ def load_spec(
     ----------
     spec : StepSpec, DeploymentSpec, CapacitySpec, mapping, str, Path or None
         A spec, its keys and values, or the path of a TOML file with them. None is the packaged spec.
-        In a file, a gpu, tables, runtime, model or trace that starts with ``./`` or ``../`` lies beside the
+        In a file, a gpu, tables, engine, model or trace that starts with ``./`` or ``../`` lies beside the
         file. With ``slo`` it is a sweep over capacities, with ``isl`` one over deployments, otherwise one
         over steps.
     changes : mapping, optional
@@ -70,7 +77,8 @@ def load_spec(
         where = "packaged spec"
     else:
         values, where = read_values(spec)
-    for key, value in (changes or {}).items():
+    values = _by_field(values, where)
+    for key, value in _by_field(changes or {}, "changes").items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
     if "slo" in values or "workload" in values:
@@ -78,6 +86,14 @@ def load_spec(
     if "isl" in values:
         return validated(DeploymentSpec, values, where)
     return validated(StepSpec, values, where)
+
+
+def _by_field(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """Name keys as the specs' fields are named."""
+    twice = [f"{key} and {name}" for key, name in FIELDS.items() if key in values and name in values]
+    if twice:
+        raise SweepError(f"{where}: {', '.join(twice)} are two names of one key; give one")
+    return {FIELDS.get(key, key) if isinstance(key, str) else key: value for key, value in values.items()}
 
 
 def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:

@@ -1,4 +1,4 @@
-"""Running a sweep: units are evaluated by an engine somewhere, and their rows written here."""
+"""Running a sweep: an executor evaluates its units, and their rows are written here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastroof.sweep.results import ResultFile
 from fastroof.sweep.shards import Shard, outcomes_to_json, shard_units, tagged_rows
 from fastroof.sweep.units import UnitResult, WorkUnit
 
-ENGINES: Final = ("local", "ray")
+EXECUTORS: Final = ("local", "ray")
 
 Progress = Callable[[int, int], None]
 
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 def run_sweep(
     spec: Spec | Mapping[str, Any] | str | Path | None,
     output: str | Path,
-    engine: str = "local",
+    executor: str = "local",
     *,
     threads: int = 1,
     address: str | None = None,
@@ -48,7 +48,7 @@ def run_sweep(
         over steps.
     output : str or Path
         The results, ending in .parquet, .csv or .jsonl. Replaced as a whole when the sweep is done.
-    engine : str
+    executor : str
         Where it runs: ``local``, or ``ray`` (extra ``ray``): as tasks of a Ray cluster.
     threads : int
         Threads to share the work over; any number gives the same rows. With ``ray`` the processors of a
@@ -102,10 +102,10 @@ def run_sweep(
     (2, 32.0)
     """
     started = time.perf_counter()
-    one_of("engine", engine, ENGINES, SweepError)
+    one_of("executor", executor, EXECUTORS, SweepError)
     threads = whole_number("threads", threads, error=SweepError)
-    if address is not None and engine != "ray":
-        raise SweepError(f"address goes with engine 'ray', got {engine!r}")
+    if address is not None and executor != "ray":
+        raise SweepError(f"address needs executor='ray', got {executor!r}")
     check_flag("resume", resume, SweepError)
     check_flag("restart", restart, SweepError)
     if resume and restart:
@@ -135,8 +135,8 @@ def run_sweep(
         metadata["fastroof.shard"] = str(part)
 
     def evaluate(some: Sequence[WorkUnit]) -> Generator[UnitResult, None, None]:
-        if engine == "ray":
-            from fastroof.sweep.ray_engine import ray_results
+        if executor == "ray":
+            from fastroof.sweep.ray_executor import ray_results
 
             return ray_results(sweep, some, tables_by_gpu, address=address, processors=threads)
         # SELF

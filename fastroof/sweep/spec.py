@@ -32,7 +32,7 @@ from fastroof.sweep.units import Split
 Spec = TypeVar("Spec", bound=BaseModel)
 
 _SHOWN: Final = 10
-_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models", "speculation", "workload")
+_PATHS: Final = ("gpu", "gpus", "tables", "engine", "runtime", "models", "speculation", "workload")
 
 _RANGE: Final = {
     "type": "object",
@@ -82,15 +82,12 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
     """Check that every name of a list can be loaded; report all that cannot together."""
     names = list(dict.fromkeys(text(name, what) for name in listed(value)))
     problems = []
-    known = ""  # the known ones, listed once for all
     by_name: dict[str, str] = {}
     for name in names:
         try:
             loaded = called(name)
         except FastroofError as error:
-            message, listing, presets = str(error).partition("; presets are ")
-            problems.append(message)
-            known = listing + presets or known
+            problems.append(str(error))
             continue
         if loaded in by_name:
             both = f"{name!r} and {by_name[loaded]!r} are both called {loaded}"
@@ -98,7 +95,7 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
         by_name[loaded] = name
     if problems:
         more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-        raise ValueError("; ".join([*problems[:_SHOWN], *more]) + known)
+        raise ValueError("; ".join([*problems[:_SHOWN], *more]))
     return tuple(names)
 
 

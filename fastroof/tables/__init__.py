@@ -1,4 +1,4 @@
-"""Tables of one GPU: measured rows and, made when first asked for, their packed form; lookups in them."""
+"""Tables of one GPU: measured rows, their packed form (made on first use), and lookups."""
 
 from fastroof.tables.lookup import Lookup
 from fastroof.tables.table_set import Tables, load_tables

@@ -1,4 +1,4 @@
-"""Coverage: how often the measured latency lies in the interval that a lookup's error claims."""
+"""Coverage: how often measured latencies lie in the intervals that lookup errors claim; survey of sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.compare import is_copy, same_kernels, sound_rows
 from fastroof.load.families import PairedPoints
 from fastroof.operators.operator import HoldoutGrid
-from fastroof.operators.registry import OPERATORS
+from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.tables.holdout import (
     GRIDS,
     alike_kernels,
@@ -24,26 +24,27 @@ from fastroof.tables.holdout import (
     taking_part,
     thinned_axes,
 )
-from fastroof.tables.lookup import KernelOrder, run_lookup
+from fastroof.tables.kernel_order import KernelOrder
+from fastroof.tables.lookup import run_lookup
 from fastroof.tables.table_set import Tables
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
 LEVELS: Final = {0.5: 0.6745, 0.8: NORMAL_80, 0.9: 1.6449, 0.95: 1.9600}
-"""Shares that intervals claim, and standard errors on either side that hold them if errors are normal."""
+"""Claimed shares of intervals, and their half-widths in standard errors of a normal distribution."""
 
 HIDDEN_SHARE: Final = 0.25
 FEWEST_NODES: Final = 8
-"""A shorter axis loses none of its values, a longer one keeps at least FEWEST_LEFT."""
+"""Fewest values of an axis that is thinned; at least FEWEST_LEFT remain."""
 FEWEST_LEFT: Final = 5
 QUARTILES: Final = 4
 
 
 COVERAGE_GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.coverages)
-"""Rows that intervals are judged on, as the operators have them."""
+"""Grids that intervals are judged on, from all operators."""
 
 
 class CoverageRow(NamedTuple):
-    """How often hidden points lie in the intervals claimed for them, as fractions."""
+    """Share of hidden points within claimed intervals, by level, extreme seeds, and quartile of error."""
 
     operator: str
     grid: str
@@ -60,7 +61,7 @@ class CoverageRow(NamedTuple):
 
 
 class _Hidden(NamedTuple):
-    """Hidden points of one draw: errors in standard errors, those standard errors, and whether inside."""
+    """Hidden points of one draw: errors in standard errors, standard errors, and whether inside."""
 
     ratio: Floats
     error: Floats
@@ -68,7 +69,7 @@ class _Hidden(NamedTuple):
 
 
 def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.random.Generator) -> Bools:
-    """Rows with one of the values that each kernel's axes lose: a random quarter between their ends."""
+    """Rows at hidden values: a random quarter of each kernel's axes between their ends."""
     hidden = np.zeros(table.num_rows, np.bool_)
     if grid.kernels:
         groups = alike_kernels(grid, table, part)
@@ -88,7 +89,7 @@ def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.r
 
 
 def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidden | None:
-    """Thin a table once, and look up what was hidden; None where nothing is."""
+    """Thin a table once and look up the hidden points; None if there are none."""
     table = tables.measured.tables[grid.operator]
     part = taking_part(table, grid.only)
     hidden = _hidden_rows(grid, table, part, rng)
@@ -98,17 +99,17 @@ def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidde
     parts = []
     for rows, arguments in lookup_arguments(table, np.flatnonzero(hidden)):
         try:
-            looked_up = run_lookup(thin, grid.operator, "roofline", True, arguments, of_source=False)
+            lookup = run_lookup(thin, grid.operator, "roofline", True, arguments, of_source=False)
         except MissingTableError:
             if not grid.kernels:
                 raise
-            continue  # no kernel is left that could lend
-        off = np.abs(np.log(looked_up.latency_us / table.columns["latency_us"][rows]))
+            continue  # no donor is left
+        off = np.abs(np.log(lookup.latency_us / table.columns["latency_us"][rows]))
         parts.append(
             (
-                off / looked_up.relative_error,
-                looked_up.relative_error,
-                looked_up.origin <= ORIGIN_INTERPOLATED,
+                off / lookup.relative_error,
+                lookup.relative_error,
+                lookup.origin <= ORIGIN_INTERPOLATED,
             )
         )
     if not parts:
@@ -124,18 +125,16 @@ def run_coverage(
     grids: Iterable[HoldoutGrid] = COVERAGE_GRIDS,
     progress: Callable[[str], None] | None = None,
 ) -> list[CoverageRow]:
-    """Judge the errors of lookups on points that neither the lookups nor the errors have seen."""
+    """Judge claimed errors on hidden points: a random quarter of every axis' values, once per seed."""
     grids = tuple(grids)
     known = {grid.operator for grid in grids}
-    wanted = known if operators is None else set(operators)
-    if wanted - known:
-        raise LookupInputError(
-            f"unknown {', '.join(sorted(wanted - known))}: use one of {', '.join(sorted(known))}"
-        )
+    requested = known if operators is None else set(operators)
+    for name in sorted(requested - known):
+        raise LookupInputError(unknown_operator(name, known))
     seeds = tuple(seeds)
     report = []
     for grid in grids:
-        if grid.operator not in tables.measured.tables or grid.operator not in wanted:
+        if grid.operator not in tables.measured.tables or grid.operator not in requested:
             continue
         if progress is not None:
             progress(f"{grid.operator}, {grid.name}")
@@ -173,14 +172,18 @@ def _row(grid: HoldoutGrid, region: str, draws: list[tuple[Floats, Floats]]) -> 
 
 
 COARSE: Final = "coarse"
-"""The hold-out grids that a survey leaves out: they keep a tenth of the rows."""
+"""Name of the hold-out grids that a survey skips: they keep a tenth of the rows."""
 
 MOST_POINTS: Final = 4000
-"""Points of two sources that intervals are held against; of more a random part."""
+"""Maximum number of points of two sources that are compared; a random sample of more."""
 
 
 class SurveyRow(NamedTuple):
-    """What is known of one source's kernels of one operator."""
+    """Accuracy of one source's kernels of one operator: hold-out errors, and agreement with other sources.
+
+    ``same_80``: share of other sources' values of the same library's kernels within 80 % intervals;
+    ``any_80``: of all kernels, as answers for the other's engine.
+    """
 
     gpu: str
     engine: str
@@ -203,23 +206,23 @@ def run_survey(
     operators: Iterable[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[SurveyRow]:
-    """Judge every source of a GPU by itself and against the others."""
+    """Judge every source of a GPU alone and against the others (shipped campaign figures are in sample)."""
     able = [name for name, operator in OPERATORS.items() if operator.answers_lookups]
-    wanted = able if operators is None else list(operators)
-    if unknown := sorted(set(wanted) - set(able)):
-        raise LookupInputError(f"unknown {', '.join(unknown)}: use one of {', '.join(able)}")
+    requested = able if operators is None else list(operators)
+    for name in sorted(set(requested) - set(able)):
+        raise LookupInputError(unknown_operator(name, able))
     rows = []
-    for name in (name for name in able if name in wanted and name in tables.measured.tables):
+    for name in (name for name in able if name in requested and name in tables.measured.tables):
         candidates = tables.candidates(name)
         sound = [sound_rows(one, [t for t in candidates if t is not one]) for one in candidates]
         for number, table in enumerate(candidates):
             if progress is not None:
                 progress(f"{tables.gpu.name} {table.source} {name}")
-            rows.append(_survey_row(tables, table, candidates, sound, number))
+            rows.append(_judge_source(tables, table, candidates, sound, number))
     return sorted(rows, key=lambda row: (row.source, able.index(row.operator)))
 
 
-def _survey_row(
+def _judge_source(
     tables: Tables, table: MeasuredTable, candidates: Sequence[MeasuredTable], sound: list[Bools], number: int
 ) -> SurveyRow:
     alone = _alone(tables, table)
@@ -238,8 +241,8 @@ def _survey_row(
             if "same" in points:
                 same += _held(alone, points["same"])
             engines = (other.engine, table.engine)
-            foreign = alone.in_order(KernelOrder(engines)) if other.engine != table.engine else alone
-            every += _held(foreign, points["any"])
+            for_other = alone.in_order(KernelOrder(engines)) if other.engine != table.engine else alone
+            every += _held(for_other, points["any"])
     return SurveyRow(
         tables.gpu.name,
         table.engine,
@@ -258,7 +261,7 @@ def _survey_row(
 
 
 def _alone(tables: Tables, table: MeasuredTable) -> Tables:
-    """Tables of one source of an operator, and of nothing else."""
+    """Tables of one source of one operator only."""
     measured: MeasuredTables = replace(tables.measured, tables={table.operator: table}, others={})
     return Tables(measured, tables.gpu)
 
@@ -269,7 +272,7 @@ def _some(table: MeasuredTable, keep: Bools) -> MeasuredTable:
 
 
 def _holdout(alone: Tables, operator: str) -> tuple[dict[str, float], int]:
-    """Mean error by region, over its grids by their points."""
+    """Mean error by region, weighted by points, and the number of points."""
     grids = [grid for grid in GRIDS if grid.operator == operator and grid.name != COARSE and not grid.kernels]
     found = run_holdout(alone, operators=[operator], methods=["roofline"], grids=grids) if grids else []
     sums: dict[str, list[float]] = {}
@@ -281,7 +284,7 @@ def _holdout(alone: Tables, operator: str) -> tuple[dict[str, float], int]:
 
 
 def _held(tables: Tables, points: PairedPoints) -> Iterator[Bools]:
-    """Whether the other source's values lie in the 80 % intervals of these tables, in parts."""
+    """Yield whether the other source's values lie within the 80 % intervals of these tables."""
     operator = OPERATORS[points.operator]
     columns = {**points.columns, "latency_us": points.b_us}
     some = np.flatnonzero(operator.plain_rows(columns))

@@ -1,9 +1,9 @@
-"""Hold-out: thin the tables, look the left-out points up, and see how far off each method is."""
+"""Hold-out: thin tables, look up the hidden points, and measure the error of each method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,23 +11,38 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.checks import check_progress
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.operators.operator import METHODS, HoldoutGrid
-from fastroof.operators.registry import OPERATORS
-
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables.table_set import Tables
+from fastroof.operators.registry import OPERATORS, unknown_operator
+from fastroof.tables.lookup import Lookup, check_method
 
 GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
-"""The thin grids that tables are judged on, as the operators have them."""
+"""Grids that lookups are judged on, from all operators."""
 
 
 KERNEL_PARTS: Final = 4
-"""Parts of whole kernels that are left out one after the other."""
+"""Parts of whole kernels that are left out in turn."""
+
+
+class ThinnableTables(Protocol):
+    """Tables that can be thinned and looked up, as :class:`fastroof.Tables`."""
+
+    @property
+    def measured(self) -> MeasuredTables:
+        """All measured rows."""
+
+    def some_rows(self, operator: str, rows: Longs | Bools) -> ThinnableTables:
+        """Tables of some rows of one operator."""
+
+    def lookup(self, operator: str, *, method: str = "roofline", **sizes: Any) -> Lookup:
+        """Look kernels up."""
 
 
 class HoldoutRow(NamedTuple):
-    """Errors of one method on the left-out points of one grid, as fractions of the measured latency."""
+    """Errors of one method on the hidden points of one grid, as fractions of the measured latency.
+
+    ``region`` is ``inside`` if every corner of the bracket was kept and measured, else ``outside``.
+    """
 
     operator: str
     grid: str
@@ -42,7 +57,7 @@ class HoldoutRow(NamedTuple):
 
 
 def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Bools:
-    """Rows of a grid: those with the values of ``only``, of prefill without a prefix; no spikes."""
+    """Rows of a grid: plain rows with the values of ``only``, without spikes."""
     rows = table.schema.plain_rows(table.columns) & ~table.spikes.every_row
     for name, value in only.items():
         rows &= table.columns[name] == value
@@ -50,12 +65,12 @@ def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Bools:
 
 
 def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
-    """Axes whose values may be left out."""
+    """Axes whose values may be hidden."""
     return [name for name in table.schema.free_axes() if name not in grid.only]
 
 
 def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
-    """Rows on the thin grid; every second value is counted within each kernel's own axis."""
+    """Rows on the thin grid; every second value counts within each kernel's axis."""
     kept = part.copy()
     groups = [rows[part[rows]] for rows in table.groups().values()]
     for name in thinned_axes(grid, table):
@@ -69,7 +84,7 @@ def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
 
 
 def alike_kernels(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> list[Longs]:
-    """Rows of the kernels that a grid leaves out together, by the values that they agree in."""
+    """Rows of the kernels that a grid leaves out together, by their common key values."""
     names = [column.name for column in table.schema.keys]
     places = [names.index(name) for name in grid.kernels]
     groups: dict[tuple[Any, ...], list[Longs]] = {}
@@ -79,7 +94,7 @@ def alike_kernels(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> list[
 
 
 def _thinned(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Iterator[tuple[Bools, Longs]]:
-    """Rows that are kept and those that are looked up: once, or for each part of the kernels left out."""
+    """Yield kept and hidden rows: once, or for each part of the kernels left out."""
     if not grid.kernels:
         kept = _kept_rows(grid, table, part)
         yield kept, np.flatnonzero(part & ~kept)
@@ -93,7 +108,7 @@ def _thinned(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Iterator[t
 
 
 def lookup_arguments(table: MeasuredTable, rows: Longs) -> Iterable[tuple[Any, dict[str, Any]]]:
-    """Lookup arguments of some rows, one batch a combination of the text columns."""
+    """Lookup arguments of rows, one batch per combination of the text columns."""
     columns = {name: table.columns[name][rows] for name in table.schema.arguments}
     text = [name for name, column in columns.items() if column.dtype.kind not in "iuf"]
     keys = list(zip(*(columns[name] for name in text), strict=True))
@@ -110,32 +125,31 @@ def _summary(signed: Floats) -> tuple[float, ...]:
 
 
 def run_holdout(
-    tables: Tables,
+    tables: ThinnableTables,
     *,
     operators: Iterable[str] | None = None,
     methods: Iterable[str] = METHODS,
     grids: Iterable[HoldoutGrid] = GRIDS,
     progress: Callable[[str], None] | None = None,
 ) -> list[HoldoutRow]:
-    """Judge lookups on points they have not seen."""
+    """Judge lookups on hidden points; one row per grid, method and region."""
     check_progress(progress, "a line of text", LookupInputError)
     methods = tuple(methods)
     with_grids = {grid.operator for grid in GRIDS}
-    wanted = with_grids if operators is None else set(operators)
-    for given, known in ((wanted, with_grids), (set(methods), set(METHODS))):
-        if given - known:
-            raise LookupInputError(
-                f"unknown {', '.join(sorted(given - known))}: use one of {', '.join(sorted(known))}"
-            )
+    requested = with_grids if operators is None else set(operators)
+    for name in sorted(requested - with_grids):
+        raise LookupInputError(unknown_operator(name, with_grids))
+    for method in methods:
+        check_method(method)
     report = []
     for grid in grids:
         table = tables.measured.tables.get(grid.operator)
-        if table is None or grid.operator not in wanted:
+        if table is None or grid.operator not in requested:
             continue
         if progress is not None:
             progress(f"{grid.operator}, {grid.name}")
         part = taking_part(table, grid.only)
-        # of another kernel's rate there is none at a node
+        # a borrowed kernel has no MFU at a node, so only roofline works
         judged = ("roofline",) if grid.kernels and "roofline" in methods else methods
         errors: dict[str, list[Floats]] = {method: [] for method in judged}
         inside = []
@@ -146,15 +160,15 @@ def run_holdout(
             for rows, arguments in lookup_arguments(table, hidden):
                 truth = table.columns["latency_us"][rows]
                 try:
-                    looked_up = thin.lookup(grid.operator, **arguments)
+                    lookup = thin.lookup(grid.operator, **arguments)
                 except MissingTableError:
                     if not grid.kernels:
                         raise
-                    continue  # no kernel is left that could lend
-                inside.append(looked_up.origin <= ORIGIN_INTERPOLATED)
+                    continue  # no donor is left
+                inside.append(lookup.origin <= ORIGIN_INTERPOLATED)
                 for method in judged:
                     guess = (
-                        looked_up
+                        lookup
                         if method == "roofline"
                         else thin.lookup(grid.operator, method=method, **arguments)
                     )

@@ -1,11 +1,11 @@
-"""The lookups behind ``Tables.lookup``: check the sizes, hand each kernel's points to its operator."""
+"""Lookups behind ``Tables.lookup``: check the sizes and pass each kernel's points to its operator."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,14 +16,10 @@ from fastroof.columns import ORIGIN_BORROWED, Column
 from fastroof.compiled.points import copied_sizes
 from fastroof.errors import LookupInputError
 from fastroof.given_arrays import number_array, refused
-from fastroof.load import MeasuredTable
-from fastroof.operators.operator import METHODS, Answers, Operator
-from fastroof.operators.registry import OPERATORS
-from fastroof.tables.errors import source_error
-
-if TYPE_CHECKING:
-    from fastroof.tables.table_set import Tables
-
+from fastroof.operators.operator import METHODS, Answers, Key, Operator, is_measured
+from fastroof.operators.registry import OPERATORS, unknown_operator
+from fastroof.tables.kernel_order import BY_RANK, OrderedTables
+from fastroof.tables.source_errors import source_error
 
 LARGEST: Final[dict[str, int]] = {
     "n": 2**24,
@@ -35,22 +31,21 @@ LARGEST: Final[dict[str, int]] = {
     "head_dim": 2**16,
     "message_bytes": 2**40 - 1,
 }
-"""Largest size each argument may have; 2**28 where it is not listed."""
+"""Largest valid size of each argument; 2**28 if not listed."""
 
 LARGEST_OTHER: Final = 2**28
 
 LEAST: Final = {"sms": 0, "window": 0}
-"""Smallest size an argument may have; 1 where it is not listed."""
+"""Smallest valid size of each argument; 1 if not listed."""
 
 NATIVE: Final = (np.dtype(np.int64), np.dtype(np.int32))
 
 CHUNK: Final = 32_768
-"""Points at a time: a copied argument is 256 KiB of a second-level cache, and the 10 us that a chunk costs
-are 0.3 ns a point."""
+"""Points per chunk: an argument takes 256 KiB of the L2 cache; 10 us per chunk are 0.3 ns per point."""
 
 
 def _checked_size(name: str, value: Any) -> int:
-    """One size in its range, or an error that names the argument."""
+    """Return a valid size, or raise an error that names the argument."""
     if type(value) is not int and (not math.isfinite(value) or value != math.floor(value)):
         raise LookupInputError(f"{name} must be a whole number, got {shown(value)}")
     least = LEAST.get(name, 1)
@@ -63,7 +58,7 @@ def _checked_size(name: str, value: Any) -> int:
 
 
 def _number_array(name: str, value: Any) -> Array:
-    """The argument as an array of integers or floats, which need not be copied nor checked for that."""
+    """Return the argument as an array of integers or floats, uncopied and unchecked."""
     array = number_array(value)
     if array is None:
         raise LookupInputError(f"{name} must be an integer or an array of integers, {refused(value)}")
@@ -72,14 +67,14 @@ def _number_array(name: str, value: Any) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The sizes of a lookup's points."""
+    """Sizes of a lookup's points: single checked sizes, arrays as given, and the broadcast shape."""
 
     whole: dict[str, int]
     arrays: dict[str, Array]
     shape: tuple[int, ...]
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[slice, list[Floats], dict[str, Floats]]]:
-        """Yield the points in order, at most CHUNK at a time; arrays are good until the next ones."""
+        """Yield slices of flat points with ``names`` and other arrays as float64; buffers are reused."""
         rows = [*names, *(name for name in self.arrays if name not in names)]
         scratch = np.empty((len(rows), min(math.prod(self.shape), CHUNK)))
         buffers = dict(zip(rows, scratch, strict=True))
@@ -111,7 +106,7 @@ class Points:
                 part = slice(start, min(start + CHUNK, count))
                 yield part, [a[part] for a in flat]
             return
-        # np.nditer broadcasts and walks any strides in the flattened order, through buffers of its own
+        # np.nditer broadcasts and walks any strides in flat order, with its own buffers
         wide = [np.broadcast_to(a, self.shape) for a in arrays]
         with np.nditer(
             wide, ["external_loop", "buffered"], [["readonly"]] * len(wide),
@@ -126,13 +121,13 @@ class Points:
 
 
 def _is_native(array: Array) -> bool:
-    """Whether the loop that copies sizes is compiled for this array; others are copied twice."""
+    """Whether the copying loop is compiled for this array; others are copied twice."""
     flags = array.flags
     return array.dtype in NATIVE and flags.c_contiguous and flags.aligned and flags.writeable
 
 
 def checked_points(given: Mapping[str, Any]) -> Points:
-    """Sort the arguments of a lookup into single sizes and arrays, and broadcast them."""
+    """Split the arguments of a lookup into single sizes and arrays, and broadcast them."""
     whole: dict[str, int] = {}
     arrays: dict[str, Array] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -150,56 +145,21 @@ def checked_points(given: Mapping[str, Any]) -> Points:
     try:
         shape = np.broadcast_shapes(*shapes.values()) if shapes else ()
     except ValueError:
-        said = ", ".join(f"{name} {s}" for name, s in shapes.items())
-        raise LookupInputError(f"shapes do not broadcast: {said}") from None
+        listed = ", ".join(f"{name} {s}" for name, s in shapes.items())
+        raise LookupInputError(f"shapes do not broadcast: {listed}") from None
     return Points(whole, arrays, shape)
 
 
 def checked_text(name: str, value: Any) -> str:
-    """One name, such as a dtype; arrays of names are not broadcast."""
+    """Return a name, such as a dtype; arrays of names are not supported."""
     if not isinstance(value, str):
         raise LookupInputError(f"{name} must be one name such as 'bf16', got {shown(value)}")
     return value
 
 
-class KernelOrder(NamedTuple):
-    """The order in which the sources of an operator are asked."""
-
-    engines: tuple[str, ...] = ()
-    operators: tuple[tuple[str, str], ...] = ()
-
-    def wanted(self, operator: str) -> str:
-        """The engine or source that is asked first for an operator; empty where the ranks decide."""
-        named = dict(self.operators).get(operator)
-        return named or (self.engines[0] if self.engines else "")
-
-    def sorted(self, tables: tuple[MeasuredTable, ...], operator: str) -> tuple[MeasuredTable, ...]:
-        """Tables of an operator in this order; those of no engine stay among those of the first."""
-        if not self.wanted(operator):
-            return tables
-        first = dict(self.operators).get(operator)
-        engines = (first, *self.engines) if first else self.engines
-
-        def place(table: MeasuredTable) -> int:
-            if table.source == first or table.engine == "":
-                return 0
-            return engines.index(table.engine) if table.engine in engines else len(engines)
-
-        return tuple(sorted(tables, key=place))
-
-    def is_foreign(self, table: MeasuredTable) -> bool:
-        """Whether a table's kernels are another engine's than the one that is meant to run them."""
-        wanted = self.wanted(table.operator)
-        return wanted != "" and table.engine not in ("", wanted) and table.source != wanted
-
-
-BY_RANK: Final = KernelOrder()
-"""The order of the sources' ranks."""
-
-
 @dataclass(frozen=True, eq=False)
 class Lookup(ArrowResult):
-    """Answer of a lookup, arrays of the broadcast shape of its arguments.
+    """Result of a lookup, arrays of the broadcast shape of its arguments.
 
     Attributes
     ----------
@@ -210,9 +170,9 @@ class Lookup(ArrowResult):
     origin : ndarray of uint8
         0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
     relative_error : ndarray of float64, or None
-        One standard error over the latency; None where it was not asked for.
+        Relative standard error; None without ``with_error``.
     made_from : mapping of str to str
-        fastroof's version, the tables' hash and the GPU: metadata of its Arrow table.
+        fastroof's version, the tables' hash and the GPU; metadata of the Arrow table.
     """
 
     latency_us: Floats
@@ -229,24 +189,27 @@ class Lookup(ArrowResult):
     )
 
     def columns(self) -> dict[str, Any]:
-        """latency_us, mfu, origin (codes) and relative_error."""
+        """Return latency_us, mfu, origin (codes) and relative_error."""
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
-Key = tuple[Any, ...]
-
-
 def lookup_operator(name: Any) -> Operator:
-    """Return the operator of that name, or raise LookupInputError if there is none to look up."""
+    """Return the operator of a name, or raise LookupInputError if it has no lookups."""
     operator = OPERATORS.get(name) if isinstance(name, str) else None
     if operator is None or not operator.answers_lookups:
-        have = ", ".join(o.name for o in OPERATORS.values() if o.answers_lookups)
-        raise LookupInputError(f"unknown operator {shown(name)}: use one of {have}")
+        known = (o.name for o in OPERATORS.values() if o.answers_lookups)
+        raise LookupInputError(unknown_operator(name, known))
     return operator
 
 
+def check_method(method: object) -> None:
+    """Raise LookupInputError for an unknown lookup method."""
+    if not isinstance(method, str) or method not in METHODS:
+        raise LookupInputError(f"unknown method {shown(method)}: use one of {', '.join(METHODS)}")
+
+
 def run_lookup(
-    tables: Tables,
+    tables: OrderedTables,
     name: str,
     method: str,
     with_error: bool,
@@ -254,17 +217,16 @@ def run_lookup(
     *,
     of_source: bool = True,
 ) -> Lookup:
-    """Answer ``tables.lookup(name, method=method, with_error=with_error, **given)``."""
+    """Look up ``given`` sizes; without ``of_source``, errors are those of interpolation only."""
     operator = lookup_operator(name)
-    if not isinstance(method, str) or method not in METHODS:
-        raise LookupInputError(f"unknown method {shown(method)}: use one of {', '.join(METHODS)}")
+    check_method(method)
     check_flag("with_error", with_error, LookupInputError)
     if with_error and method != "roofline":
         raise LookupInputError(f"with_error goes with method='roofline', got {shown(method)}")
     arguments = _arguments(operator, given)
     text = {c.name: checked_text(c.name, arguments.pop(c.name)) for c in operator.keys if c.kind == "text"}
-    asked = checked_points(arguments)
-    count = math.prod(asked.shape)
+    points = checked_points(arguments)
+    count = math.prod(points.shape)
     latency_us, mfu, origin = np.empty(count), np.empty(count), np.empty(count, np.uint8)
     relative_error = np.empty(count if with_error else 0)
     fixed = {**operator.constants, **text}
@@ -273,16 +235,16 @@ def run_lookup(
     def key_of(sizes: Mapping[str, int]) -> Key:
         return tuple(fixed[c.name] if c.name in fixed else sizes[c.name] for c in operator.keys)
 
-    for part, sizes, columns in asked.chunks(operator.axis_names):
+    for part, sizes, columns in points.chunks(operator.axis_names):
         answers = (latency_us[part], mfu[part], origin[part])
         if not columns:
-            key = key_of(asked.whole)
+            key = key_of(points.whole)
             operator.check_key(key)
             _look_up(operator, tables, method, key, sizes, answers)
             if with_error:
                 relative_error[part] = _error(operator, tables, key, sizes, answers[0], of_source)
             continue
-        wide = [columns.get(n, asked.whole.get(n)) for n in sized_keys]
+        wide = [columns.get(n, points.whole.get(n)) for n in sized_keys]
         for key_sizes, rows in _kernels(wide, len(sizes[0])):
             key = key_of(dict(zip(sized_keys, key_sizes, strict=True)))
             operator.check_key(key)
@@ -293,7 +255,7 @@ def run_lookup(
                 answers[i][rows] = some[i]
             if with_error:
                 relative_error[part][rows] = _error(operator, tables, key, few, some[0], of_source)
-    shape = asked.shape
+    shape = points.shape
     return Lookup(
         latency_us.reshape(shape),
         mfu.reshape(shape),
@@ -304,20 +266,23 @@ def run_lookup(
 
 
 def _look_up(
-    operator: Operator, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers
+    operator: Operator, tables: OrderedTables, method: str, key: Key, sizes: list[Floats], answers: Answers
 ) -> None:
     operator.look_up(tables, method, key, sizes, answers)
-    # by the sources' ranks nothing is foreign, and asking who serves would read every source
-    if (
-        tables.order != BY_RANK
-        and tables.serves(operator.name, key)
-        and tables.is_foreign(operator.name, key)
-    ):
+    # by rank nothing is foreign, and finding the serving table would read every source
+    if tables.order == BY_RANK or not is_measured(tables, operator.name, key):
+        return
+    if tables.is_foreign(tables.serving(operator.name, key)):
         np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
 
 
 def _error(
-    operator: Operator, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats, of_source: bool
+    operator: Operator,
+    tables: OrderedTables,
+    key: Key,
+    sizes: list[Floats],
+    latency_us: Floats,
+    of_source: bool,
 ) -> Floats:
     local = operator.relative_error(tables, key, sizes, latency_us)
     if not of_source:
@@ -328,7 +293,7 @@ def _error(
 
 
 def _arguments(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with their defaults, or an error that says which do not fit."""
+    """Return arguments with their defaults, or raise an error that names unknown or missing ones."""
     known = operator.arguments
     unknown = sorted(set(given) - set(known))
     missing = [n for n in known if n not in given and n not in operator.defaults]
@@ -339,7 +304,7 @@ def _arguments(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kernels(columns: list[Any], count: int) -> Iterator[tuple[tuple[int, ...], Longs]]:
-    """Every distinct combination of some sizes, with the points that have it."""
+    """Yield every distinct combination of sizes with its points."""
     wide = np.stack([np.broadcast_to(column, count) for column in columns])
     order = np.lexsort(wide)
     wide = wide[:, order]

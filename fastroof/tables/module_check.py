@@ -1,7 +1,7 @@
-"""Blocks of latent attention that were measured whole, against the sum of their parts.
+"""Check of measured MLA blocks against the sum of their parts.
 
-A block (:mod:`fastroof.operators.mla_modules`) is its projections, its two batched products with absorbed
-weights, and its attention. Where it takes far longer than these by themselves, the host launched them.
+A block (:mod:`fastroof.operators.mla_modules`) consists of projections, two batched products with absorbed
+weights, and attention. If it takes far longer than these, its kernels were launched eagerly by the host.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fastroof.arrays import Floats
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.load import MeasuredTable
 from fastroof.load.own import UnsoundFamily
-from fastroof.tables.lookup import KernelOrder
+from fastroof.tables.kernel_order import KernelOrder
 from fastroof.tables.table_set import Tables
 
 MODULE: Final = "mla_module_decode"
 
 MODULE_OVER_PARTS: Final = 1.35
-"""A module of one sequence that takes so many times its parts; sound ones take 0.7 to 1.2."""
+"""Ratio of a block of one sequence to its parts from which it is unsound; sound ones take 0.7 to 1.2."""
 
 PARTS_OF: Final = ("sglang", "trtllm", "vllm")
-"""Whose parts a module is held against, the nearest first: SGLang measured them one by one."""
+"""Engines whose parts are used, in order of preference: SGLang measured them one by one."""
 
 HIDDEN: Final = 7168
 Q_LORA: Final = 1536
@@ -39,7 +39,7 @@ WORDS: Final = ("dtype", "kv_dtype", "attn_dtype", "model")
 
 
 def module_families(tables: Tables) -> dict[str, list[UnsoundFamily]]:
-    """Find modules that take far longer than their parts, by source."""
+    """Find blocks that take far longer than their parts, by source."""
     if MODULE not in tables.measured.tables:
         return {}
     parts = tables.in_order(KernelOrder(PARTS_OF))
@@ -88,7 +88,7 @@ def _families(table: MeasuredTable, parts: Tables) -> list[UnsoundFamily]:
 def parts_us(
     tables: Tables, heads: int, kv_len: Any, dtype: str = "bf16", kv_dtype: str = "bf16"
 ) -> Floats | None:
-    """Time of one sequence's decode through a block, the sum of its parts, us; None where one is missing."""
+    """Sum of a block's parts for decode of one sequence, us; None if a part is missing."""
     gemms = ((Q_LORA + KV_LORA + ROPE, HIDDEN), (heads * (NOPE + ROPE), Q_LORA), (HIDDEN, heads * V_HEAD))
     try:
         total = sum(_us(tables, "gemm", m=1, n=n, k=k, dtype=dtype) for n, k in gemms)

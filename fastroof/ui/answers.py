@@ -19,8 +19,7 @@ from fastroof.serving import estimate
 from fastroof.simulation import Workload
 from fastroof.simulation.capacity import capacity
 from fastroof.simulation.replicas import ranks_of
-from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.work import simulated_steps
+from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import check_stopped
 from fastroof.ui.view import (
     CAPACITY_REQUESTS,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 MOST_STEPS: Final = 2**24
-"""Of a simulation, as :func:`fastroof.simulation.work.simulated_steps` counts them."""
+"""Of a simulation, as :func:`fastroof.simulation.settings.simulated_steps` counts them."""
 
 
 def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:

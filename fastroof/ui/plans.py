@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from fastroof.bounded_cache import BoundedCache
 from fastroof.checks import shown
 from fastroof.config import gpu_names, load_gpu
-from fastroof.errors import FastroofError, GpuError, ModelError, TableError
-from fastroof.file_access import FilesRead, is_folder, matches, recorded
+from fastroof.errors import FastroofError, GpuError, ModelError
+from fastroof.file_access import FilesRead, recorded
 from fastroof.models import load_model, model_names
 from fastroof.ui.view import View
 
@@ -195,21 +195,13 @@ class PlanStore:
 
     def _measured(self, name: str) -> GpuTables:
         def loaded() -> GpuTables:
-            from fastroof.load.by_name import ensure_imported, table_folders
+            from fastroof.load.found import find_tables_of
             from fastroof.tables import load_tables
 
             written = self.written_gpu(name)
             gpu = load_gpu(written)
-            where: str | None = gpu.name
-            # the path of a GPU that is known by name means that GPU, as in commands
-            if gpu.name in gpu_names() and load_gpu(gpu.name) == gpu:
-                with suppress(TableError):
-                    ensure_imported(gpu.name)
-                if not table_folders(gpu.name):
-                    where = None
-            else:
-                folder = Path(written) if is_folder(written) else Path(written).parent
-                where = str(folder) if matches(folder, "*/provenance.toml") else None
+            found = find_tables_of(written)
+            where = (found.gpu.name if found.gpu else str(found.folders[0])) if found.folders else None
             return GpuTables(gpu, None if where is None else load_tables(where), where)
 
         return self._tables.get(name, loaded)

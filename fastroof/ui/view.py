@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof._version import __version__
 from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.columns import ORIGINS
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.errors import BatchError
 from fastroof.load.by_name import can_import, table_folders
@@ -64,7 +64,7 @@ class View:
     ep: int = 1
     dtype: str = AUTO
     kv_dtype: str = AUTO
-    runtime: str = DEFAULT_RUNTIME
+    runtime: str = DEFAULT_ENGINE
     allow_modelled: bool = False
     isl: int = 4000
     osl: int = 500

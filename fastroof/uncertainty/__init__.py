@@ -1,7 +1,6 @@
-"""How good an interpolated answer is: what tables say of themselves, generic over operators.
+"""Errors of lookups, generic over operators.
 
-:mod:`~fastroof.uncertainty.leave_one_out` predicts each measured node from its neighbours;
-:mod:`~fastroof.uncertainty.leave_one_out` turns that into a relative standard error of any point. What is not
-leave-one-out of the tables themselves is named there, with where it comes from.
-:mod:`~fastroof.uncertainty.campaign` has what no table can say of itself: what another campaign measures.
+:mod:`~fastroof.uncertainty.leave_one_out` predicts each measured node from its neighbours and derives a
+relative standard error of any point, :mod:`~fastroof.uncertainty.band_errors` does it for bands along m, and
+:mod:`~fastroof.uncertainty.campaign` has the error between measurement campaigns.
 """

@@ -1,4 +1,4 @@
-"""What tables with bands or residues along m (:mod:`fastroof.pack.bands`) say of their own interpolation."""
+"""Leave-one-out errors of tables with bands or residues along m (:mod:`fastroof.pack.bands`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fastroof.uncertainty.leave_one_out import (
 )
 
 SHAPE: Final = MAPE_TO_ERROR * 0.070
-"""Of the latency between a band's first and last row where nothing in between was measured.
+"""Relative standard error between a band's first and last row if nothing in between was measured.
 
-vLLM 0.14.0 measured m = 384 of fp8 on the H100 and no first row: the table of 0.24.0, scaled to it at 256 and
-512, is 7.0 % off (240 shapes of n k >= 2^22; a line from 257 to 512 7.9 %).
+vLLM 0.14.0 measured m = 384 of fp8 on H100: the table of 0.24.0, scaled to it at 256 and 512, is 7.0 % off
+(240 shapes of n k >= 2^22; a line from 257 to 512 is 7.9 % off).
 """
 
 
 def band_errors(grid: MeasuredGrid, bands: Bands) -> Floats:
-    """Error of each node left out along m, the grid's first axis, as its bands tell it from the others."""
+    """Error of each node left out along m, the grid's first axis, predicted with bands."""
     m, log_us = grid.axes[0], grid.log_us.reshape(len(grid.axes[0]), -1)
     errors = np.full(log_us.shape, np.nan)
     patterns, which = np.unique(~np.isnan(log_us.T), axis=0, return_inverse=True)
@@ -40,7 +40,7 @@ def band_errors(grid: MeasuredGrid, bands: Bands) -> Floats:
 
 
 def residue_errors(grid: MeasuredGrid, above: float) -> Floats:
-    """Error of each node left out along m where multiples of 4 above an m have a curve of their own."""
+    """Error of each node left out along m if multiples of 4 above an m have a separate curve."""
     m = grid.axes[0]
     errors = np.full(grid.log_us.shape, np.nan)
     for is_aligned in (False, True):
@@ -52,7 +52,7 @@ def residue_errors(grid: MeasuredGrid, above: float) -> Floats:
 
 
 def with_unmeasured_bands(errors: LocalErrors, grid: MeasuredGrid, bands: Bands) -> LocalErrors:
-    """Claim no less than :data:`SHAPE` within bands in which no row was measured."""
+    """Raise errors to at least :data:`SHAPE` within bands without a measured row."""
     m, log_us = grid.axes[0], grid.log_us
     inside = errors.inside[0].copy()
     step = np.zeros(log_us.shape[1:])

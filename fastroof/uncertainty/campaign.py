@@ -1,17 +1,17 @@
-"""What campaigns differ by: the same kernel on the same GPU, measured again by others.
+"""Differences between measurement campaigns: the same kernel on the same GPU, measured by others.
 
-Neighbours in a table share its clocks, library versions and harness, so leave-one-out says nothing of them.
-Points that several sources measured do: ``campaigns.toml`` beside this module has what they say, by operator,
-family and GPU, apart for sources that ran the same library's kernels and for engines that ran their own.
-``python -m fastroof tables campaigns`` makes it from the tables themselves.
+Neighbours in a table share clocks, library versions and harness, so leave-one-out misses these. Points that
+several sources measured show them: ``campaigns.toml`` has their figures by operator, family and GPU,
+separately for sources with the same library's kernels and for engines with different ones. ``fastroof tables
+campaigns`` makes it from the tables.
 
-The scale of a comparison is ``q80(|ln ratio|) / 1.28``: an interval of so many standard errors around one
-source's value holds 80 % of the other's. It is not divided by the square root of 2: the machine that a
-prediction is for is one more campaign. Of it the common part is the root mean square of the median
-ln ratio at each octave of the first size: what all shapes of a step share. The rest is each call's own.
+The scale of a comparison is ``q80(|ln ratio|) / 1.28``: the interval of one source at 1.28 standard errors
+holds 80 % of the other's values. It is not divided by sqrt(2), since the predicted machine is one more
+campaign. Its common part, shared by all shapes of a step, is the root mean square of the median ln ratio at
+each octave of the first size; the rest is independent per call.
 
-Short calls are launches and scheduling, which campaigns differ more by than long ones; figures are kept apart
-at :data:`LONG` times the least latency of the family.
+Short calls are dominated by launches and scheduling, in which campaigns differ more, so figures are separate
+below and above :data:`LONG` times the least latency of the family.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ CAMPAIGNS_FILE: Final = "campaigns.toml"
 
 
 class CampaignError(NamedTuple):
-    """Relative standard errors that a source's answers have for being one campaign among others."""
+    """Relative standard errors of a source as one campaign among others: per call, and common."""
 
     spread: float
     common: float
 
     @property
     def variance(self) -> float:
-        """Square of both together: of a single answer."""
+        """Squared error of a single lookup."""
         return self.spread**2 + self.common**2
 
 
 KINDS: Final = ("same", "any")
-"""Kinds of kernels beside pairs of engines."""
+"""Kinds of kernels other than pairs of engines: of the same library, and any."""
 
 
 LONG: Final = 4.0
-"""A call of so many times the least latency of its family, or more, is long."""
+"""Multiple of the least latency of a family from which a call is long."""
 
 BLEND: Final = 2.0
-"""Between this factor below and above :data:`LONG` one figure passes into the other."""
+"""Factor below and above :data:`LONG` within which the two figures are blended."""
 
 
 class CampaignErrors(NamedTuple):
-    """Those of short calls and of long ones."""
+    """Errors of short calls and of long ones."""
 
     short: CampaignError
     long: CampaignError
 
     def at(self, latency_us: Floats, floor_us: float) -> tuple[Floats, Floats]:
-        """Spread and common part of calls of some latency; ``floor_us`` is the least of the family."""
+        """Spread and common part of calls of a latency; ``floor_us`` is the least of the family."""
         octaves = np.log2(np.maximum(latency_us / (floor_us * LONG), 1e-9)) / math.log2(BLEND)
         weight = np.clip((octaves + 1.0) / 2.0, 0.0, 1.0)
         spread, common = (
@@ -72,7 +72,7 @@ class CampaignErrors(NamedTuple):
 
 
 class CampaignFigure(NamedTuple):
-    """What the common points of sources say."""
+    """Figures from the common points of sources."""
 
     operator: str
     family: str
@@ -86,23 +86,23 @@ class CampaignFigure(NamedTuple):
 
     @property
     def error(self) -> CampaignError:
-        """As an error: the rest of the scale is each call's own."""
+        """The figures as an error: the rest of the scale is independent per call."""
         common = min(self.common, self.scale)
         return CampaignError(math.sqrt(self.scale**2 - common**2), common)
 
 
 def engine_pair(one: str, other: str) -> str:
-    """Name two engines, whichever comes first."""
+    """Name of a pair of engines, in either order."""
     return "+".join(sorted((one, other)))
 
 
 def scale_of(log_ratio: Floats) -> float:
-    """Standard errors, relative, that hold 80 % of the other source's values."""
+    """Relative standard error whose 80 % interval holds 80 % of the other source's values."""
     return float(np.quantile(np.abs(log_ratio), LEVEL)) / NORMAL_80
 
 
 def common_scale(log_ratio: Floats, octave: Longs) -> float:
-    """Root mean square of the median at each octave, by the points that it has."""
+    """Root mean square of the medians of octaves, weighted by points."""
     total = sum(
         float(np.median(log_ratio[octave == one])) ** 2 * int((octave == one).sum())
         for one in np.unique(octave)
@@ -116,7 +116,7 @@ def pooled_figures(pairs: Sequence[CampaignFigure]) -> list[CampaignFigure]:
     by_family = _pool(by_gpu, ("operator", "family"))
     by_operator = _pool((one for one in by_family if one.kernels in KINDS), ("operator",))
     listed = [*by_gpu, *by_family, *by_operator, *_pool(by_operator, ())]
-    # of two engines alone nothing is said twice
+    # drop figures of two engines that equal those of any
     any_of = {(*one[:3], one.length): one for one in listed if one.kernels == "any"}
     return [one for one in listed if one.kernels in KINDS or one[5:] != any_of[*one[:3], one.length][5:]]
 
@@ -143,7 +143,7 @@ def _pool(parts: Iterable[CampaignFigure], kept: tuple[str, ...]) -> list[Campai
 
 @functools.cache
 def figures() -> dict[tuple[str, str, str, str, str], CampaignFigure]:
-    """What ships, by operator, family, GPU, kind of kernels and length of calls."""
+    """Shipped figures by operator, family, GPU, kind of kernels and length of calls."""
     text = (resources.files("fastroof.uncertainty") / CAMPAIGNS_FILE).read_text("utf-8")
     rows = parse_toml(text, CAMPAIGNS_FILE)["figures"]
     listed = (CampaignFigure(*(row[name] for name in CampaignFigure._fields)) for row in rows)
@@ -153,16 +153,16 @@ def figures() -> dict[tuple[str, str, str, str, str], CampaignFigure]:
 def campaign_error(
     operator: str, family: str, gpu: str, engines: tuple[str, str] | None = None
 ) -> CampaignErrors:
-    """What an answer may be off for being one campaign's."""
+    """Errors of a source's campaign, from the most specific figures."""
     known = figures()
     kinds = (engine_pair(*engines), "any") if engines else ("same",)
     places = ((operator, family, gpu), (operator, family, ""), (operator, "", ""), ("", "", ""))
 
     def error(length: str) -> CampaignError:
-        asked = ((*place, kernels, length) for place in places for kernels in kinds)
-        found = next((key for key in asked if key in known), None)
+        keys = ((*place, kernels, length) for place in places for kernels in kinds)
+        found = next((key for key in keys if key in known), None)
         if found is None:
-            raise TableError(f"{CAMPAIGNS_FILE} has no figure for all operators: install fastroof again")
+            raise TableError(f"{CAMPAIGNS_FILE} has no figure for all operators: reinstall fastroof")
         return known[found].error
 
     return CampaignErrors(error("short"), error("long"))

@@ -1,11 +1,11 @@
-"""What a table says of its own interpolation: each node predicted from its two neighbours.
+"""Errors of interpolation in a table: each node predicted from its two neighbours.
 
-``e_i = ln(T interpolated from the neighbours of i) - ln T_i`` along one axis, clipped at +-0.35. The scale
-of a bracket is half its surroundings, half the whole axis: ``s^2 = (l^2 + g^2) / 2`` with l the rms of e over
-the two nodes on either side and g that of the table. g alone gets the total right and covers 74 to 93 % where
-80 are asked for, by quartile; l alone 64 to 95 %. The error does not grow towards the middle of a bracket:
-noise and tile edges make it, not curvature, and a factor 4 w (1 - w) covers 41 to 76 %. Nor do the errors of
-two axes add up: their root sum of squares covers 86 to 93 %, the larger of them what is asked for.
+``e_i = ln(T interpolated from the neighbours of i) - ln T_i`` along one axis, clipped at +-0.35. The scale of
+a bracket is half its surroundings, half the whole axis: ``s^2 = (l^2 + g^2) / 2`` with l the rms of e over
+the two nodes on either side and g that of the table. By quartile, 80 % intervals of g alone cover 74 to 93 %,
+of l alone 64 to 95 %. The error does not grow towards the middle of a bracket: it comes from noise and tile
+edges, not curvature, and a factor 4 w (1 - w) covers 41 to 76 %. Errors of two axes do not add up: their root
+sum of squares covers 86 to 93 %, the larger of the two covers 80 %.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from fastroof.pack.curves import sorted_points
 from fastroof.pack.grids import slopes_above
 
 NORMAL_80: Final = 1.2816
-"""Standard errors on either side of a normal distribution's middle that hold 80 % of it."""
+"""Half-width in standard errors of the central 80 % of a normal distribution."""
 
 CLIP: Final = 0.35
-"""A neighbour that is further off is an outlier or another kernel, and counts as this."""
+"""Errors are clipped to this: larger ones are outliers or another kernel."""
 
 FAR_CLIP: Final = 1.0
-"""The same for a node beyond the others, which may well be off by a factor."""
+"""Clip of errors beyond the outer nodes, which may be off by a factor."""
 
 LEVEL: Final = 0.8
-"""Share of the errors that intervals are made to hold."""
+"""Share of errors that intervals are calibrated to hold."""
 
 ALL_LINES: Final = 0.1
-"""How much of an axis' continuation is told by all its lines, against the one at hand and its neighbours."""
+"""Weight of all lines, against a line and its neighbours, in the error of extrapolation."""
 
 SPAN: Final = 2
-"""Nodes on either side of a bracket whose errors are its own."""
+"""Nodes on either side of a bracket that determine its local error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class MeasuredGrid:
 
 
 class EdgeVariances(NamedTuple):
-    """Squared relative standard error a factor of two beyond one axis' ends, at the nodes of the others."""
+    """Squared relative standard error a factor of two beyond an axis' ends, at nodes of the others."""
 
     below: Floats
     above: Floats
@@ -94,7 +94,7 @@ def measured_grid(
 
 
 def _nearest_measured(known: Bools) -> tuple[Longs, Longs]:
-    """Place of the last measured node at or before each node along the last axis, and of the first after."""
+    """Last measured node at or before each node along the last axis, and first at or after it."""
     count = known.shape[-1]
     place = np.arange(count)
     before = np.maximum.accumulate(np.where(known, place, -1), axis=-1)
@@ -103,7 +103,7 @@ def _nearest_measured(known: Bools) -> tuple[Longs, Longs]:
 
 
 def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
-    """Error of each node left out along one axis, clipped; NaN where it has no two neighbours."""
+    """Error of each node left out along one axis, clipped; NaN without two neighbours."""
     log_us, bound_us = (np.moveaxis(a, axis, -1) for a in (grid.log_us, grid.bound_us))
     known = ~np.isnan(log_us)
     at_or_before, at_or_after = _nearest_measured(known)
@@ -117,7 +117,7 @@ def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
     rises = inner & (high > low)
     weight = (bound_us - low) / np.where(rises, high - low, 1.0)
     if not rises[inner].all():
-        # beyond a window B does not grow: the size itself tells where a node lies
+        # beyond a window B does not grow, so the size itself is the weight
         size = grid.axes[axis]
         apart = np.where(inner, size[after] - size[before], 1.0)
         weight = np.where(rises, weight, (size - size[before]) / apart)
@@ -128,12 +128,12 @@ def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
 
 
 def reach(octaves: Any) -> Any:
-    """How much of a variance a factor of two beyond the end counts this many factors of two beyond it."""
+    """Factor on the variance a factor of two beyond the end, at this many octaves beyond it."""
     return np.where(octaves > 0.0, np.maximum(octaves, 1.0) ** 2, 0.0)
 
 
 def _near_lines(squares: Floats, whole: float) -> Floats:
-    """Mean over each line and its neighbours, with a tenth of the mean over all."""
+    """Mean over each line and its neighbours, blended with a tenth of the mean over all."""
     local = squares
     for axis in range(squares.ndim):
         along = np.moveaxis(local, axis, 0)
@@ -144,7 +144,7 @@ def _near_lines(squares: Floats, whole: float) -> Floats:
 
 
 def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVariances:
-    """How far off an axis' continuation is a factor of two beyond its ends."""
+    """Error of extrapolating an axis a factor of two beyond its ends."""
     log_us, bound_us = (np.moveaxis(a, axis, -1) for a in (grid.log_us, grid.bound_us))
     octaves = np.log2(grid.axes[axis])
     known = ~np.isnan(log_us)
@@ -176,13 +176,13 @@ def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVarianc
 
 
 def _root_mean_square(errors: Floats) -> float:
-    """Of those that are there; 0 where none is."""
+    """Root mean square of the known errors; 0 without any."""
     there = errors[~np.isnan(errors)]
     return float(np.sqrt(np.mean(there**2))) if len(there) else 0.0
 
 
 def _window_squares(errors: Floats, starts: Longs, stops: Longs) -> Floats:
-    """Mean square of ``errors[start:stop]`` along the first axis, for each pair; NaN where there is none."""
+    """Mean square of ``errors[start:stop]`` along the first axis for each pair; NaN without errors."""
     there = ~np.isnan(errors)
     wide = (len(errors) + 1, *errors.shape[1:])
     sums, counts = np.zeros(wide), np.zeros(wide)
@@ -204,7 +204,7 @@ def axis_squares(errors: Floats, axis: int) -> Floats:
 
 
 def calibration_ratios(errors: Floats, axis: int) -> Floats:
-    """Error of each node over the scale that its neighbours' errors give it, its own left out."""
+    """Error of each node over the scale from its neighbours' errors, without its own."""
     along = np.moveaxis(errors, axis, 0)
     whole = _root_mean_square(along) ** 2
     node = np.arange(len(along))
@@ -223,13 +223,13 @@ def calibration_ratios(errors: Floats, axis: int) -> Floats:
 
 
 def calibration(ratios: list[Floats]) -> float:
-    """How many scales hold 80 % of the errors; 1 where there are no errors to tell."""
+    """Number of scales that hold 80 % of the errors; 1 without errors."""
     joined = np.concatenate([np.empty(0), *ratios])
     return float(np.quantile(joined, LEVEL)) if len(joined) else 1.0
 
 
 def _node_variances(errors: list[Floats]) -> Floats:
-    """Of measured nodes: a node that disagrees with its neighbours along every axis is itself off."""
+    """Variances of measured nodes: one that disagrees with its neighbours along every axis is off."""
     if len(errors) == 1:
         return np.zeros(errors[0].shape)
     least = np.full(errors[0].shape, np.inf)
@@ -239,7 +239,7 @@ def _node_variances(errors: list[Floats]) -> Floats:
 
 
 def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: float) -> Floats | None:
-    """Of nodes that were not measured: along the line of the grid that leaves least."""
+    """Variances of unmeasured nodes, along the grid line with the least."""
     known = ~np.isnan(grid.log_us)
     if known.all():
         return None
@@ -259,7 +259,7 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: floa
             reached = np.isfinite(along)
             along_line = np.expand_dims(edge, axis) * reach(np.where(reached, along, 0.0))
             np.minimum(variance, np.where(reached, along_line, np.inf), out=variance)
-    # a node on no measured line is as bad as the worst that is on one
+    # a node on no measured line is as bad as the worst one that is
     variance = np.where(np.isinf(variance), variance[np.isfinite(variance)].max(), variance)
     if grid.is_spike is None:
         return variance
@@ -269,7 +269,7 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: floa
 def local_errors(
     grid: MeasuredGrid, errors: list[Floats], factor: float, unknown: float, spike: float
 ) -> LocalErrors:
-    """Make the local errors of one table."""
+    """Local errors of one table from leave-one-out errors."""
     inside = []
     for axis, error in enumerate(errors):
         square = axis_squares(error, axis) * (factor / NORMAL_80) ** 2
@@ -280,21 +280,22 @@ def local_errors(
 
 
 MAPE_TO_ERROR: Final = 1.25
-"""Standard error over mean absolute error, of a normal distribution."""
+"""Standard error over mean absolute error of a normal distribution."""
 
 REPEATABILITY: Final = 0.018
 """Relative standard error of a measured point: 126 all-reduces of the H100 tables were measured twice."""
 
 PREFIX: Final = MAPE_TO_ERROR * 0.093
-"""Of a prefix's price, a formula: 9.3 % off its only anchor, one new token in the decode table."""
+"""Relative standard error of a prefix's price: 9.3 % off its only anchor, one new token in decode."""
 
 UNKNOWN: Final = PREFIX
-"""Along an axis with too few nodes to leave one out: as a formula does where there is an anchor."""
+"""Relative standard error along an axis with too few nodes to leave one out."""
 
 SPIKE: Final = 0.075
-"""Of an isolated spike, which is served from its neighbours: 80 % of the 81 of H100 and H200 are within
-9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 of B200, GB200, B300 and GB300,
-by which this was not chosen, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs of B200)."""
+"""Relative standard error of an isolated spike, interpolated from its neighbours: 80 % of the 81 on H100 and
+H200 are within 9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 on B200, GB200,
+B300 and GB300, which were not used to choose it, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs on
+B200)."""
 
 
 def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
@@ -330,7 +331,7 @@ def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
 
 
 def _hole_variance(holes: Floats, corners: list[tuple[Any, Any]]) -> Floats:
-    """Largest among the nodes that each point uses."""
+    """Largest variance among the nodes that each point uses."""
     used = (
         holes[tuple(pair[corner >> a & 1] for a, pair in enumerate(corners))]
         for corner in range(2 ** len(corners))
@@ -343,7 +344,7 @@ def _axes_errors(grid: MeasuredGrid) -> list[Floats]:
 
 
 def calibration_factor(grids: Iterable[MeasuredGrid]) -> float:
-    """Scales of :func:`~fastroof.uncertainty.leave_one_out.axis_squares` that hold 80 % of the errors."""
+    """Calibration over grids: number of scales of :func:`axis_squares` that hold 80 % of the errors."""
     return _factor(map(_axes_errors, grids))
 
 
@@ -355,7 +356,7 @@ def _factor(tables_errors: Iterable[list[Floats]]) -> float:
 def calibrated_errors(
     grid: MeasuredGrid, factor: float | None = None, first: Floats | None = None
 ) -> LocalErrors:
-    """Local errors of one table."""
+    """Local errors of one table; ``first`` replaces the errors along the first axis."""
     errors = _axes_errors(grid)
     if first is not None:
         errors[0] = first

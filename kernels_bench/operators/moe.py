@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.operators.moe import moe_bytes
+from fastroof.operators.moe_work import moe_bytes
 from fastroof.units import DTYPE_BYTES, PEAK_DTYPE
 from kernels_bench.model_shape import ModelShape
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Shape, Values

@@ -13,7 +13,7 @@ from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
-from fastroof.load.families import PairedPoints, codes_of, paired_points, wanted_operators
+from fastroof.load.families import PairedPoints, codes_of, paired_points, requested_operators
 from fastroof.operators.registry import OPERATORS
 
 WORST_EXAMPLES: Final = 3
@@ -79,7 +79,7 @@ def diff_tables(
     operators: Sequence[str] | None = None,
 ) -> Difference:
     """Compare two table sets at the points that both have."""
-    wanted = wanted_operators(a, b, names, operators, MeasureError)
+    wanted = requested_operators(a, b, names, operators, MeasureError)
     totals, keys, common = [], [], {}
     for operator in wanted:
         points = paired_points(operator, *(_columns(tables, operator) for tables in (a, b)))

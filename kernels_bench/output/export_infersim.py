@@ -29,7 +29,7 @@ from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.families import codes_of, group_medians
 from fastroof.load.write import toml_text
-from fastroof.operators.foreign_rows import TreeFile
+from fastroof.operators.external_rows import TreeFile
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.output.table_sets import gpu_of

@@ -452,7 +452,7 @@ def test_a_row_finds_the_profile_that_has_not_seen_it(vllm, rows):
     at = [i for i, fitted in enumerate(vllm.fitted_rows) if fitted.dataset == row.dataset]
     plan = fastroof.compile_plan(
         row.model, "h100", vllm_tables(), tp=vllm.fitted_rows[at[0]].tp, dtype=row.dtype,
-        kv_dtype=row.kv_dtype, runtime=vllm.without["qwen3-32b"], max_tokens=LARGEST_STEP,
+        kv_dtype=row.kv_dtype, engine=vllm.without["qwen3-32b"], max_tokens=LARGEST_STEP,
     )  # fmt: skip
     one = vllm.fitted_rows[at[0]]
     # costs are fitted with arrivals at random moments: measured clients come back over a network
@@ -571,7 +571,7 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
     assert "unknown: there is no other model" in run(
         "--engine", "vllm-0.12", "--rows", str(path), "--bootstrap", "0"
     )
-    plan = fastroof.compile_plan("qwen3-32b", "h100", h100, tp=2, runtime=output)
+    plan = fastroof.compile_plan("qwen3-32b", "h100", h100, tp=2, engine=output)
     assert plan.runtime == "mine"
 
 

@@ -178,7 +178,7 @@ def plan_of(row: ServedModel, tables: fastroof.Tables) -> StepPlan:
         tp=row.tp,
         dtype=row.plan_dtype,
         kv_dtype=row.kv_dtype,
-        runtime=profile_of_served(row),
+        engine=profile_of_served(row),
         max_tokens=16384,
         max_seqs=2048,
     )

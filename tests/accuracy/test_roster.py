@@ -136,9 +136,9 @@ def test_rows_are_what_a_plan_of_ones_own_says(rows: list[RosterRow], root: Path
     path = root / "model_configs" / "someone--Odd-Heads_config.json"
     tables = load_tables("h100")
     with pytest.raises(FastroofError, match="head_dim 88") as refusal:
-        compile_plan(load_model(str(path)), "h100", tables, tp=1, runtime="vllm")
+        compile_plan(load_model(str(path)), "h100", tables, tp=1, engine="vllm")
     assert rows[2].why == str(refusal.value)
-    plan = compile_plan(load_model(str(path)), "h100", tables, tp=8, runtime="vllm", allow_modelled=True)
+    plan = compile_plan(load_model(str(path)), "h100", tables, tp=8, engine="vllm", allow_modelled=True)
     kernels = [part for part in plan.explain([(1, 2047)] * 16).operators if part.role != "runtime"]
     origins = {part.name: part.origin for part in kernels}
     assert {name for name, origin in origins.items() if origin == 4} <= set(rows[2].modelled)

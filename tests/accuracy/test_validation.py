@@ -178,7 +178,7 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
 
 def test_one_client_is_a_mean_decode_step(rows: tuple[ServingRow, ...], h100: fastroof.Tables) -> None:
     (row,) = some(rows, SINGLE)
-    plan = fastroof.compile_plan(row.model, "h100", h100, runtime="vllm", max_tokens=LARGEST_STEP)
+    plan = fastroof.compile_plan(row.model, "h100", h100, engine="vllm", max_tokens=LARGEST_STEP)
     found = predict_row(row, plan)
     middle_us = plan.decode_us(1, round(row.isl + (row.osl + 1) / 2))
     assert found.tpot_ms == pytest.approx(middle_us / 1e3, rel=2e-3)
@@ -203,7 +203,7 @@ def test_steps_are_predicted_by_kernels_alone(h100: fastroof.Tables) -> None:
     decode = replace(mixed, phase="decode", new_tokens=(1, 1), context_len=(1023, 1023))
     many = replace(mixed, phase="unequal", new_tokens=(1,) * 6, context_len=(1, 2, 3, 4, 5, 6))
     report = run_validation(Measured((), (mixed, decode, many)), h100)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     first, second, third = report.rows
     assert first.predicted_ms == plan.step_us(fastroof.StepBatch.from_requests([mixed.requests]))[0] / 1e3
     assert second.predicted_ms == plan.decode_us(2, 1024) / 1e3
@@ -314,7 +314,7 @@ def test_what_is_asked_for_in_vain(
     for call, words in (
         (lambda: run_validation(["vllm"], h100), r"no data set 'vllm'; there is sglang-.*, vllm-synchronous"),
         (lambda: run_validation(Measured(()), h100), "nothing was measured end to end on h100"),
-        (lambda: run_validation(None, h100, runtime="vlm"), "runtime must be one of .*vllm"),
+        (lambda: run_validation(None, h100, runtime="vlm"), "unknown engine 'vlm'; did you mean vllm"),
         (
             lambda: run_validation(None, h100, runtime="vllm", leave_one_model_out=True),
             "must be 'auto', got 'vllm'",
@@ -429,7 +429,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
     [
         (("--dataset", "vllm"), "no data set 'vllm'; there is"),
         (("--peer", "vidur"), "--peer is aiconfigurator, got 'vidur'"),
-        (("--gpu", "h20"), "h20 has no measured tables, and no public package has any: give a folder"),
+        (("--gpu", "h20"), "h20 has no measured tables, and no public package has any: pass a folder"),
         (("--by", "tp,size"), f"grouped by {', '.join(GROUPINGS)}; got size"),
         (("--rows", "none.csv"), "none.csv: cannot be read as serving rows"),
         (("--plot", "picture.pdf"), "picture.pdf must end in .png or .svg"),

@@ -31,12 +31,12 @@ SHAPES = {
 @pytest.fixture(scope="module", params=["llama-3.1-8b fp8 1", "llama-3.1-70b bf16 4", "qwen2.5-7b bf16 1"])
 def plan(request: pytest.FixtureRequest, h100: Tables) -> StepPlan:
     model, dtype, tp = request.param.split()
-    return compile_plan(model, "h100", h100, tp=int(tp), dtype=dtype)
+    return compile_plan(model, "h100", h100, tp=int(tp), dtype=dtype, engine="kernels")
 
 
 @pytest.fixture(scope="module")
 def llama(h100: Tables) -> StepPlan:
-    return compile_plan("llama-3.1-8b", "h100", h100)
+    return compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
 
 
 def read_prefill_ms(profile: dict[str, Floats], tokens: Any) -> Any:

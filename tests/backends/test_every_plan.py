@@ -65,7 +65,7 @@ def plans(h100: fastroof.Tables) -> dict[str, StepPlan]:
     # what no shipped table has is modelled: it is the route that is tested
     limits = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "allow_modelled": True}
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, **limits, **options)
+        kind: fastroof.compile_plan(model, "h100", h100, **{"runtime": "kernels", **limits, **options})
         for kind, (model, options) in KINDS.items()
     }
 

@@ -26,7 +26,7 @@ from tests.backends.llm_d_simulator import LATENCIES, SETTINGS, Simulator, durat
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 @pytest.mark.parametrize("calculator", ["per-token", "constant"])
@@ -107,7 +107,7 @@ def test_one_client_has_no_load(plan: fastroof.StepPlan) -> None:
 
 
 def test_what_does_not_fit_is_left_out(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-2-7b", "h100", h100)
+    plan = fastroof.compile_plan("llama-2-7b", "h100", h100, engine="kernels")
     fit = fit_llm_d(plan, concurrency=[1, 64, 512], isl=[128, 4090], osl=[64])
     assert fit.left_out == 3
     assert (fit.isl + fit.osl <= plan.model.max_position).all()

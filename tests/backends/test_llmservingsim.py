@@ -31,7 +31,9 @@ PLANS = {
 def exported(
     request: pytest.FixtureRequest, h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[fastroof.StepPlan, Path]:
-    plan = fastroof.compile_plan(request.param, "h100", h100, **PLANS[request.param])
+    plan = fastroof.compile_plan(
+        request.param, "h100", h100, **{"runtime": "kernels", **PLANS[request.param]}
+    )
     return plan, export_llmservingsim(plan, tmp_path_factory.mktemp("perf")).folder
 
 
@@ -153,7 +155,7 @@ def test_the_two_norms_of_a_layer_are_one(exported: tuple[fastroof.StepPlan, Pat
 @pytest.mark.parametrize(("kind", "mean"), [("prompt", 2e-3), ("prompts", 5e-3), ("mixed", 0.03)])
 def test_a_floor_is_part_of_attention(h100: fastroof.Tables, tmp_path: Path, kind: str, mean: float) -> None:
     """What a step lacks to its floor jumps with its GEMMs: near enough between the rows."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm")
     folder = export_llmservingsim(plan, tmp_path).folder
     assert np.abs(errors(plan, folder, steps(plan, kind))).mean() < mean
 
@@ -161,7 +163,9 @@ def test_a_floor_is_part_of_attention(h100: fastroof.Tables, tmp_path: Path, kin
 def test_a_bundle_of_several_sizes(h100: fastroof.Tables, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     plans = [
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, max_tokens=512, max_seqs=64)
+        fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, tp=tp, max_tokens=512, max_seqs=64, engine="kernels"
+        )
         for tp in (2, 1)
     ]
     bundle = export_llmservingsim(plans, tmp_path / "perf", hardware="H100-SXM")
@@ -190,7 +194,14 @@ def test_variants_are_named_as_checkpoints(
     h100: fastroof.Tables, tmp_path: Path, dtype: str, kv_dtype: str, variant: str
 ) -> None:
     plan = fastroof.compile_plan(
-        "llama-3.1-8b", "h100", h100, dtype=dtype, kv_dtype=kv_dtype, max_tokens=4, max_seqs=2
+        "llama-3.1-8b",
+        "h100",
+        h100,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_tokens=4,
+        max_seqs=2,
+        engine="kernels",
     )
     assert export_llmservingsim(plan, tmp_path).folder.name == variant
     assert export_llmservingsim(plan, tmp_path, variant="mine").folder.name == "mine"
@@ -198,7 +209,9 @@ def test_variants_are_named_as_checkpoints(
 
 @pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (2, 1), (3, 8), (64, 1024)])
 def test_small_plans(h100: fastroof.Tables, tmp_path: Path, tokens: int, seqs: int) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=seqs)
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=seqs, engine="kernels"
+    )
     folder = export_llmservingsim(plan, tmp_path).folder
     some: list[Step] = [[(1, 100)]]
     if tokens > 1:
@@ -208,14 +221,16 @@ def test_small_plans(h100: fastroof.Tables, tmp_path: Path, tokens: int, seqs: i
 
 def test_a_gpu_without_tables(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="datasheet"):
-        plan = fastroof.compile_plan("llama-3.1-8b", "h20", None, max_tokens=256, max_seqs=32)
+        plan = fastroof.compile_plan(
+            "llama-3.1-8b", "h20", None, max_tokens=256, max_seqs=32, engine="kernels"
+        )
     folder = export_llmservingsim(plan, tmp_path).folder
     assert np.abs(errors(plan, folder, steps(plan, "decodes", 20))).max() < 5e-3
 
 
 def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Path) -> None:
     one, other = (
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=2)
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=tokens, max_seqs=2, engine="kernels")
         for tokens in (4, 8)
     )
     with pytest.raises(BackendError, match="needs a plan"):
@@ -233,7 +248,7 @@ def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Pat
 def test_a_bundle_is_written_whole_or_not_at_all(
     h100: fastroof.Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4, max_seqs=2)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4, max_seqs=2, engine="kernels")
     folder = export_llmservingsim(plan, tmp_path).folder
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(BackendError, match="exists: remove it"):
@@ -291,7 +306,7 @@ def test_the_example_sums_a_step(capsys: pytest.CaptureFixture[str]) -> None:
 def released(
     h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[fastroof.StepPlan, Path]:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=2048, max_seqs=256)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=2048, max_seqs=256)
     return plan, export_llmservingsim(plan, tmp_path_factory.mktemp("perf"), release="1.1").folder
 
 

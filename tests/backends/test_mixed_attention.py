@@ -19,7 +19,7 @@ SLOWER = EngineProfile("made up", kernels=KernelChoices(mixed_attention=(MixedAt
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=SLOWER, max_tokens=512, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=SLOWER, max_tokens=512, max_seqs=64)
 
 
 def test_a_program_that_adds_up_both_refuses_it(plan: fastroof.StepPlan) -> None:

@@ -15,7 +15,7 @@ from fastroof.simulation.trace import Trace
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 def made_trace(seed: int, per_s: float) -> Trace:
@@ -56,7 +56,7 @@ def test_a_policy_of_its_own_changes_who_waits(plan: StepPlan) -> None:
 
 @pytest.mark.slow
 def test_a_step_beyond_the_plan_is_an_error(plan: StepPlan, h100: Tables) -> None:
-    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256)
+    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256, engine="kernels")
     with pytest.raises(PlanRangeError, match="max_tokens of at least 2048"):
         numba_callers_example.serve(small, np.zeros(1), np.array([2000]), np.array([5]))
 

@@ -23,7 +23,9 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_facts_are_the_plans_own(h100, name):
     model, options = PLANS[name]
-    plan = fastroof.compile_plan(model, "h100", h100, **options, max_tokens=2048, allow_modelled=True)
+    plan = fastroof.compile_plan(
+        model, "h100", h100, **{"runtime": "kernels", **options}, max_tokens=2048, allow_modelled=True
+    )
     facts = plan_facts(plan)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     assert facts["memory"] == plan.memory._asdict()
@@ -40,5 +42,5 @@ def test_facts_are_the_plans_own(h100, name):
 
 
 def test_facts_of_a_stage_are_its_own(h100):
-    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=2, pp=3, max_tokens=2048)
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=2, pp=3, max_tokens=2048, engine="kernels")
     assert [plan_facts(stage)["stages"] for stage in plan.stages] == [[s] for s in plan_facts(plan)["stages"]]

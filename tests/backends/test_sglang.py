@@ -36,7 +36,7 @@ CHUNKS = st.lists(st.tuples(st.integers(2, 900), PAST), min_size=1, max_size=8)
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=16384)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=16384, engine="kernels")
 
 
 @pytest.fixture(scope="module")

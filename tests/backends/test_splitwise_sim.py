@@ -26,7 +26,9 @@ PLANS = {
 @pytest.fixture(scope="module", params=PLANS)
 def plan(request, h100):
     model, options = PLANS[request.param]
-    return fastroof.compile_plan(model, "h100", h100, max_tokens=2048, max_seqs=128, **options)
+    return fastroof.compile_plan(
+        model, "h100", h100, max_tokens=2048, max_seqs=128, **{"runtime": "kernels", **options}
+    )
 
 
 @pytest.fixture
@@ -97,10 +99,10 @@ def test_tables_rise_and_end_where_they_are_told(plan):
 
 
 def test_what_has_no_place_is_refused(h100):
-    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=2, pp=2)
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=2, pp=2, engine="kernels")
     with pytest.raises(BackendError, match=r"by tensor_parallel alone, and the plan's layout is .*pp"):
         splitwise_table(plan, 2048)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     for given in ({"kv_len": 0}, {"kv_len": 1.5}, {"kv_len": 9, "longest": 0}):
         with pytest.raises(BackendError, match=r"whole number|at least"):
             splitwise_table(plan, **given)
@@ -112,7 +114,7 @@ def test_the_command_writes_a_table_and_says_its_errors(tmp_path):
     done = CliRunner().invoke(app, ["export", "splitwise-sim", *words, "-o", str(path), "--longest", "512"])
     assert done.exit_code == 0
     wrote, *errors, limit = done.stdout.splitlines()
-    assert wrote == f"wrote {path}: llama-2-70b-tp8 (runtime vllm), 512 rows, batches of 1 to 512 tokens"
+    assert wrote == f"wrote {path}: llama-2-70b-tp8 (engine vllm), 512 rows, batches of 1 to 512 tokens"
     kinds = ["one prompt", "several prompts", "decodes", "prompts with decodes"]
     assert [error.partition(":")[0] for error in errors] == kinds
     assert all(re.search(r": [0-9.]+ % mean error, [0-9.]+ % max, bias [+-]", error) for error in errors)

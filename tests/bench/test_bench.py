@@ -103,7 +103,7 @@ def test_a_baseline_of_nan_is_refused(setup: Setup) -> None:
 
 def test_a_borrowed_head_shape_has_no_numpy_version(h100: fastroof.Tables) -> None:
     model = changed(fastroof.load_model("llama-3.1-8b"), num_q_heads=36, num_kv_heads=9)
-    plan = fastroof.compile_plan(model, "h100", h100)
+    plan = fastroof.compile_plan(model, "h100", h100, engine="kernels")
     assert not NumpySteps.serves(plan, h100)
     borrowed = Setup(model, plan.gpu, h100, plan, 1, True)
     assert [baseline.name for baseline in WORKLOADS["decode"](borrowed).baselines] == ["stream"]

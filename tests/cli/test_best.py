@@ -91,7 +91,7 @@ def test_what_to_run_can_be_copied() -> None:
     assert "for 1M output tokens" in text
     assert text.count("limit: TPOT") == 1
     trt = good(*ASKED, "--engine", "trtllm-1.1")
-    (how,) = asked(runtime="trtllm-1.1").deployments
+    (how,) = asked(engine="trtllm-1.1").deployments
     assert how is not None
     assert command_in(trt, "trtllm-serve") == how.servers["server"].words("engine.yaml")
     assert "free_gpu_memory_fraction: 0.9" in trt

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.simulation.capacity_search import fewest_replicas
+from fastroof.simulation.capacity import fewest_replicas
 from fastroof.sweep import best_deployments
 
 DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")
@@ -48,7 +48,7 @@ def workload() -> fastroof.Workload:
 
 def plan() -> fastroof.StepPlan:
     return fastroof.compile_plan(
-        "llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm", max_tokens=8192, max_seqs=1024
+        "llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm", max_tokens=8192, max_seqs=1024
     )
 
 
@@ -95,7 +95,7 @@ def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n0,200,5\n")
     asked = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "300", "--fewest")
-    assert "runtime vllm, all at once: 1 replica will do" in good(*asked)
+    assert "engine vllm, all at once: 1 replica will do" in good(*asked)
     assert json.loads(good(*asked, "--json"))["requests_per_s"] is None
     assert "all arrive at once" in refused(*asked[:-1])
 
@@ -120,11 +120,11 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
         ((*MODEL, "--slo", "ttft=500"), "--slo needs limits in ms like ttft_p90=300"),
         ((*MODEL, "--slo", "ttft_p999=500"), "no limit is called 'ttft_p999_ms'"),
         ((*MODEL, "--ttft-p99", "-3"), "above 0"),
-        ((*MODEL, "--ttft-p99", "300", "--rate", "3"), "--rate goes with --fewest"),
+        ((*MODEL, "--ttft-p99", "300", "--rate", "3"), "--rate needs --fewest"),
         ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--input", "30"), "replayed"),
         ((*MODEL, "--ttft-p99", "300", "--trace", "absent.csv"), "absent.csv"),
-        ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws goes with a workload"),
-        ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "requests a second"),
+        ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws needs a workload"),
+        ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "a workload needs a rate"),
         (
             (*MODEL, "--ttft-p99", "300", "--router", "mine", *DRAWN, "--replicas", "2"),
             "routing must be one of",

@@ -28,7 +28,7 @@ def test_plans_are_named_after_what_they_are():
     assert list(plans) == ["llama-3.1-8b-tp2-bf16-kv-fp8", "qwen2.5-7b-kernels", "x"]
     assert plans["qwen2.5-7b-kernels"].max_seqs == 64
     assert [plan.runtime for plan in plans.values()] == ["vllm", "kernels", "vllm"]
-    (draft,) = named_plans(["llama-3.1-8b"], runtime="trtllm").items()
+    (draft,) = named_plans(["llama-3.1-8b"], engine="trtllm").items()
     assert (draft[0], draft[1].runtime) == ("llama-3.1-8b-trtllm", "trtllm")
     assert plans["llama-3.1-8b-tp2-bf16-kv-fp8"].kv_dtype == "fp8"
 
@@ -47,14 +47,14 @@ def test_plans_of_large_expert_parallelism_say_so():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "no plan was named"),
+        ([], "no plan given"),
         (["llama-3.1-8b,tp"], "'tp' is not KEY=VALUE"),
-        (["llama-3.1-8b,size=3"], "'size=3' is not KEY=VALUE"),
+        (["llama-3.1-8b,size=3"], "unknown key 'size'; valid: name, gpu, engine"),
         (["llama-3.1-8b,tp="], "'tp=' is not KEY=VALUE"),
         (["llama-3.1-8b,tp=two"], "tp needs a whole number, got 'two'"),
         (["llama-3.1-8b,tp=2,tp=4"], "gives tp twice"),
         (["llama-3.1-8b,eplb=1"], "eplb is yes or no, got '1'"),
-        (["tp=2"], "starts with no model"),
+        (["tp=2"], "does not start with a model"),
         (["llama-3.1-8b", "llama-3.1-8b,tp=1"], "two plans are called 'llama-3.1-8b'"),
         (["llama-3.1-8b,tp=3"], "3"),
     ],

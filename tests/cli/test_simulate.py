@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.cli.options import number_or_engine, parse_limits
+from fastroof.cli.option_groups import number_or_engine
+from fastroof.cli.options import parse_limits
 from fastroof.errors import BatchError, SimulationError
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")
@@ -52,12 +53,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> None:
     found = parsed(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20,e2el=3000")
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=2048, max_seqs=256)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     sim = fastroof.simulate(plan, fastroof.load_trace(trace))
     answers = json.loads(json.dumps(sim.summary(ttft_ms=200, tpot_ms=20, e2e_ms=3000)))
     assert answers.items() <= found.items()
-    assert found["settings"]["max_num_batched_tokens"] == 2048
-    assert found["settings"]["max_num_seqs"] == 256
+    assert found["settings"]["max_num_batched_tokens"] == 8192
+    assert found["settings"]["max_num_seqs"] == 1024
     assert found["settings"]["async_scheduling"]
     assert found["settings"]["timeout_s"] is None
     assert found["trace"]["requests"] == found["requests"] == 400
@@ -110,14 +111,14 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--rate", "5"), "give one of these"),
+        (("--rate", "5"), "give one of them"),
         (("--router", "by_name"), "routing must be one of"),
         (("--slo", "ttft"), "--slo needs milliseconds above 0"),
         (("--slo", "ttft=0"), "--slo needs milliseconds above 0"),
         (("--slo", "ttft=1,ttft=2"), "each at most once"),
         (("--max-num-seqs", "many"), "--max-num-seqs needs a whole number"),
         (("--block-size", "0"), "--block-size needs a whole number"),
-        (("--max-num-seqs", "4096"), "max_num_seqs 4,096 must not be above max_num_batched_tokens"),
+        (("--max-num-seqs", "9000"), "max_num_seqs 9,000 must not be above max_num_batched_tokens"),
         (("--requests", "rows.txt"), "must end in .parquet or .csv"),
         (("--report", "page.pdf"), "must end in .html"),
         (("--num-gpu-blocks", "3"), "can never run"),
@@ -175,7 +176,7 @@ def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:
     drawn = ("--rate", "5", "--num-requests", "300", "--input", "uniform:100:900", "--seed", "3")
     found = parsed(*VLLM, *drawn, "--replicas", "2", "--router", "power_of_two")
     workload = fastroof.Workload(rate=5, requests=300, input_tokens="uniform:100:900", seed=3)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=2048, max_seqs=256)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     sim = fastroof.simulate(plan, workload.trace(), replicas=2, routing="power_of_two", seed=3)
     assert found["ttft_ms"] == sim.summary()["ttft_ms"]
     assert found["output_tokens_per_s_per_gpu"] == pytest.approx(found["output_tokens_per_s"] / 2)
@@ -210,13 +211,8 @@ def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> No
     pools = ("--prefill-replicas", "2", "--decode-replicas", "1", "--kv-bandwidth", "50")
     options = ("--prefill-tp", "2", "--kv-latency", "30", "--first-token", "prefill")
     found = parsed(*VLLM, "--trace", trace, *pools, *options)
-    plans = [
-        fastroof.compile_plan(
-            "llama-3.1-8b", "h100", h100, tp=tp, runtime="vllm", max_tokens=2048, max_seqs=256
-        )
-        for tp in (2, 1)
-    ]
-    settings = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16}
+    plans = [fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, engine="vllm") for tp in (2, 1)]
+    settings = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024, "block_size": 16}
     sim = simulate_disaggregated(
         *plans,
         fastroof.load_trace(trace),

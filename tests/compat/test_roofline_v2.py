@@ -564,7 +564,7 @@ def test_load_finds_the_tree_and_keeps_its_order(tmp_path: Path, sample: Golden)
         v2.step_us(tables, MODEL | {"num_key_value_heads": 32}, HARDWARE, 1, [])
     (root / "gemm" / "a100").mkdir()
     (root / "gemm" / "a100" / "data.csv").write_text("m,k,n,mfu\n1,1,1,0.5\n")
-    with pytest.raises(TableError, match=r"holds tables of a100, h100: say which with gpu="):
+    with pytest.raises(TableError, match=r"has tables of several GPUs \(a100, h100\): choose one with gpu="):
         v2.load(root)
     with pytest.raises(MissingTableError, match="no tables of gpu 'b200'; it has a100, h100"):
         v2.load(root, gpu="b200")

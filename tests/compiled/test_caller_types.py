@@ -21,7 +21,7 @@ compiled_only = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5000)), max_size=16)
@@ -76,16 +76,16 @@ def test_what_loops_cannot_read_does_not_compile(plan, caller):
     timed, data = caller
     decode_us, _ = fastroof.numba_decode(plan)
     sizes = np.array([1, 1, 1])
-    array = "one-dimensional, contiguous array of integers would do"
+    array = "it must be a contiguous one-dimensional array of integers"
     square = np.ones((3, 2), int)
     for said, call in (
-        (f"new_tokens of a step is array(int64, 2d, C); a {array}", lambda: timed(data, square, sizes)),
-        (f"context_len of a step is array(float64, 1d, C); a {array}", lambda: timed(data, sizes, sizes / 1)),
-        (f"context_len of a step is array(bool, 1d, C); a {array}", lambda: timed(data, sizes, sizes > 0)),
+        (f"new_tokens of a step is array(int64, 2d, C); {array}", lambda: timed(data, square, sizes)),
+        (f"context_len of a step is array(float64, 1d, C); {array}", lambda: timed(data, sizes, sizes / 1)),
+        (f"context_len of a step is array(bool, 1d, C); {array}", lambda: timed(data, sizes, sizes > 0)),
         ("the data of a step is array(int64, 1d, C)", lambda: timed(sizes, sizes, sizes)),
         ("the data of a step is readonly array(float64, 1d, A)", lambda: timed(data[::2], sizes, sizes)),
-        ("a size of a step is bool; an integer would do", lambda: decode_us(data, True, 100)),
-        ("a size of a step is float64; an integer would do", lambda: decode_us(data, 1, 100.0)),
+        ("a size of a step is bool; it must be an integer", lambda: decode_us(data, True, 100)),
+        ("a size of a step is float64; it must be an integer", lambda: decode_us(data, 1, 100.0)),
     ):  # fmt: skip
         with pytest.raises(TypeError) as error:
             call()

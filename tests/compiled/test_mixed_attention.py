@@ -54,7 +54,7 @@ def model(windowed: int, full: int):
 LAYERS = {"full": (0, 24), "alternating": (12, 12), "windowed": (24, 0)}
 PLANS = {
     name: [
-        compile_plan(model(*counts), "h100", TABLES, max_tokens=512, max_seqs=16, runtime=engine(*figures))
+        compile_plan(model(*counts), "h100", TABLES, max_tokens=512, max_seqs=16, engine=engine(*figures))
         for figures in ((), (MixedAttention(NS, gpu="h100", head_dim=128, kv_dtype="bf16"),))
     ]
     for name, counts in LAYERS.items()
@@ -114,20 +114,20 @@ def test_a_plan_without_a_figure_has_none():
         (MixedAttention(NS, head_dim=64),),
         (MixedAttention(NS, kv_dtype="fp8"),),
     ):
-        plan = compile_plan(model(0, 24), "h100", TABLES, runtime=engine(*figures), **SMALL)
+        plan = compile_plan(model(0, 24), "h100", TABLES, engine=engine(*figures), **SMALL)
         np.testing.assert_array_equal(plan.arena, PLANS["full"][0].arena)
 
 
 def test_the_first_figure_that_applies_counts(h100):
     figures = MixedAttention(0.9, gpu="b200"), MixedAttention(0.5, gpu="h100"), MixedAttention(0.7)
-    plan = compile_plan("llama-3.1-8b", "h100", h100, tp=4, runtime=engine(*figures), **SMALL)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, tp=4, engine=engine(*figures), **SMALL)
     assert plan.arena[steps.MIXED_KV_US] == pytest.approx(0.5e-3 * 8 * 32, rel=1e-12)
 
 
 def test_heads_of_several_widths_need_a_figure_each(h100):
     """Gemma 4 attends with heads of 256, and of 512 in every sixth layer."""
     one, every = (
-        compile_plan("gemma-4-31b", "h100", h100, runtime=engine(figure), allow_modelled=True, **SMALL)
+        compile_plan("gemma-4-31b", "h100", h100, engine=engine(figure), allow_modelled=True, **SMALL)
         for figure in (MixedAttention(NS, head_dim=512), MixedAttention(NS))
     )
     prices = [steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US]
@@ -136,7 +136,7 @@ def test_heads_of_several_widths_need_a_figure_each(h100):
 
 
 def test_latent_attention_has_no_figure(h100):
-    plan = compile_plan("deepseek-v3", "h100", h100, tp=8, runtime=engine(MixedAttention(NS)), **SMALL)
+    plan = compile_plan("deepseek-v3", "h100", h100, tp=8, engine=engine(MixedAttention(NS)), **SMALL)
     assert plan.arena[steps.MIXED_KV_US] == 0.0
 
 
@@ -152,7 +152,7 @@ def test_a_plan_of_a_file_has_a_price_or_none():
 def test_stages_at_one_pace_have_it_as_often(h100):
     figure = engine(MixedAttention(0.5))
     whole, piped = (
-        compile_plan("llama-3.1-8b", "h100", h100, pp=pp, max_tokens=512, max_seqs=16, runtime=figure)
+        compile_plan("llama-3.1-8b", "h100", h100, pp=pp, max_tokens=512, max_seqs=16, engine=figure)
         for pp in (1, 4)
     )
     for plan in (piped, piped.paced):

@@ -331,7 +331,7 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
 
 def test_decode_steps_with_tokens_of_their_own_are_where_the_arena_says(h100):
     """Prompts that several GPUs share: what a token costs in steps of decodes is another section."""
-    plan = compile_plan("llama-3.1-8b", "h100", h100, cp=2, max_tokens=64, max_seqs=8)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, cp=2, max_tokens=64, max_seqs=8, engine="kernels")
     arena = plan.arena
     assert arena[steps.DECODE_TOKENS_AT] != arena[steps.TOKENS_AT]
     assert plan_files.arena_fits(arena)

@@ -30,7 +30,7 @@ def made_plan(model, faster=1.0, runtime=PROFILE):
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan(model, "h100", tables, max_tokens=1024, max_seqs=256, runtime=runtime)
+    return compile_plan(model, "h100", tables, max_tokens=1024, max_seqs=256, engine=runtime)
 
 
 @pytest.fixture(scope="module")

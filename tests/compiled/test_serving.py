@@ -42,7 +42,7 @@ def plan(request):
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, runtime=profile)
+    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, engine=profile)
 
 
 def options(

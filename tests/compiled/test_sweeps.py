@@ -30,7 +30,14 @@ def made_of(kv_lens: tuple[int, ...], **options: Any) -> Any:
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=MAX_BATCH, max_seqs=MAX_BATCH, **options)
+    return compile_plan(
+        "llama-3.1-8b",
+        "h100",
+        tables,
+        max_tokens=MAX_BATCH,
+        max_seqs=MAX_BATCH,
+        **{"runtime": "kernels", **options},
+    )
 
 
 class Plans(list[Any]):

@@ -33,12 +33,12 @@ def tables():
 
 @pytest.fixture(scope="module")
 def plan(tables):
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, runtime=PROFILE)
+    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, engine=PROFILE)
 
 
 @pytest.fixture(scope="module")
 def draft(tables):
-    return compile_plan("qwen3-8b", "h100", tables, max_tokens=1024, max_seqs=256, runtime=PROFILE)
+    return compile_plan("qwen3-8b", "h100", tables, max_tokens=1024, max_seqs=256, engine=PROFILE)
 
 
 @settings(max_examples=100)
@@ -162,7 +162,7 @@ def test_a_draft_attends_to_what_lies_half_way_through_its_steps(plan, tokens, a
     # attention that grows by a microsecond a token and layer
     grid = {(b, x): 9.0 + b * x for b in (1, 8, 64) for x in (64, 4096)}
     steep = compile_plan(
-        "qwen3-8b", "h100", max_tokens=1024, max_seqs=256, runtime=PROFILE,
+        "qwen3-8b", "h100", max_tokens=1024, max_seqs=256, engine=PROFILE,
         tables=handmade_tables(
             gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
             attention_decode=attention_rows(grid), attention_prefill=attention_rows(grid, is_decode=False),

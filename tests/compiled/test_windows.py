@@ -53,7 +53,7 @@ def model(windowed: int, full: int, window: int = WINDOW):
 
 
 PLANS = {
-    name: compile_plan(model(*counts), "h100", TABLES, max_tokens=512, max_seqs=16, runtime="vllm")
+    name: compile_plan(model(*counts), "h100", TABLES, max_tokens=512, max_seqs=16, engine="vllm")
     for name, counts in {"alternating": (12, 12), "windowed": (24, 0)}.items()
 }
 REQUEST = (
@@ -281,7 +281,7 @@ def test_the_longest_sequences_that_fit(parts, whole, within, window, state, seq
 
 @pytest.mark.parametrize("runtime", ["kernels", "vllm"])
 def test_one_client_sees_its_own_steps(runtime):
-    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, runtime=runtime)
+    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, engine=runtime)
     for isl, osl in ((20, 300), (100, 40), (400, 30)):
         got = estimate(plan, isl, osl, 1, max_batched_tokens=512)
         assert got.tpot_ms * 1e3 == pytest.approx(
@@ -296,7 +296,7 @@ def test_one_client_sees_its_own_steps(runtime):
 @pytest.mark.parametrize(("room", "pieces"), [(40, 5), (100, 4), (64, 2)])
 def test_a_mean_mixed_step_is_the_mean_of_its_prompts_steps(room, pieces):
     """A prompt anywhere in its prefill, by itself."""
-    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16)
+    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, engine="kernels")
     parts = steps.open_plan(plan.arena)
     isl = float(room * pieces)
     got = mean_steps.mean_mixed_step_us(

@@ -170,17 +170,17 @@ def test_a_card_of_the_same_die_is_another_card(name: str) -> None:
 
 
 def test_a_name_that_only_begins_like_a_card_is_no_variant_of_it() -> None:
-    with pytest.raises(GpuError, match="closest is l40s") as error:
+    with pytest.raises(GpuError, match="did you mean l40s") as error:
         load_gpu("l40_pcie")
     assert "for another card" not in str(error.value)
 
 
-def test_unknown_gpu_lists_what_exists_and_the_closest() -> None:
-    with pytest.raises(GpuError, match=r"unknown GPU 'h100x'.*a100, a100_pcie, .*h100, .*closest is h100"):
+def test_an_unknown_gpu_suggests_the_closest() -> None:
+    with pytest.raises(GpuError, match="unknown GPU 'h100x'; did you mean h100, "):
         load_gpu("h100x")
     with pytest.raises(GpuError, match="unknown GPU 'tpu_v5'") as error:
         load_gpu("tpu_v5")
-    assert "closest" not in str(error.value)
+    assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 5000, "\0", "h100\n80"])

@@ -159,11 +159,11 @@ def test_costs_of_layers_and_all_reduces_are_one_number_of_a_plan(h100):
         (2, profile.at("0.4"), 50.0 + 32 * (1.0 + 7.0) + 64 * 2.0),
         (2, profile.at("0.5.1"), 50.0 + 32 * (1.0 + 3.0) + 64 * 2.0),
     ):
-        plan, bare = (compile_plan("llama-3.1-8b", "h100", h100, tp=tp, runtime=r) for r in (one, "kernels"))
+        plan, bare = (compile_plan("llama-3.1-8b", "h100", h100, tp=tp, engine=r) for r in (one, "kernels"))
         added = plan.step_us(STEPS) - bare.step_us(STEPS)
         np.testing.assert_allclose(added[:3], added_us + np.array([0.0, 320.0, 320.0]), rtol=1e-9)
-    other = compile_plan("qwen3-8b", "h100", h100, runtime=profile)
-    bare = compile_plan("qwen3-8b", "h100", h100)
+    other = compile_plan("qwen3-8b", "h100", h100, engine=profile)
+    bare = compile_plan("qwen3-8b", "h100", h100, engine="kernels")
     assert other.decode_us(1, 100) - bare.decode_us(1, 100) == pytest.approx(50.0 + 36)
     assert profile.at("0.4").costs.layers == layers[:1]
     assert PROFILE.at("0.4") is PROFILE
@@ -241,15 +241,15 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
     served = h100.sources["gemm"]
     for source in (served, ""):
         right = KernelChoices(operators=(OperatorKernel("gemm", "h100", source=source),))
-        compile_plan("llama-3.1-8b", "h100", h100, runtime=EngineProfile("right", kernels=right))
+        compile_plan("llama-3.1-8b", "h100", h100, engine=EngineProfile("right", kernels=right))
     wrong = KernelChoices(operators=(OperatorKernel("gemm", format="fp8", source="nowhere"),))
     engine = EngineProfile("wrong", kernels=wrong)
-    compile_plan("llama-3.1-8b", "h100", h100, runtime=engine)
+    compile_plan("llama-3.1-8b", "h100", h100, engine=engine)
     words = (
         f"wrong runs gemm on h100 as source 'nowhere' measured it, and the tables serve it from '{served}'"
     )
     with pytest.raises(PlanError, match=words):
-        compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", runtime=engine)
+        compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", engine=engine)
     with pytest.raises(PlanError, match=words):
         compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "runtime": engine}], "h100", h100)
 
@@ -258,7 +258,7 @@ def test_a_kernel_that_is_not_required_stands_where_it_is_at_hand(h100):
     served = h100.sources["gemm"]
     for source in ("nowhere", served):
         kernels = KernelChoices(operators=(OperatorKernel("gemm", source=source, required=False),))
-        plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=EngineProfile("mine", kernels=kernels))
+        plan = compile_plan("llama-3.1-8b", "h100", h100, engine=EngineProfile("mine", kernels=kernels))
         assert kernel_sources(plan)["gemm"] == (served,)
 
 
@@ -272,7 +272,7 @@ def test_kernels_of_an_architecture_are_for_its_models_alone(h100):
     sources = [kernel_sources(plan)["gemm"] for plan in plans]
     assert [("trtllm" in source, "vllm" in source) for (source,) in sources] == [(False, True), (True, False)]
     for plan, model in zip(plans, (other, named), strict=True):
-        alone = compile_plan(model, "h100", h100, runtime=engine)
+        alone = compile_plan(model, "h100", h100, engine=engine)
         np.testing.assert_array_equal(plan.arena, alone.arena)
 
 
@@ -281,7 +281,7 @@ def test_shared_experts_can_go_by_the_kernels_of_routed_ones(h100):
         kernels = KernelChoices(
             shared_experts=shared_experts, operators=(OperatorKernel("moe", shared_experts=of_kernel),)
         )
-        plan = compile_plan("deepseek-v3", "h100", h100, tp=8, runtime=EngineProfile("mine", kernels=kernels))
+        plan = compile_plan("deepseek-v3", "h100", h100, tp=8, engine=EngineProfile("mine", kernels=kernels))
         return bool(plan.execution.shared_beside)
 
     assert [beside("apart", ""), beside("beside", "")] == [False, True]
@@ -297,14 +297,14 @@ def test_an_unknown_profile_names_those_that_there_are(given):
     with pytest.raises(PlanError, match=r"kernels.*vllm|cannot be read"):
         load_engine(given)
     with pytest.raises(PlanError):
-        compile_plan("llama-3.1-8b", "h100", None, runtime=given)
+        compile_plan("llama-3.1-8b", "h100", None, engine=given)
 
 
 @pytest.mark.loops
 def test_a_step_takes_what_its_runtime_adds(h100):
     options = {"max_tokens": 1024, "max_seqs": 64}
-    kernels = compile_plan("llama-3.1-8b", "h100", h100, **options)
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=PROFILE, **options)
+    kernels = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=PROFILE, **options)
     assert plan.runtime == "mine"
     assert plan.engine == PROFILE
     pure, times = kernels.run(STEPS), plan.run(STEPS)
@@ -322,7 +322,7 @@ def test_a_step_takes_what_its_runtime_adds(h100):
 
 @pytest.mark.loops
 def test_every_entry_point_adds_the_same(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=PROFILE, max_tokens=1024, max_seqs=64)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=PROFILE, max_tokens=1024, max_seqs=64)
     step = StepBatch.from_requests([[(1, 4095)] * 8])
     assert plan.decode_us(8, 4096) == plan.decode_us([8], [4096])[0] == plan.step_us(step)[0]
     assert plan.decode_us(8, 4096) == plan.explain([(1, 4095)] * 8).total_us == plan.prefill_us(1, 4095, 8)
@@ -344,9 +344,11 @@ def test_every_entry_point_adds_the_same(h100):
 
 
 def test_smoothing_moves_small_bf16_gemms_and_nothing_else(h100):
-    raw = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096)
-    smooth = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, gemm_smoothing="median3")
-    again = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, runtime="vllm", gemm_smoothing="none")
+    raw = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, engine="kernels")
+    smooth = compile_plan(
+        "llama-3.1-8b", "h100", h100, max_tokens=4096, gemm_smoothing="median3", engine="kernels"
+    )
+    again = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, engine="vllm", gemm_smoothing="none")
     kernels = [p.decode_us(np.arange(1, 200), 4096) for p in (raw, smooth)]
     assert (kernels[0] != kernels[1]).any()
     np.testing.assert_allclose(kernels[0], kernels[1], rtol=0.12)
@@ -357,7 +359,7 @@ def test_smoothing_moves_small_bf16_gemms_and_nothing_else(h100):
     found = h100.lookup("gemm", m=[1, 2, 4, 8], n=8192, k=8192)
     assert (found.origin == 0).all()
     with pytest.raises(PlanError, match="gemm_smoothing must be"):
-        compile_plan("llama-3.1-8b", "h100", h100, gemm_smoothing="lots")
+        compile_plan("llama-3.1-8b", "h100", h100, gemm_smoothing="lots", engine="kernels")
 
 
 def test_the_median_of_three_takes_out_a_lonely_slow_point():
@@ -377,9 +379,9 @@ def test_the_median_of_three_takes_out_a_lonely_slow_point():
 
 def test_static_scales_take_off_what_finding_them_takes(h100):
     options = {"dtype": "fp8", "max_tokens": 4096}
-    dynamic = compile_plan("llama-3.1-8b", "h100", h100, **options)
+    dynamic = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
     known = EngineProfile("known scales", kernels=KernelChoices(fp8_scales="static"))
-    static = compile_plan("llama-3.1-8b", "h100", h100, runtime=known, **options)
+    static = compile_plan("llama-3.1-8b", "h100", h100, engine=known, **options)
     for tokens in (1, 64, 4096):
         step = StepBatch.from_requests([[(tokens, 0)]])
         less = dynamic.run(step).components.tokens_us[0] - static.run(step).components.tokens_us[0]
@@ -387,7 +389,7 @@ def test_static_scales_take_off_what_finding_them_takes(h100):
         scales_us = 32 * sum(float(ELEMENTWISE.fp8_scale_us(h100, tokens, k)) for _, k in gemms)
         assert less == pytest.approx(scales_us, rel=1e-9)
     # bf16 has no scales
-    plans = [compile_plan("llama-3.1-8b", "h100", h100, runtime=r, max_tokens=64) for r in ("kernels", known)]
+    plans = [compile_plan("llama-3.1-8b", "h100", h100, engine=r, max_tokens=64) for r in ("kernels", known)]
     np.testing.assert_array_equal(
         plans[0].decode_us(np.arange(1, 60), 99), plans[1].decode_us(np.arange(1, 60), 99)
     )

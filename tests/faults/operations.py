@@ -192,7 +192,9 @@ def _sglang(folder: Path, inputs: Path, version: int, again: bool) -> None:
 def _plan(version: int) -> Any:
     import fastroof
 
-    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=(2, 1)[version])
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=(2, 1)[version], engine="kernels"
+    )
 
 
 def _import_by_name(folder: Path, inputs: Path, version: int, again: bool) -> None:

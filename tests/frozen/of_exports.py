@@ -75,7 +75,10 @@ def llmservingsim() -> Answers:
     limits = {"max_tokens": 1024, "max_seqs": 64}
     for given in ({"runtime": "vllm"}, {"runtime": "trtllm", "dtype": "fp8", "kv_dtype": "fp8"}):
         plans = [
-            product.compile_plan("llama-3.1-8b", "h100", tables, tp=tp, **given, **limits) for tp in (1, 2)
+            product.compile_plan(
+                "llama-3.1-8b", "h100", tables, tp=tp, **{"runtime": "kernels", **given, **limits}
+            )
+            for tp in (1, 2)
         ]
         case = f"llama-3.1-8b, {', '.join(given.values())}"
         with tempfile.TemporaryDirectory() as folder:
@@ -113,11 +116,11 @@ def results() -> Answers:
 def _questions() -> dict[str, Callable[[], Any]]:
     """Questions that are wrong, each in one way."""
     tables = product.h100_tables()
-    plan = product.compile_plan("llama-3.1-8b", "h100", tables)
+    plan = product.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels")
     batch = product.StepBatch
 
     def compile_with(model: Any = "llama-3.1-8b", gpu: Any = "h100", **given: Any) -> Callable[[], Any]:
-        return lambda: product.compile_plan(model, gpu, tables, **given)
+        return lambda: product.compile_plan(model, gpu, tables, **{"runtime": "kernels", **given})
 
     def look_up(operator: str, **sizes: Any) -> Callable[[], Any]:
         return lambda: tables.lookup(operator, **sizes)
@@ -154,7 +157,7 @@ def _questions() -> dict[str, Callable[[], Any]]:
         "no threads": lambda: plan.decode_us([1], [1], threads=0),
         "scalar beyond the plan": lambda: plan.scalar(5000, 1),
         "an error by another method": lambda: product.compile_plan(
-            "llama-3.1-8b", "h100", tables, method="floor"
+            "llama-3.1-8b", "h100", tables, method="floor", engine="kernels"
         ).decode_error(1, 1),
         "an operator that is not there": look_up("softmax", m=1),
         "a lookup that lacks a size": look_up("gemm", m=1, n=1),
@@ -173,7 +176,7 @@ def _questions() -> dict[str, Callable[[], Any]]:
         "a request beyond the KV cache": lambda: product.estimate(plan, 1e7, 10, 1),
         "a reservation that is not there": lambda: product.estimate(plan, 10, 10, 1, kv_reservation="half"),
         "workers of two models": lambda: product.estimate_disaggregated(
-            plan, product.compile_plan("qwen3-8b", "h100", tables), 10, 10, 1
+            plan, product.compile_plan("qwen3-8b", "h100", tables, engine="kernels"), 10, 10, 1
         ),
         "a sweep of nothing": sweep(),
         "a sweep's key that is not there": sweep(

@@ -83,7 +83,7 @@ def compiled(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the datasheet model warns of itself
-            plan = product.compile_plan(model, gpu, tables, **options)
+            plan = product.compile_plan(model, gpu, tables, **{"runtime": "kernels", **options})
     except product.FastroofError as error:
         answers.text(case, "no plan", type(error).__name__)
         return
@@ -218,10 +218,12 @@ def options() -> Answers:
         for case, plan in compiled(answers, tables, model, "h100", **given):
             times(answers, case, plan)
     source = {"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}
-    plan = product.compile_plan("llama-3.1-70b", "h100", product.load_tables("h100", source=source), tp=8)
+    plan = product.compile_plan(
+        "llama-3.1-70b", "h100", product.load_tables("h100", source=source), tp=8, engine="kernels"
+    )
     times(answers, "llama-3.1-70b, tp=8, all-reduces of trtllm", plan)
     for tp, dtype in ((1, "bf16"), (2, "fp8")):
-        plan = product.compile_plan(MADE_UP, "h100", tables, tp=tp, dtype=dtype, runtime="vllm")
+        plan = product.compile_plan(MADE_UP, "h100", tables, tp=tp, dtype=dtype, engine="vllm")
         times(answers, f"no preset, tp={tp}, dtype={dtype}", plan)
     requests = [{"model": m, "tp": tp} for m in ("qwen3-8b", "llama-2-13b") for tp in (1, 2)]
     for request, plan in zip(requests, product.compile_together(requests, "h100", tables), strict=True):

@@ -89,7 +89,7 @@ def disaggregated() -> Answers:
     isl, osl, clients = (np.array(axis) for axis in zip(*loads, strict=True))
     for runtime, (tp, decode_tp) in itertools.product(("kernels", "vllm", "trtllm"), ((1, 1), (1, 2))):
         prefill, decode = (
-            product.compile_plan("qwen3-14b", "h100", tables, tp=size, dtype="fp8", runtime=runtime)
+            product.compile_plan("qwen3-14b", "h100", tables, tp=size, dtype="fp8", engine=runtime)
             for size in (tp, decode_tp)
         )
         case = f"qwen3-14b, dtype=fp8, runtime={runtime}, tp={tp} to tp={decode_tp}"

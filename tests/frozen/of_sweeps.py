@@ -126,7 +126,7 @@ def grids_of_steps() -> Answers:
     answers = Answers()
     tables = product.h100_tables()
     plans = [
-        product.compile_plan("llama-3.1-8b", "h100", tables, tp=tp, runtime=runtime)
+        product.compile_plan("llama-3.1-8b", "h100", tables, tp=tp, engine=runtime)
         for tp, runtime in ((1, "kernels"), (2, "vllm"), (4, "trtllm"))
     ]
     batches, lengths = np.arange(1, 513), np.array([1, 100, 4096, 5000, 131_072])

@@ -96,4 +96,4 @@ def h100_tables() -> Tables:
 
 def compile_together(requests: Sequence[Mapping[str, Any]], gpu: str, tables: Tables) -> list[StepPlan]:
     """Plans compiled by one call."""
-    return list(compile_plans(requests, gpu, tables))
+    return list(compile_plans([{"runtime": "kernels", **one} for one in requests], gpu, tables))

@@ -101,7 +101,7 @@ def test_a_table_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:])
     assert tables["allreduce"].num_rows == 390
     for _ in range(2):
-        with pytest.raises(TableError, match=r"kda\.parquet: its SHA-256"):
+        with pytest.raises(TableError, match=r"kda\.parquet: SHA-256"):
             tables["kda"].num_rows  # noqa: B018
 
 
@@ -112,7 +112,7 @@ def test_a_source_that_was_written_again_with_the_same_rows_is_read(tmp_path: Pa
     write_source(folder, {"kda": rows}, {"gpu": "h100"}, overwrite=True)
     assert same.num_rows == len(rows["latency_us"])
     write_source(folder, {"kda": {k: v[1:] for k, v in rows.items()}}, {"gpu": "h100"}, overwrite=True)
-    with pytest.raises(TableError, match="its SHA-256"):
+    with pytest.raises(TableError, match="SHA-256"):
         fewer.num_rows  # noqa: B018
 
 
@@ -124,7 +124,7 @@ def test_what_is_written_is_checked_when_it_is_read(tmp_path: Path, format: Form
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(TableError, match="its SHA-256"):
+    with pytest.raises(TableError, match="SHA-256"):
         load_own(folder)
 
 

@@ -192,7 +192,7 @@ def test_a_source_is_flagged_beside_its_siblings_and_validation_then_only_notes_
     gpu = load_gpu("h100")
     (before,) = [f for r in validate(one, gpu, beside) for f in r.findings if f.kind == "unsound"]
     assert before.severity == "warning"
-    assert "provenance.toml does not say so" in before.message
+    assert "not flagged in provenance.toml" in before.message
     text = (folders[0] / "provenance.toml").read_bytes()
     flag_source(one, beside, dry_run=True)
     assert (folders[0] / "provenance.toml").read_bytes() == text
@@ -208,5 +208,5 @@ def test_a_source_is_flagged_beside_its_siblings_and_validation_then_only_notes_
 
 def test_tables_that_are_no_source_cannot_be_flagged() -> None:
     made = MeasuredTables("h100", {"gemm": table(gemms("bf16"))}, Path("nowhere"))
-    with pytest.raises(TableError, match="is not one source"):
+    with pytest.raises(TableError, match="is not a single source"):
         flag_source(made, {})

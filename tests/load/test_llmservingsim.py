@@ -149,9 +149,9 @@ def test_what_is_left_out_is_counted_by_reason(perf, tmp_path):
     assert files["skew.csv"]["ignored"] == "decodes of unequal length"
     assert files["attention.csv"]["left_out"] == {
         "prompts and decodes in one call": 1,
-        "several new tokens a decode": 1,
-        "another layer than attention": 1,
-        "a context that is no whole number of tokens": 1,
+        "several new tokens per decode": 1,
+        "not attention": 1,
+        "fractional context length": 1,
     }
     assert sum(files["dense.csv"]["left_out"].values()) == 2
     assert source.provenance["models"] == [MODEL]
@@ -196,8 +196,8 @@ def test_the_cache_of_release_1_holds_all_sequences_keys(perf_models, tmp_path):
     files = {Path(n).name: a for n, a in list_sources(folder)[0].provenance["imported"].items()}
     assert files["attn_decode_predictions.csv"]["ignored"] == "predicted, not measured"
     assert files["attention.csv"]["left_out"] == {
-        "attends to fewer tokens than it has": 1,
-        "attends to no token": 1,
+        "kv_len below q_len": 1,
+        "kv_len below 1": 1,
     }
 
 
@@ -207,7 +207,7 @@ def test_files_of_another_model_or_tp_than_their_folders_are_refused(perf_models
     with pytest.raises(TableError, match="tp4"):
         convert_llmservingsim(perf_models, tmp_path / "out")
     (tp2.with_name("tp4") / "layers.csv").unlink()
-    with pytest.raises(TableError, match="not measured of"):
+    with pytest.raises(TableError, match="has other sizes than"):
         convert_llmservingsim(perf_models, tmp_path / "out")
 
 
@@ -255,6 +255,6 @@ def test_wrong_cells_are_refused_and_nothing_is_written(perf, tmp_path, line, wo
 
 
 def test_folders_without_a_profile_are_refused(tmp_path):
-    for folder, words in ((tmp_path / "nowhere", "no folder"), (tmp_path, "no file of a profile")):
+    for folder, words in ((tmp_path / "nowhere", "is not a folder"), (tmp_path, "no profile file")):
         with pytest.raises(TableError, match=words):
             convert_llmservingsim(folder, tmp_path / "out")

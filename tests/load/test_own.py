@@ -215,7 +215,7 @@ def test_refuses_missing_and_repeated_columns(tmp_path: Path, ending: str) -> No
     else:
         arrays = [pa.array(list(v)) for v in gemm_rows().values()]
         pq.write_table(pa.Table.from_arrays([*arrays, arrays[1]], [*gemm_rows(), "m"]), path)
-    assert "column m is there 2 times" in refusal(path)
+    assert "column m occurs 2 times" in refusal(path)
 
 
 def test_a_float_column_may_allow_zero(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_single_operators_take_the_sources_named_for_them(gpu_folder: Path) -> N
     assert load_tables(gpu_folder, source=picked).sources == picked
     with pytest.raises(TableError, match="no source 'd'; its sources are a, b, c"):
         load_own(gpu_folder, source={"gemm": "d"})
-    with pytest.raises(TableError, match="one for 'conv'; the operators are gemm, attention_prefill"):
+    with pytest.raises(TableError, match="source: unknown operator 'conv'"):
         load_own(gpu_folder, source={"conv": "a"})
     with pytest.raises(TableError, match="'b' has no attention_decode; those that have it: a, c"):
         load_own(gpu_folder, source={"attention_decode": "b"})
@@ -484,8 +484,8 @@ def test_refuses_sources_of_two_gpus(tmp_path: Path, gpu_folder: Path) -> None:
         ("", "gpu is None; need the name"),
         ("gpu = 5", "gpu is 5; need the name"),
         ("gpu = 'h100", "not TOML"),
-        ("gpu = 'h100'\nrank = 'first'", "rank is 'first'; need a whole number"),
-        ("gpu = 'h100'\n[operators.gemm]\nrank = true", r"\[operators.gemm\] rank is True"),
+        ("gpu = 'h100'\nrank = 'first'", "rank must be an integer"),
+        ("gpu = 'h100'\n[operators.gemm]\nrank = true", r"\[operators.gemm\] rank must be an integer .*True"),
         ("gpu = 'h100'\noperators = 3", "operators is 3"),
     ],
 )
@@ -507,17 +507,17 @@ def test_refuses_one_operator_in_two_formats(tmp_path: Path) -> None:
 def test_refuses_folders_without_tables(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="no such folder"):
         load_own(tmp_path / "nowhere")
-    with pytest.raises(TableError, match="holds no source"):
+    with pytest.raises(TableError, match="has no source"):
         load_own(tmp_path)
     folder = source(tmp_path / "a", {"gemm": gemm_rows()})
     (folder / "gemm.parquet").unlink()
-    with pytest.raises(TableError, match=r"holds no table; need <operator>.parquet"):
+    with pytest.raises(TableError, match=r"has no table; need <operator>.parquet"):
         load_own(folder)
 
 
 def test_refuses_unknown_dtypes(tmp_path: Path) -> None:
     dtypes = np.array(["bf16", "bf16", "nvfp5", "bf16"], object)  # written last: rows are sorted
-    with pytest.raises(TableError, match="row 4, column dtype: found 'nvfp5', known are bf16"):
+    with pytest.raises(TableError, match="row 4, column dtype: unknown 'nvfp5'; use one of bf16"):
         load_own(source(tmp_path / "a", {"gemm": gemm_rows(dtype=dtypes)}))
     kv = np.array(["bf16", "bfloat16"], object)
     with pytest.raises(TableError, match="column kv_dtype: found 'bfloat16'"):
@@ -542,7 +542,7 @@ def test_refuses_what_attention_cannot_compute_in(tmp_path: Path) -> None:
     assert load_own(source(tmp_path / "a", {"mla_module_prefill": rows})).gpu == "h100"
     # an fp8 cache has a peak of its own, which is none of what attention computes in
     for name, word, message in (
-        ("b", "combine", "row 1, column attn_dtype: found 'combine', known are bf16"),
+        ("b", "combine", "row 1, column attn_dtype: unknown 'combine'; use one of bf16"),
         ("c", "nvfp4", "row 1: NVIDIA H100 SXM has no units for attn_dtype 'nvfp4'"),
     ):
         rows = module_rows(attn_dtype=np.full(2, word, object))
@@ -686,7 +686,7 @@ def test_an_existing_source_is_replaced_only_on_request(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_source_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").touch()
-    with pytest.raises(TableError, match="is no source; it is not replaced"):
+    with pytest.raises(TableError, match="is not a source and is not replaced"):
         write_source(tmp_path / "work", {"gemm": gemm_rows()}, {"gpu": "h100"}, overwrite=True)
     assert (tmp_path / "work" / "thesis.tex").exists()
 
@@ -735,7 +735,7 @@ def test_a_failed_swap_puts_the_old_source_back(tmp_path: Path, monkeypatch: pyt
         ({"gemm": gemm_rows(m=np.arange(3))}, {"gpu": "h100"}, "columns of one length"),
         ({"gemm": gemm_rows(0)}, {"gpu": "h100"}, "columns of one length above 0"),
         ({"gemm": gemm_rows(m=np.array(["a"] * 4, object))}, {"gpu": "h100"}, "column m: need int"),
-        ({"gemm": gemm_rows()}, {}, "names no gpu"),
+        ({"gemm": gemm_rows()}, {}, "provenance needs gpu"),
         ({"gemm": gemm_rows()}, {"gpu": "h100", "when": None}, "provenance when is None"),
     ],
 )

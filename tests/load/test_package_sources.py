@@ -61,12 +61,12 @@ def test_an_engine_is_the_version_in_use_with_the_nearest_of_what_it_lacks(tmp_p
             "comm/vllm/0.27.0/custom_allreduce_perf": [ALLREDUCE],
         },
     )
-    assert [(one.name, one.engine, one.rank, one.is_in_use) for one in found] == [
+    assert [(one.name, one.engine, one.rank, one.is_current) for one in found] == [
         ("aiconfigurator-vllm-0.24.0", "vllm", 200, True),
         ("aiconfigurator-vllm-0.19.0", "vllm", 240, False),
         ("aiconfigurator-vllm-0.14.0", "vllm", 241, False),
     ]
-    served = {place.operator: (place.place.version, place.place.asked) for place in found[0].places}
+    served = {place.operator: (place.place.version, place.place.requested) for place in found[0].places}
     assert served == {
         "gemm": ("0.24.0", ""),
         "moe": ("0.19.0", "0.24.0"),  # the newest older one
@@ -117,7 +117,7 @@ def test_every_file_of_the_installed_package_is_in_one_source_at_most() -> None:
         names = [one.name for one in found]
         assert len(names) == len(set(names))
         assert sorted(one.rank for one in found) == [one.rank for one in found]
-        in_use = {one.engine: one.version for one in found if one.is_in_use and one.engine}
+        in_use = {one.engine: one.version for one in found if one.is_current and one.engine}
         if system in ("a100_sxm", "b60"):
             assert in_use["vllm"] == {"a100_sxm": "0.14.0", "b60": "0.26.0"}[system]
         else:

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import GpuError, TableError
-from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.load.compare import FAR_APART, diff_tables
-from fastroof.load.families import band_words, bands, paired_points, region_sizes
-from fastroof.load.listing import load_named
+from fastroof.load.families import band_text, bands, paired_points, region_sizes
 
 
 def gemms(*rows: tuple[str, int, int, int, float]) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def test_a_point_counts_once_with_its_median() -> None:
 @given(st.lists(st.integers(1, 2**40), min_size=1))
 def test_a_band_holds_the_sizes_that_it_says(sizes: list[int]) -> None:
     for size, band in zip(sizes, bands(np.array(sizes, np.float64)).tolist(), strict=True):
-        least, _, most = band_words(band).partition(" to ")
+        least, _, most = band_text(band).partition(" to ")
         assert int(least) <= size <= int(most or least)
 
 
@@ -146,22 +145,24 @@ def test_operators_that_are_not_there_are_refused() -> None:
 
 def test_sets_by_one_word(tmp_path: Path) -> None:
     source = "aiconfigurator-trtllm-1.3.0rc20"
-    assert set(load_named(f"h100/{source}").sources.values()) == {source}
-    assert "gemm" in load_named("h100").sources
+    assert set(load_measured(f"h100/{source}").sources.values()) == {source}
+    assert "gemm" in load_measured("h100").sources
     shipped = Path(__file__).resolve().parents[2] / "bench_data" / "h100"
-    assert set(load_named(str(shipped / source)).sources.values()) == {source}
+    assert set(load_measured(str(shipped / source)).sources.values()) == {source}
 
 
 @pytest.mark.parametrize("word", ["package:h100/vllm", "package:h100//0.24.0", "package:"])
 def test_half_a_name_in_the_package_is_refused(word: str) -> None:
-    with pytest.raises(TableError, match=r"write package:h200/vllm/0\.24\.0"):
-        load_named(word)
+    with pytest.raises(TableError, match=r"as package:h200/vllm/0\.24\.0"):
+        load_measured(word)
 
 
 def test_words_that_name_nothing_are_refused() -> None:
-    with pytest.raises(TableError, match="neither a folder nor GPU/SOURCE"):
-        load_named("h1000/mine")
+    with pytest.raises(
+        TableError, match="h1000/mine is not a folder of measured tables; need GPU, GPU/SOURCE"
+    ):
+        load_measured("h1000/mine")
     with pytest.raises(TableError, match="no source 'mine'"):
-        load_named("h100/mine")
+        load_measured("h100/mine")
     with pytest.raises(GpuError, match="h1000"):
-        load_named("h1000")
+        load_measured("h1000")

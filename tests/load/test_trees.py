@@ -247,7 +247,7 @@ def test_rows_of_fewer_tokens_than_they_name_are_left_out_and_counted(tmp_path: 
 
 
 def test_experts_that_do_not_spread_evenly_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"data.csv, row 2: 128 experts do not spread evenly over 8 GPUs"):
+    with pytest.raises(TableError, match=r"data.csv, row 2: 128 experts cannot be spread evenly over 8 GPUs"):
         load_tree(
             grouped_tree(
                 tmp_path,
@@ -292,7 +292,7 @@ def test_bench_data_inside_a_checkout_is_found(tmp_path: Path) -> None:
 
 
 def test_not_a_tree(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"no tree of kernel tables; need gemm/<gpu>/data\.csv"):
+    with pytest.raises(TableError, match=r"not a tree of kernel tables; need gemm/<gpu>/data\.csv"):
         load_tree(tmp_path)
 
 
@@ -515,7 +515,9 @@ def test_gemm_of_unknown_dtype(tmp_path: Path) -> None:
 
 def test_dtype_without_units_on_the_card(tmp_path: Path) -> None:
     write(tmp_path / "gemm/a100/data.csv", "dtype,m,k,n,latency_us", "fp8,64,4096,4096,50")
-    with pytest.raises(TableError, match=r"data\.csv, row 1: found dtype 'fp8', but a100 computes in bf16"):
+    with pytest.raises(
+        TableError, match=r"data\.csv, row 1: found dtype 'fp8', but a100 computes only in bf16"
+    ):
         load_tree(tmp_path)
 
 

@@ -19,7 +19,7 @@ from fastroof.load.trees import load_tree
 from fastroof.load.validate import FileReport, Finding, validate, worst
 from fastroof.operators.attention_work import attention_flops, decode_attention_bytes
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
-from fastroof.operators.moe import moe_bytes
+from fastroof.operators.moe_work import moe_bytes
 from fastroof.operators.registry import OPERATORS
 
 MIB = 2**20

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.columns import Column
-from fastroof.operators.foreign_rows import ForeignRows, PackageFile
+from fastroof.operators.external_rows import ExternalRows, PackageFile
 from fastroof.operators.operator import Operator
 
 
@@ -36,7 +36,7 @@ def file_of(operator: Operator, name: str) -> PackageFile:
     return file
 
 
-def converted(operator: Operator, name: str, **given: Any) -> ForeignRows:
+def converted(operator: Operator, name: str, **given: Any) -> ExternalRows:
     """Rows of a file as rows of an operator, whose columns are those that it must have."""
     file = file_of(operator, name)
     rows = file.convert(raw_columns(file, **given))
@@ -45,7 +45,7 @@ def converted(operator: Operator, name: str, **given: Any) -> ForeignRows:
     return rows
 
 
-def lists(rows: ForeignRows, *names: str) -> list[list[Any]]:
+def lists(rows: ExternalRows, *names: str) -> list[list[Any]]:
     """Some columns of rows that are kept."""
     keep = np.ones(len(rows.columns["latency_us"]), bool)
     for mask in rows.left_out.values():

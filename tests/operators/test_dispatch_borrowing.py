@@ -176,7 +176,7 @@ def test_a_group_over_as_many_nodes_comes_back(nodes):
     assert at(far, replace(CALL, num_gpus=16), 9)[1] != ORIGIN_MEASURED
 
 
-def test_another_number_of_nodes_lends_at_equal_bytes_that_cross():
+def test_another_number_of_nodes_is_borrowed_at_equal_bytes_that_cross():
     """Low latency: copies beyond the node, topk (g - 8) / g; high throughput: other nodes with an expert."""
     tables = over_nodes(2, 4)
     more = replace(CALL, num_gpus=64)
@@ -225,7 +225,7 @@ def test_a_rack_without_rows_borrows_those_of_the_rack_with_its_link():
     assert EXPERT_DISPATCH.serving(replace(CALL, num_gpus=4), gb300).source == "by hand"
 
 
-def test_the_same_library_lends_before_as_many_gpus_do():
+def test_the_same_library_comes_before_as_many_gpus():
     """One-sided kernels were measured of up to 32 GPUs, two-sided ones of 64."""
     tables = load_tables("gb200")
     one = replace(

@@ -1,4 +1,4 @@
-"""Experts of shapes that were not measured: who lends, at equal work, and what answers say of it."""
+"""Experts of shapes that were not measured: who are the donors, at equal work, and what answers say of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.operators.expert_borrowing import (
     DISTANCE_EDGES,
     BorrowingErrors,
+    ExpertDonor,
     ExpertShape,
-    Lender,
     borrowed_points,
     borrowing_errors,
     nearest,
     nearest_routing,
 )
 from fastroof.operators.moe import GATED, MOE, MOE_NONGATED
-from fastroof.tables.lookup import KernelOrder
+from fastroof.tables.kernel_order import KernelOrder
 from fastroof.uncertainty.leave_one_out import relative_variance
 from tests.reference import experts as naive
 from tests.reference.handmade import handmade_tables
@@ -83,11 +83,11 @@ sizes = st.tuples(
     routing=st.sampled_from(["balanced", "power_law_1.2"]),
     place=st.integers(0, 20),
 )
-def test_a_shape_that_was_not_measured_is_the_naive_sum_of_its_lenders(h100, sizes, dtype, routing, place):
+def test_a_shape_that_was_not_measured_is_the_naive_sum_of_its_donors(h100, sizes, dtype, routing, place):
     wanted = (dtype, *sizes, routing)
     is_measured = wanted in h100.groups("moe")
     assume(not is_measured)
-    key, _ = naive.lenders(wanted, list(h100.groups("moe")))[0]
+    key, _ = naive.donors(wanted, list(h100.groups("moe")))[0]
     node = h100.rows(MOE, key)["num_tokens"].tolist()[place]
     tokens = node * (key[3] / key[4]) / (wanted[3] / wanted[4])
     packed = MOE.packed(h100, wanted)
@@ -99,13 +99,13 @@ def test_a_shape_that_was_not_measured_is_the_naive_sum_of_its_lenders(h100, siz
 
 @pytest.mark.slow
 @given(data=st.data())
-def test_another_split_of_a_measured_layer_is_lent_by_that_layer(h100, data):
+def test_another_split_of_a_measured_layer_is_borrowed_from_that_layer(h100, data):
     measured = data.draw(st.sampled_from(sorted(h100.groups("moe"))))
     wanted = (*measured[:5], 8, 4, measured[-1])  # vLLM splits experts one way or the other
-    lent = MOE.lenders(h100, wanted)
-    assert 1 <= len(lent) <= 2
-    assert {one.shape.layer for one in lent} == {measured[1:5]}
-    assert sum(one.weight for one in lent) == pytest.approx(1.0)
+    borrowed = MOE.donors(h100, wanted)
+    assert 1 <= len(borrowed) <= 2
+    assert {one.shape.layer for one in borrowed} == {measured[1:5]}
+    assert sum(one.weight for one in borrowed) == pytest.approx(1.0)
     answer = h100.lookup("moe", num_tokens=[1, 100, 100_000], **asked(wanted), with_error=True)
     assert answer.origin.tolist() == [3, 3, 3]
     assert (answer.latency_us > 0).all()
@@ -114,21 +114,21 @@ def test_another_split_of_a_measured_layer_is_lent_by_that_layer(h100, data):
 
 
 def test_equal_work_takes_over_latency_over_roofline():
-    """One lender with as many tokens an expert, half as wide: what B says, times its latency / B."""
-    lender = kernel(2048, 768, 8, 128)
-    tables = handmade_tables(moe=rows(lender))
+    """One donor with as many tokens an expert, half as wide: what B says, times its latency / B."""
+    donor = kernel(2048, 768, 8, 128)
+    tables = handmade_tables(moe=rows(donor))
     wanted = kernel(2048, 1536, 16, 256)
-    launch_us = min(us for *_, us in rows(lender))
-    ours, theirs = (naive.bound(tables.gpu, key, launch_us) for key in (wanted, lender))
+    launch_us = min(us for *_, us in rows(donor))
+    ours, theirs = (naive.bound(tables.gpu, key, launch_us) for key in (wanted, donor))
     answer = tables.lookup("moe", num_tokens=TOKENS, **asked(wanted))
-    expected = [us * ours(m) / theirs(m) for (*_, m, us) in rows(lender)]
+    expected = [us * ours(m) / theirs(m) for (*_, m, us) in rows(donor)]
     np.testing.assert_allclose(answer.latency_us, expected, rtol=1e-12)
     assert set(answer.origin.tolist()) == {3}
     # half the share of the experts: as many tokens an expert at twice the tokens
     sparser = kernel(2048, 768, 4, 128)
     ours = naive.bound(tables.gpu, sparser, launch_us)
     answer = tables.lookup("moe", num_tokens=[2 * m for m in TOKENS], **asked(sparser))
-    expected = [us * ours(2 * m) / theirs(m) for (*_, m, us) in rows(lender)]
+    expected = [us * ours(2 * m) / theirs(m) for (*_, m, us) in rows(donor)]
     np.testing.assert_allclose(answer.latency_us, expected, rtol=1e-12)
 
 
@@ -144,21 +144,21 @@ def test_the_order_of_rows_changes_no_bit(order):
     assert answers[1].latency_us.tolist() == answers[3].latency_us.tolist()
 
 
-def test_a_measured_shape_comes_back_and_lends_to_none_but_others():
+def test_a_measured_shape_comes_back_and_is_donor_to_others_alone():
     tables = handmade_tables(moe=MADE)
     for key in (*SPLITS, *OTHERS):
         answer = tables.lookup("moe", num_tokens=TOKENS, **asked(key))
         assert answer.latency_us.tolist() == [us for *_, us in rows(key)]
         assert not answer.origin.any()
-        assert MOE.lenders(tables, key) == ()
+        assert MOE.donors(tables, key) == ()
 
 
-def test_the_nearest_counts_most_and_no_other_layer_lends_where_the_layer_was_split():
+def test_the_nearest_counts_most_and_no_other_layer_is_donor_where_the_layer_was_split():
     shapes = [ExpertShape(*key) for key in (*SPLITS, *OTHERS)]
     wanted = ExpertShape(*kernel(2048, 768, 8, 128, 1, 2))
-    lent = nearest(wanted, shapes)
-    assert [one.shape[5:7] for one in lent] == [(1, 1), (1, 4)]
-    assert lent[0].weight >= lent[1].weight
+    borrowed = nearest(wanted, shapes)
+    assert [one.shape[5:7] for one in borrowed] == [(1, 1), (1, 4)]
+    assert borrowed[0].weight >= borrowed[1].weight
     elsewhere = nearest(ExpertShape(*kernel(4096, 1600, 8, 128)), shapes)
     assert elsewhere[0].shape[:5] == OTHERS[0][:5]
     assert elsewhere[0].octaves < elsewhere[1].octaves
@@ -166,11 +166,13 @@ def test_the_nearest_counts_most_and_no_other_layer_lends_where_the_layer_was_sp
 
 def test_a_dtype_that_was_not_measured_is_not_borrowed_from_another():
     tables = handmade_tables(moe=MADE)
-    with pytest.raises(MissingTableError, match=r"dtype=fp8_block, and experts of another.* measured: bf16"):
+    with pytest.raises(
+        MissingTableError, match=r"dtype=fp8_block, and dtypes are not borrowed; measured: bf16"
+    ):
         tables.lookup("moe", num_tokens=1, **asked(kernel(2048, 768, 8, 128, dtype="fp8_block")))
 
 
-def test_another_distribution_lends_where_nothing_has_the_one_that_is_asked_for():
+def test_another_distribution_is_borrowed_where_the_requested_one_is_missing():
     tables = handmade_tables(moe=MADE)
     wanted = kernel(2048, 768, 8, 128, routing="power_law_1.2")
     answer, same = (
@@ -178,7 +180,7 @@ def test_another_distribution_lends_where_nothing_has_the_one_that_is_asked_for(
     )
     assert (int(answer.origin), int(same.origin)) == (3, 0)
     assert float(answer.relative_error) >= 0.23
-    assert MOE.lenders(tables, wanted)[0].shape == SPLITS[0]
+    assert MOE.donors(tables, wanted)[0].shape == SPLITS[0]
     assert nearest_routing("power_law_1.2", ["balanced", "power_law_1.01"]) == "power_law_1.01"
     assert nearest_routing("uniform", ["power_law_1.2", "balanced"]) == "balanced"
     # even routing has no skew at all: 1.01 is further from it than from 1.9
@@ -186,13 +188,13 @@ def test_another_distribution_lends_where_nothing_has_the_one_that_is_asked_for(
     assert nearest_routing("balanced", []) == ""
 
 
-def test_experts_without_a_gate_lend_to_each_other_alone(h100):
+def test_experts_without_a_gate_are_donors_to_each_other_alone(h100):
     wanted = kernel(2688, 1856, 6, 128, 4, 2)
-    assert {one.shape.layer for one in MOE_NONGATED.lenders(h100, wanted)} == {(2688, 1856, 6, 128)}
-    assert (2688, 1856, 6, 128) not in {one.shape.layer for one in MOE.lenders(h100, wanted)}
+    assert {one.shape.layer for one in MOE_NONGATED.donors(h100, wanted)} == {(2688, 1856, 6, 128)}
+    assert (2688, 1856, 6, 128) not in {one.shape.layer for one in MOE.donors(h100, wanted)}
 
 
-def test_experts_with_a_gate_lend_where_no_others_were_measured(h100):
+def test_experts_with_a_gate_are_donors_where_no_others_were_measured(h100):
     """As on the A100, whose tables have Nemotron's shape with a gate alone."""
 
     def without(*names: str) -> Tables:
@@ -201,8 +203,8 @@ def test_experts_with_a_gate_lend_where_no_others_were_measured(h100):
 
     gated = without("moe_nongated")
     shape = kernel(2048, 768, 8, 128)
-    (lent,) = MOE_NONGATED.lenders(gated, shape)
-    assert (tuple(lent.shape), lent.weight) == (shape, 1.0)
+    (borrowed,) = MOE_NONGATED.donors(gated, shape)
+    assert (tuple(borrowed.shape), borrowed.weight) == (shape, 1.0)
     packed, theirs = MOE_NONGATED.packed(gated, shape), MOE.packed(gated, shape)
     launch_us = float(theirs.curve.value[1:-1].min())
     two, three = (one.roofline(shape, gated.gpu, launch_us) for one in (MOE_NONGATED, MOE))
@@ -214,7 +216,7 @@ def test_experts_with_a_gate_lend_where_no_others_were_measured(h100):
     model = load_model("qwen3-30b-a3b")
     kind = replace(model.only_kind, mlp=RoutedExperts(128, 8, 768, is_gated=False))
     model = replace(model, layers=(replace(model.layers[0], kind=kind),))
-    plan = compile_plan(model, "h100", gated)
+    plan = compile_plan(model, "h100", gated, engine="kernels")
     explained = plan.explain([(1, 1023)] * 16, with_error=True)
     (part,) = (one for one in explained.operators if one.role == "experts")
     assert (part.origin, part.source) == (3, VLLM)
@@ -222,11 +224,11 @@ def test_experts_with_a_gate_lend_where_no_others_were_measured(h100):
     # neither kind
     nothing = without("moe", "moe_nongated")
     with pytest.raises(MissingTableError, match="no moe_nongated table"):
-        MOE_NONGATED.lenders(nothing, shape)
+        MOE_NONGATED.donors(nothing, shape)
 
 
 @pytest.mark.parametrize("engine", [VLLM, TRTLLM])
-def test_what_lending_across_the_gate_is_off_by(engine):
+def test_the_error_of_borrowing_across_the_gate(engine):
     """bf16 kernels of the H200 without a gate, by the nearest of the same engine that have one."""
     tables = load_tables("h200", source={"moe": engine, "moe_nongated": engine})
     gated = [ExpertShape(*key) for key in tables.groups("moe") if (key[0], key[-1]) == ROUTED]
@@ -248,17 +250,17 @@ def test_what_lending_across_the_gate_is_off_by(engine):
     assert np.quantile(np.abs(np.concatenate(off)), 0.8) < 1.2816 * GATED * 1.1
 
 
-def test_unsound_rows_neither_serve_nor_lend_where_others_are_sound(every_source):
+def test_unsound_rows_neither_serve_nor_are_donors_where_others_are_sound(every_source):
     measured = kernel(2048, 768, 8, 128, dtype="fp8", routing="power_law_1.2")
     assert every_source.source_of("moe", measured) == TRTLLM
-    assert MOE.lenders(every_source, measured) == ()
+    assert MOE.donors(every_source, measured) == ()
     wanted = kernel(2048, 1100, 8, 128, dtype="fp8", routing="power_law_1.2")
     for tables in (every_source, every_source.in_order(KernelOrder(("vllm", "trtllm", "sglang")))):
-        for one in MOE.lenders(tables, wanted):
+        for one in MOE.donors(tables, wanted):
             assert tables.source_of("moe", one.shape) == TRTLLM
 
 
-def test_the_kernels_of_an_engine_lend_before_another_engines_very_shape(every_source):
+def test_the_kernels_of_an_engine_are_donors_before_another_engines_very_shape(every_source):
     wanted = kernel(2048, 768, 8, 128, 2, 4)  # SGLang and TensorRT-LLM measured it, vLLM did not
     assert every_source.lookup("moe", num_tokens=64, **asked(wanted)).origin == 0
     assert every_source.source_of("moe", wanted) == TRTLLM
@@ -280,14 +282,14 @@ def test_borrowed_latencies_are_no_less_than_their_flops_and_grow_with_tokens(h1
 
 
 @given(sizes=sizes, place=st.integers(0, 20))
-def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_lenders(h100, sizes, place):
+def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_donors(h100, sizes, place):
     wanted = ("bf16", *sizes, "balanced")
-    lent = MOE.lenders(h100, wanted)
-    assume(bool(lent))
+    borrowed = MOE.donors(h100, wanted)
+    assume(bool(borrowed))
     packed = MOE.packed(h100, wanted)
     tokens = float(packed.sizes[place % len(packed.sizes)])
     scaled = []
-    for one in lent:
+    for one in borrowed:
         theirs = MOE.packed(h100, one.shape)
         launch_us = float(theirs.curve.value[1:-1].min())
         ours_us, their_us = (naive.bound(h100.gpu, key, launch_us) for key in (wanted, one.shape))
@@ -300,15 +302,15 @@ def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_lenders(h100, siz
     assert min(scaled) * (1 - 1e-9) <= packed.curve.value[1 + index] <= max(scaled) * (1 + 1e-9)
 
 
-def test_a_table_of_far_kernels_does_not_lend_before_a_nearer_one():
+def test_a_table_of_far_kernels_is_no_donor_before_a_nearer_one():
     far, near = kernel(7168, 8192, 1, 16), kernel(2048, 1024, 8, 128)
     wanted = kernel(2048, 1100, 8, 128)
     tables = two_engines(rows(far), rows(near))
-    assert [one.shape for one in MOE.lenders(tables, wanted)] == [near]
+    assert [one.shape for one in MOE.donors(tables, wanted)] == [near]
     # nor before another engine's very shape
     tables = two_engines(rows(far), [*rows(near), *rows(wanted)])
     of_vllm = tables.in_order(KernelOrder(("vllm", "trtllm")))
-    assert MOE.lenders(of_vllm, wanted) == ()
+    assert MOE.donors(of_vllm, wanted) == ()
     assert of_vllm.lookup("moe", num_tokens=64, **asked(wanted)).origin == 3
     assert tables.lookup("moe", num_tokens=64, **asked(wanted)).origin == 0
 
@@ -337,7 +339,7 @@ def test_errors_of_borrowing_are_those_of_leaving_kernels_out(h100):
     assert measured < of_split < of_layer
 
 
-def test_of_equally_near_kernels_the_same_lend_in_any_order_of_rows():
+def test_of_equally_near_kernels_the_same_are_donors_in_any_order_of_rows():
     """Ten layers an octave away from the first, each way along five sizes, and farther from each other."""
     one = ExpertShape("bf16", 4096, 2048, 8, 128, 2, 2, "balanced")
     changes = [
@@ -347,13 +349,13 @@ def test_of_equally_near_kernels_the_same_lend_in_any_order_of_rows():
         {"intermediate": 8192, "moe_tp": 4}, {"intermediate": 512, "moe_tp": 1},
     ]  # fmt: skip
     shapes = [one, *(one._replace(**change) for change in changes)]
-    assert {lender.octaves for lender in nearest(one, shapes[1:])} == {1.0}
+    assert {donor.octaves for donor in nearest(one, shapes[1:])} == {1.0}
 
-    def chosen(measured: list[ExpertShape]) -> dict[ExpertShape, tuple[Lender, ...]]:
-        found: dict[ExpertShape, tuple[Lender, ...]] = {}
+    def chosen(measured: list[ExpertShape]) -> dict[ExpertShape, tuple[ExpertDonor, ...]]:
+        found: dict[ExpertShape, tuple[ExpertDonor, ...]] = {}
 
-        def log_errors(shape: ExpertShape, lenders: Sequence[Lender]) -> np.ndarray:
-            found[shape] = tuple(lenders)
+        def log_errors(shape: ExpertShape, donors: Sequence[ExpertDonor]) -> np.ndarray:
+            found[shape] = tuple(donors)
             return np.array([0.1])
 
         borrowing_errors(measured, log_errors)
@@ -401,8 +403,19 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
     num_experts, topk, intermediate, is_gated = experts
     hidden = 2048 if is_gated else 2688
     model = mixture(RoutedExperts(num_experts, topk, intermediate, is_gated=is_gated), hidden)
-    compile_plan(model, "h100", h100, dtype="bf16", routing="balanced", max_tokens=64, max_seqs=64, **layout)
-    plan = compile_plan(model, "h100", h100, dtype="bf16", routing="balanced", **layout)
+    compile_plan(
+        model,
+        "h100",
+        h100,
+        dtype="bf16",
+        routing="balanced",
+        max_tokens=64,
+        max_seqs=64,
+        **{"runtime": "kernels", **layout},
+    )
+    plan = compile_plan(
+        model, "h100", h100, dtype="bf16", routing="balanced", **{"runtime": "kernels", **layout}
+    )
     key = kernel(hidden, intermediate, topk, num_experts, plan.layout.moe_tp, plan.layout.ep)
     operator = "moe" if is_gated else "moe_nongated"
     tokens = (1, 3, 64, 100, 1000, 8000)
@@ -422,14 +435,16 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
 def test_a_step_is_the_naive_sum_of_its_lookups(h100, requests):
     experts = RoutedExperts(100, 7, 900, shared_intermediate=1024, router_bias=True)
     model = mixture(experts, 2048)
-    plan = compile_plan(model, "h100", h100, tp=2, dtype="bf16", kv_dtype="bf16", max_tokens=1024)
+    plan = compile_plan(
+        model, "h100", h100, tp=2, dtype="bf16", kv_dtype="bf16", max_tokens=1024, engine="kernels"
+    )
     expected = step_us(plan, h100, requests)
     assert float(plan.explain(requests).total_us) == pytest.approx(expected, rel=1e-11)
 
 
 def test_a_plan_of_few_tokens_reads_no_more_experts_than_they_reach(h100):
     model = mixture(RoutedExperts(128, 8, 768), 2048)
-    plan = compile_plan(model, "h100", h100, dtype="bf16")
+    plan = compile_plan(model, "h100", h100, dtype="bf16", engine="kernels")
     expert_bytes = 3 * 2048 * 768 * 2
     one, many = (
         next(part for part in plan.explain(step).operators if part.role == "experts")
@@ -466,7 +481,7 @@ def test_what_has_no_rows_is_modelled_where_that_is_allowed(h100):
 
 def test_modelled_experts_claim_an_error_of_their_own(h100):
     model = mixture(RoutedExperts(128, 8, 768), 2048)
-    plan = compile_plan(model, "h100", h100, tp=2, dtype="int8", allow_modelled=True)
+    plan = compile_plan(model, "h100", h100, tp=2, dtype="int8", allow_modelled=True, engine="kernels")
     step = plan.explain([(1, 999)] * 8, with_error=True)
     (experts,) = (part for part in step.operators if part.role == "experts")
     assert (experts.origin, experts.source) == (4, "datasheet")
@@ -474,16 +489,16 @@ def test_modelled_experts_claim_an_error_of_their_own(h100):
     assert MOE.datasheet_error * share <= step.relative_error < MOE.datasheet_error
 
 
-def test_the_error_of_a_lender_is_that_of_as_many_rows_an_expert(h100: Tables) -> None:
+def test_the_error_of_a_donor_is_that_of_as_many_rows_an_expert(h100: Tables) -> None:
     """A token of 3 of 128 experts loads each as 3 / 8 of a token of 8 of 128 do."""
     wanted = kernel(4096, 1536, 3, 128, dtype="bf16", routing="power_law_1.2")
-    lenders = MOE.lenders(h100, wanted)
-    near = lenders[0].shape
+    donors = MOE.donors(h100, wanted)
+    near = donors[0].shape
     tokens = np.array([1.0, 3.0, 40.0, 700.0])
     theirs = tokens * (3 / 128) / (near.topk / near.num_experts)
     assert (theirs != tokens).all()
     own = relative_variance(MOE.local_errors(h100, near), [theirs])
-    borrowed = MOE.borrowing_errors(h100, near).of(ExpertShape(*wanted), lenders) ** 2
+    borrowed = MOE.borrowing_errors(h100, near).of(ExpertShape(*wanted), donors) ** 2
     found = MOE.relative_error(h100, wanted, [tokens], tokens)
     assert found.tolist() == pytest.approx(np.sqrt(own + borrowed).tolist(), rel=1e-12)
     assert (own != relative_variance(MOE.local_errors(h100, near), [tokens])).any()

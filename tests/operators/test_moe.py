@@ -15,16 +15,10 @@ from fastroof.load.rows import read_columns
 from fastroof.models import load_model, model_names
 from fastroof.models.experts import RoutedExperts
 from fastroof.operators.calls import Experts
-from fastroof.operators.expert_rows import is_nongated
-from fastroof.operators.foreign_rows import ForeignRows
-from fastroof.operators.moe import (
-    DENSE_ROWS,
-    MOE,
-    MOE_NONGATED,
-    moe_bytes,
-    moe_touched_experts,
-    tokens_to_reach_all,
-)
+from fastroof.operators.external_rows import ExternalRows
+from fastroof.operators.moe import MOE, MOE_NONGATED
+from fastroof.operators.moe_rows import is_nongated
+from fastroof.operators.moe_work import DENSE_ROWS, moe_bytes, moe_touched_experts, tokens_to_reach_all
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions
 from tests.reference.handmade import handmade_tables
@@ -45,7 +39,7 @@ def raw(**given: list) -> dict[str, np.ndarray]:
     return {n: np.array(v, object if isinstance(v[0], str) else None) for n, v in columns.items()}
 
 
-def kept(rows: ForeignRows) -> np.ndarray:
+def kept(rows: ExternalRows) -> np.ndarray:
     keep = np.ones(len(rows.columns["latency_us"]), bool)
     for reason, mask in rows.left_out.items():
         if not reason.startswith("dtype "):
@@ -53,7 +47,7 @@ def kept(rows: ForeignRows) -> np.ndarray:
     return keep
 
 
-def convert(operator: object, columns: dict[str, np.ndarray]) -> ForeignRows:
+def convert(operator: object, columns: dict[str, np.ndarray]) -> ExternalRows:
     (file,) = operator.package_files  # type: ignore[attr-defined]
     return file.convert(columns)
 
@@ -101,7 +95,7 @@ def test_a_token_of_more_experts_than_there_are_is_refused(h100, name):
     sizes = {column.name: 64 for column in (*known.keys, *known.axes) if column.kind == "int"}
     words = {column.name: "x" for column in known.keys if column.kind == "text"}
     sizes |= {"topk": 9, "num_experts": 8}
-    with pytest.raises(LookupInputError, match="topk 9 is more than num_experts 8"):
+    with pytest.raises(LookupInputError, match="topk must be at most num_experts \\(8\\), got 9"):
         h100.lookup(name, **{**words, "dtype": "bf16"} if "dtype" in words else words, **sizes)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastroof.operators.ragged import peaked_table
+from fastroof.operators.compressed_attention import peaked_table
 from fastroof.operators.registry import OPERATORS
 from tests.reference.handmade import handmade_tables
 

@@ -14,7 +14,7 @@ def test_plans_of_the_same_tables_send_over_their_own_boundaries(sizes: tuple[in
     tables = load_tables("h100")
     sent_us = {}
     for tp in sizes:
-        plan = compile_plan("llama-3.1-8b", "h100", tables, tp=tp, pp=2)
+        plan = compile_plan("llama-3.1-8b", "h100", tables, tp=tp, pp=2, engine="kernels")
         parts = {part.name: part for part in plan.explain([(1024, 0)]).operators}
         sent_us[tp] = parts["pipeline send"].total_us
     gpu = load_gpu("h100")
@@ -28,7 +28,7 @@ def test_plans_of_the_same_tables_send_over_their_own_boundaries(sizes: tuple[in
 def test_wider_models_send_more(order: tuple[str, str]) -> None:
     tables, sent_us = load_tables("h100"), {}
     for model in order:
-        plan = compile_plan(model, "h100", tables, tp=8, pp=2)
+        plan = compile_plan(model, "h100", tables, tp=8, pp=2, engine="kernels")
         parts = {part.name: part for part in plan.explain([(1024, 0)]).operators}
         sent_us[model] = parts["pipeline send"].total_us
     # 8192 elements of two bytes a token where the smaller model has 4096
@@ -41,7 +41,7 @@ def test_more_stages_of_as_many_gpus_cross_more_nodes(order: tuple[int, ...]) ->
     """Two stages of 4 GPUs are in a node: none of 1, one of 3, three of 7 boundaries are between nodes."""
     tables, sent_us = load_tables("h100"), {}
     for pp in order:
-        plan = compile_plan("llama-3.1-8b", "h100", tables, tp=4, pp=pp)
+        plan = compile_plan("llama-3.1-8b", "h100", tables, tp=4, pp=pp, engine="kernels")
         parts = {part.name: part for part in plan.explain([(1024, 0)]).operators}
         sent_us[pp] = parts["pipeline send"].total_us
     near_us = sent_us[2]

@@ -11,7 +11,7 @@ import fastroof
 from fastroof.arrays import Floats
 from fastroof.operators.attention_work import PrefixUs, measured_price
 from fastroof.operators.registry import OPERATORS
-from fastroof.operators.sparse import fitted_price
+from fastroof.operators.sparse_attention import fitted_price
 from fastroof.pack.ragged import RaggedTable, pack_ragged
 
 WINDOW = 64
@@ -107,14 +107,14 @@ def test_measured_prompts_pay_about_the_price(sglang: Any, model: str) -> None:
     assert np.median(errors(price)) < min(0.2, float(np.median(by_ratio)))
 
 
-def test_a_lender_gives_its_price_by_what_the_roofline_says_of_both(sglang: Any) -> None:
+def test_a_donor_gives_its_price_by_what_the_roofline_says_of_both(sglang: Any) -> None:
     operator: Any = OPERATORS["dsa_prefill"]
     measured, wanted = (("fp8_block", "bf16", "bf16", "glm-5", heads) for heads in (16, 20))
     assert operator.step_kernels(sglang, wanted)[0].key == measured
-    lent, price = (operator.prefix_us(sglang, key, 2048) for key in (measured, wanted))
-    own, of_lender = (operator.prefix_prices(key, sglang.gpu, 2048) for key in (wanted, measured))
-    for got, from_lender, a, b in zip(price, lent, own, of_lender, strict=True):
-        assert got == pytest.approx(from_lender * a / b)
+    borrowed, price = (operator.prefix_us(sglang, key, 2048) for key in (measured, wanted))
+    own, of_donor = (operator.prefix_prices(key, sglang.gpu, 2048) for key in (wanted, measured))
+    for got, from_donor, a, b in zip(price, borrowed, own, of_donor, strict=True):
+        assert got == pytest.approx(from_donor * a / b)
     # scores know no heads of attention, what is picked does
-    assert price.pair == pytest.approx(lent.pair, rel=1e-6)
-    assert price.window_pair == pytest.approx(lent.window_pair * 20 / 16, rel=1e-6)
+    assert price.pair == pytest.approx(borrowed.pair, rel=1e-6)
+    assert price.window_pair == pytest.approx(borrowed.window_pair * 20 / 16, rel=1e-6)

@@ -13,9 +13,9 @@ from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_dispatch import MEGAMOE
-from fastroof.operators.moe import moe_bytes, moe_flops
+from fastroof.operators.moe_work import moe_bytes, moe_flops
 from fastroof.operators.row_operator import CurveOptions
-from fastroof.operators.wide_experts import ANOTHER_LAYER, ANOTHER_PLACES, ANOTHER_SPLIT, MLP, MOE_WIDE
+from fastroof.operators.wide_experts import ANOTHER_LAYER, ANOTHER_SLOTS, ANOTHER_SPLIT, MLP, MOE_WIDE
 from fastroof.plan.curves import RowCurve, row_values
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
@@ -139,7 +139,7 @@ def test_a_plan_reads_the_phase_or_the_one_kernel_of_both():
     assert at(both, replace(CALL, phase="context"), 128) == (360.0, 0)
 
 
-def test_another_split_lends_at_equal_tokens_an_expert():
+def test_another_split_is_borrowed_at_equal_tokens_an_expert():
     """Of two splits equally near the geometric mean of latency / B times its own B."""
     tables = handmade_tables(moe_wide=rows_of(16) + rows_of(64, times=2))
     found, origin = at(tables, CALL, 128)
@@ -169,20 +169,20 @@ def test_another_split_lends_at_equal_tokens_an_expert():
     ("change", "error", "tokens"),
     [
         ({"moe_ep": 64}, ANOTHER_SPLIT, 128.0),
-        ({"num_slots": 320}, ANOTHER_PLACES, 128.0 * 256 / 320),
+        ({"num_slots": 320}, ANOTHER_SLOTS, 128.0 * 256 / 320),
         ({"hidden": 4096}, ANOTHER_LAYER, 128.0),
         ({"topk": 4}, ANOTHER_LAYER, 64.0),
     ],
 )
 def test_what_borrowing_adds_is_that_of_its_kind(change: dict[str, int], error: float, tokens: float):
-    """In squares, on what the lender's curve has at as many tokens an expert."""
+    """In squares, on what the donor's curve has at as many tokens an expert."""
     tables = handmade_tables(moe_wide=rows_of(32))
     own = MOE_WIDE.row_variance(CALL, tables, np.array([tokens]))
-    lent = MOE_WIDE.row_variance(replace(CALL, **change), tables, np.array([128.0]))
-    np.testing.assert_allclose(lent - own, error**2, rtol=1e-9)
+    borrowed = MOE_WIDE.row_variance(replace(CALL, **change), tables, np.array([128.0]))
+    np.testing.assert_allclose(borrowed - own, error**2, rtol=1e-9)
 
 
-def test_what_a_load_balancer_evened_out_lends_to_nothing_else():
+def test_what_a_load_balancer_evened_out_is_donor_to_nothing_else():
     tables = handmade_tables(moe_wide=rows_of(32, "power_law_1.2_eplb", 288))
     with pytest.raises(
         MissingTableError, match=r"no load balancer; measured: fp8_block any power_law_1.2_eplb"
@@ -195,7 +195,7 @@ def test_what_a_load_balancer_evened_out_lends_to_nothing_else():
     assert at(tables, replace(balanced, distribution="power_law_1.01_eplb"), 128)[1] == ORIGIN_BORROWED
 
 
-def test_the_layer_lends_before_another_layer_does():
+def test_the_layer_itself_comes_before_another_layer():
     other = [
         ("fp8_block", 7168, 2048, 8, 384, 384, 32, "any", "power_law_1.2", t, 9 * us) for t, us in POINTS
     ]

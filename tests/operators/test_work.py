@@ -19,7 +19,7 @@ from fastroof.operators.attention_work import (
 )
 from fastroof.operators.communication import allreduce_wire_bytes
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
-from fastroof.operators.moe import moe_bytes, moe_flops, moe_touched_experts
+from fastroof.operators.moe_work import moe_bytes, moe_flops, moe_touched_experts
 from fastroof.operators.registry import OPERATORS
 
 SIZES = st.integers(1, 2**20)

@@ -34,11 +34,11 @@ def floor_us(tables, heads):
 )
 def test_a_prompt_is_a_share_of_its_rows_and_pairs(h100, model, tp, cp, heads, options):
     options = {**LIMITS, "dtype": "bf16", **options}
-    shared = compile_plan(model, "h100", h100, tp=tp, cp=cp, **options)
+    shared = compile_plan(model, "h100", h100, tp=tp, cp=cp, **{"runtime": "kernels", **options})
     tables = shared.error_source.tables
     dp = {"dp": cp} if model.has_experts else {}
-    ranks = compile_plan(model, "h100", h100, tp=tp, **dp, **options)
-    whole = compile_plan(model, "h100", h100, tp=tp, **{**options, **dp})
+    ranks = compile_plan(model, "h100", h100, tp=tp, **{"runtime": "kernels", **dp, **options})
+    whole = compile_plan(model, "h100", h100, tp=tp, **{"runtime": "kernels", **options, **dp})
     kv_bytes = 2 * heads[1] * heads[2] * 2
     for new, batch in ((256, 1), (2048, 1), (512, 4)):
         naive = prompts_us(whole, ranks, tables, cp, new, batch, kv_bytes, floor_us(tables, heads))
@@ -55,19 +55,25 @@ def test_a_prompt_is_a_share_of_its_rows_and_pairs(h100, model, tp, cp, heads, o
 
 @pytest.mark.loops
 def test_decodes_stay_as_they_are(h100):
-    one, shared = (compile_plan(DENSE, "h100", h100, cp=cp, **LIMITS) for cp in (1, 4))
+    one, shared = (
+        compile_plan(DENSE, "h100", h100, cp=cp, **{"runtime": "kernels", **LIMITS}) for cp in (1, 4)
+    )
     for batch in (1, 7, 64):
         assert shared.decode_us(batch, 999) == one.decode_us(batch, 999)
     assert shared.memory == one.memory
     # of experts: each GPU has its own, and the sums of all are added up
-    experts = compile_plan(EXPERTS, "h100", h100, cp=8, ep=8, dtype="bf16", **LIMITS)
+    experts = compile_plan(
+        EXPERTS, "h100", h100, cp=8, ep=8, dtype="bf16", **{"runtime": "kernels", **LIMITS}
+    )
     names = {o.role for o in experts.explain([(1, 99)] * 8).operators}
     assert "mlp_allreduce" in names
     assert not names & {"experts_gather", "kv_gather", "attention_allreduce"}
 
 
 def test_a_prefix_has_its_pairs_shared_and_its_tokens_read(h100):
-    one, shared = (compile_plan(DENSE, "h100", h100, cp=cp, **LIMITS) for cp in (1, 4))
+    one, shared = (
+        compile_plan(DENSE, "h100", h100, cp=cp, **{"runtime": "kernels", **LIMITS}) for cp in (1, 4)
+    )
     (price,), (less,) = ([part.prefix_us for part in plan.attention] for plan in (one, shared))
     assert less.pair == pytest.approx(price.pair / 4, rel=1e-12)
     assert less.token == price.token
@@ -76,7 +82,9 @@ def test_a_prefix_has_its_pairs_shared_and_its_tokens_read(h100):
 
 
 def test_long_prompts_gain_and_short_ones_do_not(h100):
-    one, shared = (compile_plan(DENSE, "h100", h100, cp=cp, **LIMITS) for cp in (1, 4))
+    one, shared = (
+        compile_plan(DENSE, "h100", h100, cp=cp, **{"runtime": "kernels", **LIMITS}) for cp in (1, 4)
+    )
     assert shared.prefill_us(4096) < one.prefill_us(4096) / 2
     assert shared.prefill_us(1) > one.prefill_us(1)
     times = [shared.prefill_us(new) for new in (1024, 2048, 4096)]
@@ -96,10 +104,12 @@ def test_layouts_count_the_gpus():
 
 
 def test_stages_and_sets_of_plans(h100):
-    shared = compile_plan(DENSE, "h100", h100, cp=2, pp=2, **LIMITS)
+    shared = compile_plan(DENSE, "h100", h100, cp=2, pp=2, **{"runtime": "kernels", **LIMITS})
     stages = sum(float(stage.prefill_us(2048)) for stage in shared.stages)
     assert stages == pytest.approx(shared.prefill_us(2048), rel=1e-9)
-    plans = compile_plans([{"model": DENSE, "cp": cp, **LIMITS} for cp in (1, 2)], "h100", h100)
+    plans = compile_plans(
+        [{"model": DENSE, "cp": cp, "engine": "kernels", **LIMITS} for cp in (1, 2)], "h100", h100
+    )
     assert plans[1].prefill_us(2048) < plans[0].prefill_us(2048)
     assert plans[1].describe()["cp"] == 2
     assert "cp 2" in repr(plans[1])
@@ -111,7 +121,7 @@ def test_stages_and_sets_of_plans(h100):
         (
             DENSE,
             {"runtime": "trtllm-1.1"},
-            "trtllm-1.1 has no context parallelism of prefill: runtime 'sglang'",
+            "trtllm-1.1 has no context parallelism of prefill; use engine='sglang'",
         ),
         (
             EXPERTS,
@@ -123,4 +133,4 @@ def test_stages_and_sets_of_plans(h100):
 )
 def test_what_is_not_shared(h100, model, options, message):
     with pytest.raises(PlanError, match=message):
-        compile_plan(model, "h100", h100, cp=4, **options, **LIMITS)
+        compile_plan(model, "h100", h100, cp=4, **{"runtime": "kernels", **options, **LIMITS})

@@ -16,7 +16,7 @@ from fastroof.plan.curves import CLASSES
 @pytest.fixture(scope="module")
 def plan():
     with pytest.warns(UserWarning, match="no measured tables of h100.*datasheet"):
-        return compile_plan("llama-3.1-8b", "h100", None)
+        return compile_plan("llama-3.1-8b", "h100", None, engine="kernels")
 
 
 def test_a_plan_without_tables_warns_and_says_modelled(plan):
@@ -65,7 +65,7 @@ def test_attention_within_a_window_is_its_own_roofline(window):
     group = model.layers[0]
     kind = replace(group.kind, attention=replace(group.kind.attention, window=window))
     with pytest.warns(UserWarning, match="no measured tables"):
-        plan = compile_plan(replace(model, layers=(LayerGroup(kind, 32),)), "h100", None)
+        plan = compile_plan(replace(model, layers=(LayerGroup(kind, 32),)), "h100", None, engine="kernels")
     # a prompt alone, which reads no more than it has; decodes of one length
     for step in ([(q, 0)] for q in (1, 100, 127, 128, 129, 500, 1000, 3000, 8192)):
         (o,) = [o for o in plan.explain(step).operators if o.name == "prefill attention"]
@@ -101,7 +101,9 @@ def test_four_of_five_decode_steps_are_as_far_off_as_it_says(h100):
     inside = []
     for name, dtype, tp in itertools.product(("llama-3.1-8b", "llama-3.1-70b"), ("bf16", "fp8"), (1, 4)):
         options = {"dtype": dtype, "tp": tp, "max_tokens": 64, "max_seqs": 64}
-        measured, modelled = (compile_plan(name, "h100", tables, **options) for tables in (h100, None))
+        measured, modelled = (
+            compile_plan(name, "h100", tables, **{"runtime": "kernels", **options}) for tables in (h100, None)
+        )
         off = measured.decode_us(batch, kv_len) / modelled.decode_us(batch, kv_len) - 1.0
         inside.append(np.abs(off) <= 1.2816 * modelled.decode_error(batch, kv_len))
     assert 0.7 < np.mean(inside) < 0.9
@@ -109,7 +111,7 @@ def test_four_of_five_decode_steps_are_as_far_off_as_it_says(h100):
 
 def test_measured_and_modelled_agree_to_a_factor(plan, h100):
     """Not an accuracy claim: a slipped unit would be a factor of a thousand."""
-    measured = compile_plan("llama-3.1-8b", "h100", h100)
+    measured = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     for call in (
         lambda p: p.decode_us(64, 4096),
         lambda p: p.prefill_us(4096),

@@ -57,7 +57,7 @@ def naive_room_bytes(rule: KvMemory, gpu: GpuSpec, gpus: int, weights: int, run:
 def test_the_rule_of_every_engine_is_the_naive_one(runtime, model, options):
     gpu = load_gpu("h200")
     with pytest.warns(UserWarning, match="datasheet"):
-        plan = compile_plan(model, gpu, None, runtime=runtime, **options)
+        plan = compile_plan(model, gpu, None, engine=runtime, **options)
     plain = replace(plan, engine=EngineProfile("plain"))
     rule, layout = plan.engine.memory, plan.layout
     found, working = plan.memory, plain.memory.activation_bytes
@@ -81,14 +81,14 @@ def test_the_rule_of_every_engine_is_the_naive_one(runtime, model, options):
 
 
 def test_kernels_alone_and_a_profile_that_says_nothing_keep_the_datasheets_rule(h100):
-    kernels = compile_plan("llama-3.1-8b", "h100", h100)
-    own = compile_plan("llama-3.1-8b", "h100", h100, runtime={"name": "mine", "costs": {"step_us": 1}})
+    kernels = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
+    own = compile_plan("llama-3.1-8b", "h100", h100, engine={"name": "mine", "costs": {"step_us": 1}})
     assert kernels.memory == own.memory
     assert kernels.memory.context_bytes == 0
     assert kernels.memory.reserve_bytes == kernels.gpu.hbm_bytes - int(kernels.gpu.hbm_bytes * 0.9)
     assert (
         kernels.memory_of(max_seqs=8, max_tokens=64)
-        == compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64).memory
+        == compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64, engine="kernels").memory
     )
 
 
@@ -96,19 +96,19 @@ def test_70b_in_fp8_on_one_h100_has_the_room_that_its_published_throughput_needs
     """TensorRT-LLM served it with about 54 thousand tokens; the datasheet's rule leaves 18 thousand."""
     options = {"dtype": "fp8", "kv_dtype": "fp8"}
     rooms = {
-        runtime: compile_plan("llama-3.1-70b", "h100", h100, runtime=runtime, **options).memory.max_kv_tokens
+        runtime: compile_plan("llama-3.1-70b", "h100", h100, engine=runtime, **options).memory.max_kv_tokens
         for runtime in ("kernels", "trtllm", "vllm")
     }
     assert rooms["kernels"] < 20_000
     assert 45_000 < rooms["trtllm"] < 60_000
     # 0.9 of all memory are its weights, and what sampling 1,024 requests takes
     assert rooms["vllm"] == 0
-    more = compile_plan("llama-3.1-70b", "h100", h100, runtime="vllm", memory_fraction=0.97, **options)
+    more = compile_plan("llama-3.1-70b", "h100", h100, engine="vllm", memory_fraction=0.97, **options)
     assert more.memory.max_kv_tokens > 20_000
 
 
 def test_fewer_requests_sample_with_less_memory_and_estimates_know_it(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     own, few = plan.memory, plan.memory_of(max_seqs=64)
     rule = plan.engine.memory
     assert own.activation_bytes == round(rule.sample_bytes * 1024 * plan.model.padded_vocab(1))
@@ -125,8 +125,8 @@ def test_fewer_requests_sample_with_less_memory_and_estimates_know_it(h100):
 
 @given(fraction=st.floats(0.3, 1.0), runtime=st.sampled_from(("kernels", *ENGINES)))
 def test_more_of_memory_is_more_room(h100, fraction, runtime):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=runtime, memory_fraction=fraction)
-    most = compile_plan("llama-3.1-8b", "h100", h100, runtime=runtime, memory_fraction=1.0)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, memory_fraction=fraction)
+    most = compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, memory_fraction=1.0)
     assert plan.engine.memory.fraction == fraction
     assert plan.memory.max_kv_tokens <= most.memory.max_kv_tokens
     assert plan.memory.weight_bytes == most.memory.weight_bytes
@@ -136,7 +136,7 @@ def test_more_of_memory_is_more_room(h100, fraction, runtime):
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, math.nan, math.inf, "0.9", True, [0.9]])
 def test_a_fraction_that_is_none_is_refused(h100, fraction):
     with pytest.raises(PlanError, match="memory_fraction must be a number above 0 and at most 1"):
-        compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", memory_fraction=fraction)
+        compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", memory_fraction=fraction)
 
 
 def test_small_gpus_run_fewer_requests():
@@ -165,8 +165,8 @@ def test_sglangs_formula_is_its_default_fraction():
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ENGINES)
 def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, runtime):
-    plan = compile_plan("qwen3-32b", "h100", h100, tp=2, runtime=runtime, max_tokens=16384, max_seqs=1024)
-    plain = compile_plan("qwen3-32b", "h100", h100, tp=2, max_tokens=16384, max_seqs=1024)
+    plan = compile_plan("qwen3-32b", "h100", h100, tp=2, engine=runtime, max_tokens=16384, max_seqs=1024)
+    plain = compile_plan("qwen3-32b", "h100", h100, tp=2, max_tokens=16384, max_seqs=1024, engine="kernels")
     assert plan.memory.max_kv_tokens != plain.memory.max_kv_tokens
     fit = plan.memory.max_sequences(16384)
     assert largest_batch(plan, 16384) == fit

@@ -53,7 +53,12 @@ def tables() -> Any:
 def plans(tables: Any) -> list[Any]:
     return [
         fastroof.compile_plan(
-            gpu="h100", tables=tables, max_tokens=2048, max_seqs=256, allow_modelled=True, **layout
+            gpu="h100",
+            tables=tables,
+            max_tokens=2048,
+            max_seqs=256,
+            allow_modelled=True,
+            **{"runtime": "kernels", **layout},
         )
         for layout in LAYOUTS
     ]
@@ -123,7 +128,9 @@ def test_plans_without_experts_of_all_ranks_have_no_such_part(tables: Any) -> No
         # the user's own imbalance says what experts see
         {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "dp_imbalance": 1.5, "runtime": "vllm"},
     ):
-        plan = fastroof.compile_plan(gpu="h100", tables=tables, max_tokens=512, max_seqs=64, **layout)
+        plan = fastroof.compile_plan(
+            gpu="h100", tables=tables, max_tokens=512, max_seqs=64, **{"runtime": "kernels", **layout}
+        )
         assert plan.arena[[steps.EXPERT_AT, steps.DECODE_EXPERT_AT, steps.RANKS]].tolist() == [0.0, 0.0, 0.0]
         assert _expert_rows_us(plan.arena, 100.0, True) == 0.0
 
@@ -144,7 +151,7 @@ def test_it_survives_pickling_and_is_checked_in_files(plans: list[Any], number: 
 
 def test_a_paced_plan_has_it_at_the_pace_of_its_slowest_stage(tables: Any) -> None:
     plan = fastroof.compile_plan(
-        "qwen3-30b-a3b", "h100", tables, pp=2, dp=2, ep=2, max_tokens=512, max_seqs=64, runtime="vllm"
+        "qwen3-30b-a3b", "h100", tables, pp=2, dp=2, ep=2, max_tokens=512, max_seqs=64, engine="vllm"
     )
     stage = max(plan.stages, key=lambda one: one.decode_us(64, 2048))
     for total in (2.0, 100.0, 1024.0):
@@ -177,7 +184,7 @@ def test_engines_and_versions_differ(tables: Any) -> None:
     def rules(model: str, runtime: str) -> RankRules:
         experts = {"ep": 2} if model != "llama-3.1-8b" else {}
         plan = fastroof.compile_plan(
-            model, "h100", tables, dp=2, runtime=runtime, max_tokens=64, max_seqs=64, **experts
+            model, "h100", tables, dp=2, engine=runtime, max_tokens=64, max_seqs=64, **experts
         )
         return rank_rules(plan)
 

@@ -12,7 +12,7 @@ from fastroof.plan.curves import TableCurves
 
 TABLES = fastroof.load_tables("h100")
 PLANS = {
-    name: fastroof.compile_plan(name, "h100", TABLES, max_tokens=256, max_seqs=64, runtime="vllm")
+    name: fastroof.compile_plan(name, "h100", TABLES, max_tokens=256, max_seqs=64, engine="vllm")
     for name in ("llama-3.1-8b", "gemma-3-12b")
 }
 ROWS = {steps.TOKENS_AT: "each token", steps.DECODE_TOKENS_AT: "each token", steps.LOGITS_AT: "each sequence"}
@@ -111,4 +111,4 @@ def test_a_plan_whose_kernels_take_no_times_is_not_made(factor, is_attention):
 
     Curves.factor, Curves.is_attention = factor, is_attention
     with pytest.raises(PlanError, match=r"the plan of llama-3.1-8b on h100"), np.errstate(all="ignore"):
-        fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, curves=Curves(TABLES))
+        fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, curves=Curves(TABLES), engine="kernels")

@@ -110,7 +110,7 @@ def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return compile_plan("qwen3-vl-8b", "h100", h100, tp=2)
+    return compile_plan("qwen3-vl-8b", "h100", h100, tp=2, engine="kernels")
 
 
 IMAGES = [(1024, 768), (640, 640), (640, 640)]
@@ -196,10 +196,10 @@ def test_a_plan_that_travelled_has_no_tables_for_images(plan: StepPlan) -> None:
 @pytest.mark.loops
 def test_heads_that_no_table_has_are_modelled_on_request(h100: Tables) -> None:
     """Llama 4's are 88 wide: launch, and the longer of FLOPs and bytes over their efficiency."""
-    bare = compile_plan("llama-4-scout", "h100", h100, tp=8)
+    bare = compile_plan("llama-4-scout", "h100", h100, tp=8, engine="kernels")
     with pytest.raises(MissingTableError, match=r"head_dim 88.*allow_modelled=True"):
         bare.encode([(336, 336)])
-    plan = compile_plan("llama-4-scout", "h100", h100, tp=8, allow_modelled=True)
+    plan = compile_plan("llama-4-scout", "h100", h100, tp=8, allow_modelled=True, engine="kernels")
     part = next(part for part in plan.encode([(336, 336)]).parts if part.name.endswith("attention"))
     flops = 4 * 2 * 88 * 576**2
     longest_us = max(flops / 989.5e12, 2 * 4 * 2 * 88 * 576 / 3.35e12) * 1e6
@@ -212,8 +212,8 @@ def test_heads_that_no_table_has_are_modelled_on_request(h100: Tables) -> None:
 @pytest.mark.loops
 def test_without_tables_all_of_an_encoder_is_modelled() -> None:
     with pytest.warns(UserWarning, match="datasheet"):
-        plan = compile_plan("qwen3-vl-8b", "h100", None)
+        plan = compile_plan("qwen3-vl-8b", "h100", None, engine="kernels")
     encoded = plan.encode([(1024, 768)])
     assert {part.origin for part in encoded.parts} == {4}
     with pytest.raises(ModelError, match="no vision encoder"):
-        compile_plan("qwen3-8b", "h100", load_tables("h100")).encode([(64, 64)])
+        compile_plan("qwen3-8b", "h100", load_tables("h100"), engine="kernels").encode([(64, 64)])

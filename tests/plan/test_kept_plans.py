@@ -39,7 +39,9 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=KINDS)
 def plan(request: pytest.FixtureRequest) -> fastroof.StepPlan:
     options = dict(KINDS[request.param])
-    return fastroof.compile_plan(options.pop("model"), "h100", fastroof.load_tables("h100"), **options)
+    return fastroof.compile_plan(
+        options.pop("model"), "h100", fastroof.load_tables("h100"), **{"runtime": "kernels", **options}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_bytes_of_another_kind_are_refused(damage: Callable[[bytes], bytes]) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="kernels")
     data = kept_bytes(kept_of(plan))
     assert damage(data) != data
     with pytest.raises(ValueError, match="no kept plan"):
@@ -252,7 +254,7 @@ def test_without_a_folder_plans_are_made(
 
 @pytest.fixture(scope="module")
 def dense() -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="kernels")
 
 
 def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:

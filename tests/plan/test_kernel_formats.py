@@ -54,7 +54,9 @@ def test_experts_in_blocks_of_fp8_leave_router_and_head_in_bf16(h100: Tables) ->
         "weight_block_size": [128, 128],
         "modules_to_not_convert": ["lm_head", *gates],
     }
-    plan = fastroof.compile_plan(QWEN3_MOE | {"quantization_config": quantisation}, "h100", h100, tp=4)
+    plan = fastroof.compile_plan(
+        QWEN3_MOE | {"quantization_config": quantisation}, "h100", h100, tp=4, engine="kernels"
+    )
     formats = formats_of(plan)
     assert plan.dtype == "fp8_block"
     assert {formats[role] for role in ("qkv", "o", "experts")} == {"fp8_block"}
@@ -63,7 +65,7 @@ def test_experts_in_blocks_of_fp8_leave_router_and_head_in_bf16(h100: Tables) ->
 
 
 def test_weights_of_gpt_oss_120b_are_those_of_its_files(h100: Tables) -> None:
-    plan = fastroof.compile_plan("gpt-oss-120b", "h100", h100)
+    plan = fastroof.compile_plan("gpt-oss-120b", "h100", h100, engine="kernels")
     # its published files hold 65.25 GB
     assert plan.memory.weight_bytes / GB == pytest.approx(65.25, rel=0.005)
     formats = formats_of(plan)
@@ -72,26 +74,28 @@ def test_weights_of_gpt_oss_120b_are_those_of_its_files(h100: Tables) -> None:
 
 @pytest.mark.parametrize(("runtime", "kernel"), [("trtllm", "w4a8_mxfp4_mxfp8"), ("kernels", "w4a16_mxfp4")])
 def test_4_bit_experts_run_as_the_engine_measured_them(b200: Tables, runtime: str, kernel: str) -> None:
-    plan = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=runtime)
+    plan = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=runtime)
     assert formats_of(plan)["experts"] == kernel
 
 
 def test_a_profile_may_say_what_kernels_compute_in(b200: Tables) -> None:
     vllm = load_engine("vllm")
     (named,) = (kernel for kernel in vllm.kernels.operators if kernel.format == "mxfp4")
-    flagged = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=vllm)
+    flagged = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=vllm)
     assert formats_of(flagged)["experts"] == named.dtype == "w4a8_mxfp4_mxfp8"
     plain = replace(vllm, kernels=replace(vllm.kernels, operators=()))
-    own = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=plain)
+    own = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=plain)
     assert formats_of(own)["experts"] == "w4a16_mxfp4"
     assert flagged.decode_us(64, 1024) < own.decode_us(64, 1024)
     wrong = replace(vllm, kernels=KernelChoices(operators=(replace(named, dtype="bf16"),)))
-    unread = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=wrong)
+    unread = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=wrong)
     assert formats_of(unread)["experts"] != "bf16"
 
 
 def test_4_bit_weights_compute_in_bf16_without_units_for_them(h100: Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype="nvfp4", allow_modelled=True)
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, dtype="nvfp4", allow_modelled=True, engine="kernels"
+    )
     assert formats_of(plan)["qkv"] == "nvfp4_wo"
 
 
@@ -104,15 +108,19 @@ def test_a_format_without_rows_names_what_there_is_and_what_would_do(
 ) -> None:
     said = f"h100 has no gemm table of dtype {kernel}; measured: bf16, fp8, fp8_block; allow_modelled=True"
     with pytest.raises(MissingTableError, match=said):
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype)
-    modelled = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, allow_modelled=True)
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, engine="kernels")
+    modelled = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, dtype=dtype, allow_modelled=True, engine="kernels"
+    )
     parts = {part.role: part for part in modelled.explain([(1, 1023)] * 8).operators}
     assert (parts["qkv"].origin, parts["qkv"].source) == (ORIGIN_MODELLED, "datasheet")
     assert parts["decode_attention"].source != "datasheet"
 
 
 def test_weights_alone_in_4_bits_read_inputs_in_bf16(h100: Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype="int4_wo", allow_modelled=True)
+    plan = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, dtype="int4_wo", allow_modelled=True, engine="kernels"
+    )
     down = next(part for part in plan.explain([(1, 1023)] * 8).operators if part.role == "down")
     n, k = 4096, 14336
     assert down.moved_bytes == pytest.approx(32 * (n * k / 2 + 8 * k * 2 + 8 * n * 2))
@@ -124,22 +132,24 @@ def test_attention_that_nothing_measured_stands_for_is_modelled_and_says_so(h100
     odd = replace(group.kind, attention=replace(group.kind.attention, head_dim=96))  # type: ignore[type-var]
     model = replace(spec, layers=(replace(group, kind=odd),))
     with pytest.raises(MissingTableError, match=r"head_dim 96 .*allow_modelled=True models it"):
-        fastroof.compile_plan(model, "h100", h100)
-    plan = fastroof.compile_plan(model, "h100", h100, allow_modelled=True)
+        fastroof.compile_plan(model, "h100", h100, engine="kernels")
+    plan = fastroof.compile_plan(model, "h100", h100, allow_modelled=True, engine="kernels")
     explanation = plan.explain([(1, 1023)] * 8 + [(512, 512)])
     parts = {part.role: part for part in explanation.operators}
     for role in ("decode_attention", "prefill_attention"):
         assert (parts[role].origin, parts[role].source) == (ORIGIN_MODELLED, "datasheet")
     assert parts["qkv"].source != "datasheet"
     assert sum(part.total_us for part in explanation.operators) == pytest.approx(explanation.total_us)
-    full = fastroof.compile_plan(spec, "h100", h100)
+    full = fastroof.compile_plan(spec, "h100", h100, engine="kernels")
     assert 0.5 < plan.decode_us(64, 4096) / full.decode_us(64, 4096) < 2.0
 
 
 @pytest.mark.parametrize("dtype", ["int4_wo", "bf16"])
 def test_modelled_kernels_err_as_the_datasheet_model_does(h100: Tables, dtype: str) -> None:
-    modelled = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dtype=dtype, allow_modelled=True)
-    measured = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    modelled = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, dtype=dtype, allow_modelled=True, engine="kernels"
+    )
+    measured = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     errors = [
         np.asarray(plan.decode_error(np.array([1, 64]), np.array([1024, 1024])))
         for plan in (modelled, measured)
@@ -158,7 +168,7 @@ def test_modelled_kernels_err_as_the_datasheet_model_does(h100: Tables, dtype: s
 def test_the_two_kinds_of_fp8_of_one_model_are_two_plans(
     h100: Tables, model: str, formats: tuple[str, str]
 ) -> None:
-    plan = fastroof.compile_plan(model, "h100", h100, tp=2)
+    plan = fastroof.compile_plan(model, "h100", h100, tp=2, engine="kernels")
     assert (plan.dtype, plan.kv_dtype) == formats
     assert (plan.describe()["dtype"], plan.describe()["kv_dtype"]) == formats
     parts = formats_of(plan)
@@ -176,9 +186,9 @@ def test_the_two_kinds_of_fp8_of_one_model_are_two_plans(
     ],
 )
 def test_a_gpu_without_units_for_a_format_computes_in_bf16(dtype: str, kernel: str) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "a100", None, dtype=dtype)
+    plan = fastroof.compile_plan("llama-3.1-8b", "a100", None, dtype=dtype, engine="kernels")
     assert formats_of(plan)["qkv"] == kernel
-    own = fastroof.compile_plan("llama-3.1-8b", "h100", None, dtype=dtype)
+    own = fastroof.compile_plan("llama-3.1-8b", "h100", None, dtype=dtype, engine="kernels")
     assert plan.memory.weight_bytes == own.memory.weight_bytes
 
 
@@ -186,7 +196,10 @@ def test_a_gpu_without_units_for_a_format_computes_in_bf16(dtype: str, kernel: s
 def test_formats_change_bytes_and_never_the_work() -> None:
     """In the datasheet model, where nothing but work, bytes and peaks counts."""
     smaller = ("bf16", "fp8", "nvfp4")
-    plans = {dtype: fastroof.compile_plan("qwen3-30b-a3b", "b200", None, dtype=dtype) for dtype in DTYPES}
+    plans = {
+        dtype: fastroof.compile_plan("qwen3-30b-a3b", "b200", None, dtype=dtype, engine="kernels")
+        for dtype in DTYPES
+    }
     parts = {
         dtype: {part.role: part for part in plan.explain([(1, 2047)] * 16).operators}
         for dtype, plan in plans.items()

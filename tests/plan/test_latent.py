@@ -17,8 +17,9 @@ from fastroof.models.named import preset_config
 from fastroof.operators.calls import LatentProduct
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions
+from fastroof.plan.curves import kernel_order
 from fastroof.plan.execution import whole_blocks
-from fastroof.plan.options import PlanOptions, kernel_order
+from fastroof.plan.options import PlanOptions
 from tests.reference.kinds import step_us
 
 LIMITS = {"max_tokens": 4096, "max_seqs": 256}
@@ -38,13 +39,13 @@ def profile(engine: str) -> EngineProfile:
 
 
 def options(engine: str = "kernels", **given: Any) -> PlanOptions:
-    return PlanOptions(runtime=profile(engine), **given).checked().of(short())
+    return PlanOptions(engine=profile(engine), **given).checked().for_model(short())
 
 
 def compiled(h100: Any, engine: str = "kernels", model: ModelSpec | None = None, **given: Any) -> Any:
     given = {"tp": 8, **LIMITS, **given}
     return fastroof.compile_plan(
-        short() if model is None else model, "h100", h100, runtime=profile(engine), **given
+        short() if model is None else model, "h100", h100, engine=profile(engine), **given
     )
 
 
@@ -80,7 +81,7 @@ def test_both_ways_time_the_same_block(h100: Any) -> None:
     by_parts = replace(engine, kernels=replace(engine.kernels, latent_attention="parts"))
     batch, kv_len = np.array([1, 4, 16, 64, 128])[:, None], np.array([1024, 4096, 16384])
     whole, parts = (
-        fastroof.compile_plan(short(), "h100", h100, tp=8, runtime=how, **LIMITS).decode_us(batch, kv_len)
+        fastroof.compile_plan(short(), "h100", h100, tp=8, engine=how, **LIMITS).decode_us(batch, kv_len)
         for how in (engine, by_parts)
     )
     # the block has fused norms and rotary embedding, and one launch
@@ -268,7 +269,7 @@ def test_another_number_of_heads_borrows_the_nearest(h100: Any) -> None:
 def test_other_widths_were_not_measured(h100: Any) -> None:
     operator: Any = OPERATORS["mla_bmm"]
     with pytest.raises(
-        MissingTableError, match=r"heads of 128 and latent vectors of 512, .* has 192 and 512"
+        MissingTableError, match=r"has head_dim 192 and kv_lora_rank 512; measured: 128 and 512"
     ):
         operator.serving(product(head_dim=192), h100)
     narrow = load_model({**preset_config("deepseek-v3"), "num_hidden_layers": 2, "qk_nope_head_dim": 192})

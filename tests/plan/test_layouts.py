@@ -31,7 +31,9 @@ MODEL = load_model("qwen3-235b-a22b")
 )
 def test_a_step_is_the_sum_of_its_kernels(h100, layout, options):
     """Of shapes that were measured: what is borrowed has tests of its own."""
-    plan = compile_plan(MODEL, "h100", h100, dtype="bf16", **layout, **options, **LIMITS)
+    plan = compile_plan(
+        MODEL, "h100", h100, dtype="bf16", **{"runtime": "kernels", **layout, **options}, **LIMITS
+    )
     for requests in ([(1, 99)] * 8, [(1, 2000)] * 64, [(64, 0)] * 4):
         explained = plan.explain(requests)
         assert sum(o.total_us for o in explained.operators) == pytest.approx(explained.total_us, rel=1e-12)
@@ -43,13 +45,13 @@ def test_a_step_is_the_sum_of_its_kernels(h100, layout, options):
 
 @pytest.mark.loops
 def test_all_to_all_runs_one_kernel_in_decodes_and_another_in_prefill(h100):
-    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime=SGLANG, exchange="alltoall", **LIMITS)
+    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, engine=SGLANG, exchange="alltoall", **LIMITS)
     steps = {"decode": [(1, 99)] * 8, "prefill": [(64, 0)] * 4}
     us = {kind: {p.role: p for p in plan.explain(step).operators} for kind, step in steps.items()}
     for role in ("experts_dispatch", "experts_combine"):
         assert us["decode"][role].total_us < us["prefill"][role].total_us
     assert "experts_gather" not in us["decode"]
-    gathered = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime=SGLANG, **LIMITS)
+    gathered = compile_plan(MODEL, "h100", h100, dp=8, ep=8, engine=SGLANG, **LIMITS)
     assert {p.role for p in gathered.explain(steps["decode"]).operators} >= {
         "experts_gather",
         "experts_scatter",
@@ -63,7 +65,7 @@ def test_all_to_all_runs_one_kernel_in_decodes_and_another_in_prefill(h100):
 @pytest.mark.loops
 def test_an_exchange_of_a_measured_shape_is_its_lookup(h100):
     """SGLang's DeepEP rows have 4096 wide layers with 128 experts, 8 a token."""
-    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime=SGLANG, exchange="alltoall", **LIMITS)
+    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, engine=SGLANG, exchange="alltoall", **LIMITS)
     sglang = h100.in_order(plan.error_source.tables.order)
     part = next(p for p in plan.explain([(1, 99)] * 8).operators if p.role == "experts_dispatch")
     shape = {"hidden": 4096, "topk": 8, "num_experts": 128, "num_gpus": 8}
@@ -76,7 +78,9 @@ def test_gb200_sends_to_experts_where_groups_outnumber_them():
     tables = load_tables("gb200")
     options = {"runtime": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
     few, many = (
-        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **options).explain([(1, 99)] * 16)
+        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **{"runtime": "kernels", **options}).explain(
+            [(1, 99)] * 16
+        )
         for ranks in (8, 16)
     )
     assert "experts_dispatch" not in {p.role for p in few.operators}
@@ -93,7 +97,9 @@ def test_one_sided_and_two_sided_kernels_of_a_rack():
     tables = load_tables("gb200")
     options = {"runtime": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
     plans = {
-        exchange: compile_plan(MODEL, "gb200", tables, dp=16, ep=16, exchange=exchange, **options)
+        exchange: compile_plan(
+            MODEL, "gb200", tables, dp=16, ep=16, exchange=exchange, **{"runtime": "kernels", **options}
+        )
         for exchange in (None, "alltoall", "nvlink_one_sided", "nvlink_two_sided")
     }
     sent = {
@@ -110,7 +116,16 @@ def test_one_sided_and_two_sided_kernels_of_a_rack():
 
 def test_loads_of_ranks(h100):
     even, uneven = (
-        compile_plan(MODEL, "h100", h100, dp=8, ep=8, dtype="bf16", dp_imbalance=load, **LIMITS)
+        compile_plan(
+            MODEL,
+            "h100",
+            h100,
+            dp=8,
+            ep=8,
+            dtype="bf16",
+            dp_imbalance=load,
+            **{"runtime": "kernels", **LIMITS},
+        )
         for load in (1, 2)
     )
     # the most loaded of eight ranks has twice the mean: experts see half as many tokens as if all had so
@@ -121,7 +136,9 @@ def test_loads_of_ranks(h100):
     assert half["experts_gather"].total_us == whole["experts_gather"].total_us
     for load in (0.5, 9, True, "2"):
         with pytest.raises(PlanError, match=r"dp_imbalance .*1 to dp \(8\), got"):
-            compile_plan(MODEL, "h100", h100, dp=8, ep=8, dp_imbalance=load, **LIMITS)
+            compile_plan(
+                MODEL, "h100", h100, dp=8, ep=8, dp_imbalance=load, **{"runtime": "kernels", **LIMITS}
+            )
 
 
 def test_what_engines_do_not_run(h100):
@@ -143,9 +160,9 @@ def test_what_engines_do_not_run(h100):
         ({"exchange": "sometimes", "tp": 8}, "exchange must be one of gather, alltoall, nvlink_one_sided"),
     ):
         with pytest.raises(PlanError, match=message):
-            compile_plan(MODEL, "h100", h100, **options, **LIMITS)
+            compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **options, **LIMITS})
     # a dense model has no experts for the rules to hold of
-    compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm", tp=2, dp=4, **LIMITS)
+    compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", tp=2, dp=4, **LIMITS)
 
 
 def test_shared_experts_beside_all_to_all(h100):
@@ -154,7 +171,7 @@ def test_shared_experts_beside_all_to_all(h100):
     kind = LayerKind(GroupedQueryAttention(64, 4, 128), mlp, "shared")
     model = MODEL.__class__("mine", "MineForCausalLM", 4096, 1024, True, 4096, None, (LayerGroup(kind, 2),))
     options = {"runtime": SGLANG, "exchange": "alltoall", "dtype": "bf16", **LIMITS}
-    plan = compile_plan(model, "h100", h100, dp=8, ep=8, **options)
+    plan = compile_plan(model, "h100", h100, dp=8, ep=8, **{"runtime": "kernels", **options})
     assert not plan.execution.shared_beside
     for step in ([(1, 99)] * 8, [(64, 0)] * 4):
         explained = plan.explain(step)
@@ -162,7 +179,9 @@ def test_shared_experts_beside_all_to_all(h100):
 
 
 def test_a_plan_says_how_it_is_split(h100):
-    plan = compile_plan(MODEL, "h100", h100, dp=4, pp=2, ep=4, dp_imbalance=1.5, **LIMITS)
+    plan = compile_plan(
+        MODEL, "h100", h100, dp=4, pp=2, ep=4, dp_imbalance=1.5, **{"runtime": "kernels", **LIMITS}
+    )
     words = (
         "8 x h100 (tp 1, pp 2, dp 4, ep 4), bf16 weights, bf16 KV, routing power_law_1.2, runtime 'kernels'"
     )
@@ -171,7 +190,7 @@ def test_a_plan_says_how_it_is_split(h100):
     split = {"pp": 2, "dp": 4, "ep": 4, "moe_tp": 1, "routing": "power_law_1.2", "dp_imbalance": "1.5"}
     assert plan.describe().items() >= split.items()
     assert plan.made_from["fastroof.ep"] == "4"
-    dense = compile_plan("llama-3.1-8b", "h100", h100, tp=2, **LIMITS)
+    dense = compile_plan("llama-3.1-8b", "h100", h100, tp=2, **{"runtime": "kernels", **LIMITS})
     assert "llama-3.1-8b on 2 x h100, bf16" in repr(dense)
     assert not split.keys() & dense.describe().keys()
 
@@ -196,12 +215,17 @@ def test_weights_of_experts_by_layout(h100):
         ({"dp": 8, "ep": 2}, 16, 1),
     ):
         memory = compile_plan(
-            MODEL, "h100", h100, dtype="bf16", allow_modelled=True, **layout, **LIMITS
+            MODEL,
+            "h100",
+            h100,
+            dtype="bf16",
+            allow_modelled=True,
+            **{"runtime": "kernels", **layout, **LIMITS},
         ).memory
         assert memory.weight_bytes == pytest.approx(held(experts, tp), rel=1e-9), layout
         # each rank keeps its own sequences, over its tp alone
         assert memory.kv_bytes_per_token == 94 * 2 * max(1, 4 // tp) * 128 * 2
-    copied = compile_plan(MODEL, "h100", h100, tp=2, dp=4, ep=8, runtime="sglang", **LIMITS).memory
+    copied = compile_plan(MODEL, "h100", h100, tp=2, dp=4, ep=8, engine="sglang", **LIMITS).memory
     vocab = MODEL.padded_vocab(1) - MODEL.padded_vocab(2) // 2
     assert copied.weight_bytes == held(16, 2) + 2 * vocab * 4096
 
@@ -234,7 +258,12 @@ def test_experts_are_split_into_whole_blocks_of_scales(dtype, model):
     with pytest.raises(
         PlanError, match=r"192 wide.*ep 8 with moe_tp 1 or ep 4 with moe_tp 2 or ep 2 with moe_tp 4"
     ):
-        compile_plan(model, "h200", tables, tp=8, dtype=dtype, **LIMITS)
+        compile_plan(model, "h200", tables, tp=8, dtype=dtype, **{"runtime": "kernels", **LIMITS})
     for ep in (2, 4, 8):
-        assert compile_plan(model, "h200", tables, tp=8, ep=ep, dtype=dtype, **LIMITS).layout.ep == ep
-    assert compile_plan(MODEL, "h200", tables, tp=8, **LIMITS).layout.moe_tp == 8
+        assert (
+            compile_plan(
+                model, "h200", tables, tp=8, ep=ep, dtype=dtype, **{"runtime": "kernels", **LIMITS}
+            ).layout.ep
+            == ep
+        )
+    assert compile_plan(MODEL, "h200", tables, tp=8, **{"runtime": "kernels", **LIMITS}).layout.moe_tp == 8

@@ -32,7 +32,7 @@ def h200() -> Any:
 
 @pytest.fixture(scope="module")
 def dense(h200: Any) -> Any:
-    return fastroof.compile_plan(QWEN, "h200", h200)
+    return fastroof.compile_plan(QWEN, "h200", h200, engine="kernels")
 
 
 def text(preset: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def kimi_of_one_kind() -> dict[str, Any]:
 def test_a_step_is_three_delta_rules_and_an_attention(
     h200: Any, name: str, batch: int, new: int, context: int
 ) -> None:
-    plan = fastroof.compile_plan(name, "h200", h200)
+    plan = fastroof.compile_plan(name, "h200", h200, engine="kernels")
     expected = naive.qwen_us(h200, text(name), batch, new, context)
     assert step_us(plan, batch, new, context) == pytest.approx(expected, rel=1e-9)
 
@@ -72,7 +72,7 @@ def test_a_step_is_three_delta_rules_and_an_attention(
 @pytest.mark.parametrize(("batch", "new", "context"), STEPS)
 def test_a_step_of_kimi_delta_attention(h200: Any, batch: int, new: int, context: int) -> None:
     config = kimi_of_one_kind()
-    plan = fastroof.compile_plan(load_model(config), "h200", h200)
+    plan = fastroof.compile_plan(load_model(config), "h200", h200, engine="kernels")
     expected = naive.kimi_delta_us(h200, config, batch, new, context)
     assert step_us(plan, batch, new, context) == pytest.approx(expected, rel=1e-9)
 
@@ -91,7 +91,7 @@ def test_parts_are_added_not_the_fastest_kept(h200: Any, dense: Any) -> None:
 
 def test_an_engine_that_has_the_recurrence_alone_borrows_the_convolution() -> None:
     tables = fastroof.load_tables("h200")
-    plan = fastroof.compile_plan(QWEN, "h200", tables, runtime="trtllm")
+    plan = fastroof.compile_plan(QWEN, "h200", tables, engine="trtllm")
     of = {part.name: part for part in plan.explain([(1, 1023)] * 16).operators}
     found = of["gated delta net (dense linear)"]
     assert found.origin == 3
@@ -135,7 +135,7 @@ def test_more_sequences_take_longer(dense: Any) -> None:
 
 
 def test_shares_of_a_layer_are_looked_up_by_their_own_heads(h200: Any) -> None:
-    plan = fastroof.compile_plan(QWEN, "h200", h200, tp=4)
+    plan = fastroof.compile_plan(QWEN, "h200", h200, tp=4, engine="kernels")
     sizes = {"num_k_heads": 4, "num_v_heads": 12, "batch_size": 16, "phase": "generation"}
     expected = 48 * float(h200.lookup("gdn", **sizes).latency_us)
     parts = {part.name: part for part in plan.explain([(1, 1023)] * 16).operators}
@@ -144,7 +144,7 @@ def test_shares_of_a_layer_are_looked_up_by_their_own_heads(h200: Any) -> None:
 
 @pytest.mark.parametrize("pp", [2, 4])
 def test_stages_add_up(h200: Any, dense: Any, pp: int) -> None:
-    plan = fastroof.compile_plan(QWEN, "h200", h200, pp=pp)
+    plan = fastroof.compile_plan(QWEN, "h200", h200, pp=pp, engine="kernels")
     counts = [{g.kind.name: g.count for g in stage.model.layers} for stage in plan.stages]
     assert counts == [{"dense linear": 48 // pp, "dense full": 16 // pp}] * pp
     sent = sum(p.total_us for p in plan.explain([(1, 1023)] * 16).operators if p.role == "stage_send")
@@ -152,7 +152,7 @@ def test_stages_add_up(h200: Any, dense: Any, pp: int) -> None:
 
 
 def test_stages_of_delta_rules_alone_have_plans(h200: Any) -> None:
-    plan = fastroof.compile_plan(QWEN, "h200", h200, pp=64)
+    plan = fastroof.compile_plan(QWEN, "h200", h200, pp=64, engine="kernels")
     names = {tuple(g.kind.name for g in stage.model.layers) for stage in plan.stages}
     assert names == {("dense linear",), ("dense full",)}
     assert np.isfinite(plan.decode_us(4, 1000))
@@ -163,7 +163,7 @@ def test_stages_of_delta_rules_alone_have_plans(h200: Any) -> None:
 
 def test_verifying_drafts_reads_a_state_once_as_measured(h200: Any) -> None:
     config = kimi_of_one_kind()
-    plan = fastroof.compile_plan(load_model(config), "h200", h200)
+    plan = fastroof.compile_plan(load_model(config), "h200", h200, engine="kernels")
     bound = plan.attention[0].phase(True).query_bound(plan.gpu)
 
     def roofline_us(queries: int) -> float:
@@ -216,7 +216,7 @@ def test_states_of_kimi_k3_by_hand() -> None:
 
 
 def test_what_fits_counts_states(h200: Any) -> None:
-    memory = fastroof.compile_plan(QWEN, "h200", h200).memory
+    memory = fastroof.compile_plan(QWEN, "h200", h200, engine="kernels").memory
     kv_bytes, state = 16 * 2 * 4 * 256 * 2, load_model(QWEN).state_bytes(Layout())
     assert (memory.kv_bytes_per_token, memory.state_bytes_per_sequence) == (kv_bytes, state)
     room = memory.max_kv_tokens * kv_bytes

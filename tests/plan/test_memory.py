@@ -27,7 +27,7 @@ from fastroof.units import GIB
 
 
 def memory(h100, model="llama-3.1-8b", **options):
-    return compile_plan(model, "h100", h100, **{"max_tokens": 64, **options}).memory
+    return compile_plan(model, "h100", h100, **{"runtime": "kernels", "max_tokens": 64, **options}).memory
 
 
 def test_llama_8b_worked_out_by_hand(h100):
@@ -101,7 +101,7 @@ def alternating(heads: tuple[int, int, int], window: int, windowed: int, full: i
 def test_windowed_layers_keep_no_more_than_their_window(h100, kv_len):
     for windowed, full in ((12, 12), (24, 0), (30, 5)):
         model = alternating((64, 8, 64), 128, windowed, full)
-        found = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=8).memory
+        found = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=8, engine="kernels").memory
         a_token = 2 * 8 * 64 * 2
         assert found.kv_bytes_per_token == (windowed + full) * a_token
         expected = a_token * (full * kv_len + windowed * min(kv_len, 128))
@@ -132,7 +132,7 @@ def test_sequences_of_a_model_without_windows_fit_by_their_tokens(h100):
 @pytest.mark.slow
 def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     model = replace(alternating((64, 8, 64), 128, 12, 12), max_position=131072)
-    plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm")
+    plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
     fit = plan.memory.max_sequences(16384)
     assert fit > 1.9 * (plan.memory.max_kv_tokens // 16384)
     assert largest_batch(plan, 16384) == fit
@@ -149,7 +149,7 @@ def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     assert got.effective_concurrency > full.effective_concurrency
     one = estimate_disaggregated(plan, plan, 16000, 200, 1, max_batched_tokens=4000)
     dense = compile_plan(
-        replace(model.with_full_attention()), "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm"
+        replace(model.with_full_attention()), "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm"
     )
     other = estimate_disaggregated(dense, dense, 16000, 200, 1, max_batched_tokens=4000)
     assert one.transfer_ms == pytest.approx(other.transfer_ms * (16000 + 128) / 32000)
@@ -200,7 +200,10 @@ def test_a_state_is_bytes_a_sequence(h100, kv_len):
 
 def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
     options = {"max_tokens": 4096, "max_seqs": 4096, "runtime": "vllm"}
-    plan, stateless = (compile_plan(stateful(6, 18, n), "h100", h100, **options) for n in (3_000_000, 0))
+    plan, stateless = (
+        compile_plan(stateful(6, 18, n), "h100", h100, **{"runtime": "kernels", **options})
+        for n in (3_000_000, 0)
+    )
     fit = plan.memory.max_sequences(2048)
     assert fit < 0.5 * stateless.memory.max_sequences(2048)
     assert largest_batch(plan, 2048) == fit
@@ -220,7 +223,7 @@ def test_a_state_is_sent_from_worker_to_worker_once_a_prompt(h100):
     options = {"max_tokens": 4096, "max_seqs": 256, "runtime": "vllm"}
     sent = []
     for layers in ((6, 18, 3_000_000), (6, 18, 0), (0, 24, 3_000_000)):
-        plan = compile_plan(stateful(*layers), "h100", h100, **options)
+        plan = compile_plan(stateful(*layers), "h100", h100, **{"runtime": "kernels", **options})
         times = [
             estimate_disaggregated(plan, plan, isl, 200, 1, max_batched_tokens=4096, link_bytes_per_s=1e9)
             for isl in (1000, 3000)
@@ -233,7 +236,7 @@ def test_a_state_is_sent_from_worker_to_worker_once_a_prompt(h100):
 
 
 def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
-    plan = compile_plan(stateful(0, 24), "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm")
+    plan = compile_plan(stateful(0, 24), "h100", h100, max_tokens=4096, max_seqs=4096, engine="vllm")
     found = plan.memory
     assert found.kv_bytes_per_token == 0
     fit = found.max_kv_tokens // 72_000_000  # of bytes
@@ -247,7 +250,7 @@ def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
 
 def test_no_stage_holds_fewer_than_the_plan_says(h100):
     model = stateful(6, 18)
-    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8)
+    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
     stages = [
         plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, 64, stage=one.number)
         for one in stages_of(model, 8)
@@ -271,7 +274,7 @@ def test_no_stage_holds_fewer_than_the_plan_says(h100):
 def test_states_of_a_stage_with_less_room_count_against_that_room(h100, vocab):
     # one stage alone keeps tokens; the first and the last have embeddings, which leave their states less room
     model = replace(stateful(1, 23), vocab=vocab)
-    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8)
+    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
     stages = [
         plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, 64, stage=one.number)
         for one in stages_of(model, 8)

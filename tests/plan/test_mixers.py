@@ -17,10 +17,10 @@ from fastroof.models import ModelSpec
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import MixerCall, MixerKernel
-from fastroof.operators.ragged import OCTAVE, lent
+from fastroof.operators.ragged import OCTAVE, kernel_donor
 from fastroof.operators.registry import OPERATORS
 from fastroof.plan.attention import MixerErrors, step_attention
-from fastroof.tables.lookup import KernelOrder
+from fastroof.tables.kernel_order import KernelOrder
 from fastroof.uncertainty.leave_one_out import EdgeVariances, LocalErrors
 from tests.reference.handmade import handmade_tables
 
@@ -112,8 +112,8 @@ def test_a_block_is_the_lookups_of_its_table(h100: Any, kernel: Any, is_decode: 
 
 
 def test_a_step_is_the_sum_of_its_layers(h100: Any) -> None:
-    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100)
-    without = fastroof.compile_plan(model(MixerCall(1, None, None, "bf16")), "h100", h100)
+    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100, engine="kernels")
+    without = fastroof.compile_plan(model(MixerCall(1, None, None, "bf16")), "h100", h100, engine="kernels")
     names = {"kv_dtype": "bf16", "num_q_heads": 16}
     one = float(h100.lookup("mla_decode", **names, batch_size=16, kv_len=1024).latency_us)
     assert plan.decode_us(16, 1024) - without.decode_us(16, 1024) == pytest.approx(3 * one, rel=1e-9)
@@ -133,14 +133,16 @@ def test_several_mixers_add_up(h100: Any) -> None:
     alone = [model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), model(MixerCall(2, GDN, GDN_PROMPT, "bf16"))]
     nothing = model(MixerCall(1, None, None, "bf16"))
     both_us, *one_us, none_us = (
-        fastroof.compile_plan(m, "h100", h100).decode_us(np.array([1, 16, 100]), 3000)
+        fastroof.compile_plan(m, "h100", h100, engine="kernels").decode_us(np.array([1, 16, 100]), 3000)
         for m in (both, *alone, nothing)
     )
     assert both_us == pytest.approx(one_us[0] + one_us[1] - none_us, rel=1e-9)
 
 
 def test_prefixes_cost_their_pairs(h100: Any) -> None:
-    plan = fastroof.compile_plan(model(MixerCall(1, DSA, DSA_PROMPT, "bf16", window=2048)), "h100", h100)
+    plan = fastroof.compile_plan(
+        model(MixerCall(1, DSA, DSA_PROMPT, "bf16", window=2048)), "h100", h100, engine="kernels"
+    )
     assert plan.arena[steps.WINDOW] == 2048
     price = plan.attention[0].prefix_us
     assert min(price) > 0.0
@@ -168,12 +170,12 @@ def test_a_roofline_of_queries_is_that_of_decodes(h100: Any, kernel: Any) -> Non
 def test_one_size_caps(h100: Any) -> None:
     calls = [MixerCall(1, DSA, DSA_PROMPT, "bf16", window=window) for window in (2048, 1024)]
     with pytest.raises(FastroofError, match="caps at 1024 and at 2048 tokens"):
-        fastroof.compile_plan(model(*calls), "h100", h100)
+        fastroof.compile_plan(model(*calls), "h100", h100, engine="kernels")
 
 
 def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
     odd = MLA._replace(key=("bf16", 24, 512, 64))
-    plan = fastroof.compile_plan(model(MixerCall(1, odd, MLA_PROMPT, "bf16")), "h100", h100)
+    plan = fastroof.compile_plan(model(MixerCall(1, odd, MLA_PROMPT, "bf16")), "h100", h100, engine="kernels")
     (attention,) = (p for p in plan.explain([(1, 1023)] * 16).operators if p.role == "decode_attention")
     assert attention.origin == 3
     near = [
@@ -184,7 +186,7 @@ def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["trtllm", "vllm"])
-def test_lending_over_an_octave_errs_as_it_says(h100: Any, engine: str) -> None:
+def test_borrowing_over_an_octave_errs_as_claimed(h100: Any, engine: str) -> None:
     operator: Any = OPERATORS["mla_module_decode"]
     tables = h100.in_order(KernelOrder((engine,)))
     inside = []
@@ -195,19 +197,19 @@ def test_lending_over_an_octave_errs_as_it_says(h100: Any, engine: str) -> None:
         rows = tables.rows(operator, key)
         sizes = {name: rows[name].astype(float) for name in operator.axis_names}
         at = [sizes[name] for name in operator.axis_names]
-        lent_us, own_us = np.empty(len(at[0])), rows["latency_us"]
-        tables.packed(operator, half).latency(at, lent_us, np.empty(len(at[0]), np.uint8))
+        donor_us, own_us = np.empty(len(at[0])), rows["latency_us"]
+        tables.packed(operator, half).latency(at, donor_us, np.empty(len(at[0]), np.uint8))
         launch_us = tables.packed(operator, half).launch_us
         own, theirs = (launch_us + operator.work_us(k, tables.gpu)(*at) for k in (key, half))
-        inside.append(np.abs(np.log(lent_us * own / theirs / own_us)) <= 1.2816 * OCTAVE)
+        inside.append(np.abs(np.log(donor_us * own / theirs / own_us)) <= 1.2816 * OCTAVE)
     assert 0.75 < np.concatenate(inside).mean() < 0.97
 
 
-def test_a_lender_takes_no_longer_than_rows_found_too_slow() -> None:
+def test_a_donor_takes_no_longer_than_rows_found_too_slow() -> None:
     tables = fastroof.load_tables("h200").in_order(KernelOrder(("vllm",)))
     operator: Any = OPERATORS["dsa_prefill"]
     key = ("fp8_block", "bf16", "bf16", "deepseek-v3.2", 16)
-    one = lent(tables, operator, key)
+    one = kernel_donor(tables, operator, key)
     (table,) = (table for table in tables.candidates("dsa_prefill") if table.engine == "vllm")
     assert not tables.is_sound(table, key)
     assert (one.key != key, one.bounded_by) == (True, table.source)
@@ -223,12 +225,12 @@ def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
     unknown = GDN._replace(key=("generation", "all", 4, 4, 96, 16, 128))
     spec = model(MixerCall(1, unknown, GDN_PROMPT, "bf16"))
     with pytest.raises(MissingTableError, match="allow_modelled=True"):
-        fastroof.compile_plan(spec, "h100", h100)
-    plan = fastroof.compile_plan(spec, "h100", h100, allow_modelled=True)
+        fastroof.compile_plan(spec, "h100", h100, engine="kernels")
+    plan = fastroof.compile_plan(spec, "h100", h100, allow_modelled=True, engine="kernels")
     (attention,) = (p for p in plan.explain([(1, 99)] * 4).operators if p.role == "decode_attention")
     assert (attention.origin, attention.source) == (4, "datasheet")
     with pytest.warns(UserWarning, match="no measured tables"):
-        of_datasheet = fastroof.compile_plan(spec, "h100", None)
+        of_datasheet = fastroof.compile_plan(spec, "h100", None, engine="kernels")
     assert of_datasheet.decode_us(4, 100) > 0.0
     # what is modelled errs as the datasheet model does, however good the rest is
     (attention,) = (p for p in plan.explain([(1, 99)] * 100).operators if p.role == "decode_attention")
@@ -238,7 +240,7 @@ def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
 
 
 def test_plans_of_mixers_are_values(h100: Any) -> None:
-    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100)
+    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100, engine="kernels")
     _ = plan.explain([(1, 99)], with_error=True)
     again = pickle.loads(pickle.dumps(plan))
     assert again.decode_us(7, 700) == plan.decode_us(7, 700)
@@ -246,9 +248,11 @@ def test_plans_of_mixers_are_values(h100: Any) -> None:
         _ = plan.heads
     assert plan.verify_us(4, 1000, 4) > plan.verify_us(4, 1000, 1)
     with pytest.raises(FastroofError, match="grouped heads alone"):
-        fastroof.compile_plan(plan.model, "h100", h100, method="floor")
+        fastroof.compile_plan(plan.model, "h100", h100, method="floor", engine="kernels")
     deeper = replace(plan.model, layers=(LayerGroup(plan.model.kinds[0], 6),))
-    assert fastroof.compile_plan(deeper, "h100", h100).decode_us(7, 700) > plan.decode_us(7, 700)
+    assert fastroof.compile_plan(deeper, "h100", h100, engine="kernels").decode_us(7, 700) > plan.decode_us(
+        7, 700
+    )
 
 
 def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
@@ -257,7 +261,7 @@ def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
         pytest.warns(UserWarning, match="datasheet"),
         pytest.raises(GpuError, match="no peak of what a part of dsa"),
     ):
-        fastroof.compile_plan("glm-5.2", "a100", None, tp=8)
+        fastroof.compile_plan("glm-5.2", "a100", None, tp=8, engine="kernels")
 
 
 @pytest.mark.parametrize("kernel", [MLA_PROMPT, GDN_PROMPT], ids=lambda kernel: kernel.operator)
@@ -300,7 +304,8 @@ def test_a_layer_one_of_whose_kernels_is_borrowed_has_that_error() -> None:
     )
     kernel = MixerKernel("gdn", ("context", "all", *heads))
     kernels = [
-        lent(tables, OPERATORS["gdn"], ("context", part, *heads)) for part in ("convolution", "recurrence")
+        kernel_donor(tables, OPERATORS["gdn"], ("context", part, *heads))
+        for part in ("convolution", "recurrence")
     ]
     assert [one.is_borrowed for one in kernels] == [False, True]
     assert kernels[0].error == 0.0 < kernels[1].error

@@ -30,7 +30,7 @@ def h200() -> Any:
 
 @pytest.fixture(scope="module")
 def nano(h200: Any) -> Any:
-    return fastroof.compile_plan(NANO, "h200", h200)
+    return fastroof.compile_plan(NANO, "h200", h200, engine="kernels")
 
 
 def mamba_of(model: ModelSpec) -> Mamba2:
@@ -45,7 +45,7 @@ def mamba_of(model: ModelSpec) -> Mamba2:
 def test_a_step_is_its_pattern_letter_by_letter(
     h200: Any, name: str, batch: int, new: int, context: int
 ) -> None:
-    plan = fastroof.compile_plan(name, "h200", h200)
+    plan = fastroof.compile_plan(name, "h200", h200, engine="kernels")
     found = float(plan.step_us(fastroof.StepBatch.from_requests([[(new, context)] * batch]))[0])
     config = preset_config(name)
     config.setdefault("head_dim", config.get("attention_head_dim"))
@@ -93,7 +93,7 @@ def test_more_sequences_move_more_state(nano: Any) -> None:
 
 def test_a_state_in_16_bits_moves_half_the_bytes(nano: Any, h200: Any) -> None:
     short = load_model({**preset_config(NANO), "mamba_ssm_cache_dtype": "bfloat16"})
-    other = fastroof.compile_plan(short, "h200", h200)
+    other = fastroof.compile_plan(short, "h200", h200, engine="kernels")
     times = []
     for plan in (nano, other):
         (part,) = (p for p in plan.explain([(1, 1023)] * 128).operators if "recurrence" in p.name)
@@ -103,19 +103,19 @@ def test_a_state_in_16_bits_moves_half_the_bytes(nano: Any, h200: Any) -> None:
     assert times[0] - times[1] == pytest.approx(saved_bytes / nano.gpu.hbm_bytes_per_s * 1e6 / 0.9)
 
 
-def test_convolutions_are_lent_by_their_channels(h200: Any) -> None:
-    plan = fastroof.compile_plan(NANO, "h200", h200, tp=8)
+def test_convolutions_are_borrowed_by_their_channels(h200: Any) -> None:
+    plan = fastroof.compile_plan(NANO, "h200", h200, tp=8, engine="kernels")
     parts = {part.name: part for part in plan.explain([(2048, 0)]).operators}
     taps = parts["mamba convolution (mamba)"]
     assert taps.origin == 3
     # 16 heads of 64 with 64 states in 4 groups have the nearest sizes to 8 with 128 in 1
-    lender = {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 4}
-    found = h200.lookup("mamba2", phase="context", part="convolution", batch_size=1, q_len=2048, **lender)
+    donor = {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 4}
+    found = h200.lookup("mamba2", phase="context", part="convolution", batch_size=1, q_len=2048, **donor)
     channels = (8 * 64 + 2 * 128) / (16 * 64 + 2 * 4 * 64)
     assert taps.total_us == pytest.approx(23 * float(found.latency_us) * channels, rel=1e-6)
 
 
-def test_lending_by_channels_beats_lending_by_b(h200: Any) -> None:
+def test_borrowing_by_channels_beats_borrowing_by_b(h200: Any) -> None:
     """Each measured convolution of prompts stands for every other one."""
     off: dict[str, list[float]] = {"channels": [], "B": []}
     keys = [key for key in h200.every_key("mamba2") if key[0] == "context"]
@@ -125,15 +125,15 @@ def test_lending_by_channels_beats_lending_by_b(h200: Any) -> None:
         for r in (h200.rows(MAMBA2, key),)
     }
     for wanted in keys:
-        for lender in keys:
-            common = sorted(rows[wanted].keys() & rows[lender].keys())
-            if wanted == lender:
+        for donor in keys:
+            common = sorted(rows[wanted].keys() & rows[donor].keys())
+            if wanted == donor:
                 continue
             sizes = dict(zip(MAMBA2.axis_names, np.array(common, float).T, strict=True))
-            measured, lent = (np.array([rows[key][at] for at in common]) for key in (wanted, lender))
-            by_b = super(type(MAMBA2), MAMBA2).lent_share(h200, wanted, lender, sizes)
-            for rule, share in (("channels", MAMBA2.lent_share(h200, wanted, lender, sizes)), ("B", by_b)):
-                off[rule] += np.abs(np.log(lent * share / measured)).tolist()
+            measured, borrowed = (np.array([rows[key][at] for at in common]) for key in (wanted, donor))
+            by_b = super(type(MAMBA2), MAMBA2).donor_ratio(h200, wanted, donor, sizes)
+            for rule, share in (("channels", MAMBA2.donor_ratio(h200, wanted, donor, sizes)), ("B", by_b)):
+                off[rule] += np.abs(np.log(borrowed * share / measured)).tolist()
     assert np.mean(off["channels"]) < 0.25
     assert np.mean(off["channels"]) < np.mean(off["B"]) / 2
 
@@ -141,7 +141,7 @@ def test_lending_by_channels_beats_lending_by_b(h200: Any) -> None:
 def test_a_floor_of_layers_counts_those_of_one_thing_as_halves(h200: Any) -> None:
     floor_us = 700.0
     floored = {"name": "floored", "costs": {"prefill_floor_layer_us": floor_us}}
-    plan = fastroof.compile_plan(NANO, "h200", h200, runtime=floored)
+    plan = fastroof.compile_plan(NANO, "h200", h200, engine=floored)
     # 23 of Mamba, 23 of experts, 6 of attention
     assert plan.prefill_us(16, 0) == pytest.approx(26 * floor_us)
     assert load_model(SUPER).num_blocks == 44.0
@@ -149,8 +149,8 @@ def test_a_floor_of_layers_counts_those_of_one_thing_as_halves(h200: Any) -> Non
 
 @pytest.mark.parametrize("pp", [2, 8])
 def test_stages_have_layers_of_every_kind_and_add_up(h200: Any, pp: int) -> None:
-    plan = fastroof.compile_plan(NANO, "h200", h200, pp=pp)
-    whole = fastroof.compile_plan(NANO, "h200", h200)
+    plan = fastroof.compile_plan(NANO, "h200", h200, pp=pp, engine="kernels")
+    whole = fastroof.compile_plan(NANO, "h200", h200, engine="kernels")
     stages = plan.stages
     counts = [{g.kind.name: g.count for g in stage.model.layers} for stage in stages]
     assert sum(sum(count.values()) for count in counts) == 52
@@ -163,7 +163,7 @@ def test_stages_have_layers_of_every_kind_and_add_up(h200: Any, pp: int) -> None
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_memory_worked_out_by_hand(h200: Any, tp: int) -> None:
-    memory = fastroof.compile_plan(NANO, "h200", h200, tp=tp).memory
+    memory = fastroof.compile_plan(NANO, "h200", h200, tp=tp, engine="kernels").memory
     # 23 layers: 3 taps of 6,144 channels in bf16, 64 heads of 64 x 128 in float32
     state_bytes = 23 * (3 * 6144 * 2 + 64 * 64 * 128 * 4) // tp
     # 6 layers: two KV heads of 128 in bf16, one of them at least on every GPU
@@ -180,7 +180,7 @@ def test_memory_worked_out_by_hand(h200: Any, tp: int) -> None:
 
 def test_a_model_of_mamba_alone_has_no_kv_cache(h200: Any) -> None:
     config = {**preset_config(NANO), "hybrid_override_pattern": "ME" * 4, "num_hidden_layers": 8}
-    plan = fastroof.compile_plan(load_model(config), "h200", h200)
+    plan = fastroof.compile_plan(load_model(config), "h200", h200, engine="kernels")
     assert plan.memory.kv_bytes_per_token == 0
     assert plan.memory.max_sequences(10) == plan.memory.max_sequences(100_000) > 0
     assert plan.decode_us(8, 100) == plan.decode_us(8, 100_000)

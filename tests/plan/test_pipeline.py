@@ -24,7 +24,7 @@ KERNELS = {"name": "mine", "costs": {"step_us": 100.0, "sequence_us": 3.0, "pref
 
 @pytest.fixture(scope="module")
 def four(h100):
-    return compile_plan("qwen3-8b", "h100", h100, pp=4, **LIMITS)
+    return compile_plan("qwen3-8b", "h100", h100, pp=4, **{"runtime": "kernels", **LIMITS})
 
 
 def test_layers_of_stages():
@@ -47,7 +47,9 @@ def test_layers_of_stages():
 def test_stages_add_up_to_the_plan(h100, name, pp):
     """Kernels of the plan are those of its stages, and of the plan without stages but for what is sent."""
     options = {"dtype": "bf16", "allow_modelled": True, **LIMITS}
-    plan, alone = (compile_plan(name, "h100", h100, pp=size, **options) for size in (pp, 1))
+    plan, alone = (
+        compile_plan(name, "h100", h100, pp=size, **{"runtime": "kernels", **options}) for size in (pp, 1)
+    )
     assert len(plan.stages) == pp
     assert alone.stages == (alone,)
     for requests in STEPS:
@@ -73,8 +75,8 @@ def test_stages_add_up_to_the_plan(h100, name, pp):
 
 @pytest.mark.loops
 def test_each_host_adds_its_own_costs(h100):
-    plan = compile_plan("qwen3-8b", "h100", h100, pp=4, runtime=KERNELS, **LIMITS)
-    kernels = compile_plan("qwen3-8b", "h100", h100, pp=4, **LIMITS)
+    plan = compile_plan("qwen3-8b", "h100", h100, pp=4, engine=KERNELS, **LIMITS)
+    kernels = compile_plan("qwen3-8b", "h100", h100, pp=4, **{"runtime": "kernels", **LIMITS})
     for requests in STEPS:
         batch = StepBatch.from_requests([requests])
         prefill = 7.0 * any(new > 1 for new, _ in requests)
@@ -115,7 +117,7 @@ def test_the_recurrence_is_the_longest_path(batches, stages, data):
 
 def test_memory_is_that_of_the_stage_with_least_room(h100):
     """70 B parameters in bf16 on four GPUs, worked out by hand."""
-    plan = compile_plan("llama-3.1-70b", "h100", h100, pp=4, **LIMITS)
+    plan = compile_plan("llama-3.1-70b", "h100", h100, pp=4, **{"runtime": "kernels", **LIMITS})
     layer = (64 + 2 * 8) * 128 * 8192 + 8192 * 8192 + 3 * 28672 * 8192 + 2 * 8192
     vocab = 128256 * 8192
     weights = [stage.memory.weight_bytes for stage in plan.stages]
@@ -128,17 +130,17 @@ def test_memory_is_that_of_the_stage_with_least_room(h100):
     assert plan.memory == plan.stages[3].memory
     assert plan.memory.kv_bytes_per_token == 20 * 2 * 8 * 128 * 2
     assert sum(weights) == 2 * load_model("llama-3.1-70b").num_parameters
-    uneven = compile_plan("qwen3-8b", "h100", h100, pp=5, **LIMITS)
+    uneven = compile_plan("qwen3-8b", "h100", h100, pp=5, **{"runtime": "kernels", **LIMITS})
     assert uneven.memory.kv_bytes_per_token == 8 * 2 * 8 * 128 * 2
     # what is tied is held by the first and by the last
-    tied = compile_plan("qwen3-0.6b", "h100", h100, pp=2, **LIMITS)
+    tied = compile_plan("qwen3-0.6b", "h100", h100, pp=2, **{"runtime": "kernels", **LIMITS})
     first, last = (stage.memory.weight_bytes for stage in tied.stages)
     assert last - first == 2 * tied.model.hidden
 
 
 def test_stages_without_any_room_have_a_memory_too(h100):
     """Half of 405 B parameters, 405 GB, on each of two GPUs."""
-    plan = compile_plan("llama-3.1-405b", "h100", h100, pp=2, **LIMITS)
+    plan = compile_plan("llama-3.1-405b", "h100", h100, pp=2, **{"runtime": "kernels", **LIMITS})
     assert plan.memory.max_kv_tokens == 0
     assert plan.memory.weight_bytes == pytest.approx(405e9, rel=0.02)
     with pytest.raises(PlanRangeError, match="KV cache"):
@@ -154,7 +156,7 @@ def test_stages_travel_with_their_plan(four):
 
 
 def test_many_plans_have_stages_too(h100, four):
-    request = {"model": "qwen3-8b", "pp": 4, **LIMITS}
+    request = {"model": "qwen3-8b", "pp": 4, "engine": "kernels", **LIMITS}
     (plan,) = compile_plans([request], "h100", h100)
     batch = StepBatch.from_requests(list(STEPS))
     assert np.array_equal(plan.stage_times_us(batch), four.stage_times_us(batch))
@@ -162,7 +164,7 @@ def test_many_plans_have_stages_too(h100, four):
 
 def test_more_stages_than_layers(h100):
     with pytest.raises(PlanError, match=r"pp 37: qwen3-8b has 36 layers"):
-        compile_plan("qwen3-8b", "h100", h100, pp=37, **LIMITS)
+        compile_plan("qwen3-8b", "h100", h100, pp=37, **{"runtime": "kernels", **LIMITS})
 
 
 def test_errors_of_stages(four):
@@ -174,7 +176,7 @@ def test_errors_of_stages(four):
 @pytest.mark.parametrize(("name", "pp"), [("qwen3-8b", 4), ("llama-3.1-8b", 3), ("gpt-oss-20b", 5)])
 def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
     plan = compile_plan(
-        name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, runtime=KERNELS, **LIMITS
+        name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, engine=KERNELS, **LIMITS
     )
     paced = plan.paced
     assert (paced.memory, paced.layout) == (plan.memory, plan.layout)
@@ -192,7 +194,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
     assert paced.decode_us(64, 2048) == paced.step_us(decodes)[0]
     assert paced.decode_us(64, 2048) > plan.decode_us(64, 2048)
     assert arena_fits(paced.arena)
-    alone = compile_plan("llama-3.1-8b", "h100", h100, **LIMITS)
+    alone = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **LIMITS})
     assert alone.paced is alone
 
 
@@ -202,7 +204,7 @@ def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
     """Of equal and unequal lengths, within and beyond the window, decodes and chunks alone and together."""
     mixed = {"kernels": {"mixed_attention": [{"gpu": "h100", "ns": 5.0}]}}
     plan = compile_plan(
-        name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, runtime={**KERNELS, **mixed}, **LIMITS
+        name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, engine={**KERNELS, **mixed}, **LIMITS
     )
     slowest = max(plan.stages, key=lambda stage: stage.decode_us(64, 2048))
     steps = (
@@ -221,7 +223,7 @@ def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
 
 def test_estimates_keep_the_pace_of_the_slowest_stage(h100):
     """As many clients as stages, one each: a token every round of the stages."""
-    plan = compile_plan("llama-3.1-8b", "h100", h100, pp=4, max_tokens=4096, max_seqs=256)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, pp=4, max_tokens=4096, max_seqs=256, engine="kernels")
     found = estimate(plan, isl=1000, osl=400, concurrency=4)
     kv_len = float(found.kv_len)
     round_us = 4 * max(stage.decode_us(1, int(kv_len)) for stage in plan.stages)
@@ -232,7 +234,16 @@ def test_estimates_keep_the_pace_of_the_slowest_stage(h100):
 def test_estimates_of_ranks_with_uneven_loads(h100):
     """The most loaded of eight has twice the mean: half as many as loaded as it would do the same work."""
     even, uneven = (
-        compile_plan("llama-3.1-8b", "h100", h100, dp=8, dp_imbalance=load, max_tokens=4096, max_seqs=256)
+        compile_plan(
+            "llama-3.1-8b",
+            "h100",
+            h100,
+            dp=8,
+            dp_imbalance=load,
+            max_tokens=4096,
+            max_seqs=256,
+            engine="kernels",
+        )
         for load in (1.0, 2.0)
     )
     assert (even.batches_in_flight, uneven.batches_in_flight) == (8, 4.0)

@@ -27,7 +27,7 @@ from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64)
+    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
 
 
 BATCH = StepBatch.from_requests([[(300, 0), (1, 4095), (17, 100)], [], [(1, 9)] * 8])
@@ -56,37 +56,39 @@ REFUSED = {
 def test_a_bad_argument_is_named(h100, case):
     options, message = REFUSED[case]
     with pytest.raises(PlanError, match=message):
-        compile_plan(**{"model": "llama-3.1-8b", "gpu": "h100", "tables": h100, **options})
+        compile_plan(
+            **{"runtime": "kernels", "model": "llama-3.1-8b", "gpu": "h100", "tables": h100, **options}
+        )
 
 
 def test_a_method_is_checked_without_tables_too():
     with pytest.raises(PlanError, match="method"):
-        compile_plan("llama-3.1-8b", "h100", None, method="cubic")
+        compile_plan("llama-3.1-8b", "h100", None, method="cubic", engine="kernels")
 
 
 def test_what_are_no_tables_is_refused():
     with pytest.raises(FastroofError, match="load_tables"):
-        compile_plan("llama-3.1-8b", "h100", "h100")
+        compile_plan("llama-3.1-8b", "h100", 8, engine="kernels")
 
 
 def test_tables_of_another_gpu_are_refused_by_name(h100):
     with pytest.raises(PlanError, match="measured on h100, the plan is for h20"):
-        compile_plan("llama-3.1-8b", "h20", h100)
+        compile_plan("llama-3.1-8b", "h20", h100, engine="kernels")
     with pytest.raises(PlanError, match="measured on h100, the plan is for h20"):
         compile_plans([{"model": "llama-3.1-8b"}], "h20", h100)
 
 
 def test_unknown_models_and_gpus_are_refused(h100):
     with pytest.raises(ModelError, match="llama-9"):
-        compile_plan("llama-9", "h100", h100)
+        compile_plan("llama-9", "h100", h100, engine="kernels")
     with pytest.raises(GpuError, match="h1000"):
-        compile_plan("llama-3.1-8b", "h1000", h100)
+        compile_plan("llama-3.1-8b", "h1000", h100, engine="kernels")
 
 
 def test_architectures_without_a_plan_are_refused(h100):
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
     with pytest.raises(UnsupportedModelError, match="'gpt2' is not one of"):
-        compile_plan(config, "h100", h100)
+        compile_plan(config, "h100", h100, engine="kernels")
 
 
 def _few_tables():
@@ -103,23 +105,23 @@ def _few_tables():
 def test_tables_that_lack_an_operator_say_which(missing):
     rest = {name: rows for name, rows in _few_tables().items() if name != missing}
     with pytest.raises(MissingTableError, match=missing):
-        compile_plan("llama-3.1-8b", "h100", handmade_tables(**rest), max_tokens=64)
+        compile_plan("llama-3.1-8b", "h100", handmade_tables(**rest), max_tokens=64, engine="kernels")
 
 
 def test_tables_without_allreduce_serve_one_gpu():
     tables = handmade_tables(**_few_tables())
     with pytest.raises(MissingTableError, match="allreduce"):
-        compile_plan("llama-3.1-8b", "h100", tables, tp=2, max_tokens=64)
-    plan = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=64)
+        compile_plan("llama-3.1-8b", "h100", tables, tp=2, max_tokens=64, engine="kernels")
+    plan = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=64, engine="kernels")
     assert plan.explain([(1, 63)]).origin < 4
 
 
 def test_norms_without_a_streaming_table_are_modelled_and_say_so():
     rows = _few_tables()
     del rows["elementwise"]
-    explained = compile_plan("llama-3.1-8b", "h100", handmade_tables(**rows), max_tokens=64).explain(
-        [(1, 63)]
-    )
+    explained = compile_plan(
+        "llama-3.1-8b", "h100", handmade_tables(**rows), max_tokens=64, engine="kernels"
+    ).explain([(1, 63)])
     assert explained.origin == 4
     assert {o.origin for o in explained.operators if "rmsnorm" in o.name} == {4}
 
@@ -166,7 +168,7 @@ def test_a_plan_has_what_is_alike_once(plan, h100):
         assert travels.count(block[cells_of(block)].tobytes()) == 1
     assert plan.arena[steps.DECODE_TOKENS_AT] == plan.arena[steps.TOKENS_AT]
     beside = EngineProfile("shares beside", kernels=KernelChoices(shared_experts="beside"))
-    apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, runtime=beside)
+    apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, engine=beside)
     assert apart.arena[steps.DECODE_TOKENS_AT] != apart.arena[steps.TOKENS_AT]
 
 
@@ -215,7 +217,7 @@ def test_compile_plans_names_an_unknown_argument(h100):
 
 
 def test_more_gpus_do_less_each_but_talk(h100):
-    plans = {tp: compile_plan("llama-3.1-8b", "h100", h100, tp=tp) for tp in (1, 2, 4, 8)}
+    plans = {tp: compile_plan("llama-3.1-8b", "h100", h100, tp=tp, engine="kernels") for tp in (1, 2, 4, 8)}
     large = {tp: plan.prefill_us(8192) for tp, plan in plans.items()}
     assert large[1] > large[2] > large[4] > large[8] > large[1] / 8
     names = {tp: [o.name for o in plan.explain([(1, 99)]).operators] for tp, plan in plans.items()}
@@ -224,7 +226,9 @@ def test_more_gpus_do_less_each_but_talk(h100):
 
 
 def test_fp8_kv_makes_long_decodes_cheaper(h100):
-    wide, narrow = (compile_plan("llama-3.1-8b", "h100", h100, kv_dtype=kv) for kv in ("bf16", "fp8"))
+    wide, narrow = (
+        compile_plan("llama-3.1-8b", "h100", h100, kv_dtype=kv, engine="kernels") for kv in ("bf16", "fp8")
+    )
     assert narrow.decode_us(32, 65536) < 0.75 * wide.decode_us(32, 65536)
 
 
@@ -246,7 +250,7 @@ def test_errors_of_decodes_do_not_depend_on_how_an_engine_counts_its_costs(h100,
     vllm = load_engine("vllm")
     errors, steps_us = [], []
     for costs in (StepCosts(sequence_us=20.0), StepCosts(step_us=20.0 * batch)):
-        plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=replace(vllm, evidence={}, costs=costs))
+        plan = compile_plan("llama-3.1-8b", "h100", h100, engine=replace(vllm, evidence={}, costs=costs))
         errors.append(plan.decode_error(batch, 2000))
         steps_us.append(plan.decode_us(batch, 2000))
     assert steps_us[0] == pytest.approx(steps_us[1], rel=1e-12)

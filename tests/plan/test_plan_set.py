@@ -60,11 +60,13 @@ def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
         with pytest.raises(PlanError, match=words):
             compile_plans([fine, wrong], "h100", h100)
     with pytest.raises(PlanError, match="runtime must be"):
-        PlanOptions(runtime="none").checked()
+        PlanOptions(engine="none").checked()
 
 
 def test_plans_of_the_same_tables_share_their_curves(h100):
-    first, second = (compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64) for _ in range(2))
+    first, second = (
+        compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64, engine="kernels") for _ in range(2)
+    )
     for a, b in zip(first.row_curves, second.row_curves, strict=True):
         assert a.value is b.value
     operator = first.row_curves[2].operator
@@ -134,10 +136,10 @@ def test_a_plan_does_not_depend_on_those_compiled_before():
         options = drawn_options(dice)
         model = options.pop("model")
         try:
-            plan = compile_plan(model, "h100", shared, **options)
+            plan = compile_plan(model, "h100", shared, **{"runtime": "kernels", **options})
         except FastroofError:
             continue
         compiled += 1
-        fresh = compile_plan(model, "h100", load_tables("h100"), **options)
+        fresh = compile_plan(model, "h100", load_tables("h100"), **{"runtime": "kernels", **options})
         assert plan.arena.tobytes() == fresh.arena.tobytes(), (model, options)
         assert (plan.kernels, plan.memory) == (fresh.kernels, fresh.memory)

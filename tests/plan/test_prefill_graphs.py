@@ -17,7 +17,7 @@ CAPTURED, EAGER = "sglang-0.5.14", "sglang-0.5.9"
 
 
 def compiled(runtime: object, model: str = "llama-3.1-8b", **options: object) -> StepPlan:
-    return fastroof.compile_plan(model, "h100", fastroof.load_tables("h100"), runtime=runtime, **options)
+    return fastroof.compile_plan(model, "h100", fastroof.load_tables("h100"), engine=runtime, **options)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,9 @@ def plans(model, tables):
         sizes = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep}
         for gpu, of_gpu in tables.items():
             try:
-                yield compile_plan(model, gpu, of_gpu, **sizes, **LIMITS, allow_modelled=True)
+                yield compile_plan(
+                    model, gpu, of_gpu, **{"runtime": "kernels", **sizes, **LIMITS}, allow_modelled=True
+                )
             except PlanError:
                 continue
 

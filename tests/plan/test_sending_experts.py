@@ -51,11 +51,16 @@ def test_one_kernel_takes_the_place_of_experts_and_their_exchange(
     tables: Tables, requests: list[tuple[int, int]], us: float
 ) -> None:
     """Tokens are those of all 8 ranks; prompts run the kernel that was measured for them."""
-    plan = compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **OPTIONS)
+    plan = compile_plan(
+        "minimax-m2.5", "h100", tables, exchange="megamoe", **{"runtime": "kernels", **OPTIONS}
+    )
     found = parts(plan, requests)
     assert found["experts"] == pytest.approx(62 * us, rel=1e-12)
     assert not found.keys() & set(EXCHANGES)
-    gathered = parts(compile_plan("minimax-m2.5", "h100", tables, exchange="gather", **OPTIONS), requests)
+    gathered = parts(
+        compile_plan("minimax-m2.5", "h100", tables, exchange="gather", **{"runtime": "kernels", **OPTIONS}),
+        requests,
+    )
     others = gathered.keys() - {"experts", *EXCHANGES}
     assert {role: found[role] for role in others} == {role: gathered[role] for role in others}
     assert plan.describe()["exchange"] == "megamoe"
@@ -69,24 +74,50 @@ def test_a_step_is_the_sum_of_its_kernels(tables: Tables) -> None:
 
 
 def test_gpus_of_a_rank_share_its_tokens_and_gather_them_again(tables: Tables) -> None:
-    plan = compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **OPTIONS | {"tp": 8, "dp": 1})
+    plan = compile_plan(
+        "minimax-m2.5",
+        "h100",
+        tables,
+        exchange="megamoe",
+        **{"runtime": "kernels", **(OPTIONS | {"tp": 8, "dp": 1})},
+    )
     found = parts(plan, [(1, 99)] * 64)
     assert found["experts"] == pytest.approx(62 * 90.0, rel=1e-12)
     assert {"attention_scatter", "tokens_gather"} <= found.keys()
     assert "mlp_allreduce" not in found
 
 
-def test_nothing_is_lent_between_groups_of_other_sizes(tables: Tables) -> None:
+def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> None:
     four = OPTIONS | {"dp": 4, "ep": 4}
     with pytest.raises(MissingTableError, match="moe_ep=4"):
-        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **four)
-    plan = compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", allow_modelled=True, **four)
+        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **{"runtime": "kernels", **four})
+    plan = compile_plan(
+        "minimax-m2.5",
+        "h100",
+        tables,
+        exchange="megamoe",
+        allow_modelled=True,
+        **{"runtime": "kernels", **four},
+    )
     (experts,) = (p for p in plan.explain([(1, 99)] * 8).operators if p.role == "experts")
     assert experts.origin == 4
     with pytest.raises(PlanError, match="experts that are whole on one of several GPUs"):
-        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **OPTIONS | {"dp": 8, "ep": 4})
+        compile_plan(
+            "minimax-m2.5",
+            "h100",
+            tables,
+            exchange="megamoe",
+            **{"runtime": "kernels", **(OPTIONS | {"dp": 8, "ep": 4})},
+        )
     with pytest.raises(PlanError, match="roofline"):
-        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", method="nearest", **OPTIONS)
+        compile_plan(
+            "minimax-m2.5",
+            "h100",
+            tables,
+            exchange="megamoe",
+            method="nearest",
+            **{"runtime": "kernels", **OPTIONS},
+        )
 
 
 def test_without_tables_sending_hides_behind_computing_or_it_behind_sending() -> None:

@@ -39,7 +39,9 @@ def test_a_plan_is_the_same_whatever_was_compiled_before(one: dict[str, Any], ot
             "allow_modelled": True,
             **options,
         }
-        return compile_plan(asked.pop("model"), "h100", tables, **asked).arena.tobytes()
+        return compile_plan(
+            asked.pop("model"), "h100", tables, **{"runtime": "kernels", **asked}
+        ).arena.tobytes()
 
     alone = [compiled(load_tables("h100"), options) for options in (one, other)]
     assert alone[0] != alone[1]

@@ -14,7 +14,8 @@ from fastroof.engines.kernel_choices import OperatorKernel
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.named import preset_config
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.options import PlanOptions, kernel_order
+from fastroof.plan.curves import kernel_order
+from fastroof.plan.options import PlanOptions
 from tests.reference.kinds import step_us
 
 LIMITS = {"max_tokens": 4096, "max_seqs": 256}
@@ -35,7 +36,7 @@ def profile(engine: str) -> EngineProfile:
 
 def compiled(h100: Any, model: ModelSpec, engine: str = "sglang", **given: Any) -> Any:
     given = {"tp": 8, **LIMITS, **given}
-    return fastroof.compile_plan(model, "h100", h100, runtime=profile(engine), **given)
+    return fastroof.compile_plan(model, "h100", h100, engine=profile(engine), **given)
 
 
 def one_step_us(plan: Any, requests: list[tuple[int, int]]) -> float:
@@ -67,7 +68,7 @@ def test_a_step_is_the_sum_of_its_lookups(
 ) -> None:
     model = short(name)
     plan = compiled(h100, model, engine)
-    options = PlanOptions(runtime=profile(engine), tp=8).checked().of(model)
+    options = PlanOptions(engine=profile(engine), tp=8).checked().for_model(model)
     tables = h100.in_order(kernel_order(h100.gpu, options))
     assert one_step_us(plan, requests) == pytest.approx(step_us(plan, tables, requests), rel=1e-9)
     explained = plan.explain(requests)
@@ -138,7 +139,7 @@ def test_memory_keeps_vectors_and_index_keys_whole_on_every_gpu(h100: Any) -> No
 def test_mxfp8_runs_on_kernels_of_fp8_block_and_block_sparse_attention_needs_its_tables(h100: Any) -> None:
     model = load_model("minimax-m3-nvfp4")
     with pytest.warns(UserWarning, match="no measured tables"):
-        plan = fastroof.compile_plan(model, "b200", None, tp=8, **LIMITS)
+        plan = fastroof.compile_plan(model, "b200", None, tp=8, **{"runtime": "kernels", **LIMITS})
     assert dict(plan.execution.kernels)["mxfp8"] == "fp8_block"
     # and beyond 2,048 tokens decodes cost their scores alone
     step = np.diff(plan.decode_us(64, np.array([1024, 1536, 2048, 20_480, 38_912])))

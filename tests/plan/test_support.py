@@ -64,7 +64,7 @@ def test_measured_means_a_plan_without_the_datasheet(rows):
     for row in rows:
         if row.gpu != "h100" or row.status not in ("measured", "borrowed"):
             continue
-        plan = compile_plan(row.model, "h100", tables, tp=row.tp, dtype=row.dtype, runtime=row.engine)
+        plan = compile_plan(row.model, "h100", tables, tp=row.tp, dtype=row.dtype, engine=row.engine)
         assert "datasheet" not in plan.kernels
 
 
@@ -73,7 +73,7 @@ def test_modelled_means_that_a_table_is_missing():
     row = next(support_rows([model], ["h100"], ["vllm"], dtypes=("int4_wo",), layouts=[Layout()]))
     assert row.status == "modelled"
     with pytest.raises(MissingTableError):
-        compile_plan(model, "h100", load_tables("h100"), dtype="int4_wo", runtime="vllm")
+        compile_plan(model, "h100", load_tables("h100"), dtype="int4_wo", engine="vllm")
 
 
 def test_dense_models_are_asked_for_no_experts():

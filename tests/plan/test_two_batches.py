@@ -26,7 +26,7 @@ SENT = {"dp": 8, "ep": 8, "runtime": SGLANG, "exchange": "alltoall", "dtype": "f
 
 def pair(h100, model=MODEL, **options):
     return tuple(
-        compile_plan(model, "h100", h100, **{**SENT, **options}, two_batch_overlap=both)
+        compile_plan(model, "h100", h100, **{"runtime": "kernels", **SENT, **options}, two_batch_overlap=both)
         for both in (False, True)
     )
 
@@ -134,7 +134,7 @@ def test_layers_that_send_nothing_stay_whole(h100):
 
 
 def test_stages_and_sets_of_plans(h100):
-    split = compile_plan(MODEL, "h100", h100, **SENT, pp=2, two_batch_overlap=True)
+    split = compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **SENT}, pp=2, two_batch_overlap=True)
     whole = sum(float(stage.decode_us(64, 100)) for stage in split.stages)
     assert whole == pytest.approx(split.decode_us(64, 100), rel=1e-9)
     plans = compile_plans(
@@ -147,11 +147,13 @@ def test_stages_and_sets_of_plans(h100):
     ("model", "options", "message"),
     [
         (MODEL, {"exchange": "gather"}, "exchange='alltoall', with dp and ep 8, over 1"),
-        (MODEL, {"runtime": "trtllm-1.1"}, "trtllm-1.1 has no such option: runtime 'sglang' or 'vllm'"),
+        (MODEL, {"runtime": "trtllm-1.1"}, "trtllm-1.1 has no such option; use engine='sglang' or 'vllm'"),
         ("llama-3.1-8b", {"dp": 1, "ep": 1, "exchange": None}, "without routed experts sends them nothing"),
         (MODEL, {"two_batch_overlap": 1}, "two_batch_overlap must be True or False, got 1"),
     ],
 )
 def test_what_no_engine_runs(h100, model, options, message):
     with pytest.raises(PlanError, match=message):
-        compile_plan(model, "h100", h100, **{**SENT, "two_batch_overlap": True, **options})
+        compile_plan(
+            model, "h100", h100, **{"runtime": "kernels", **SENT, "two_batch_overlap": True, **options}
+        )

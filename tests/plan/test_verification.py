@@ -20,7 +20,7 @@ from tests.reference.verification import verify_us
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        name: compile_plan("llama-3.1-8b", "h100", h100, **options)
+        name: compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
         for name, options in {
             "kernels": {},
             "vllm": {"runtime": "vllm-0.12", "tp": 2, "dtype": "fp8", "kv_dtype": "fp8"},
@@ -65,8 +65,8 @@ def test_shapes_out_and_threads(plan):
 
 def test_the_head_has_a_row_a_token(h100, plan):
     """Rows beyond max_seqs are those of a plan that times as many sequences."""
-    wide = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=8192)
-    few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=64)
+    wide = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=8192, engine="kernels")
+    few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=64, engine="kernels")
     for batch, tokens in ((64, 16), (64, 128), (30, 2)):
         assert few.verify_us(batch, 4096, tokens) == wide.verify_us(batch, 4096, tokens)
     at, most = len(few.arena) + SPECULATION_HEADER, few.max_tokens

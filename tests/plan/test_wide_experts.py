@@ -49,7 +49,9 @@ def test_a_step_is_the_sum_of_its_kernels(h100, options):
 def test_the_rest_of_a_step_stays_as_it_is(h100):
     options = {"dtype": "fp8_block", **NODE}
     plan, wide = (
-        compile_plan("qwen3-235b-a22b", "h100", h100, **options, wide_experts=is_wide)
+        compile_plan(
+            "qwen3-235b-a22b", "h100", h100, **{"runtime": "kernels", **options}, wide_experts=is_wide
+        )
         for is_wide in (False, True)
     )
     requests = [(1, 99)] * 8
@@ -66,27 +68,33 @@ def test_more_than_a_node_of_groups_runs_the_engines_own_wide_kernels(h100):
         "told": {**WIDE, "wide_experts": False},
         "sglang": {**WIDE, "runtime": "sglang"},
     }
-    plans = {name: compile_plan(MODEL, "h100", h100, **options) for name, options in asked.items()}
+    plans = {
+        name: compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **options})
+        for name, options in asked.items()
+    }
     assert {name for name, plan in plans.items() if plan.execution.wide_experts} == {"wide"}
     assert plans["wide"].describe()["experts"] == "wide"
     assert "experts" not in plans["told"].describe()
     # a shape that was not measured stays with the kernels of a node
-    assert not compile_plan("qwen3-235b-a22b", "h100", h100, dtype="fp8_block", **WIDE).execution.wide_experts
+    assert not compile_plan(
+        "qwen3-235b-a22b", "h100", h100, dtype="fp8_block", **{"runtime": "kernels", **WIDE}
+    ).execution.wide_experts
 
 
 def test_a_load_balancer_of_another_engine_is_borrowed(h100):
-    own, lent = (
+    own, borrowed = (
         compile_plan(MODEL, "h100", h100, **{**WIDE, "runtime": engine}, eplb=True)
         for engine in ("trtllm-1.1", "sglang")
     )
-    parts = [experts(plan, [(1, 99)] * 8) for plan in (own, lent)]
+    parts = [experts(plan, [(1, 99)] * 8) for plan in (own, borrowed)]
     assert parts[0].total_us == parts[1].total_us
     assert parts[0].origin < ORIGIN_BORROWED == parts[1].origin
 
 
 def test_copies_of_experts_take_memory(h100):
     plain, more = (
-        compile_plan(MODEL, "h100", h100, **WIDE, eplb=True, num_slots=slots) for slots in (None, 288)
+        compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **WIDE}, eplb=True, num_slots=slots)
+        for slots in (None, 288)
     )
     one = 62 * 3 * 3072 * 1536 * (1 + 4 / 128**2)
     assert more.memory.weight_bytes - plain.memory.weight_bytes == pytest.approx(32 / 16 * one, rel=1e-3)
@@ -105,12 +113,12 @@ def test_plans_of_one_set_are_told_apart(h100):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eplb": True, "ep": 1}, "whole on one of several GPUs: ep 16"),
-        ({"eplb": True, "routing": "balanced"}, "nothing to do: eplb=False"),
+        ({"eplb": True, "ep": 1}, "whole on one of several GPUs: use ep 16"),
+        ({"eplb": True, "routing": "balanced"}, "nothing to balance: use eplb=False"),
         ({"eplb": True, "wide_experts": False}, "wide_experts=None or True"),
-        ({"num_slots": 288}, "copies of experts are a load balancer's: eplb=True"),
-        ({"eplb": True, "num_slots": 250}, "at least the 256 experts and divide by ep 16, got 250"),
-        ({"eplb": True, "num_slots": 290}, "divide by ep 16, got 290"),
+        ({"num_slots": 288}, "copies of experts need a load balancer: use eplb=True"),
+        ({"eplb": True, "num_slots": 250}, "a multiple of ep 16 and at least the 256 experts, got 250"),
+        ({"eplb": True, "num_slots": 290}, "a multiple of ep 16 and at least the 256 experts, got 290"),
         ({"eplb": 1}, "eplb must be True or False, got 1"),
         ({"wide_experts": "yes"}, "wide_experts must be True, False or None"),
         ({"eplb": True, "num_slots": 2.5}, "num_slots"),
@@ -118,15 +126,23 @@ def test_plans_of_one_set_are_told_apart(h100):
 )
 def test_what_no_engine_runs(h100, options, message):
     with pytest.raises(PlanError, match=message):
-        compile_plan(MODEL, "h100", h100, **{**WIDE, "exchange": None, **options})
+        compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **WIDE, "exchange": None, **options})
 
 
 def test_what_has_no_experts_or_no_rows(h100):
     with pytest.raises(PlanError, match="it has no routed experts"):
-        compile_plan("llama-3.1-8b", "h100", h100, eplb=True)
+        compile_plan("llama-3.1-8b", "h100", h100, eplb=True, engine="kernels")
     with pytest.raises(MissingTableError, match=r"a load balancer; measured: .*allow_modelled=True"):
-        compile_plan("qwen3-235b-a22b", "h100", h100, **WIDE, dtype="bf16", eplb=True)
+        compile_plan(
+            "qwen3-235b-a22b", "h100", h100, **{"runtime": "kernels", **WIDE}, dtype="bf16", eplb=True
+        )
     modelled = compile_plan(
-        "qwen3-235b-a22b", "h100", h100, **WIDE, dtype="bf16", eplb=True, allow_modelled=True
+        "qwen3-235b-a22b",
+        "h100",
+        h100,
+        **{"runtime": "kernels", **WIDE},
+        dtype="bf16",
+        eplb=True,
+        allow_modelled=True,
     )
     assert experts(modelled, [(1, 9)]).source == "datasheet"

@@ -56,7 +56,9 @@ REQUESTS = st.lists(
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return compile_plan(alternating(*LIKE_PRESETS["gpt-oss"]), "h100", h100, **LIMITS)
+    return compile_plan(
+        alternating(*LIKE_PRESETS["gpt-oss"]), "h100", h100, **{"runtime": "kernels", **LIMITS}
+    )
 
 
 @settings(max_examples=30)
@@ -85,7 +87,7 @@ def test_kinds_add_up_for_chunks_longer_than_the_window(h100, plan, requests):
 @pytest.mark.parametrize("name", LIKE_PRESETS)
 def test_plans_like_the_presets_keep_the_fast_decode_lines(h100, name):
     for model in (load_model("llama-3.1-8b"), alternating(*LIKE_PRESETS[name])):
-        plan = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=64)
+        plan = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=64, engine="kernels")
         assert plan.decode_lines is not None
         assert arena_fits(plan.arena)
     batch, kv_len = np.array([1, 8, 64]), np.array([100, 2000, 30000])
@@ -122,8 +124,8 @@ def test_explain_counts_what_is_within_the_window(plan):
 
 def test_a_window_that_all_lengths_are_within_is_full_attention_where_it_is_borrowed(h100):
     heads = LIKE_PRESETS["mistral"][0]
-    wide = compile_plan(alternating(heads, 4096, 20, 12), "h100", h100, **LIMITS)
-    full = compile_plan(alternating(heads, 0, 0, 32), "h100", h100, **LIMITS)
+    wide = compile_plan(alternating(heads, 4096, 20, 12), "h100", h100, **{"runtime": "kernels", **LIMITS})
+    full = compile_plan(alternating(heads, 0, 0, 32), "h100", h100, **{"runtime": "kernels", **LIMITS})
     steps = StepBatch.from_requests(
         [[(1, 99), (1, 4000)], [(1, 4095)] * 8, [(2000, 0)], [(700, 0), (30, 0), (1, 17)]]
     )
@@ -136,7 +138,7 @@ def test_a_window_that_all_lengths_are_within_is_full_attention_where_it_is_borr
 
 def test_a_plan_travels_and_is_one_of_many(plan, h100):
     again = pickle.loads(pickle.dumps(plan))
-    (of_set,) = compile_plans([{"model": plan.model, **LIMITS}], "h100", h100)
+    (of_set,) = compile_plans([{"model": plan.model, "engine": "kernels", **LIMITS}], "h100", h100)
     steps = StepBatch.from_requests([[(1, 99), (1, 4000)], [(300, 700), (1, 5)]])
     for other in (again, of_set):
         assert np.array_equal(other.arena, plan.arena)
@@ -156,7 +158,13 @@ def test_errors_are_those_of_both_kinds(plan):
 @pytest.mark.parametrize("method", ["linear_mfu", "nearest", "floor"])
 def test_mfu_knows_no_windows(h100, method):
     with pytest.raises(PlanError, match=r"holds MFU, and alternating attends within a window.*roofline"):
-        compile_plan(alternating(*LIKE_PRESETS["gpt-oss"]), "h100", h100, method=method, **LIMITS)
+        compile_plan(
+            alternating(*LIKE_PRESETS["gpt-oss"]),
+            "h100",
+            h100,
+            method=method,
+            **{"runtime": "kernels", **LIMITS},
+        )
 
 
 def test_two_sizes_of_windows_are_refused(h100):
@@ -165,8 +173,13 @@ def test_two_sizes_of_windows_are_refused(h100):
     other = replace(kind, attention=replace(kind.attention, window=128), name="short")
     both = replace(one, layers=(*one.layers, LayerGroup(other, 2)))
     with pytest.raises(PlanError, match=r"windows of 128 and 1024 tokens.*with_full_attention\(\)"):
-        compile_plan(both, "h100", h100)
-    assert compile_plan(both.with_full_attention(), "h100", h100, **LIMITS).decode_us(1, 64) > 0
+        compile_plan(both, "h100", h100, engine="kernels")
+    assert (
+        compile_plan(both.with_full_attention(), "h100", h100, **{"runtime": "kernels", **LIMITS}).decode_us(
+            1, 64
+        )
+        > 0
+    )
 
 
 @given(x=st.integers(1, 2**28))

@@ -12,7 +12,7 @@ from fastroof.sweep import best_batches, decode_times_us
 
 TABLES = fastroof.load_tables("h100")
 OPTIONS = {"model": "llama-3.1-8b", "max_tokens": 64, "max_seqs": 16}
-PLAN = fastroof.compile_plan(gpu="h100", tables=TABLES, **OPTIONS)
+PLAN = fastroof.compile_plan(gpu="h100", tables=TABLES, **{"runtime": "kernels", **OPTIONS})
 
 
 def wrong():
@@ -105,4 +105,4 @@ def test_messages_say_which_plan_and_what_would_do():
     with pytest.raises(SweepError, match="tpot_ms must be above 0, got 'fast'"):
         best_batches(PLAN, [1], [100], tpot_ms="fast")
     with pytest.raises(PlanError, match="curves must be a source of latencies"):
-        fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, curves=5)
+        fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, curves=5, engine="kernels")

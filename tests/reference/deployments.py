@@ -69,7 +69,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
     # memory is kept for the activations of the largest step
     most = row["max_batched_tokens"] if row["mode"] == "disaggregated" else 20_000
     plan = compile_plan(
-        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], runtime=spec.runtime[0], max_tokens=most,
+        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=spec.runtime[0], max_tokens=most,
         max_seqs=20_000,
     )  # fmt: skip
     memory = plan.memory_of(max_tokens=row["max_batched_tokens"], max_seqs=spec.max_seqs)

@@ -1,4 +1,4 @@
-"""Naive borrowing of routed experts: who lends, and what, in plain Python over measured rows."""
+"""Naive borrowing of routed experts: who are the donors, and what, in plain Python over measured rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.reference.lookups import curve, points_of
 
-__all__ = ["borrowed_us", "bound", "lenders"]
+__all__ = ["borrowed_us", "bound", "donors"]
 
 Key = tuple[Any, ...]
 WIDTH = {"bf16": 2, "fp8": 1, "fp8_block": 1, "int4_wo": 0.5, "w4a16_mxfp4": 17 / 32, "nvfp4": 9 / 16}
@@ -26,7 +26,7 @@ def bound(gpu: Any, key: Key, launch_us: float, gemms: int = 3) -> Any:
     return bound_us
 
 
-def lenders(wanted: Key, measured: list[Key]) -> list[tuple[Key, float]]:
+def donors(wanted: Key, measured: list[Key]) -> list[tuple[Key, float]]:
     """Two measured keys of the dtype and distribution, and their weights."""
 
     def sizes(key: Key) -> tuple[float, ...]:
@@ -44,10 +44,10 @@ def lenders(wanted: Key, measured: list[Key]) -> list[tuple[Key, float]]:
 
 
 def borrowed_us(tables: Any, wanted: Key, tokens: float, operator: str = "moe") -> float:
-    """Latency of a shape at a node of one of its lenders, us."""
+    """Latency of a shape at a node of one of its donors, us."""
     gemms = 2 if operator == "moe_nongated" else 3
     log_us = 0.0
-    for key, share in lenders(wanted, list(tables.groups(operator))):
+    for key, share in donors(wanted, list(tables.groups(operator))):
         points = points_of(tables, operator, key)
         launch_us = min(points.values())
         theirs = tokens * (wanted[3] / wanted[4]) / (key[3] / key[4])

@@ -37,7 +37,7 @@ def points_of(tables: Any, operator: str, key: tuple[Any, ...]) -> Table:
     """Points of one key of measured tables as they are served, their axes in the schema's order."""
     measured, rows = tables.table(operator), tables.groups(operator)[key]
     axes = [measured.columns[a.name][rows].tolist() for a in measured.schema.axes]
-    latency_us = tables.served_rows(measured).latency_us[rows]
+    latency_us = tables.spike_free_rows(measured).latency_us[rows]
     return median_points(zip(*axes, strict=True), latency_us.tolist())
 
 

@@ -60,7 +60,7 @@ def deployments(
     for model in models:
         for tp in (1, 2, 4):
             for dtype in ("bf16", "fp8"):
-                plan = fastroof.compile_plan(model, "h100", tables, tp=tp, dtype=dtype, runtime="vllm")
+                plan = fastroof.compile_plan(model, "h100", tables, tp=tp, dtype=dtype, engine="vllm")
                 for isl, osl in workloads:
                     for concurrency in CONCURRENCY:
                         try:

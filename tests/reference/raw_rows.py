@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Array
-from fastroof.operators.foreign_rows import ForeignRows
+from fastroof.operators.external_rows import ExternalRows
 from fastroof.operators.registry import OPERATORS
 
 
@@ -17,7 +17,7 @@ def raw_columns(rows: list[dict[str, Any]]) -> dict[str, Array]:
     return {name: np.array([r[name] for r in rows], kinds[type(rows[0][name])]) for name in rows[0]}
 
 
-def converted(operator: str, file: str, rows: list[dict[str, Any]]) -> ForeignRows:
+def converted(operator: str, file: str, rows: list[dict[str, Any]]) -> ExternalRows:
     """What an operator makes of rows of one of its files."""
     (wanted,) = (f for f in OPERATORS[operator].package_files if f.file == file)
     raw = raw_columns(rows)
@@ -26,6 +26,6 @@ def converted(operator: str, file: str, rows: list[dict[str, Any]]) -> ForeignRo
     return wanted.convert(raw)
 
 
-def left_out(rows: ForeignRows) -> dict[str, int]:
+def left_out(rows: ExternalRows) -> dict[str, int]:
     """How many rows are left out, by reason."""
     return {reason: int(mask.sum()) for reason, mask in rows.left_out.items() if mask.any()}

@@ -28,7 +28,9 @@ BATCHES = (1, 4, 16, 64, 256)
 @pytest.fixture(scope="module")
 def plans(h100: fastroof.Tables) -> list[fastroof.StepPlan]:
     return [
-        fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=tp, dtype="fp8", max_seqs=512)
+        fastroof.compile_plan(
+            "llama-3.1-70b", "h100", h100, tp=tp, dtype="fp8", max_seqs=512, engine="kernels"
+        )
         for tp in (1, 4)
     ]
 
@@ -88,7 +90,7 @@ def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fast
         draw_model_roofline([])
     with pytest.raises(FastroofError, match="1 to 6 lines, got 8"):
         draw_model_roofline(plans * 4)
-    other = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    other = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     with pytest.raises(FastroofError, match="plans of one model"):
         draw_model_roofline([plans[0], other])
     with pytest.raises(FastroofError, match="kv_len >= 2"):
@@ -101,8 +103,8 @@ def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fast
     ("arguments", "said"),
     [
         (("--tp", "2"), "--tp goes with --model"),
-        (("--tp", "2", "--batch", "4"), "--tp, --batch go with --model"),
-        (("--model", "llama-3.1-8b", "--dtype", "bf16", "--dtype", "fp8"), "has one --dtype"),
+        (("--tp", "2", "--batch", "4"), "--tp, --batch need --model"),
+        (("--model", "llama-3.1-8b", "--dtype", "bf16", "--dtype", "fp8"), "takes one --dtype"),
         (("--model", "llama-3.1-8b", "--tp", "1,x"), "--tp needs a whole number or a list"),
         (("--model", "llama-3.1-8b", "--tp", "0"), "--tp needs 1 to 6 sizes of at least 1"),
         (("--model", "llama-3.1-8b", "--batch", ",".join(map(str, range(1, 20)))), "--batch needs 1 to 12"),

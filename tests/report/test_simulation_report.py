@@ -37,7 +37,7 @@ def made(plan: fastroof.StepPlan, count: int, rate_per_s: float) -> Simulation:
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 @pytest.fixture(scope="module")

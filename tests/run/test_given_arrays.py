@@ -13,11 +13,15 @@ from fastroof.backends.serve.messages import answer_text
 from fastroof.given_arrays import number_array
 
 TABLES = fastroof.load_tables("h100")
-PLAN = fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, max_tokens=8192, max_seqs=1024)
-WINDOWED = fastroof.compile_plan("gemma-3-12b", "h100", TABLES, max_tokens=8192, max_seqs=1024)
+PLAN = fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, max_tokens=8192, max_seqs=1024, engine="kernels")
+WINDOWED = fastroof.compile_plan(
+    "gemma-3-12b", "h100", TABLES, max_tokens=8192, max_seqs=1024, engine="kernels"
+)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    DATASHEET = fastroof.compile_plan("llama-3.1-8b", "h100", None, max_tokens=8192, max_seqs=1024)
+    DATASHEET = fastroof.compile_plan(
+        "llama-3.1-8b", "h100", None, max_tokens=8192, max_seqs=1024, engine="kernels"
+    )
 
 NO_NUMBERS = {
     "a bool": True,
@@ -86,7 +90,9 @@ ENTRIES = {
     "kv_bytes": lambda v: PLAN.memory.kv_bytes(v),
     "max_sequences": lambda v: PLAN.memory.max_sequences(v),
     "threads": lambda v: PLAN.decode_us(np.array([1, 2]), 9, threads=v),
-    "max_tokens": lambda v: fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, max_tokens=v),
+    "max_tokens": lambda v: fastroof.compile_plan(
+        "llama-3.1-8b", "h100", TABLES, max_tokens=v, engine="kernels"
+    ),
     "a trace's tokens": lambda v: fastroof.load_trace(
         {"arrival_s": [0, 1], "input_tokens": v, "output_tokens": [4, 5]}
     ),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64)
+    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
 
 
 NOT_SIZES = [
@@ -94,13 +94,13 @@ def test_a_step_beyond_the_plan_says_what_to_pass(plan):
 
 
 def test_what_a_range_error_says_to_pass_does(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=513, max_seqs=65)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=513, max_seqs=65, engine="kernels")
     assert plan.prefill_us(513) > 0
     assert plan.decode_us(65, 100) > 0
 
 
 def test_more_sequences_than_tokens_is_a_matter_of_tokens(h100):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=64)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=64, engine="kernels")
     with pytest.raises(PlanRangeError, match="max_tokens=9"):
         plan.decode_us(9, 100)
 

@@ -31,7 +31,7 @@ forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
 
 
 @cache

@@ -21,8 +21,8 @@ def tables():
 
 
 def test_ranks_of_a_dense_model_serve_like_replicas(tables):
-    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384)
-    four = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384)
+    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384, engine="kernels")
+    four = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384, engine="kernels")
     clients = np.array([1, 8, 64])
     alone, ranks = estimate(one, **LOAD, concurrency=clients), estimate(four, **LOAD, concurrency=4 * clients)
     for name in FIELDS:
@@ -31,7 +31,7 @@ def test_ranks_of_a_dense_model_serve_like_replicas(tables):
 
 
 def test_ranks_without_a_client_are_idle(tables):
-    plan = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384)
+    plan = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384, engine="kernels")
     one, four = (estimate(plan, **LOAD, concurrency=clients) for clients in (1, 4))
     assert one.tpot_ms == four.tpot_ms
     assert one.tokens_per_s_per_gpu == pytest.approx(four.tokens_per_s_per_gpu / 4, rel=1e-12)
@@ -41,14 +41,14 @@ def test_ranks_without_a_client_are_idle(tables):
 @pytest.mark.parametrize("clients", [0, -3, 0.5, float("nan")])
 def test_ranks_need_a_client_as_one_does(tables, clients):
     for dp in (1, 4):
-        plan = compile_plan("llama-3.1-8b", "h100", tables, dp=dp, max_tokens=16384)
+        plan = compile_plan("llama-3.1-8b", "h100", tables, dp=dp, max_tokens=16384, engine="kernels")
         with pytest.raises(BatchError, match=f"concurrency {clients:g}"):
             estimate(plan, **LOAD, concurrency=[8, clients])
 
 
 def test_workers_of_ranks_are_as_many_workers(tables):
-    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384)
-    two = compile_plan("llama-3.1-8b", "h100", tables, dp=2, max_tokens=16384)
+    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384, engine="kernels")
+    two = compile_plan("llama-3.1-8b", "h100", tables, dp=2, max_tokens=16384, engine="kernels")
     workers = estimate_disaggregated(one, one, **LOAD, concurrency=64, prefill_workers=2, decode_workers=2)
     ranks = estimate_disaggregated(two, two, **LOAD, concurrency=64)
     assert ranks.columns() == workers.columns()
@@ -64,7 +64,7 @@ def test_best_is_what_estimate_says(tables, split):
         "concurrency": [96], "replicas": 2,
     }  # fmt: skip
     ((choice,),) = [answer.choices for answer in best_deployments(spec).answers]
-    plan = compile_plan("qwen3-30b-a3b", "h100", tables, **split, max_tokens=16384)
+    plan = compile_plan("qwen3-30b-a3b", "h100", tables, **{"runtime": "kernels", **split}, max_tokens=16384)
     alone = estimate(plan, **LOAD, concurrency=48)
     gpus = plan.layout.world_size * 2
     assert choice.row["total_gpus"] == gpus
@@ -88,7 +88,7 @@ def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
     )
     assert (sized.total_gpus % 4 == 0).all()
     assert (sized.total_gpus == 4 * sized.replicas).all()
-    plan = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, max_tokens=16384)
+    plan = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, max_tokens=16384, engine="kernels")
     clients = sized.concurrency / sized.replicas
     again = estimate(plan, 1000, 100, np.maximum(clients, 4), arrivals="random")
     np.testing.assert_allclose(again.tpot_ms, sized.tpot_ms, rtol=1e-9)
@@ -96,7 +96,10 @@ def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2)])
 def test_rates_are_shared_over_the_gpus_of_workers_of_both_kinds(tables, prefill_tp, decode_tp):
-    prefill, decode = (compile_plan("llama-3.1-8b", "h100", tables, tp=tp) for tp in (prefill_tp, decode_tp))
+    prefill, decode = (
+        compile_plan("llama-3.1-8b", "h100", tables, tp=tp, engine="kernels")
+        for tp in (prefill_tp, decode_tp)
+    )
     found = estimate_disaggregated(
         prefill, decode, **LOAD, concurrency=16, prefill_workers=2, decode_workers=3
     )

@@ -22,7 +22,7 @@ from fastroof.serving.speculation import speculated
     ids=str,
 )
 def test_a_draft_is_of_one_layer_with_the_formats_of_its_plan(options: dict[str, Any]) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", load_tables("h100"), **options)
+    plan = compile_plan("llama-3.1-8b", "h100", load_tables("h100"), **{"runtime": "kernels", **options})
     draft = mtp_draft(plan)
     assert draft.memory.kv_bytes_per_token * 32 == plan.memory.kv_bytes_per_token
     for name in ("gpu", "tp", "dtype", "kv_dtype", "max_tokens", "max_seqs"):
@@ -30,7 +30,7 @@ def test_a_draft_is_of_one_layer_with_the_formats_of_its_plan(options: dict[str,
 
 
 def test_a_draft_is_split_over_the_gpus_of_its_plan() -> None:
-    plan = compile_plan("qwen3-30b-a3b", "h100", load_tables("h100"), dp=4, ep=4)
+    plan = compile_plan("qwen3-30b-a3b", "h100", load_tables("h100"), dp=4, ep=4, engine="kernels")
     assert mtp_draft(plan).layout == plan.layout
 
 
@@ -39,7 +39,7 @@ def test_a_draft_is_split_over_the_gpus_of_its_plan() -> None:
 def test_a_model_that_drafts_for_itself_keeps_everything_twice(model: str) -> None:
     """Weights, tokens, those within a window and states; the room is that of the weights of one more."""
     tp = 8 if model.startswith("qwen3") else 1
-    plan = compile_plan(model, "h100", load_tables("h100"), tp=tp, allow_modelled=True)
+    plan = compile_plan(model, "h100", load_tables("h100"), tp=tp, allow_modelled=True, engine="kernels")
     alone, both = plan.memory, speculated(plan, SpeculativeDecoding(2, 1.5, plan)).memory()
     for name in (
         "weight_bytes", "kv_bytes_per_token", "window_kv_bytes_per_token", "state_bytes_per_sequence",

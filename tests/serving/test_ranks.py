@@ -30,7 +30,7 @@ def tables():
 @pytest.fixture(scope="module")
 def plans(tables):
     return {
-        engine: compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, runtime=engine, max_tokens=9000)
+        engine: compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=engine, max_tokens=9000)
         for engine in simulated_loops.ENGINES
     }
 
@@ -80,7 +80,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
     padded = plans["vllm-0.12"]
     ranks = replace(padded.engine.data_parallel, prompt_tokens="sum")
     summed = compile_plan(
-        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, runtime=replace(padded.engine, data_parallel=ranks),
+        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.engine, data_parallel=ranks),
         max_tokens=9000,
     )  # fmt: skip
     of_padded, of_sum = (estimate(plan, 4000, 100, 32) for plan in (padded, summed))
@@ -92,7 +92,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
 def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
     for engine in simulated_loops.ENGINES:
         one, four = (
-            compile_plan("llama-3.1-8b", "h100", tables, dp=dp, runtime=engine, max_tokens=9000)
+            compile_plan("llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000)
             for dp in (1, 4)
         )
         alone, ranks = estimate(one, 2000, 200, 8), estimate(four, 2000, 200, 32)
@@ -123,7 +123,7 @@ def test_prompts_held_back_and_drafts_take_their_part(tables, plans):
     plan = plans["vllm"]
     now, held = (estimate(plan, 1000, 200, 30, wait_steps=wait) for wait in (0.0, 8.0))
     assert held.ttft_ms > now.ttft_ms
-    draft = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, runtime="vllm", max_tokens=9000)
+    draft = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine="vllm", max_tokens=9000)
     guess, drafted = (
         estimate(plan, 1000, 200, 30, speculation=SpeculativeDecoding(3, 2.5, draft=by))
         for by in (None, draft)

@@ -30,7 +30,7 @@ from tests.reference.serving import closed_form, simulate_closed_loop, simulate_
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        runtime: compile_plan("llama-3.1-8b", "h100", h100, runtime=runtime, max_tokens=8192)
+        runtime: compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, max_tokens=8192)
         for runtime in ("kernels", "vllm", "trtllm")
     }
 
@@ -164,7 +164,7 @@ def answers(found: ServingEstimate | DisaggregatedEstimate) -> list[Any]:
 
 
 def test_a_step_has_no_more_sequences_than_clients(h100):
-    full = compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm", max_tokens=8192, max_seqs=2048)
+    full = compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", max_tokens=8192, max_seqs=2048)
     room = {"max_batched_tokens": 8192, "max_seqs": 2048, "max_kv_tokens": 10**7}
     assert estimate(full, isl=128, osl=128, concurrency=2048, **room).tpot_ms > 0
     with pytest.raises(PlanRangeError, match="steps of 2049 sequences"):
@@ -307,7 +307,7 @@ def test_transfer_is_priced_by_the_link(h100, plan):
     assert isinstance(nic, DisaggregatedEstimate)
     assert nic.transfer_ms == pytest.approx(4096 * 131072 / 50e9 * 1e3)
     assert nvlink.transfer_ms == pytest.approx(4096 * 131072 / 450e9 * 1e3)
-    four = compile_plan("llama-3.1-8b", "h100", h100, tp=4, runtime="vllm")
+    four = compile_plan("llama-3.1-8b", "h100", h100, tp=4, engine="vllm")
     assert estimate_disaggregated(four, four, 4096, 256, 8).transfer_ms == pytest.approx(
         nvlink.transfer_ms / 4
     )
@@ -445,11 +445,11 @@ def test_what_is_wrong_with_disaggregated_serving_is_said(plan, sizes, options, 
 
 
 def test_plans_have_to_go_together(h100, plan):
-    other = compile_plan("qwen3-8b", "h100", h100, max_tokens=8192)
+    other = compile_plan("qwen3-8b", "h100", h100, max_tokens=8192, engine="kernels")
     with pytest.raises(PlanError, match=r"need one model and kv_dtype, got llama-3.1-8b .* and qwen3-8b"):
         estimate_disaggregated(plan, other, 9, 9, 9)
-    large = compile_plan("llama-3.1-70b", "h100", h100, max_tokens=64)
-    split = compile_plan("llama-3.1-70b", "h100", h100, max_tokens=64, tp=8)
+    large = compile_plan("llama-3.1-70b", "h100", h100, max_tokens=64, engine="kernels")
+    split = compile_plan("llama-3.1-70b", "h100", h100, max_tokens=64, tp=8, engine="kernels")
     with pytest.raises(PlanRangeError, match=r"one request needs 18 tokens .* has room for 0 on 1 x h100"):
         estimate(large, 9, 9, 9)
     with pytest.raises(PlanRangeError, match=r"needs 9 tokens of KV cache, the prefill plan has room for 0"):
@@ -481,7 +481,7 @@ def test_the_command_gives_the_same_numbers(plan):
     assert [r["tpot_ms"] for r in rows] == [None] * 3 + expected.tpot_ms.tolist()
     code, out, err = command(*sizes)
     assert (code, err) == (0, "")
-    assert "runtime vllm" in out
+    assert "engine vllm" in out
     assert all(f"{ms:,.2f}" in out for ms in expected.tpot_ms)
 
 

@@ -53,7 +53,7 @@ def small_model() -> Any:
 @pytest.fixture(scope="module", params=["roofline", "linear_mfu", "floor", "nearest"])
 def plan(request: pytest.FixtureRequest, tables: Tables, small_model: Any) -> Any:
     return compile_plan(
-        small_model, "h100", tables, max_tokens=200, max_seqs=150, runtime=PROFILE, method=request.param
+        small_model, "h100", tables, max_tokens=200, max_seqs=150, engine=PROFILE, method=request.param
     )
 
 
@@ -172,7 +172,7 @@ def test_rounded_quotients_take_no_replica_too_many_nor_too_few() -> None:
 
 @pytest.fixture(scope="module")
 def real(h100: Tables) -> Any:
-    return compile_plan("llama-3.1-8b", "h100", h100)
+    return compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
 
 
 @settings(max_examples=60)
@@ -265,7 +265,7 @@ def test_replicas_are_the_fewest(h100: Tables, limits: tuple[float, float, float
     found = least_gpus(
         "llama-3.1-8b", "h100", h100, rates, **LOAD, **options, tp=2, max_seqs=96, runtime="kernels"
     )
-    plan = compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
     for i, rate in enumerate(rates):
         expected = naive.fewest_replicas(plan, rate, *LOAD.values(), limits, client_loads(96.0).tolist())
         assert found.replicas[i] == expected[0]
@@ -302,7 +302,9 @@ def test_the_deployment_keeps_its_limits(h100: Tables) -> None:
     )
     assert (np.diff(found.total_gpus) >= 0).all()
     for i in range(40):
-        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=int(found.tp[i]), max_seqs=9216)
+        plan = compile_plan(
+            "llama-3.1-8b", "h100", h100, tp=int(found.tp[i]), max_seqs=9216, engine="kernels"
+        )
         replicas = int(found.replicas[i])
         clients = found.concurrency[i] / replicas
         seen = estimate(plan, *LOAD.values(), clients, arrivals="random")
@@ -480,7 +482,7 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
 def test_an_engine_that_is_started_for_few_requests_has_the_memory_of_few(h100: Tables) -> None:
     # with room to sample for 1,024 requests vLLM has none for KV cache
     split = ("--model", "llama-3.1-70b", "--tp", "2", "--max-seqs", "4")
-    plan = compile_plan("llama-3.1-70b", "h100", h100, tp=2, max_seqs=4, runtime="vllm")
+    plan = compile_plan("llama-3.1-70b", "h100", h100, tp=2, max_seqs=4, engine="vllm")
     few = plan.memory_of(max_seqs=4)
     assert plan.memory.max_kv_tokens == 0 < few.max_kv_tokens
     row = document(*split, "--kv-len", "1000")["rows"][0]

@@ -23,17 +23,17 @@ from tests.reference.serving import simulate_closed_loop
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 @pytest.fixture(scope="module")
 def large(h100):
-    return compile_plan("llama-3.1-70b", "h100", h100, tp=8, runtime="vllm")
+    return compile_plan("llama-3.1-70b", "h100", h100, tp=8, engine="vllm")
 
 
 @pytest.fixture(scope="module")
 def draft(h100):
-    return compile_plan("llama-3.1-8b", "h100", h100, tp=4)
+    return compile_plan("llama-3.1-8b", "h100", h100, tp=4, engine="kernels")
 
 
 def fields(found):
@@ -143,7 +143,7 @@ def test_drafts_take_their_steps(large, draft):
     assert drafted_us == pytest.approx(3 * draft.decode_us(1, lengths + 2).mean(), rel=1e-3)
     costs = StepCosts(step_us=500.0, sequence_us=50.0, prefill_us=100.0, prefill_floor_layer_us=1000.0)
     slow = compile_plan(
-        draft.model, "h100", draft.error_source.tables, tp=4, runtime=EngineProfile("slow", costs=costs)
+        draft.model, "h100", draft.error_source.tables, tp=4, engine=EngineProfile("slow", costs=costs)
     )
     same = estimate(large, 1024, 256, [1, 16, 64], speculation=SpeculativeDecoding(3, 2.2, slow))
     np.testing.assert_array_equal(same.decode_step_us, second.decode_step_us)
@@ -185,7 +185,7 @@ def test_a_models_own_layer_is_one_of_its_layers(large):
 
 def test_the_datasheet_drafts_too():
     with pytest.warns(UserWarning, match="no measured tables"):
-        plan = compile_plan("llama-3.1-8b", "b200", None)
+        plan = compile_plan("llama-3.1-8b", "b200", None, engine="kernels")
     assert mtp_draft(plan).decode_us(1, 100) < plan.decode_us(1, 100)
 
 
@@ -270,7 +270,9 @@ def test_least_gpus_take_both(h100, draft):
     plain = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load)
     cached = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load, prefix_hit=0.5)
     assert cached.total_gpus < plain.total_gpus
-    wide = compile_plan("llama-3.1-8b", "h100", h100, tp=4, max_tokens=20_000, max_seqs=20_000)
+    wide = compile_plan(
+        "llama-3.1-8b", "h100", h100, tp=4, max_tokens=20_000, max_seqs=20_000, engine="kernels"
+    )
     free, second = (
         least_gpus(
             "llama-3.1-70b", "h100", h100, 20.0, **load, speculation=SpeculativeDecoding(3, 2.8, drafter)
@@ -282,7 +284,7 @@ def test_least_gpus_take_both(h100, draft):
     assert "draft on 4 x h100 for 2 x h100" in second.refused[2]
     # what it says is what an estimate says of its clients
     sized = compile_plan(
-        "llama-3.1-70b", "h100", h100, tp=second.tp, runtime="vllm", max_tokens=8193, max_seqs=9216,
+        "llama-3.1-70b", "h100", h100, tp=second.tp, engine="vllm", max_tokens=8193, max_seqs=9216,
         memory_fraction=0.97,
     )  # fmt: skip
     one = estimate(
@@ -319,7 +321,7 @@ def test_the_command_gives_the_same_numbers(h100):
         "num_draft_tokens": 2, "accepted": 2.25, "draft": "llama-3.1-8b", "prefix_hit": 0.5,
     }  # fmt: skip
     plan, draft = (
-        compile_plan(model, "h100", h100, tp=tp, runtime=document["runtime"])
+        compile_plan(model, "h100", h100, tp=tp, engine=document["runtime"])
         for model, tp in (("llama-3.1-70b", 8), ("llama-3.1-8b", 4))
     )
     speculation = SpeculativeDecoding(2, (0.75, 0.5), draft)
@@ -335,13 +337,13 @@ def test_the_command_gives_the_same_numbers(h100):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--accepted", "2"), "--num-draft-tokens is missing"),
-        (("--draft", "mtp"), "--num-draft-tokens is missing"),
-        (("--num-draft-tokens", "3"), "--num-draft-tokens needs --accepted too"),
+        (("--accepted", "2"), "--accepted needs --num-draft-tokens"),
+        (("--draft", "mtp"), "--draft needs --num-draft-tokens"),
+        (("--num-draft-tokens", "3"), "--num-draft-tokens needs --accepted"),
         (("--num-draft-tokens", "3", "--accepted", "x"), "--accepted needs a number"),
         (("--num-draft-tokens", "3", "--accepted", "9"), "accepted must be a number from 1 to 4"),
         (("--num-draft-tokens", "3", "--accepted", "2", "--draft", "eagle"), "eagle"),
-        (("--prefix-hit", "0.5", "--disaggregated", "1:1"), "--prefix-hit goes without --disaggregated"),
+        (("--prefix-hit", "0.5", "--disaggregated", "1:1"), "--prefix-hit does not apply to --disaggregated"),
     ],
 )
 def test_the_command_refuses_in_a_line(arguments, message):
@@ -405,12 +407,12 @@ def test_drafts_have_to_fit_their_target(h100, plan, large, draft):
     four = SpeculativeDecoding(3, 2.0, draft)
     with pytest.raises(PlanError, match="got a draft on 4 x h100 for 1 x h100"):
         estimate(plan, 9, 9, 9, speculation=four)
-    small = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=100)
+    small = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=100, engine="kernels")
     with pytest.raises(
         PlanRangeError, match=r"draft's plan times up to 100 tokens and its target's 8192: com"
     ):
         estimate(large, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.0, small))
-    few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=100)
+    few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=100, engine="kernels")
     with pytest.raises(PlanRangeError, match=r"draft's plan times up to 100 seqs and its target's 1024: com"):
         estimate(large, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.0, few))
 

@@ -17,7 +17,7 @@ KNOWN = ServingErrors(tpot=0.08, ttft=0.2)
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
     engine = dataclasses.replace(load_engine("vllm"), errors=KNOWN)
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=engine)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine)
 
 
 def test_errors_are_the_profiles_where_they_are_asked_for(plan: fastroof.StepPlan) -> None:
@@ -32,7 +32,7 @@ def test_errors_are_the_profiles_where_they_are_asked_for(plan: fastroof.StepPla
 def test_a_profile_without_errors_knows_none(h100: fastroof.Tables) -> None:
     engine = dataclasses.replace(load_engine("vllm"), errors=ServingErrors())
     seen = estimate(
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=engine), 1024, 128, 8, with_error=True
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine), 1024, 128, 8, with_error=True
     )
     assert seen.relative_error is not None
     assert seen.tpot_relative_error is None

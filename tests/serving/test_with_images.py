@@ -18,7 +18,7 @@ IMAGES = [(1024, 768), (640, 640)]
 
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
-    return compile_plan("qwen3-vl-8b", "h100", h100, runtime="vllm")
+    return compile_plan("qwen3-vl-8b", "h100", h100, engine="vllm")
 
 
 @pytest.mark.parametrize("budget", [512, 2048, 8192])
@@ -67,8 +67,12 @@ def test_steps_with_prompts_take_longer_by_their_tokens(plan: StepPlan) -> None:
 
 def test_what_has_no_images_is_said(plan: StepPlan, h100: Tables) -> None:
     with pytest.raises(PlanError, match="one pipeline stage"):
-        estimate_with_images(compile_plan("qwen3-vl-8b", "h100", h100, pp=2), 100, 8, 1, images=[(640, 480)])
+        estimate_with_images(
+            compile_plan("qwen3-vl-8b", "h100", h100, pp=2, engine="kernels"), 100, 8, 1, images=[(640, 480)]
+        )
     with pytest.raises(ModelError, match="no vision encoder"):
-        estimate_with_images(compile_plan("qwen3-8b", "h100", h100), 100, 8, 1, images=[(640, 480)])
+        estimate_with_images(
+            compile_plan("qwen3-8b", "h100", h100, engine="kernels"), 100, 8, 1, images=[(640, 480)]
+        )
     with pytest.raises(BatchError, match="at least 1 token of text"):
         estimate_with_images(plan, [10, 0], 8, 1, images=[(640, 480)])

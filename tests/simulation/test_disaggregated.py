@@ -26,7 +26,9 @@ US_PER_S = 1e6
 @functools.cache
 def a_plan(tp: int = 1, model: str = "llama-3.1-8b", **given: Any) -> StepPlan:
     tables = fastroof.load_tables("h100")
-    return fastroof.compile_plan(model, "h100", tables, tp=tp, **({"max_tokens": 4096} | given))
+    return fastroof.compile_plan(
+        model, "h100", tables, tp=tp, **({"runtime": "kernels", **({"max_tokens": 4096} | given)})
+    )
 
 
 def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:

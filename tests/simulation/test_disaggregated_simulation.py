@@ -16,7 +16,7 @@ from fastroof.simulation import DisaggregatedSimulation, Link, simulate_disaggre
 
 @pytest.fixture(scope="module")
 def plan() -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_decode_engine_alone_has_no_prompts_between_its_tokens(plan: StepPlan,
 
 
 def test_pools_may_be_of_different_gpus_and_settings(plan: StepPlan, trace: Trace) -> None:
-    two = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=2, runtime="vllm")
+    two = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=2, engine="vllm")
     sim = simulate_disaggregated(
         two, plan, trace, prefill={"max_num_batched_tokens": 2048}, decode={"max_num_seqs": 8}
     )

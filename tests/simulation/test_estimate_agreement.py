@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        runtime: fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=runtime, max_tokens=BUDGET)
+        runtime: fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, max_tokens=BUDGET)
         for runtime in ("vllm", "trtllm", "sglang")
     }
 

@@ -30,7 +30,7 @@ MANTISSA_BITS = 7
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, runtime="vllm", max_tokens=2048)
+        kind: fastroof.compile_plan(model, "h100", h100, engine="vllm", max_tokens=2048)
         for kind, model in PLANS.items()
     }
 
@@ -307,5 +307,5 @@ def test_a_request_without_room_in_an_empty_engine_is_a_code(plans):
     arena, options = plans["whole"].arena, options_of(settings, trace)
     code = engine_run(arena, options, state, requests, of_each, record, 2)
     assert code == CODE_STUCK
-    with pytest.raises(SimulationError, match="no room in an empty engine: give it more blocks"):
+    with pytest.raises(SimulationError, match="no room in an empty engine; give more num_gpu_blocks"):
         raise_stuck(code)

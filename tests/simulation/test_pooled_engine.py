@@ -15,7 +15,6 @@ import fastroof
 from fastroof import Trace
 from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
 from fastroof.compiled.simulation.pooled_replicas import pooled_replicas_run
-from fastroof.compiled.simulation.replicas import ROUND_ROBIN, Router
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.engine import (
@@ -27,6 +26,7 @@ from fastroof.simulation.engine import (
     run_engine,
     run_pooled_engine,
 )
+from fastroof.simulation.replicas import new_fleet
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.made_prefixes import MadePrefixes, made_prefixes
@@ -38,7 +38,7 @@ PLANS = {"whole": "llama-3.1-8b", "windowed": "gpt-oss-20b"}
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, max_tokens=2048, max_seqs=256)
+        kind: fastroof.compile_plan(model, "h100", h100, max_tokens=2048, max_seqs=256, engine="kernels")
         for kind, model in PLANS.items()
     }
 
@@ -303,9 +303,9 @@ def test_a_loop_says_that_it_is_stuck(plans):
     state, pool, prompts = new_pooled_arrays(settings, trace, requests)
     assert pooled_engine_run(arena, options, state, pool, prompts, requests, served, record) == CODE_STUCK
     two = new_pooled_arrays(settings, trace, requests, engines=2)
-    router = Router(ROUND_ROBIN, np.zeros((2, 1), np.int32), np.zeros(2, np.int64))
-    rest = requests, served, record, router, np.zeros(2, np.int64), np.zeros(1, np.int32)
-    assert pooled_replicas_run(arena, options, *two, *rest) == CODE_STUCK
+    fleet = new_fleet("round_robin", settings, 1, 2, 2)._replace(states=two[0])
+    rest = requests, served, record, np.zeros(2, np.int64), np.zeros(1, np.int32)
+    assert pooled_replicas_run(arena, options, fleet, *two[1:], *rest) == CODE_STUCK
 
 
 def test_a_run_answers_what_its_cache_found(plans):

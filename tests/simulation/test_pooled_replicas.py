@@ -24,7 +24,9 @@ from tests.reference.pooled_replicas import serve_prefix_aware
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=256)
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=256, engine="kernels"
+    )
 
 
 def an_open_loop(seed, most=40):
@@ -123,7 +125,7 @@ def test_conversations_find_more_where_their_prefixes_are(plan):
     [
         (0, "round_robin", {}, "replicas"),
         (2, "nearest", {}, "routing must be one of round_robin, least_outstanding"),
-        (2, "round_robin", {"clients": 3}, "clients of a closed loop"),
+        (2, "round_robin", {"clients": 3}, "closed loops with a simulated prefix cache"),
     ],
 )
 def test_what_is_no_fleet_says_so(plan, replicas, routing, more, said):
@@ -133,7 +135,7 @@ def test_what_is_no_fleet_says_so(plan, replicas, routing, more, said):
 
 
 def test_ranks_have_no_pools(h100):
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, engine="kernels")
     with pytest.raises(SimulationError, match="data parallelism"):
         run_pooled_replicas(plan, Trace([0.0], [8], [2]), EngineSettings(64, 8, 100), 2)
 

@@ -53,7 +53,7 @@ def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPla
         ep=dp if model in MOE else 1,
         max_tokens=512,
         max_seqs=64,
-        runtime={"name": "ranks", "costs": costs, "data_parallel": said},
+        engine={"name": "ranks", "costs": costs, "data_parallel": said},
     )
 
 
@@ -433,6 +433,6 @@ def test_no_such_replicas(given: dict[str, Any], says: str) -> None:
 
 def test_pipeline_stages_are_refused() -> None:
     tables = fastroof.load_tables("h100")
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, pp=2)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, pp=2, engine="kernels")
     with pytest.raises(SimulationError, match="pp=1"):
         run_replicas(plan, Trace([0.0], [100], [5]), EngineSettings(512, 8, 100))

@@ -25,7 +25,7 @@ from fastroof.simulation.trace import Trace
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 def made_trace(count: int, rate_per_s: float, seed: int = 1, *, shuffled: bool = False) -> Trace:
@@ -115,7 +115,7 @@ def test_requests_have_no_place_elsewhere(calm: Simulation, tmp_path: Path) -> N
 def test_a_part_of_a_run_is_no_answer(calm: Simulation) -> None:
     last_us = calm.outcomes.last_us.copy()
     last_us[[3, 5]] = np.nan
-    with pytest.raises(SimulationError, match="2 of 400 requests were still on their way"):
+    with pytest.raises(SimulationError, match="2 of 400 requests were unfinished"):
         Simulation(calm.plan, calm.trace, calm.settings, calm.outcomes._replace(last_us=last_us))
 
 
@@ -181,9 +181,9 @@ def test_those_that_did_not_finish_are_in_no_percentile_and_break_all_limits(pla
     assert answers["goodput"]["share"] == 0.25
     assert answers["goodput"]["p99_within"] == {"ttft_ms": False}
     rejected, timed_out, few = answers["warnings"]
-    assert rejected.startswith("1 of 4 requests were rejected: prompt and output together are longer than")
+    assert rejected.startswith("1 of 4 requests were rejected, as prompt and output together exceed")
     assert timed_out.startswith("1 of 4 requests timed out")
-    assert few.startswith("of 2 requests the 99th percentile")
+    assert few.startswith("with 2 requests, the 99th percentile")
     assert sim.requests["status"].to_pylist() == ["finished", "finished", "timed_out", "rejected"]
     assert sim.requests["replica"].to_pylist() == [0, 0, 0, None]
     assert sim.requests["e2e_ms"].null_count == 2
@@ -276,7 +276,7 @@ def test_a_load_that_is_not_served_is_said(crowded: Simulation, calm: Simulation
     first_s = sent_s + rows["ttft_ms"].to_numpy() / 1e3
     assert growth.at_end == (first_s > sent_s.max() + 1e-9).sum()
     assert growth.arrived_per_s > growth.served_per_s
-    assert any("the load is above what is served" in words for words in crowded.summary()["warnings"])
+    assert any("the load exceeds the throughput" in words for words in crowded.summary()["warnings"])
     quiet = queue_growth(calm.trace, calm.outcomes)
     assert quiet is not None
     assert not quiet.is_growing
@@ -296,14 +296,14 @@ def test_there_is_no_growth_without_time(plan: fastroof.StepPlan) -> None:
     assert math.isnan(at_once.summary()["arrivals_per_s"])
     closed = simulated(plan, Trace([0.0] * 20, [10] * 20, [3] * 20, clients=4))
     assert queue_growth(closed.trace, closed.outcomes) is None
-    assert any("of 20 requests the 99th percentile" in words for words in closed.summary()["warnings"])
+    assert any("with 20 requests, the 99th percentile" in words for words in closed.summary()["warnings"])
 
 
 def test_a_range_is_the_same_on_other_steps(crowded: Simulation) -> None:
     found = crowded.range()
     error = crowded.plan.engine.errors.tpot
     assert found["relative_error"] == error
-    assert "that no fit has seen" in found["basis"]
+    assert "held out of the fit" in found["basis"]
     for place, scale in ((0, math.exp(-error)), (1, math.exp(error))):
         outcomes = run_engine(crowded.plan, crowded.trace, crowded.settings, time_scale=scale)
         again = Simulation(crowded.plan, crowded.trace, crowded.settings, outcomes).summary(with_range=False)
@@ -363,12 +363,12 @@ def test_a_run_of_another_kind_is_repeated_as_it_was(calm: Simulation) -> None:
 
 def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof.StepPlan) -> None:
     assert step_error(plan, 8.0, 1000.0).relative == plan.engine.errors.tpot
-    alone = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    alone = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     found = step_error(alone, 31.7, 1000.2)
     assert found.relative == alone.decode_error(32, 1000)
     assert "a step of 32 decodes" in found.basis
     with pytest.warns(UserWarning, match="datasheet model"):
-        guessed = fastroof.compile_plan("llama-3.1-8b", "h100", None, runtime="vllm")
+        guessed = fastroof.compile_plan("llama-3.1-8b", "h100", None, engine="vllm")
     assert (
         step_error(guessed, 8.0, 1000.0).relative == guessed.decode_error(8, 1000) > plan.engine.errors.tpot
     )
@@ -377,12 +377,12 @@ def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof
 
 
 def test_an_error_that_is_not_known_is_said(h100: fastroof.Tables) -> None:
-    plan = pickle.loads(pickle.dumps(fastroof.compile_plan("llama-3.1-8b", "h100", h100)))
+    plan = pickle.loads(pickle.dumps(fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")))
     sim = simulated(plan, made_trace(400, 200.0))
     found = sim.range(ttft_ms=1.0)
     assert (found["relative_error"], found["near_saturation"], found["flips"]) == (None, False, [])
-    assert found["basis"].startswith("not known: this plan has no tables")
+    assert found["basis"].startswith("unknown: this plan has no tables")
     assert "ttft_ms" not in found
     answers = sim.summary()
     assert answers["range"] == {**found}
-    assert any("how far off the time of a step may be is not known" in words for words in answers["warnings"])
+    assert any("the error of step times is unknown" in words for words in answers["warnings"])

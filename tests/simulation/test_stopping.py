@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.errors import StoppedError
 from fastroof.simulation import Trace, Workload, engine
-from fastroof.simulation.settings import EngineSettings
-from fastroof.simulation.work import simulated_steps
+from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import Stop, check_stopped, stop_flag
 
 OPTIONS = {"max_num_batched_tokens": 512, "max_num_seqs": 16}
@@ -37,10 +36,10 @@ RANKED = ("one engine", "clients of one engine", "replicas that share", "replica
 def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
     sizes = {"max_tokens": 512, "max_seqs": 16, "runtime": "vllm"}
     return {
-        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **sizes),
-        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **sizes),
+        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **sizes}),
+        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **{"runtime": "kernels", **sizes}),
         # ranks of a dense model are engines by themselves
-        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **sizes),
+        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **{"runtime": "kernels", **sizes}),
     }
 
 

@@ -243,8 +243,8 @@ def test_real_traces(shared: Path) -> None:
         ("arrival_s,input_tokens,output_tokens\n", "has no requests"),
         ("a,b\n1,2\n", "no column of arrivals: a plain trace calls it arrival_s or arrival_time_s"),
         ("arrival_s;input_tokens\n", "its columns are 'arrival_s;input_tokens'"),
-        ("arrival_s,input_tokens,input_tokens,output_tokens\n0,1,2,3\n", "and 'input_tokens' all say"),
-        ("arrival_s,isl,prompt_len,osl\n0,1,2,3\n", "'isl' and 'prompt_len' all say prompts' tokens"),
+        ("arrival_s,input_tokens,input_tokens,output_tokens\n0,1,2,3\n", "and 'input_tokens' all have"),
+        ("arrival_s,isl,prompt_len,osl\n0,1,2,3\n", "'isl' and 'prompt_len' all have prompts' tokens"),
         (PLAIN + "1,2\n", "line 4: Expected 3 columns, got 2"),
         (PLAIN + "\n\nnan,30,3\n", "line 6: arrival_s must be a number of at least 0, got nan"),
         (PLAIN + "inf,30,3\n", "line 4: arrival_s"),
@@ -271,9 +271,9 @@ def test_real_traces(shared: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,2\n", "must be a date and time, got '5'"),
         (BURSTGPT.replace(",18,", ",0,").replace(",230,", ",0,").replace(",276,", ",0,"),
          "has no requests, 4 left out with Response tokens 0"),
-        ("arrival_s,input_tokens,output_tokens,hash_ids\n0,5,1,[1]\n", "CSV has no lists"),
+        ("arrival_s,input_tokens,output_tokens,hash_ids\n0,5,1,[1]\n", "are lists, which CSV has not"),
         (MOONCAKE + "{", "line 3 is not JSON"),
-        (MOONCAKE + "\n[1]", "line 4: need JSON lines, one object a line, got list"),
+        (MOONCAKE + "\n[1]", "line 4: JSON lines need one object per line, got list"),
         ("[" * 200_000, "line 1 has more than 64 lists"),
         (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1}', "line 3: hash_ids is missing"),
         (MOONCAKE.replace("27", "NaN"), "line 2: timestamp must be a number of at least 0, got nan"),
@@ -281,7 +281,7 @@ def test_real_traces(shared: Path) -> None:
         (MOONCAKE.replace("27", "9" * 400), "line 2: timestamp cannot be 9999"),
         (MOONCAKE.replace("27", "null"), "line 2: timestamp is missing"),
         (MOONCAKE.replace("27", "true"), "line 2: timestamp cannot be True"),
-        (MOONCAKE.replace("27", '1, "timestamp": 2'), "line 2: 'timestamp' is there twice"),
+        (MOONCAKE.replace("27", '1, "timestamp": 2'), "line 2: 'timestamp' is repeated"),
         (MOONCAKE.replace("[0]", "[0, 1]"), "line 2: hash_ids has 2 ids"),
         (MOONCAKE.replace("[0]", "[null]"), "line 2: hash_ids has an id that is missing"),
         (MOONCAKE.replace("[0]", "[0.5]"), "hash_ids must be a list of whole numbers"),
@@ -289,8 +289,8 @@ def test_real_traces(shared: Path) -> None:
         (MOONCAKE.replace("[0]", '["a"]'), "line 2: hash_ids cannot be"),
         (MOONCAKE.replace("490", "true"), "line 2: output_length cannot be True"),
         (MOONCAKE.replace("490", "[1]"), "line 2: output_length cannot be"),
-        ("PAR1", "is no whole Parquet file"),
-        ("ARROW1\0\0", "is no whole Arrow file"),
+        ("PAR1", "is not a complete Parquet file"),
+        ("ARROW1\0\0", "is not a complete Arrow file"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said: str) -> None:
@@ -344,8 +344,8 @@ def test_a_trace_beyond_memory_is_said_to_be_that(
         [sys.executable, "-c", LIMITED, str(path), str(room_mib)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    advice = ": give fewer rows, or a machine with more"
-    expected = rf"trace {re.escape(str(path))} needs more memory than there is ?{words}{advice}\n"
+    advice = "; give fewer rows or use a machine with more memory"
+    expected = rf"trace {re.escape(str(path))} does not fit in memory ?{words}{advice}\n"
     assert re.fullmatch(expected, done.stdout), done.stdout
 
 
@@ -354,7 +354,7 @@ def test_a_compressed_file_is_not_unpacked_beyond_memory(
 ) -> None:
     path = write(gzip.compress(PLAIN.encode()), "a.csv.gz")
     monkeypatch.setattr("fastroof.simulation.raw_files.usable_memory_bytes", lambda: 20)
-    with pytest.raises(TraceError, match=r"needs more memory than there is \(over 1.86e-08 GiB of it"):
+    with pytest.raises(TraceError, match=r"does not fit in memory \(over the 1.86e-08 GiB that are usable"):
         load_trace(path)
 
 
@@ -364,7 +364,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match="trace "):
             load_trace(path)
     for source in (5, None, [1, 2], b"a.csv", object()):
-        with pytest.raises(TraceError, match="a trace is a path, a table"):
+        with pytest.raises(TraceError, match="a trace must be a path, an Arrow table"):
             load_trace(source)  # type: ignore[arg-type]
 
 

@@ -80,7 +80,7 @@ def tables() -> fastroof.Tables:
 def simulated(path: Path, **changes: bool) -> fastroof.Simulation:
     """The log's requests through its engine, whose arguments meta.json has."""
     model = path.name.removesuffix("_requests.csv")
-    plan = fastroof.compile_plan(model, GPU, tables(), runtime="vllm-0.19.0", **LAYOUTS[model])
+    plan = fastroof.compile_plan(model, GPU, tables(), engine="vllm-0.19.0", **LAYOUTS[model])
     return fastroof.simulate(plan, path, max_num_batched_tokens=2048, max_num_seqs=128, **changes)
 
 

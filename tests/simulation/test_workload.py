@@ -143,7 +143,7 @@ def test_one_request_is_a_workload() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rate": 0}, "rate must be requests a second"),
+        ({"rate": 0}, "rate must be requests/s above 0"),
         ({"rate": float("nan")}, "rate must be"),
         ({"rate": "4"}, "rate must be"),
         ({"arrivals": "bursty"}, "arrivals must be one of poisson, gamma"),
@@ -171,7 +171,7 @@ def test_one_request_is_a_workload() -> None:
         ({"input_tokens": "lognormal:0.5:2"}, "need a mean from 1"),
         ({"input_tokens": "lognormal:100:11"}, "a sigma up to 10"),
         ({"input_tokens": "lognormal:100:1:0"}, "need tokens from 1"),
-        ({"output_tokens": "uniform:9:5"}, "the least is above the most"),
+        ({"output_tokens": "uniform:9:5"}, "the minimum is above the maximum"),
         ({"output_tokens": "uniform:0:5"}, "need tokens from 1"),
         ({"output_tokens": "99999999999"}, "need tokens from 1"),
         ({"cached_tokens": "share:1.5"}, "from 0 to 1"),
@@ -187,7 +187,7 @@ def test_what_cannot_be_drawn_is_refused(given: dict[str, Any], said: str) -> No
 
 
 def test_a_workload_without_a_rate_says_so() -> None:
-    with pytest.raises(TraceError, match="needs requests a second"):
+    with pytest.raises(TraceError, match="a workload needs a rate"):
         Workload().trace()
     assert Workload().requests_per_s is None
     assert Workload(ramp=(2, 20, 2)).requests_per_s == 11
@@ -233,7 +233,7 @@ def test_odd_arguments_are_drawn_from_or_refused() -> None:
 
 @pytest.mark.parametrize("ramp", [(5e-324, 5e-324), (1e308, 1e308), (0, 1e-320), (1, 1e10)])
 def test_ramps_whose_means_are_no_numbers_are_refused(ramp: tuple[float, ...]) -> None:
-    with pytest.raises(TraceError, match="ramp must be two or more requests a second"):
+    with pytest.raises(TraceError, match="ramp must be two or more rates"):
         Workload(ramp=ramp)
 
 

@@ -27,7 +27,7 @@ NO_WORDS: tuple[Any, ...] = (["mixed"], np.array(["mixed", "x"]), {"mixed"}, b"m
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64, engine="kernels")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -39,7 +39,7 @@ def test_what_is_no_plan_is_refused(call: str, given: Any) -> None:
 
 @pytest.mark.parametrize("given", NO_PLANS, ids=lambda given: type(given).__name__)
 def test_what_are_no_requests_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
-    with pytest.raises(FastroofError, match="requests are a Trace or a Workload"):
+    with pytest.raises(FastroofError, match="requests must be a Trace or a Workload"):
         fastroof.capacity(plan, given, ttft_p99_ms=500)
 
 

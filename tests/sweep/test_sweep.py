@@ -38,14 +38,16 @@ SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b"],
     "batch_size": BATCHES,
     "kv_len": LENGTHS,
-    # what the naive versions sum; the default is held elsewhere (tests/test_default_runtime.py)
+    # what the naive versions sum; the default is held elsewhere (tests/test_defaults.py)
     "runtime": "kernels",
 }
 
 
 def plan_of(tables: Tables, model: str, **options: Any) -> Any:
     most = max(BATCHES)
-    return compile_plan(model, "h100", tables, max_tokens=most, max_seqs=most, **options)
+    return compile_plan(
+        model, "h100", tables, max_tokens=most, max_seqs=most, **{"runtime": "kernels", **options}
+    )
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +124,7 @@ def test_origins_are_those_of_the_run_steps(tmp_path: Path, h100: Tables) -> Non
 
 @pytest.mark.loops
 def test_loops_say_when_a_plan_is_too_small(h100: Tables) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=8)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=8, engine="kernels")
     with pytest.raises(PlanRangeError, match="max_tokens=65, max_seqs=65"):
         best_batches(plan, BATCHES, 4096)
 
@@ -460,10 +462,10 @@ def test_a_failing_write_is_an_error_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "dask"}, "engine must be one of local, ray, got 'dask'"),
+        ({"executor": "dask"}, "executor must be one of local, ray, got 'dask'"),
         ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         ({"threads": True}, "got True"),
-        ({"engine": ["local"]}, "engine must be one of local, ray, got"),
+        ({"executor": ["local"]}, "executor must be one of local, ray, got"),
         ({"resume": np.array([1, 2])}, "resume must be True or False"),
         ({"restart": "no"}, "restart must be True or False"),
         ({"shard": 3}, r"a shard must be \(i, n\)"),

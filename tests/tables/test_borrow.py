@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
-from fastroof.operators.attention_borrowing import donors
+from fastroof.operators.attention_borrowing import choose_donors
 from fastroof.operators.attention_work import HeadShape
 from tests.reference import lookups as naive
 from tests.reference.handmade import attention_rows, handmade_tables
@@ -47,33 +47,33 @@ def test_decode_of_32_kv_heads_is_that_of_8_at_four_times_the_batch(h100, method
     assert measured(h100, "attention_decode", 8, 8)
     batch, kv_len = np.meshgrid([1, 2, 3, 7, 64, 500, 4096], [1, 2, 100, 4096, 5000, 200_000])
     got = decode(h100, 32, 32, batch, kv_len, method=method)
-    lent = decode(h100, 8, 8, 4 * batch, kv_len, method=method)
-    np.testing.assert_array_equal(got.latency_us, lent.latency_us)
+    borrowed = decode(h100, 8, 8, 4 * batch, kv_len, method=method)
+    np.testing.assert_array_equal(got.latency_us, borrowed.latency_us)
     assert (got.origin == 3).all()
 
 
 @given(batch=st.integers(1, 3000), kv_len=st.integers(1, 300_000))
 def test_shapes_of_one_group_size_share_a_table_whatever_their_ratio(h100, batch, kv_len):
     got = decode(h100, 12, 3, 8 * batch, kv_len)
-    lender = ATTENTION_DECODE.grid(h100, HeadShape("bf16", 12, 3, 128)).lenders
-    (shape,) = lender
+    donor = ATTENTION_DECODE.grid(h100, HeadShape("bf16", 12, 3, 128)).donors
+    (shape,) = donor
     assert shape.num_q_heads == 4 * shape.num_kv_heads
     units = 8 * batch * 3
-    lent = decode(h100, shape.num_q_heads, shape.num_kv_heads, units // shape.num_kv_heads, kv_len)
+    borrowed = decode(h100, shape.num_q_heads, shape.num_kv_heads, units // shape.num_kv_heads, kv_len)
     if units % shape.num_kv_heads == 0:
-        assert float(got.latency_us) == pytest.approx(float(lent.latency_us), rel=1e-12)
+        assert float(got.latency_us) == pytest.approx(float(borrowed.latency_us), rel=1e-12)
     assert int(got.origin) == 3
 
 
 def test_prefill_is_borrowed_over_heads_too(h100):
     nh, nkv = 20, 5
     assert not measured(h100, "attention_prefill", nh, nkv)
-    (lender,) = ATTENTION_PREFILL.grid(h100, HeadShape("bf16", nh, nkv, 128)).lenders
-    assert lender.num_q_heads == 4 * lender.num_kv_heads
+    (donor,) = ATTENTION_PREFILL.grid(h100, HeadShape("bf16", nh, nkv, 128)).donors
+    assert donor.num_q_heads == 4 * donor.num_kv_heads
     batch, q_len = np.meshgrid([1, 2, 5, 16], [1, 16, 1000, 1024, 16384, 40000])
-    got = prefill(h100, nh, nkv, lender.num_kv_heads * batch, q_len)
-    lent = prefill(h100, lender.num_q_heads, lender.num_kv_heads, nkv * batch, q_len)
-    np.testing.assert_allclose(got.latency_us, lent.latency_us, rtol=1e-12)
+    got = prefill(h100, nh, nkv, donor.num_kv_heads * batch, q_len)
+    borrowed = prefill(h100, donor.num_q_heads, donor.num_kv_heads, nkv * batch, q_len)
+    np.testing.assert_allclose(got.latency_us, borrowed.latency_us, rtol=1e-12)
     assert (got.origin == 3).all()
     assert (prefill(h100, nh, nkv, batch, q_len, kv_len=q_len + 5).origin == 4).all()
 
@@ -84,7 +84,7 @@ def test_prefill_is_borrowed_over_heads_too(h100):
 def test_group_size_7_lies_between_6_and_8(h100):
     """Qwen2.5-7B: 28 query heads on 4 KV heads; no table has 7 query heads on one KV head."""
     shape = HeadShape("bf16", 28, 4, 128)
-    low, high = ATTENTION_DECODE.grid(h100, shape).lenders
+    low, high = ATTENTION_DECODE.grid(h100, shape).donors
     assert (low.group_size, high.group_size) == (6.0, 8.0)
     columns = h100.table("attention_decode").columns
     rows = h100.groups("attention_decode")[tuple(low)]
@@ -100,7 +100,7 @@ def test_group_size_7_lies_between_6_and_8(h100):
 
 @given(units=st.integers(1, 4096).map(lambda u: 8 * u), kv_len=st.integers(1, 300_000))
 def test_decode_between_group_sizes_is_their_weighted_mean_everywhere(h100, units, kv_len):
-    low, high = ATTENTION_DECODE.grid(h100, HeadShape("bf16", 28, 4, 128)).lenders
+    low, high = ATTENTION_DECODE.grid(h100, HeadShape("bf16", 28, 4, 128)).donors
     got = decode(h100, 28, 4, units // 4, kv_len)
     ends = [decode(h100, s.num_q_heads, s.num_kv_heads, units // s.num_kv_heads, kv_len) for s in (low, high)]
     mean = sum(float(end.latency_us) for end in ends) / 2
@@ -124,23 +124,23 @@ def test_the_weights_follow_the_group_size():
 def test_beyond_the_measured_group_sizes_the_distance_to_the_roofline_is_held():
     points = {(1, 64): 10.0, (1, 4096): 40.0}
     tables = handmade_tables(attention_decode=attention_rows(points, (8, 1, 128)))
-    own, lent = (
+    own, borrowed = (
         naive.Attention(
             {(1.0, 64.0): 10.0}, naive.decode_work(tables.gpu, ("bf16", nh, 1, 128)), is_decode=True
         )
         for nh in (16, 8)
     )
     got = decode(tables, 16, 1, 1, np.array([64, 4096]))
-    expected = [us * own.bound(1, x) / lent.bound(1, x) for (_, x), us in points.items()]
+    expected = [us * own.bound(1, x) / borrowed.bound(1, x) for (_, x), us in points.items()]
     np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
     assert got.origin.tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(("wanted", "batch"), [((16, 1), 4), ((32, 2), 2), ((64, 4), 1)])
-def test_beyond_the_measured_group_sizes_rows_lend_at_equal_batch_times_kv_heads(wanted, batch):
+def test_beyond_the_measured_group_sizes_rows_are_borrowed_at_equal_batch_times_kv_heads(wanted, batch):
     points = {(b, x): 5.0 * b + x / 100 for b in (1, 2, 4) for x in (64, 4096)}
     tables = handmade_tables(attention_decode=attention_rows(points, (8, 2, 128)))
-    own, lent = (
+    own, borrowed = (
         naive.Attention(
             {at: float(us) for at, us in points.items()},
             naive.decode_work(tables.gpu, ("bf16", *heads, 128)),
@@ -148,20 +148,20 @@ def test_beyond_the_measured_group_sizes_rows_lend_at_equal_batch_times_kv_heads
         )
         for heads in (wanted, (8, 2))
     )
-    # four sequences x KV heads each: two sequences of the lender's
+    # four sequences x KV heads each: two sequences of the donor's
     got = decode(tables, *wanted, batch, np.array([64, 4096]))
-    expected = [points[2, x] * own.bound(batch, x) / lent.bound(2, x) for x in (64, 4096)]
+    expected = [points[2, x] * own.bound(batch, x) / borrowed.bound(2, x) for x in (64, 4096)]
     np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
     assert got.origin.tolist() == [3, 3]
 
 
-def test_the_nearest_measured_shape_lends():
+def test_the_nearest_measured_shape_is_the_donor():
     shapes = [HeadShape("bf16", 4 * kv, kv, 128) for kv in (1, 2, 8)]
-    assert donors(HeadShape("bf16", 16, 4, 128), shapes)[0].num_kv_heads in (2, 8)
-    assert donors(HeadShape("bf16", 64, 16, 128), shapes) == (shapes[2],)
-    assert donors(shapes[1], shapes) == (shapes[1],)
+    assert choose_donors(HeadShape("bf16", 16, 4, 128), shapes)[0].num_kv_heads in (2, 8)
+    assert choose_donors(HeadShape("bf16", 64, 16, 128), shapes) == (shapes[2],)
+    assert choose_donors(shapes[1], shapes) == (shapes[1],)
     other = [*shapes, HeadShape("bf16", 12, 3, 64), HeadShape("fp8", 12, 3, 128)]
-    assert donors(HeadShape("bf16", 12, 3, 128), other) == (shapes[1],)
+    assert choose_donors(HeadShape("bf16", 12, 3, 128), other) == (shapes[1],)
 
 
 @pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])

@@ -59,7 +59,7 @@ LARGEST_BORROWED_MAPE = {
     ("moe_nongated", "another split"): 0.13,
     ("moe_nongated", "another layer"): 0.55,
 }
-"""Of kernels that others lend to: expert tables of the shipped H100 source, a quarter of them left out."""
+"""Of borrowed kernels: expert tables of the shipped H100 source, a quarter of them left out."""
 
 
 def test_borrowed_experts_keep_to_their_limits(report):
@@ -70,7 +70,7 @@ def test_borrowed_experts_keep_to_their_limits(report):
         assert row.mape < LARGEST_BORROWED_MAPE[place], place
 
 
-def test_whole_kernels_are_left_out_once_each_and_lent_by_the_others():
+def test_whole_kernels_are_left_out_once_each_and_borrowed_from_the_others():
     def kernel(intermediate: int, us: float) -> list[tuple]:
         return [("bf16", 2048, intermediate, 8, 128, 1, 1, "balanced", 64, us)]
 

@@ -13,7 +13,7 @@ from fastroof.errors import MissingTableError, TableError
 from fastroof.load.own import load_own
 from fastroof.load.write import write_source
 from fastroof.tables import Tables
-from fastroof.tables.lookup import BY_RANK, KernelOrder
+from fastroof.tables.kernel_order import BY_RANK, KernelOrder
 
 SIZES = {"m": [1, 64, 4096], "n": [4096, 4096, 4096], "k": [4096, 4096, 4096]}
 
@@ -124,7 +124,7 @@ def test_folders_of_one_gpu_are_read_together_and_the_first_counts(folder, tmp_p
     assert [t.source for t in together.candidates("gemm")] == ["a-vllm", "b-sglang", "c-trtllm", "d"]
     tables = Tables(together, together.gpu_spec)
     assert at_one(tables, "int8") == (90.0, ORIGIN_MEASURED)
-    # the second folder's source of the same name lends nothing: the first one has the operator
+    # the second folder's source of the same name is no donor: the first one has the operator
     assert tables.source_of("gemm", ("fp8",)) == "a-vllm"
     named = load_own([folder, other / "h100"], source="b-sglang")
     assert len(named.candidates("gemm")) == 1
@@ -170,16 +170,16 @@ def test_a_source_may_be_the_path_of_a_folder(folder, tmp_path):
 def test_a_plan_reads_its_engines_kernels_and_says_which():
     h100 = fastroof.load_tables("h100")
     own_sum = "aiconfigurator-trtllm-1.3.0rc20"
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, runtime="trtllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="trtllm")
     by_role = {o.role: o for o in plan.explain([(1, 4096)] * 8).operators}
     assert by_role.pop("runtime").source == "profile trtllm"
     assert {o.source for o in by_role.values()} == {own_sum} == {plan.kernels}
     assert max(o.origin for o in by_role.values()) < ORIGIN_BORROWED
-    plain = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+    plain = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
     sources = {o.source for o in plain.explain([(1, 4096)] * 8).operators}
     assert sources == {h100.sources["gemm"]}
     kernels = fastroof.load_tables("h100", source={"allreduce": own_sum})
-    chosen = fastroof.compile_plan("llama-3.1-8b", "h100", kernels, tp=2)
+    chosen = fastroof.compile_plan("llama-3.1-8b", "h100", kernels, tp=2, engine="kernels")
     same = {o.role: o.total_us for o in chosen.explain([(1, 4096)] * 8).operators}
     assert same["mlp_allreduce"] == by_role["mlp_allreduce"].total_us
 
@@ -188,7 +188,7 @@ def test_a_profile_names_whose_kernels_stand_for_its_own():
     h100 = fastroof.load_tables("h100")
     mine = OperatorKernel("allreduce", engine="trtllm", reason="this host's switch")
     profile = EngineProfile("mine", "vllm", kernels=KernelChoices(operators=(mine,)))
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, runtime=profile)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine=profile)
     (found,) = {o.source for o in plan.explain([(1, 4096)]).operators if o.role == "mlp_allreduce"}
     assert found == "aiconfigurator-trtllm-1.3.0rc20"
     assert int(plan.run(fastroof.StepBatch.from_requests([[(1, 4095)]])).origin[0]) < ORIGIN_BORROWED
@@ -203,7 +203,7 @@ def test_packaged_engines_name_the_engines_nearest_to_them():
 
 def test_the_datasheet_is_a_source_too():
     with pytest.warns(UserWarning, match="datasheet model"):
-        plan = fastroof.compile_plan("llama-3.1-8b", "h100", None)
+        plan = fastroof.compile_plan("llama-3.1-8b", "h100", None, engine="kernels")
     assert {o.source for o in plan.explain([(1, 100), (64, 0)]).operators} == {"datasheet"}
 
 

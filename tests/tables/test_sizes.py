@@ -123,9 +123,9 @@ def test_an_unmeasured_key_lists_the_nearest(h100):
         h100.lookup("expert_dispatch", hidden=7168, topk=7, **sent)
 
 
-def test_experts_of_an_unmeasured_shape_are_lent(h100):
-    lent = h100.lookup("moe", **{**QUERIES["moe"], "topk": 7})
-    assert set(np.ravel(lent.origin).tolist()) == {ORIGIN_BORROWED}
+def test_experts_of_an_unmeasured_shape_are_borrowed(h100):
+    borrowed = h100.lookup("moe", **{**QUERIES["moe"], "topk": 7})
+    assert set(np.ravel(borrowed.origin).tolist()) == {ORIGIN_BORROWED}
 
 
 def test_an_allreduce_of_one_gpu_is_none(h100):

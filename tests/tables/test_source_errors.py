@@ -10,8 +10,9 @@ import pytest
 
 import fastroof
 from fastroof.errors import TableError
-from fastroof.tables.errors import source_error
-from fastroof.tables.lookup import KernelOrder, run_lookup
+from fastroof.tables.kernel_order import KernelOrder
+from fastroof.tables.lookup import run_lookup
+from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.campaign import campaign_error
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
@@ -54,7 +55,7 @@ def test_a_tables_own_word_on_its_campaign_counts(h100: fastroof.Tables) -> None
 )  # fmt: skip
 def test_a_wrong_word_on_it_is_refused(h100: fastroof.Tables, about: Any) -> None:
     wrong = with_about(h100, "gemm", campaign=about)
-    with pytest.raises(TableError, match="need scale and common"):
+    with pytest.raises(TableError, match="must have scale and common"):
         wrong.lookup("gemm", **GEMM, with_error=True)
 
 
@@ -100,7 +101,9 @@ def test_a_step_of_unsound_kernels_is_as_unsure_as_they_are() -> None:
     }
     flagged = fastroof.Tables(replace(h100.measured, tables=tables), h100.gpu)
     sure, unsure = (
-        fastroof.compile_plan("llama-3.1-8b", "h100", t, dtype="fp8_block").decode_error(1, 1024)
+        fastroof.compile_plan("llama-3.1-8b", "h100", t, dtype="fp8_block", engine="kernels").decode_error(
+            1, 1024
+        )
         for t in (h100, flagged)
     )
     # nearly all of such a step is launches, and all of them are off the same way
@@ -109,7 +112,7 @@ def test_a_step_of_unsound_kernels_is_as_unsure_as_they_are() -> None:
 
 
 def test_what_all_calls_share_does_not_average_out(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     gemm = campaign_error("gemm", "bf16", "h100").long
     # four GEMMs a layer, the LM head and attention: less than one GEMM's error, more than what they share
     assert gemm.common < plan.decode_error(1, 128) < np.sqrt(gemm.variance) + 0.02

@@ -25,8 +25,8 @@ from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
 from fastroof.plan import step_error
 from fastroof.tables.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
-from fastroof.tables.errors import source_error
 from fastroof.tables.lookup import Lookup, run_lookup
+from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.leave_one_out import (
     PREFIX,
     REPEATABILITY,
@@ -43,7 +43,7 @@ DECODE = {"num_q_heads": HEADS[0], "num_kv_heads": HEADS[1], "head_dim": HEADS[2
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
 
 
 def local_lookup(tables: fastroof.Tables, operator: str, **sizes: Any) -> Lookup:
@@ -157,10 +157,10 @@ def test_what_is_borrowed_has_the_error_of_borrowing_on_top():
     tables = handmade_tables(attention_decode=attention_rows(points))
     half = {"num_q_heads": 16, "num_kv_heads": 4, "head_dim": 128}
     own = tables.lookup("attention_decode", batch_size=4, kv_len=128, **DECODE, with_error=True)
-    lent = tables.lookup("attention_decode", batch_size=8, kv_len=128, **half, with_error=True)
-    assert lent.origin == 3
+    borrowed = tables.lookup("attention_decode", batch_size=8, kv_len=128, **half, with_error=True)
+    assert borrowed.origin == 3
     expected = np.hypot(float(own.relative_error), BORROWED[0])
-    assert float(lent.relative_error) == pytest.approx(expected)
+    assert float(borrowed.relative_error) == pytest.approx(expected)
     eighth = {"num_q_heads": 4, "num_kv_heads": 1, "head_dim": 128}
     far = tables.lookup("attention_decode", batch_size=32, kv_len=128, **eighth, with_error=True)
     assert float(far.relative_error) == pytest.approx(np.hypot(float(own.relative_error), BORROWED[1]))
@@ -408,7 +408,7 @@ def test_a_run_says_its_error_only_when_asked(plan):
 def test_a_profile_leaves_its_residual_on_top(h100):
     profile = EngineProfile("some", costs=StepCosts(step_us=500.0, residual=0.04))
     bare, with_it = (
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=runtime)
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=runtime)
         for runtime in ("kernels", profile)
     )
     kernels = bare.decode_error(16, 2048) * bare.decode_us(16, 2048) / with_it.decode_us(16, 2048)
@@ -426,7 +426,7 @@ def test_a_prefix_and_an_extrapolated_batch_make_a_step_less_sure(plan):
 
 @pytest.mark.filterwarnings("ignore:no measured tables")
 def test_the_datasheet_model_has_one_error():
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", None)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", None, engine="kernels")
     assert plan.decode_error([1, 64], 4096) == pytest.approx([step_error.DATASHEET] * 2)
     assert plan.step_error(step_of((128, 0), (1, 9))) == pytest.approx([step_error.DATASHEET])
 
@@ -436,13 +436,15 @@ def test_tables_without_streaming_kernels_and_curves_of_another_kind_say_so(h100
 
     measured = {name: table for name, table in h100.measured.tables.items() if name != "elementwise"}
     bare = fastroof.Tables(replace(h100.measured, tables=measured), h100.gpu)
-    assert fastroof.compile_plan("llama-3.1-8b", "h100", bare).decode_error(8, 1024) > 0.0
+    assert fastroof.compile_plan("llama-3.1-8b", "h100", bare, engine="kernels").decode_error(8, 1024) > 0.0
     with pytest.raises(PlanError, match="roofline"):
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, method="nearest").decode_error(8, 1024)
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, method="nearest", engine="kernels").decode_error(
+            8, 1024
+        )
 
 
 def test_errors_that_were_asked_for_travel_with_a_plan_and_others_stay_behind(h100):
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     with pytest.raises(PlanError, match="unpickled"):
         pickle.loads(pickle.dumps(plan)).decode_error(8, 1024)
     error = plan.decode_error(8, 1024)
@@ -456,7 +458,7 @@ def test_errors_that_were_asked_for_travel_with_a_plan_and_others_stay_behind(h1
 
 def test_nothing_is_worked_out_unless_asked():
     tables = fastroof.load_tables("h100")
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels")
     steps = step_of((512, 0), (1, 99))
     tables.lookup("gemm", m=[64, 100], n=6144, k=4096)
     plan.run(steps), plan.step_us(steps), plan.decode_us([1, 2], 100), plan.decode_us(1, 100)
@@ -508,7 +510,7 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h10
             h100,
             tp=row["tp"],
             dtype=row["dtype"],
-            runtime=row["runtime"],
+            engine=row["runtime"],
             max_tokens=256,
             max_seqs=256,
         )

@@ -14,7 +14,7 @@ import pytest
 import fastroof
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import FastroofError
-from fastroof.plan.options import PlanOptions
+from fastroof.plan.options import OPTIONS
 from fastroof.ui import plans
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View
@@ -35,7 +35,7 @@ SOURCE = "aiconfigurator-vllm-0.24.0"
 
 
 def test_everything_that_a_view_says_of_a_plan_is_asked_of_it() -> None:
-    shared = {field.name for field in fields(View)} & set(PlanOptions._fields)
+    shared = {field.name for field in fields(View)} & OPTIONS.keys()
     assert VIEW.plan_options.keys() == shared == OTHERS.keys()
     for name, other in OTHERS.items():
         assert VIEW.plan_options[name] != other

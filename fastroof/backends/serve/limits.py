@@ -51,7 +51,7 @@ class ServeLimits:
     max_simulated_requests, max_answered_requests : int
         Requests of a simulation, and of one whose answer lists all of them.
     max_simulated_steps : int
-        Steps that a simulation may take, as :func:`fastroof.simulation.work.simulated_steps` counts them:
+        Steps that a simulation may take, as :func:`fastroof.simulation.settings.simulated_steps` counts them:
         output tokens, prompt chunks, and looks at replicas.
     max_call_s : int
         Seconds that a call may take once it has been read; a stream of lines is one call. Simulations end at

@@ -260,8 +260,7 @@ def _check_work(plan: StepPlan, trace: Trace, options: dict[str, Any], limits: S
     """Refuse what would take long or much memory, before anything is simulated."""
     from fastroof.simulation import simulate
     from fastroof.simulation.replicas import ranks_of
-    from fastroof.simulation.settings import EngineSettings
-    from fastroof.simulation.work import simulated_steps
+    from fastroof.simulation.settings import EngineSettings, simulated_steps
 
     arguments = signature(simulate).parameters
     names = [field.name for field in fields(EngineSettings) if field.name in arguments]
@@ -282,7 +281,7 @@ def _check_work(plan: StepPlan, trace: Trace, options: dict[str, Any], limits: S
 
 def _check_drawing(workload: Any, options: dict[str, Any], limits: ServeLimits) -> None:
     """Refuse at once what would take too many steps though each request had one: drawing takes time too."""
-    from fastroof.simulation.work import routed_steps
+    from fastroof.simulation.settings import routed_steps
 
     requests: Any = workload.get("requests") if isinstance(workload, dict) else None
     replicas: Any = options.get("replicas", 1)

@@ -34,7 +34,7 @@ import fastroof
 from fastroof.backends.plan_facts import check_dense
 from fastroof.backends.releases import warn_of_release
 from fastroof.backends.vidur.terms import TERM_OF
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
 from fastroof.units import US_PER_MS
@@ -116,7 +116,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     gpu: str = _option("h100", "GPU, or path of a gpu.toml.")
     dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
     kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    runtime: str = _option(DEFAULT_RUNTIME, "What the engine adds: kernels, vllm, trtllm or a .toml file.")
+    runtime: str = _option(DEFAULT_ENGINE, "What the engine adds: kernels, vllm, trtllm or a .toml file.")
     tables: str = _option("", "Folder of measured tables instead of the shipped ones.")
     source: str = _option("", "Only this source of the tables.")
     max_tokens: int = _option(8192, "Largest step, tokens.")
@@ -172,7 +172,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
             tp=tp,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            runtime=self.runtime,
+            engine=self.runtime,
             max_tokens=self.max_tokens,
             max_seqs=self.max_seqs,
         )

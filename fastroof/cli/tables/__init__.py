@@ -1,6 +1,9 @@
-"""``fastroof tables``: what was measured, what is wrong with it, and bringing more in."""
+"""``fastroof tables``: list, check, judge and import measured tables."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
 
 import typer
 
@@ -9,28 +12,36 @@ from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
 
-group = typer.Typer(
-    help="List, show, check, import, judge measured tables.",
-    epilog="Alone it lists them.",
-    rich_markup_mode=None,
-)
-import_group = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
+_COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
+    "list": (list.list_tables, list.LIST_EPILOG),
+    "show": (list.show, list.SHOW_EPILOG),
+    "validate": (validate.validate, validate.VALIDATE_EPILOG),
+    "diff": (judge.diff, judge.DIFF_EPILOG),
+    "flag": (judge.flag, judge.FLAG_EPILOG),
+    "campaigns": (judge.campaigns, judge.CAMPAIGNS_EPILOG),
+    "survey": (judge.survey, judge.SURVEY_EPILOG),
+    "holdout": (judge.holdout, judge.HOLDOUT_EPILOG),
+}
+_IMPORTS: Final[dict[str, tuple[Callable[..., None], str]]] = {
+    "aiconfigurator": (imports.aiconfigurator, imports.AICONFIGURATOR_EPILOG),
+    "vidur": (imports.vidur, imports.VIDUR_EPILOG),
+    "llmservingsim": (imports.llmservingsim, imports.LLMSERVINGSIM_EPILOG),
+}
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    group = typer.Typer(
+        help="List, show, check, import, judge measured tables.",
+        epilog="Without a command it lists them.",
+        rich_markup_mode=None,
+    )
     group.callback(invoke_without_command=True)(list.list_or_command)
+    import_group = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
     import_group.callback(invoke_without_command=True)(help_if_alone)
-    list.register(group)
-    list.register_show(group)
-    validate.register(group)
-    judge.register_diff(group)
-    judge.register_flag(group)
-    judge.register(group)
-    judge.register_survey(group)
-    imports.register(import_group)
-    imports.register_import_vidur(import_group)
-    imports.register_import_llmservingsim(import_group)
+    for name, (command, epilog) in _COMMANDS.items():
+        group.command(name, epilog=epilog)(command)
+    for name, (command, epilog) in _IMPORTS.items():
+        import_group.command(name, epilog=epilog)(command)
     group.add_typer(import_group, name="import")
-    judge.register_holdout(group)
     app.add_typer(group, name="tables")

@@ -1,4 +1,4 @@
-"""``fastroof tables import aiconfigurator``: tables from that package's."""
+"""``fastroof tables import``: tables that other programs measured."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from fastroof.cli.named_plans import import_progress
+from fastroof.cli.gpu_tables import import_progress
 from fastroof.cli.options import GPU_NAMES
 from fastroof.cli.output import print_table
 from fastroof.errors import TableError
 
-EPILOG: Final = """\b
+AICONFIGURATOR_EPILOG: Final = """\b
 Without a backend all that was measured on the GPU is converted, as it is when the GPU is first named: the
 version in use of each engine, and what others add. With one it is a source of your own and stays as it is.
 
@@ -22,11 +22,6 @@ Examples:
   fastroof tables import aiconfigurator h200 --backend sglang --version 0.5.10 -o my_tables
   fastroof step --model llama-3.1-8b --decode 64x4096 --tables my_tables/h200
 """
-
-
-def register(imports: typer.Typer) -> None:
-    """Add the command."""
-    imports.command("aiconfigurator", epilog=EPILOG)(aiconfigurator)
 
 
 def aiconfigurator(
@@ -165,16 +160,11 @@ def print_source(folder: Path) -> None:
     typer.echo(f"wrote {folder}")
 
 
-IMPORT_LLMSERVINGSIM_EPILOG: Final = """\b
+LLMSERVINGSIM_EPILOG: Final = """\b
 Example:
   fastroof tables import llmservingsim LLMServingSim/profiler/perf --gpu rtx_pro_6000 -o my_tables
   fastroof step --model llama-3.1-8b --decode 64x4096 --tables my_tables/rtx_pro_6000
 """
-
-
-def register_import_llmservingsim(imports: typer.Typer) -> None:
-    """Add the command."""
-    imports.command("llmservingsim", epilog=IMPORT_LLMSERVINGSIM_EPILOG)(llmservingsim)
 
 
 def llmservingsim(
@@ -209,16 +199,11 @@ def llmservingsim(
     print_source(source)
 
 
-IMPORT_VIDUR_EPILOG: Final = """\b
+VIDUR_EPILOG: Final = """\b
 Example:
   fastroof tables import vidur vidur/data/profiling --gpu a100 --topology a100_dgx -o my_tables
   fastroof lookup gemm --m 64 --n 6144 --k 4096 --tables my_tables/a100
 """
-
-
-def register_import_vidur(imports: typer.Typer) -> None:
-    """Add the command."""
-    imports.command("vidur", epilog=IMPORT_VIDUR_EPILOG)(vidur)
 
 
 def vidur(

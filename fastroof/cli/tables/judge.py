@@ -1,4 +1,4 @@
-"""``fastroof tables campaigns``: what the sources of a GPU say of each other, as errors that answers have."""
+"""Judging tables: hold-out errors, differences between sources, and families of unsound rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.named_plans import DEFAULT_GPU, table_sets, tables_of
+from fastroof.cli.gpu_tables import import_progress, tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.errors import LookupInputError, TableError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastroof.uncertainty.campaign import CampaignFigure
 
 
-EPILOG: Final = """\b
+CAMPAIGNS_EPILOG: Final = """\b
 error: so many relative standard errors around one source's values hold 80 % of the other's; common: the part
 that all calls of a step share. same: kernels of one library in both sources; any, or two engines: what each
 runs. long: at least 4 times the least latency of the family. Rows of families that tests find unsound are
@@ -32,11 +32,6 @@ JSON: made_from, and figures: objects [operator, family, gpu, kernels, length, s
 """
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("campaigns", epilog=EPILOG, short_help="Estimate what campaigns differ by.")(campaigns)
-
-
 def campaigns(
     sets: Annotated[
         list[str] | None,
@@ -45,12 +40,10 @@ def campaigns(
             help="GPU/SOURCE, folders, or package:GPU/BACKEND/VERSION.  [default: all of the package]",
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write them as TOML, as the shipped ones are.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate from common points what campaigns on one GPU differ by."""
+    """Estimate errors from points that several campaigns measured."""
     from fastroof._version import __version__
     from fastroof.atomic_files import write_whole
     from fastroof.load.aiconfigurator import SYSTEMS, available
@@ -78,19 +71,20 @@ def campaigns(
 
 def _pairs(words: list[str]) -> list[CampaignFigure]:
     """Compare all sources of each GPU, one GPU after another."""
+    from fastroof.load import load_measured
     from fastroof.load.compare import compare_sources
-    from fastroof.load.listing import PACKAGE_PREFIX, load_named
+    from fastroof.load.found import PACKAGE_PREFIX
     from fastroof.operators.registry import OPERATORS
 
     by_gpu: dict[str, list[str]] = {}
     for word in words:
         is_there = word.startswith(PACKAGE_PREFIX)
-        gpu = word.removeprefix(PACKAGE_PREFIX).partition("/")[0] if is_there else load_named(word).gpu
+        gpu = word.removeprefix(PACKAGE_PREFIX).partition("/")[0] if is_there else load_measured(word).gpu
         by_gpu.setdefault(gpu, []).append(word)
     pairs: list[CampaignFigure] = []
     for gpu, named in by_gpu.items():
         typer.echo(f"comparing {len(named)} sources of {gpu}", err=True)
-        loaded = [load_named(word) for word in named]
+        loaded = [load_measured(word) for word in named]
         for operator in OPERATORS.values():
             tables = [one.tables[operator.name] for one in loaded if operator.name in one.tables]
             if len(tables) > 1 and operator.axes:
@@ -110,39 +104,38 @@ lowest_80, highest_80 (over four draws), quartiles_80 (from small to large error
 """
 
 
-def register_holdout(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("holdout", epilog=HOLDOUT_EPILOG)(holdout)
-
-
 def holdout(
     where: Annotated[
         str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one where a folder holds several.")
+    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Source to judge.  [default: all]")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
-    operator: Annotated[list[str] | None, typer.Option(help="Judge only this operator; repeatable.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Judge only this method; repeatable.")] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Operator to judge; repeatable.  [default: all]")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Method to judge; repeatable.  [default: all]")
+    ] = None,
     coverage: Annotated[
-        bool, typer.Option("--coverage", help="Judge the errors that lookups claim, not the lookups.")
+        bool, typer.Option("--coverage", help="Judge the errors that lookups predict.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="With --coverage: a picture, .png or .svg.")
+        Path | None, typer.Option("--output", "-o", help="Picture to write with --coverage: .png or .svg.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Judge lookups on left-out points."""
     if coverage and method:
-        raise LookupInputError("--coverage judges the roofline lookup: it takes no --method")
+        raise LookupInputError("--coverage judges the roofline lookup and takes no --method")
     if output is not None and not coverage:
-        raise LookupInputError("--output draws what --coverage finds: pass both")
+        raise LookupInputError("--output needs --coverage")
     if output is not None:
         from fastroof.report import check_picture
 
         check_picture(output)
-    tables = tables_of(gpu or DEFAULT_GPU, None, source) if where is None else tables_of(where, gpu, source)
+    tables = tables_of(where, gpu, source)
     options: dict[str, Any] = {}
     if operator:
         options["operators"] = operator
@@ -222,25 +215,23 @@ p10, p90, is_flagged].
 """
 
 
-def register_diff(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("diff", epilog=DIFF_EPILOG, short_help="Compare two campaigns at common points.")(diff)
-
-
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help=f"The one set: {SETS}.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other set.")],
-    operator: Annotated[list[str] | None, typer.Option(help="Compare only this one; repeatable.")] = None,
+    a: Annotated[str, typer.Argument(metavar="A", help=f"First set: {SETS}.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Second set.")],
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Operator to compare; repeatable.  [default: all]"),
+    ] = None,
     regions: Annotated[
-        bool, typer.Option("--regions", help="A line for every region, not only flagged ones.")
+        bool, typer.Option("--regions", help="Print every region, not only flagged ones.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare the same kernels of two engines or two versions."""
+    """Compare the kernels of two engines or versions at common points."""
+    from fastroof.load import load_measured
     from fastroof.load.compare import diff_tables
-    from fastroof.load.listing import load_named
 
-    difference = diff_tables(load_named(a), load_named(b), names=(a, b), operators=operator)
+    difference = diff_tables(load_measured(a), load_measured(b), names=(a, b), operators=operator)
     if as_json:
         print_json(difference.as_dict())
         return
@@ -287,18 +278,15 @@ HEADS: Final = (
 )  # fmt: skip
 
 
-def register_survey(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("survey", epilog=SURVEY_EPILOG, short_help="Judge every source of some GPUs.")(survey)
-
-
 def survey(
-    where: Annotated[list[str], typer.Argument(metavar="GPU|PATH...", help="GPUs' names or folders.")],
-    operator: Annotated[list[str] | None, typer.Option(help="Judge only this one; repeatable.")] = None,
+    where: Annotated[list[str], typer.Argument(metavar="GPU|PATH...", help="GPUs or folders.")],
+    operator: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Operator to judge; repeatable.  [default: all]")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge every source: rows, hold-out errors, intervals against other campaigns."""
+    """Judge every source of some GPUs, by hold-out and other campaigns."""
     from fastroof.tables.coverage import run_survey
 
     rows: list[SurveyRow] = []
@@ -345,26 +333,23 @@ JSON: a list with one object a family: source, operator, keys, test, reason, rat
 """
 
 
-def register_flag(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("flag", epilog=FLAG_EPILOG, short_help="Flag families of rows that no kernel took.")(flag)
-
-
 def flag(
     where: Annotated[
         list[str],
-        typer.Argument(metavar="GPU|PATH...", help="GPUs' names or folders, whose sources are flagged."),
+        typer.Argument(metavar="GPU|PATH...", help="GPUs or folders whose sources to flag."),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be flagged; write nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be flagged; write nothing.")
     ] = False,
     modules: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Flag nothing; write which modules take longer than their parts."),
+        typer.Option(
+            metavar="FILE", help="Flag nothing; write the modules that take longer than their parts."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write into each source's provenance.toml which families of its rows tests find wrong."""
+    """Flag families of rows that tests find wrong, in provenance.toml."""
     if modules is not None:
         _write_modules(where, modules)
         return
@@ -380,9 +365,11 @@ def flag(
 
 def _flagged(where: str, *, dry_run: bool) -> list[dict[str, Any]]:
     from fastroof.load.family_checks import flag_source, siblings_of
+    from fastroof.load.listing import table_sets
     from fastroof.load.own import unsound_families
 
-    sets = table_sets(where)
+    with import_progress(where) as progress:
+        sets = table_sets(where, progress=progress)
     if any(one.source is None for one in sets):
         raise TableError(f"{where} has no provenance.toml to write into; import the tree first")
     loaded = [one.load() for one in sets]

@@ -1,4 +1,4 @@
-"""``fastroof tables list``: what was measured, by source, and where it lies."""
+"""``fastroof tables list`` and ``show``: what was measured, by source, and where it lies."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.named_plans import DEFAULT_GPU, TableSet, table_sets, tables_of
+from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
+    from fastroof.load.listing import TableSet
 
 
 Where = Annotated[
-    str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
+    str | None,
+    typer.Argument(metavar="[GPU|PATH]", help="GPU, or folder of measured tables.  [default: all GPUs]"),
 ]
 
-Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="Which GPU, where a folder holds several.")]
+Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")]
 
 
-EPILOG: Final = """\b
+LIST_EPILOG: Final = """\b
 JSON: a list with one object a source: gpu, source, kind (shipped, imported or own; null in a published
 tree), folder, licence, operators: one object an operator [operator, rows, rank, serves]. serves is true
 where lookups use this source, which has the lowest rank.
 """
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("list", epilog=EPILOG)(list_tables)
 
 
 def list_or_command(context: typer.Context) -> None:
@@ -42,7 +39,7 @@ def list_or_command(context: typer.Context) -> None:
 
 
 def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> None:
-    """List sources, and of one GPU their operators, rows and ranks."""
+    """List sources, or the operators, rows and ranks of one GPU."""
     from fastroof import gpu_names, load_gpu
     from fastroof.config.paths import user_tables_root
     from fastroof.load.by_name import can_import, table_folders
@@ -62,12 +59,12 @@ def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> 
     importable = [name for name in without if can_import(name)]
     unmeasured = [name for name in without if not can_import(name)]
     out = console()
-    out.print(f"\nimported and own tables lie in {user_tables_root()}", soft_wrap=True)
+    out.print(f"\nimported and custom tables are in {user_tables_root()}", soft_wrap=True)
     if importable:
-        out.print(f"to be imported when they are asked for: {', '.join(importable)}", soft_wrap=True)
+        out.print(f"imported on first use: {', '.join(importable)}", soft_wrap=True)
     if unmeasured:
         titles = ", ".join(load_gpu(name).name for name in unmeasured)
-        out.print(f"datasheet alone: {titles}", soft_wrap=True)
+        out.print(f"datasheet model only: {titles}", soft_wrap=True)
 
 
 def _print_sources(sources: list[dict[str, Any]]) -> None:
@@ -111,9 +108,9 @@ def _print_operators(sources: list[dict[str, Any]]) -> None:
 
 
 def _sources(where: str, gpu: str | None) -> list[dict[str, Any]]:
-    from fastroof.load.listing import list_tables
+    from fastroof.load.listing import list_tables, table_sets
 
-    sets = table_sets(where, gpu, fetch=False)
+    sets = table_sets(where, gpu, imports=False)
     if any(one.source is None for one in sets):
         return [_tree(one) for one in sets]
     folders = dict.fromkeys(one.folder for one in sets)
@@ -149,22 +146,19 @@ that occur, sorted), units (name: unit), latency_us (minimum and maximum).
 """
 
 
-def register_show(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("show", epilog=SHOW_EPILOG)(show)
-
-
 def show(
     operator: Annotated[
         str, typer.Argument(help="gemm, attention_prefill, attention_decode, moe, allreduce, ...")
     ],
     where: Where = None,
     gpu: Gpu = None,
-    source: Annotated[str | None, typer.Option(help="Which source, where there are several.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Source.  [default: the one that serves]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show one operator's keys and axes."""
-    tables = tables_of(gpu or DEFAULT_GPU, None, source) if where is None else tables_of(where, gpu, source)
+    tables = tables_of(where, gpu, source)
     table = tables.table(operator)
     keys, axes = _values(table)
     latency_us = table.columns["latency_us"]
@@ -190,7 +184,7 @@ def show(
         soft_wrap=True,
     )
     rows = [
-        (c.name, kind, c.unit, str(len(values[c.name])), _show_listed(values[c.name]), c.meaning)
+        (c.name, kind, c.unit, str(len(values[c.name])), _some_values(values[c.name]), c.meaning)
         for kind, columns, values in (("key", table.schema.keys, keys), ("axis", table.schema.axes, axes))
         for c in columns
     ]
@@ -206,7 +200,7 @@ def _values(table: MeasuredTable) -> tuple[dict[str, list[Any]], dict[str, list[
     return keys, axes
 
 
-def _show_listed(values: list[Any]) -> str:
+def _some_values(values: list[Any]) -> str:
     if len(values) <= SHOWN_VALUES:
         return ", ".join(map(str, values))
     half = SHOWN_VALUES // 2

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from fastroof.cli.named_plans import DEFAULT_GPU, table_sets
+from fastroof.cli.gpu_tables import import_progress
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, counted, percent, print_json, print_table
 from fastroof.cli.tables.list import Where
+from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import TableError
 from fastroof.units import TB
 
@@ -25,7 +26,7 @@ EXIT_WRONG_TABLES: Final = 1
 _LISTED: Final = 3
 """Findings of a kind that are listed one by one; of more there is one line."""
 
-EPILOG: Final = """\b
+VALIDATE_EPILOG: Final = """\b
 Exit code 1 if a table must not be used or has an error finding, else 0.
 
 \b
@@ -50,23 +51,18 @@ class _Checked(NamedTuple):
         return "error" if self.refused else worst(report for _, report in self.reports)
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("validate", epilog=EPILOG)(validate)
-
-
 def validate(
     where: Where = None,
-    gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="Check only this GPU, where a folder holds several.")
+    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Source to check.  [default: all]")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Check only this source.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="List every finding, instead of one line a kind of warning.")
+        bool, typer.Option("--all", help="Print every finding, not one line per kind of warning.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check tables before they are used."""
+    """Check measured tables for errors."""
     checked = _check(gpu or DEFAULT_GPU, None, source) if where is None else _check(where, gpu, source)
     if as_json:
         print_json(
@@ -85,6 +81,7 @@ def validate(
 
 def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
     from fastroof.load.family_checks import siblings_of
+    from fastroof.load.listing import table_sets
     from fastroof.load.validate import validate
     from fastroof.tables import Tables
 
@@ -92,7 +89,8 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
 
     checked = _Checked([], [], [])
     try:
-        sets = table_sets(where, gpu, source)
+        with import_progress(where) as progress:
+            sets = table_sets(where, gpu, source, progress=progress)
     except TableError as error:
         if gpu is not None or source is not None or not Path(where).is_dir():
             raise

@@ -1,8 +1,8 @@
 """The loops of a serving engine, request by request: a step costs O(1), whatever its batch.
 
-A step takes what sums over its requests say, and these are kept up to date: ``state`` names what an engine
-remembers, ``scheduling`` makes a step, ``completion`` ends one, ``leaving`` takes requests out before their
-end, ``records`` keeps what is answered, and ``engine`` lets them follow each other. ``block_pool`` holds
-blocks that requests share; ``pooled_slots``, ``pooled_scheduling`` and ``pooled_engine`` are an engine over
-it.
+A step's time depends on sums over its requests, which are kept up to date. ``state`` defines the arrays,
+``slots`` what all engines share, ``scheduling`` makes a step, ``preemption`` removes requests early, and
+``engine`` runs it all over time. ``block_pool`` holds blocks that requests share; ``pooled_scheduling``,
+``pooled_preemption``, ``pooled_engine`` and ``pooled_replicas`` are engines with such a pool. ``ranks`` and
+``replicas`` run several engines.
 """

@@ -1,22 +1,23 @@
-"""A pool of KV blocks with their contents: whole blocks are shared, free ones wait to be found again.
+"""A pool of KV blocks: full blocks are shared, and free blocks keep their contents until they are reused.
 
-Every block has a number, a count of the requests that hold it and, once all of its tokens are known, the key
-of its contents. Free blocks stay in a queue with what they hold: blocks are taken from its head, where they
-have been free for longest, and a request that finds its tokens in some takes these out of wherever they are.
+A block has a number, a count of the requests that hold it and, once all of its tokens are known, the key of
+its contents. Free blocks form a queue, the longest free at its head. New blocks are taken from the head; a
+request that finds its tokens in free blocks takes those out of the queue wherever they are.
 
-What follows vLLM V1 (Apache-2.0; vllm/v1/core/block_pool.py@c59cb7941357, kv_cache_manager.py@003df2961dd8,
-sched/scheduler.py@00024d314514, sched/async_scheduler.py@014b23503270, as facts):
+The rules are those of vLLM V1 (Apache-2.0; vllm/v1/core/block_pool.py@c59cb7941357,
+kv_cache_manager.py@003df2961dd8, sched/scheduler.py@00024d314514, sched/async_scheduler.py@014b23503270;
+its behaviour, not its code):
 
-* a request gives its blocks back from its last to its first, each to the tail of the queue, so that the head
-  of a prompt lives longest. (The first of these files, a proposal, puts blocks without a key to the head.)
-* a block has its key when its last token is scheduled and known, not when the step ends: a prompt that is
-  admitted in the same step finds it. A token whose step is in flight is not known yet.
-* at most all tokens but the last are found, in whole blocks; found blocks that are free count as needed.
-* a block that was computed again has a twin with the same key. The oldest of them is found.
-* a request that fails to be admitted touches nothing.
+* a request frees its blocks from last to first, each to the tail of the queue, so that the start of a prompt
+  is kept longest. (The first of these files, a proposal, puts blocks without a key at the head.)
+* a block gets its key when its last token is scheduled and known, not when the step ends: a prompt admitted
+  in the same step finds it. A token whose step is in flight is not known yet.
+* only full blocks are found, and never a prompt's last token; found blocks that are free count as needed.
+* a block that is computed again becomes a twin with the same key. The oldest twin is found.
+* a request that is not admitted changes nothing.
 
-Keys are numbers: of a prompt's block, where equal numbers are equal prompts up to its end, from 0 on; of a
-block that nobody else can have, OWN less than any of these, made of its request and its place.
+Keys are integers. A key from 0 on is a prompt's block: equal keys are equal prompts up to the block's end. A
+key of OWN or less is a block that only its request can find, made from its request and its position.
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ from fastroof.compiled.jit import jit, jit_inline, jit_stateful, jit_stateful_in
 NO_KEY = -1
 OWN = -2
 PLACE_BITS = 28
-"""Of an own key, for the place of a block in its request: the longest sequence is as many tokens."""
+"""Bits of an own key that hold a block's position; the longest sequence has as many tokens."""
 
-# links of a block: in the queue of free blocks, whose ends are those of the block after the last; among those
-# of its key, in a ring; and how many hold it
+# columns of ``links``: neighbours in the free queue, a ring closed by the extra block after the last;
+# neighbours in the ring of blocks with the same key; number of holders
 NEXT_FREE, PREVIOUS_FREE, NEXT_TWIN, PREVIOUS_TWIN, HOLDERS = range(5)
 NUM_LINKS = 5
 
-# counts of a pool: tokens of prompts when first admitted, and how many were found; found after a preemption;
-# tokens of prompts that never were admitted, for nobody waited for them any more
+# counts of a pool. LOOKED_UP: prompt tokens when first admitted, of which FOUND; FOUND_AGAIN: after a
+# preemption; GIVEN_UP: prompt tokens of requests that timed out before they were admitted
 FREE_BLOCKS, EVICTIONS, LOOKED_UP_TOKENS, FOUND_TOKENS, FOUND_AGAIN_TOKENS, GIVEN_UP_TOKENS = range(6)
 NUM_COUNTS = 8
 
 
 class BlockPool(NamedTuple):
-    """One engine's pool, or those of all replicas along the first axis: see :func:`pool_of`."""
+    """One engine's pool, or all replicas' along the first axis.
+
+    ``counts[count]``; ``links[block, link]``; ``keys[block]``; ``oldest[key]``, the oldest block of a key
+    plus 1, or 0; ``tables[slot, place]``, the block at a position of a slot's request.
+    """
 
     counts: Longs
     links: Ints
@@ -53,7 +58,7 @@ class BlockPool(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Whose prompts are equal: of request r ``ids`` from ``offsets[r]`` on, numbers from 0."""
+    """Which prompts are equal: the ids of request r are ``ids[offsets[r]:]``, integers from 0."""
 
     ids: Ints
     offsets: Longs
@@ -63,7 +68,7 @@ class Prompts(NamedTuple):
 
 @jit_stateful_inline
 def pool_of(pools: BlockPool, replica: int) -> BlockPool:
-    """One replica's pool of several."""
+    """Return one replica's pool."""
     return BlockPool(
         pools.counts[replica],
         pools.links[replica],
@@ -88,13 +93,13 @@ def restart_pool(pool: BlockPool) -> None:
 
 @jit_stateful_inline
 def own_key(request: int, place: int) -> int:
-    """Key of a block that nobody else can have."""
+    """Return the key of a block that only its own request can find."""
     return OWN - ((request << PLACE_BITS) | place)
 
 
 @jit_stateful_inline
 def _key_of(prompts: Prompts, request: int, prompt_blocks: int, place: int) -> int:
-    """Key of a request's block; of its prompt there are ``prompt_blocks`` whole ones."""
+    """Return the key of a request's block; its prompt fills ``prompt_blocks`` blocks."""
     per_id = prompts.blocks_per_id
     if per_id > 0 and place < prompt_blocks:
         number = prompts.ids[prompts.offsets[request] + place // per_id]
@@ -104,7 +109,7 @@ def _key_of(prompts: Prompts, request: int, prompt_blocks: int, place: int) -> i
 
 @jit_stateful_inline
 def _held_block(pool: BlockPool, slot: int, place: int, key: int) -> int:
-    """Block with a key, or -1; one of the request's own is only where its slot says, if it has one."""
+    """Return the block with a key, or -1; a block with an own key can only be in the request's slot."""
     if key >= 0:
         return int(pool.oldest[key]) - 1
     if slot < 0:
@@ -123,7 +128,7 @@ def _leading(
     most: int,
     in_use: bool,
 ) -> int:
-    """How many of a request's first ``most`` blocks are in the pool, or held by others."""
+    """Count how many of a request's first ``most`` blocks are in the pool or, if ``in_use``, held."""
     low, high = 0, most
     while low < high:
         place = (low + high) >> 1
@@ -139,7 +144,7 @@ def _leading(
 def find_blocks(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, most: int
 ) -> tuple[int, int]:
-    """Blocks at a request's head that the pool has, of ``most``, and how many of them others hold."""
+    """Count the leading blocks of a request that the pool holds, up to ``most``, and those others hold."""
     found = _leading(pool, prompts, request, slot, prompt_blocks, most, False)
     return found, _leading(pool, prompts, request, slot, prompt_blocks, found, True)
 
@@ -148,7 +153,7 @@ def find_blocks(
 def held_tokens(
     pools: BlockPool, prompts: Prompts, replica: int, request: int, input_tokens: int, block_size: int
 ) -> int:
-    """Leading tokens of a prompt that a replica's pool holds now, for a router; it changes nothing."""
+    """Count the leading tokens of a prompt that a replica's pool holds, for a router; changes nothing."""
     if prompts.blocks_per_id == 0:
         return 0
     pool = pool_of(pools, replica)
@@ -158,7 +163,7 @@ def held_tokens(
 
 @jit_stateful_inline
 def _forget(pool: BlockPool, block: int) -> None:
-    """Take a block's key away."""
+    """Remove a block's key."""
     key, links = pool.keys[block], pool.links
     pool.keys[block] = NO_KEY
     if key < 0:
@@ -183,8 +188,8 @@ def _unlink_free(pool: BlockPool, block: int) -> None:
 
 
 @jit_stateful
-def take_new(pool: BlockPool, slot: int, first: int, stop: int) -> None:
-    """Give a slot's places from ``first`` on the blocks that have been free for longest; there are enough."""
+def take_blocks(pool: BlockPool, slot: int, first: int, stop: int) -> None:
+    """Fill a slot's positions from ``first`` to ``stop`` with the longest-free blocks; there are enough."""
     if stop <= first:
         return
     links, end = pool.links, len(pool.keys)
@@ -207,7 +212,7 @@ def take_new(pool: BlockPool, slot: int, first: int, stop: int) -> None:
 def take_found(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, found: int
 ) -> None:
-    """Have a slot hold the first ``found`` blocks of its request, which are in the pool."""
+    """Let a slot hold the first ``found`` blocks of its request, which are in the pool."""
     links = pool.links
     for place in range(found):
         block = _held_block(pool, slot, place, _key_of(prompts, request, prompt_blocks, place))
@@ -219,10 +224,10 @@ def take_found(
 
 
 @jit_stateful
-def keep_shared(
+def publish_blocks(
     pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, first: int, stop: int
 ) -> None:
-    """Let others find the whole blocks of a prompt from ``first`` on; those of its own have time."""
+    """Give full blocks of a prompt their keys, so that others find them; own keys are set when freed."""
     per_id = prompts.blocks_per_id
     if per_id == 0:
         return
@@ -250,8 +255,8 @@ def keep_shared(
 
 
 @jit_stateful
-def give_back(pool: BlockPool, request: int, slot: int, held: int, known: int) -> None:
-    """Give a slot's ``held`` blocks back, the last one first; tokens of the first ``known`` are all known."""
+def free_blocks(pool: BlockPool, request: int, slot: int, held: int, known: int) -> None:
+    """Free a slot's ``held`` blocks, last first; all tokens of the first ``known`` blocks are known."""
     links, end = pool.links, len(pool.keys)
     newest = links[end, PREVIOUS_FREE]
     freed = 0
@@ -273,7 +278,7 @@ def give_back(pool: BlockPool, request: int, slot: int, held: int, known: int) -
 
 @jit_inline
 def _add(tree: Ints, place: int, value: int) -> None:
-    """Add at a place, from 1 on, of a Fenwick tree."""
+    """Add to an element of a Fenwick tree; elements count from 1."""
     while place < len(tree):
         tree[place] += value
         place += place & -place
@@ -281,7 +286,7 @@ def _add(tree: Ints, place: int, value: int) -> None:
 
 @jit_inline
 def _count(tree: Ints, place: int) -> int:
-    """Sum of the places from 1 to this one."""
+    """Sum the elements 1 to ``place`` of a Fenwick tree."""
     total = 0
     while place > 0:
         total += tree[place]
@@ -293,7 +298,7 @@ def _count(tree: Ints, place: int) -> int:
 def stack_distances(
     prompts: Prompts, input_tokens: Ints, block_size: int, used: Longs, tree: Ints, hits: Longs
 ) -> None:
-    """Count, in ``hits[d]``, blocks that are found where d others have been used since."""
+    """Count hits by stack distance: ``hits[d]`` blocks are found again after d others were used."""
     now, keys_used, per_id = 0, 0, prompts.blocks_per_id
     for request in range(len(input_tokens)):
         first = prompts.offsets[request]
@@ -301,7 +306,7 @@ def stack_distances(
         for place in range(findable):
             key = prompts.ids[first + place // per_id] * per_id + place % per_id
             if used[key] == 0:
-                # nor are those behind it
+                # the blocks after it are not found either
                 break
             hits[keys_used - _count(tree, used[key])] += 1
         for place in range(input_tokens[request] // block_size - 1, -1, -1):

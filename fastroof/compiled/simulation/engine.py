@@ -1,4 +1,7 @@
-"""One engine over time: steps end, requests arrive, steps are scheduled."""
+"""One engine over time: steps end, requests arrive and time out, steps are scheduled.
+
+Runs of decode steps between two events go through ``run_decodes``, which keeps everything in registers.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,17 @@ from fastroof.compiled.grids import axis_cell, line_at
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.compiled.llvm import table_load
-from fastroof.compiled.simulation.leaving import free_slot, time_out, unlink_order
+from fastroof.compiled.simulation.preemption import time_out
 from fastroof.compiled.simulation.scheduling import make_step
+from fastroof.compiled.simulation.slots import (
+    begin_us,
+    end_step,
+    free_slot,
+    record_prompt_token,
+    record_step,
+    see_arrivals,
+    unlink_order,
+)
 from fastroof.compiled.simulation.state import (
     ARRIVED,
     BELOW,
@@ -35,10 +47,10 @@ from fastroof.compiled.simulation.state import (
     FRESH_AT,
     GOES_ON,
     GONE,
-    HEAD,
     HELD,
     IN_FLIGHT,
     KV_SUM,
+    LAST,
     LAST_DECODE_END,
     LEAST_FREE,
     NONE,
@@ -47,7 +59,6 @@ from fastroof.compiled.simulation.state import (
     NUM_FINISHED,
     OLDEST,
     PARTIAL,
-    PEAK_WAITING,
     PREEMPTED_FRESH,
     REQUEST,
     RUNNING,
@@ -85,7 +96,7 @@ from fastroof.compiled.steps import (
 
 @jit_stateful_inline
 def _is_steady(state: EngineState, options: EngineOptions, plan: PlanParts) -> bool:
-    """Whether all that runs decodes, nothing that waits can start, and the step in flight is alike."""
+    """Whether every running request decodes, no waiting one can start, and the step in flight is the same."""
     scalars = state.scalars
     if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0:
         return False
@@ -132,7 +143,8 @@ def run_decodes(
     row = axis_cell(arena, plan.decode.y, batch)
     above = batch - table_load(arena, plan.decode.y.nodes_at + row)
     running, waiting, num_blocks = scalars[RUNNING], scalars[WAITING], scalars[NUM_BLOCKS]
-    # the straight line that the mean kv is on, up to the next node; what a bin of gaps and of series will get
+    # the line segment that the mean kv_len is on, up to the next node; pending additions to a bin of gaps and
+    # series
     at_zero_us, slope_us, line_end = 0.0, 0.0, 0.0
     gap_key, gaps = 0, 0
     window, window_sum, below = plan.window, scalars[WINDOW_SUM], scalars[BELOW]
@@ -210,7 +222,7 @@ def run_decodes(
 def _finish(
     state: EngineState, options: EngineOptions, requests: Requests, served: Served, slot: int, now_us: float
 ) -> None:
-    """A request has its last token."""
+    """End a request that has its last token."""
     slots = state.slots
     request = slots[REQUEST, slot]
     served.last_us[request] = now_us
@@ -220,8 +232,9 @@ def _finish(
             tokens = requests.input_tokens[request] + requests.output_tokens[request] - 1
             held = blocks_of(tokens, options)
         state.scalars[FREE] += held
-        unlink_order(state, slot)
+        unlink_order(state, slot, LAST)
     free_slot(state, slot)
+    state.scalars[RUNNING] -= 1
     state.scalars[NUM_FINISHED] += 1
     if options.timeout_us < math.inf:
         served.place[request] = DONE_PLACE
@@ -230,7 +243,7 @@ def _finish(
 
 
 @jit_stateful_inline
-def _say_decodes(
+def _end_decodes(
     state: EngineState,
     options: EngineOptions,
     requests: Requests,
@@ -239,11 +252,11 @@ def _say_decodes(
     flight: int,
     now_us: float,
 ) -> None:
-    """Every decode of a step has a token; it is the last of those in the step's bucket."""
+    """Record a token for every decode of a step; requests in the step's bucket end."""
     scalars = state.scalars
     decodes = scalars[FLIGHT_DECODES + flight]
     for i in range(scalars[FRESH]):
-        # those that have prefilled since the last step of decodes
+        # requests that prefilled since the last decode step
         slot = state.fresh[i]
         if slot >= 0:
             request = state.slots[REQUEST, slot]
@@ -269,7 +282,7 @@ def _say_decodes(
 
 
 @jit_stateful_inline
-def _say_firsts(
+def _end_firsts(
     state: EngineState,
     options: EngineOptions,
     requests: Requests,
@@ -278,20 +291,15 @@ def _say_firsts(
     flight: int,
     now_us: float,
 ) -> None:
-    """Every prompt that a step has completed has a token: its first, or the next after it was preempted."""
+    """Record a token for every prompt that a step completed: its first, or the next after a preemption."""
     for i in range(state.scalars[FLIGHT_FIRSTS + flight]):
         request, slot = state.firsts[2 * flight, i], state.firsts[2 * flight + 1, i]
         if served.status[request] == TIMED_OUT:
             continue
-        if math.isnan(served.first_us[request]):
-            served.first_us[request] = now_us
-        else:
-            add_gaps(record, now_us - served.last_us[request], 1)
+        record_prompt_token(served, record, request, now_us)
         if slot >= 0:
             _finish(state, options, requests, served, slot, now_us)
-            continue
-        served.last_us[request] = now_us
-        if options.prefill_first and state.slots[REQUEST, GOES_ON - slot] == request:
+        elif options.prefill_first and state.slots[REQUEST, GOES_ON - slot] == request:
             state.slots[FRESH_AT, GOES_ON - slot] = state.scalars[FRESH]
             state.fresh[state.scalars[FRESH]] = GOES_ON - slot
             state.scalars[FRESH] += 1
@@ -306,42 +314,19 @@ def complete_step(
     record: Record,
     now_us: float,
 ) -> None:
-    """End the running step now; the next in flight begins."""
-    scalars, clock = state.scalars, state.clock
+    """End the running step now and start the next one in flight."""
+    scalars = state.scalars
     flight = scalars[OLDEST]
     if scalars[FLIGHT_STEP + flight] != NONE:
-        _say_decodes(state, options, requests, served, record, flight, now_us)
+        _end_decodes(state, options, requests, served, record, flight, now_us)
     if scalars[FLIGHT_FIRSTS + flight] > 0:
-        _say_firsts(state, options, requests, served, record, flight, now_us)
-    clock[BUSY_US] += clock[FLIGHT_US + flight]
-    scalars[OLDEST] = 1 - flight
-    scalars[IN_FLIGHT] -= 1
-    if scalars[IN_FLIGHT] > 0:
-        clock[END] = now_us + clock[FLIGHT_US + scalars[OLDEST]]
-
-
-@jit_stateful_inline
-def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
-    """Count those that have come as waiting."""
-    scalars = state.scalars
-    while scalars[ARRIVED] != NONE and requests.arrival_us[scalars[ARRIVED]] <= now_us:
-        scalars[ARRIVED] = requests.next_arrived[scalars[ARRIVED]]
-        scalars[WAITING] += 1
-    scalars[PEAK_WAITING] = max(scalars[PEAK_WAITING], scalars[WAITING])
-
-
-@jit_stateful_inline
-def begin_us(state: EngineState, requests: Requests) -> float:
-    """When an idle engine has something to do: at its next arrival, or never."""
-    scalars = state.scalars
-    if scalars[HEAD] == NONE:
-        return math.inf
-    return float(max(state.clock[NOW], requests.arrival_us[scalars[HEAD]]))
+        _end_firsts(state, options, requests, served, record, flight, now_us)
+    end_step(state, flight, now_us)
 
 
 @jit_stateful_inline
 def _next_event_us(state: EngineState, options: EngineOptions, requests: Requests, until_us: float) -> float:
-    """When something else than the end of a step happens: an arrival, a time-out, or ``until_us``."""
+    """Return the time of the next event other than the end of a step: arrival, time-out or ``until_us``."""
     scalars = state.scalars
     event_us = until_us
     if scalars[ARRIVED] != NONE:
@@ -352,7 +337,7 @@ def _next_event_us(state: EngineState, options: EngineOptions, requests: Request
 
 
 @jit_stateful_inline
-def _at_instant(
+def _between_steps(
     arena: Floats,
     plan: PlanParts,
     options: EngineOptions,
@@ -362,7 +347,7 @@ def _at_instant(
     record: Record,
     until_us: float,
 ) -> None:
-    """What happens between two steps: arrivals, time-outs, scheduling."""
+    """Handle everything between two steps: arrivals, time-outs, scheduling."""
     scalars, clock = state.scalars, state.clock
     now_us = clock[NOW]
     see_arrivals(state, requests, now_us)
@@ -377,14 +362,7 @@ def _at_instant(
             break
         if was_idle:
             clock[END] = now_us + step_us
-    if scalars[IN_FLIGHT] > 0:
-        flight = scalars[OLDEST]
-        tokens = (
-            scalars[FLIGHT_TOKENS + flight],
-            scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight],
-        )
-        blocks = scalars[NUM_BLOCKS] - scalars[FREE]
-        add_interval(record, now_us, clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
+    record_step(state, record, now_us)
 
 
 @jit_stateful
@@ -397,11 +375,11 @@ def advance(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run an engine until its next event is not before ``until_us``. Returns a code."""
+    """Run an engine until its next event is at or after ``until_us``. Returns a code."""
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
-        # read again each time: every store of the loop might be to it
+        # reloaded each time: to the compiler, any store of the loop may change it
         if options.stop[0] != 0:
             return CODE_STOPPED
         if scalars[IN_FLIGHT] > 0:
@@ -420,7 +398,7 @@ def advance(
             if now_us >= until_us:
                 return 0
             clock[NOW] = now_us
-        _at_instant(arena, plan, options, state, requests, served, record, until_us)
+        _between_steps(arena, plan, options, state, requests, served, record, until_us)
 
 
 @jit_stateful

@@ -1,4 +1,4 @@
-"""One engine over a pool of blocks, over time: ``engine``, with blocks that requests share and find again."""
+"""One engine over time, its KV blocks in a pool: as ``engine``, with blocks that requests share."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.block_pool import FREE_BLOCKS, BlockPool, Prompts, give_back, restart_pool
+from fastroof.compiled.simulation.block_pool import FREE_BLOCKS, BlockPool, Prompts, free_blocks, restart_pool
+from fastroof.compiled.simulation.pooled_preemption import EARLIEST, OVER, is_late, time_out_pooled
 from fastroof.compiled.simulation.pooled_scheduling import make_pooled_step
-from fastroof.compiled.simulation.pooled_slots import (
-    EARLIEST,
-    LAST_SLOT,
-    OVER,
-    give_up,
-    is_late,
-    release_slot,
+from fastroof.compiled.simulation.slots import (
+    begin_us,
+    end_step,
+    free_slot,
+    record_prompt_token,
+    record_step,
+    see_arrivals,
     unlink_order,
 )
 from fastroof.compiled.simulation.state import (
-    ARRIVED,
     BUCKET_NEXT,
-    BUSY_US,
+    BUCKET_PREVIOUS,
     CODE_STOPPED,
     CODE_STUCK,
     END,
@@ -30,23 +30,18 @@ from fastroof.compiled.simulation.state import (
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_STEP,
-    FLIGHT_TOKENS,
-    FLIGHT_US,
     FREE,
     GONE,
-    HEAD,
     HELD,
     IN_FLIGHT,
     LAST,
     LAST_END,
     NONE,
     NOW,
-    NUM_BLOCKS,
     NUM_FINISHED,
     NUM_TIMED_OUT,
     OLDEST,
     ORDER_PREVIOUS,
-    PEAK_WAITING,
     PREEMPTED,
     REQUEST,
     RUNNING,
@@ -58,7 +53,6 @@ from fastroof.compiled.simulation.state import (
     Requests,
     Served,
     add_gaps,
-    add_interval,
     queue_all,
     release_next,
     restart,
@@ -68,22 +62,11 @@ from fastroof.compiled.steps import open_plan
 
 @jit_stateful_inline
 def restart_pooled(state: EngineState, pool: BlockPool) -> None:
-    """Empty an engine and its pool, whose ``oldest`` and ``tables`` are 0; other arrays may hold anything."""
+    """Reset an engine and its pool; ``oldest`` and ``tables`` must be 0, other arrays may hold anything."""
     restart_pool(pool)
     restart(state, pool.counts[FREE_BLOCKS])
-    state.calendar[:] = NONE
     state.due[:] = NONE
     state.clock[EARLIEST] = math.inf
-
-
-@jit_stateful_inline
-def _see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
-    """Count those that have come as waiting."""
-    scalars = state.scalars
-    while scalars[ARRIVED] != NONE and requests.arrival_us[scalars[ARRIVED]] <= now_us:
-        scalars[ARRIVED] = requests.next_arrived[scalars[ARRIVED]]
-        scalars[WAITING] += 1
-    scalars[PEAK_WAITING] = max(scalars[PEAK_WAITING], scalars[WAITING])
 
 
 @jit_stateful_inline
@@ -96,7 +79,7 @@ def _end_request(
     served: Served,
     slot: int,
 ) -> None:
-    """A request has its last token; or it comes too late, where its blocks are gone already."""
+    """End a request with its last token, or as timed out if the token is late and its blocks are gone."""
     slots, scalars, now_us = state.slots, state.scalars, state.clock[NOW]
     request, size = slots[REQUEST, slot], options.block_size
     if slots[HELD, slot] == GONE and is_late(options, requests, request, now_us):
@@ -109,10 +92,10 @@ def _end_request(
     if slots[HELD, slot] != GONE:
         prompt = requests.input_tokens[request]
         known = (prompt + requests.output_tokens[request] - 1) // size
-        give_back(pool, request, slot, slots[HELD, slot], known)
+        free_blocks(pool, request, slot, slots[HELD, slot], known)
         scalars[FREE] = pool.counts[FREE_BLOCKS]
         unlink_order(state, slot, LAST)
-    release_slot(state, slot)
+    free_slot(state, slot)
     scalars[RUNNING] -= 1
     if options.clients > 0:
         release_next(state, requests, options, now_us)
@@ -122,7 +105,7 @@ def _end_request(
 def _late_decodes(
     state: EngineState, options: EngineOptions, requests: Requests, step: int, now_us: float
 ) -> int:
-    """Tokens of the ending step of decodes whose clients have given up before."""
+    """Count tokens of the ending decode step whose requests have timed out before it."""
     slots = state.slots
     late = 0
     for newest in (LAST, PREEMPTED):
@@ -149,7 +132,7 @@ def _complete_step(
     served: Served,
     record: Record,
 ) -> None:
-    """End the running step now: its tokens are there, and the next in flight begins."""
+    """End the running step now: record its tokens and start the next one in flight."""
     scalars, clock, slots, calendar = state.scalars, state.clock, state.slots, state.calendar
     flight, now_us = scalars[OLDEST], clock[NOW]
     step, decodes = scalars[FLIGHT_STEP + flight], scalars[FLIGHT_DECODES + flight]
@@ -158,14 +141,17 @@ def _complete_step(
         if is_strict:
             decodes -= _late_decodes(state, options, requests, step, now_us)
         if decodes > 0:
-            # all of them were in the step before it too
+            # all of them were in the step before, too
             add_gaps(record, now_us - clock[LAST_END], decodes)
         place = step & (calendar.shape[1] - 1)
         slot = calendar[FIRST_SLOT, place]
         calendar[FIRST_SLOT, place] = NONE
-        calendar[LAST_SLOT, place] = NONE
+        # end requests in the order they entered, as their blocks are freed in that order; buckets hold them
+        # reversed
+        while slot != NONE and slots[BUCKET_NEXT, slot] != NONE:
+            slot = slots[BUCKET_NEXT, slot]
         while slot != NONE:
-            after = slots[BUCKET_NEXT, slot]
+            after = slots[BUCKET_PREVIOUS, slot]
             if (
                 is_strict
                 and slots[HELD, slot] != GONE
@@ -183,19 +169,11 @@ def _complete_step(
             if slot != NONE and slots[HELD, slot] == GONE:
                 _end_request(state, pool, prompts, options, requests, served, slot)
             continue
-        if math.isnan(served.first_us[request]):
-            served.first_us[request] = now_us
-        else:
-            add_gaps(record, now_us - served.last_us[request], 1)
-        served.last_us[request] = now_us
+        record_prompt_token(served, record, request, now_us)
         if slot != NONE:
             _end_request(state, pool, prompts, options, requests, served, slot)
-    clock[BUSY_US] += clock[FLIGHT_US + flight]
     clock[LAST_END] = now_us
-    scalars[OLDEST] = 1 - flight
-    scalars[IN_FLIGHT] -= 1
-    if scalars[IN_FLIGHT] > 0:
-        clock[END] = now_us + clock[FLIGHT_US + scalars[OLDEST]]
+    end_step(state, flight, now_us)
 
 
 @jit_stateful
@@ -210,7 +188,7 @@ def advance_pooled(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run an engine until its next event is not before ``until_us``. Returns a code."""
+    """Run an engine until its next event is at or after ``until_us``. Returns a code."""
     plan = open_plan(arena)
     scalars, clock = state.scalars, state.clock
     while True:
@@ -224,17 +202,15 @@ def advance_pooled(
         else:
             if scalars[WAITING] > 0:
                 return CODE_STUCK
-            if scalars[HEAD] == NONE:
+            now_us = begin_us(state, requests)
+            if now_us >= until_us:
                 return 0
-            arrival_us = max(clock[NOW], requests.arrival_us[scalars[HEAD]])
-            if arrival_us >= until_us:
-                return 0
-            clock[NOW] = arrival_us
+            clock[NOW] = now_us
         now_us = clock[NOW]
-        _see_arrivals(state, requests, now_us)
+        see_arrivals(state, requests, now_us)
         if options.timeout_us < math.inf:
-            give_up(state, pool, prompts, options, requests, served)
-            _see_arrivals(state, requests, now_us)
+            time_out_pooled(state, pool, prompts, options, requests, served)
+            see_arrivals(state, requests, now_us)
         while scalars[IN_FLIGHT] < options.depth:
             is_idle = scalars[IN_FLIGHT] == 0
             step_us = make_pooled_step(arena, plan, options, state, pool, prompts, requests, served)
@@ -242,12 +218,7 @@ def advance_pooled(
                 break
             if is_idle:
                 clock[END] = now_us + step_us
-        if scalars[IN_FLIGHT] > 0:
-            flight = scalars[OLDEST]
-            said = scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight]
-            tokens = scalars[FLIGHT_TOKENS + flight], said
-            blocks = scalars[NUM_BLOCKS] - scalars[FREE]
-            add_interval(record, now_us, clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
+        record_step(state, record, now_us)
 
 
 @jit_stateful

@@ -1,9 +1,9 @@
-"""Ranks of attention data parallelism: schedulers of their own, whose steps start together.
+"""Ranks of attention data parallelism: each has its own scheduler, and their steps start together.
 
-A step of all ranks takes as long as the longest of theirs, whose experts compute the tokens of all ranks, or
-more, as the rules of the engine say (fastroof.compiled.expert_rows); a rank without a request in it waits. A
-request goes to a rank when the engine sees it. Prompts may wait for those of other ranks. One rank is an
-engine by itself.
+A step of all ranks takes as long as the longest rank's. Its experts compute the tokens of all ranks, or more,
+depending on the engine's rules (fastroof.compiled.expert_rows); a rank without requests waits. A request is
+assigned to a rank when the engine sees it. Prompts may wait for those of other ranks. A single rank is a
+plain engine.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from fastroof.compiled.expert_rows import (
     wait_for_others_us,
 )
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.engine import complete_step, see_arrivals
-from fastroof.compiled.simulation.leaving import time_out
+from fastroof.compiled.simulation.engine import complete_step
+from fastroof.compiled.simulation.preemption import time_out
 from fastroof.compiled.simulation.scheduling import has_prompt, make_step
+from fastroof.compiled.simulation.slots import see_arrivals
 from fastroof.compiled.simulation.state import (
     CODE_STOPPED,
     CODE_STUCK,
@@ -56,11 +57,15 @@ from fastroof.compiled.simulation.state import (
 from fastroof.compiled.steps import EXPERT_AT, PlanParts, open_plan
 
 WAITING_WEIGHT = 4
-"""Running requests that a waiting one counts as, where a request goes to what has the least load."""
+"""How many running requests a waiting one counts as when loads are compared."""
 
 
 class RankGroup(NamedTuple):
-    """What ranks have in common, or all replicas' along the first axis."""
+    """The shared state of an engine's ranks, or all engines' along the first axis.
+
+    ``scalars`` and ``clock`` are indexed by the names below; ``takes_part[flight, rank]`` says which ranks
+    have requests in each of two steps in flight.
+    """
 
     scalars: Longs
     clock: Floats
@@ -68,8 +73,8 @@ class RankGroup(NamedTuple):
     rules: RankRules
 
 
-# scalars: first and last of the requests that no rank has yet, how many they are, steps; requests that ranks
-# were given, steps that prompts have waited for those of other ranks
+# scalars: first, last and number of the requests not yet assigned to a rank; steps in flight and which is the
+# oldest; steps; requests assigned so far; steps that prompts have waited for those of other ranks
 FIRST_SENT, LAST_SENT, SENT, GROUP_IN_FLIGHT, GROUP_OLDEST, GROUP_STEPS, GIVEN, HELD_STEPS = range(8)
 GROUP_SCALARS = 8
 
@@ -80,13 +85,13 @@ GROUP_CLOCKS = 4
 
 @jit_stateful_inline
 def group_of(groups: RankGroup, replica: int) -> RankGroup:
-    """One replica's of several."""
+    """Return one engine's group."""
     return RankGroup(groups.scalars[replica], groups.clock[replica], groups.takes_part[replica], groups.rules)
 
 
 @jit_stateful_inline
 def restart_group(states: EngineState, group: RankGroup, num_blocks: int) -> None:
-    """Empty all ranks, whose arrays may hold anything."""
+    """Reset all ranks, whose arrays may hold anything."""
     group.scalars[:] = 0
     group.scalars[FIRST_SENT] = NONE
     group.clock[:] = 0.0
@@ -96,7 +101,7 @@ def restart_group(states: EngineState, group: RankGroup, num_blocks: int) -> Non
 
 @jit_stateful_inline
 def push_to_group(group: RankGroup, requests: Requests, request: int) -> None:
-    """Send a request, after all that arrive before it; a rank has it when the engine sees it."""
+    """Send a request, after all that arrive before it; it gets a rank when the engine sees it."""
     scalars = group.scalars
     requests.next_arrived[request] = NONE
     if scalars[FIRST_SENT] == NONE:
@@ -109,7 +114,7 @@ def push_to_group(group: RankGroup, requests: Requests, request: int) -> None:
 
 @jit_stateful_inline
 def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> float:
-    """When the next event is: a step's end, or the arrival that an idle engine waits for; or never."""
+    """Return the time of the next event: a step's end, the next arrival if idle, or inf."""
     if group.scalars[GROUP_IN_FLIGHT] > 0:
         return float(group.clock[GROUP_END])
     if group.scalars[FIRST_SENT] == NONE:
@@ -119,7 +124,7 @@ def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> 
 
 @jit_stateful
 def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
-    """Say which of some ranks gets a request, the first of equals, by the scalars of each."""
+    """Choose the rank that gets a request, the first of equals, from the ranks' scalars."""
     ranks = scalars.shape[0]
     if rule == TAKES_TURNS:
         return int(given % ranks)
@@ -128,7 +133,7 @@ def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
         has = waits[rank] + scalars[rank, RUNNING]
         active += has
         most = max(most, has)
-    # an even share of the requests, this one included
+    # an even share of the requests, including this one
     share = max((active + ranks) // ranks, most)
     least = 0
     least_load = math.inf
@@ -147,7 +152,7 @@ def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
 
 @jit_stateful_inline
 def _see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: float) -> None:
-    """Give what has arrived to the ranks that the rules say."""
+    """Assign requests that have arrived to ranks by the engine's rule."""
     scalars = group.scalars
     while scalars[FIRST_SENT] != NONE and requests.arrival_us[scalars[FIRST_SENT]] <= now_us:
         request = scalars[FIRST_SENT]
@@ -171,7 +176,7 @@ def group_step_end(
     record: Record,
     now_us: float,
 ) -> int:
-    """Go to the next event, which may end a step. Returns how many requests have left since the last."""
+    """Go to the next event, which may end a step. Returns how many requests left."""
     scalars, clock = group.scalars, group.clock
     left = 0
     has_step = scalars[GROUP_IN_FLIGHT] > 0
@@ -188,7 +193,7 @@ def group_step_end(
             time_out(state, options, requests, served, plan.window, now_us, True)
         if has_step and group.takes_part[flight, rank]:
             complete_step(state, options, requests, served, record, now_us)
-            # the next one takes as long as the longest of all ranks'
+            # the next step takes as long as the longest rank's
             state.clock[END] = clock[GROUP_END]
         left += state.scalars[NUM_FINISHED] + state.scalars[NUM_TIMED_OUT] - before
     return left
@@ -204,7 +209,7 @@ def group_time_out(
     served: Served,
     now_us: float,
 ) -> int:
-    """Let arrivals in and those out whose clients have given up. Returns how many these are."""
+    """Assign arrivals and drop timed-out requests. Returns how many were dropped."""
     _see_sent(states, group, requests, now_us)
     left = 0
     if options.timeout_us < math.inf:
@@ -220,7 +225,7 @@ def group_time_out(
 def _prompts_begin(
     options: EngineOptions, states: EngineState, group: RankGroup, requests: Requests, served: Served
 ) -> bool:
-    """Whether prompts that wait may begin now, where they wait for each other (``balance_steps``)."""
+    """Whether waiting prompts may start now, if they wait for those of other ranks (``balance_steps``)."""
     all_have, all_decode = True, True
     for rank in range(states.scalars.shape[0]):
         state = engine_of(states, rank)
@@ -239,7 +244,7 @@ def _prompts_begin(
 def _together_us(
     arena: Floats, plan: PlanParts, options: EngineOptions, states: EngineState, group: RankGroup, flight: int
 ) -> float:
-    """Time a step of all ranks, us: the longest of their own, with experts that compute for all of them."""
+    """Time a step of all ranks, us: the longest rank's, with experts that compute the tokens of all ranks."""
     rules = group.rules
     ranks = states.scalars.shape[0]
     total, fullest, new = 0, 0, 0
@@ -286,7 +291,7 @@ def group_schedule(
     record: Record,
     now_us: float,
 ) -> int:
-    """Make steps of all ranks until one runs and, where scheduling is asynchronous, one more is made."""
+    """Schedule steps of all ranks until one runs and, with asynchronous scheduling, a second is ready."""
     scalars, clock = group.scalars, group.clock
     ranks = states.scalars.shape[0]
     _see_sent(states, group, requests, now_us)
@@ -338,7 +343,7 @@ def advance_ranks(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run ranks until their next event is not before ``until_us``. Returns a code, as ``advance`` does."""
+    """Run ranks until their next event is at or after ``until_us``. Returns a code."""
     plan = open_plan(arena)
     while True:
         if options.stop[0] != 0:

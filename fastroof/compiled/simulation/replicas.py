@@ -1,7 +1,7 @@
-"""Replicas of an engine, and the router that says which of them serves a request.
+"""Replicas of an engine, the router that chooses one for each request, and transfers between pools of them.
 
-A router looks at all replicas as they are when a request arrives: each has done what happens before. What
-ends or begins at that very time has not happened yet.
+A router sees every replica as it is when a request arrives: everything before that time has happened, and
+what ends or starts at exactly that time has not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from fastroof.arrays import Floats, Ints, Longs
-from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.jit import jit, jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.engine import advance
 from fastroof.compiled.simulation.ranks import (
     WAITING_WEIGHT,
@@ -39,6 +39,7 @@ from fastroof.compiled.simulation.state import (
     Record,
     Requests,
     Served,
+    add_gaps,
     engine_of,
     push_request,
 )
@@ -48,7 +49,7 @@ ROUND_ROBIN, LEAST_OUTSTANDING, LEAST_LOAD, LEAST_KV, POWER_OF_TWO = range(5)
 
 
 class Router(NamedTuple):
-    """How a replica is chosen."""
+    """How a replica is chosen: a rule, two draws for each request, requests sent to each engine."""
 
     rule: int
     drawn: Ints
@@ -56,7 +57,7 @@ class Router(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """Engines, and who sends them requests; each of ``num_blocks`` blocks a rank."""
+    """Engines and their router. ``waits`` is scratch space: one element per engine of a replica."""
 
     states: EngineState
     groups: RankGroup
@@ -67,7 +68,7 @@ class Fleet(NamedTuple):
 
 @jit_stateful_inline
 def _ranks_of(fleet: Fleet, engine: int) -> EngineState:
-    """The ranks of one engine."""
+    """Return the states of one engine's ranks."""
     states, ranks = fleet.states, fleet.groups.takes_part.shape[2]
     first, last = engine * ranks, (engine + 1) * ranks
     return EngineState(
@@ -82,28 +83,28 @@ def _ranks_of(fleet: Fleet, engine: int) -> EngineState:
 
 
 @jit_stateful_inline
-def _apart(fleet: Fleet) -> int:
-    """Engines of a replica: ranks that step by themselves."""
+def _engines_each(fleet: Fleet) -> int:
+    """Number of engines in a replica: ranks that step independently are engines."""
     return len(fleet.waits)
 
 
 @jit_stateful_inline
 def _outstanding(fleet: Fleet, replica: int) -> int:
-    """Requests that wait at a replica or run."""
-    there = 0
-    for engine in range(replica * _apart(fleet), (replica + 1) * _apart(fleet)):
-        there += fleet.router.pushed[engine]
+    """Number of requests that wait or run at a replica."""
+    outstanding = 0
+    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
+        outstanding += fleet.router.pushed[engine]
         scalars = _ranks_of(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
-            there -= scalars[rank, NUM_FINISHED] + scalars[rank, NUM_TIMED_OUT]
-    return int(there)
+            outstanding -= scalars[rank, NUM_FINISHED] + scalars[rank, NUM_TIMED_OUT]
+    return int(outstanding)
 
 
 @jit_stateful_inline
 def _running(fleet: Fleet, replica: int) -> int:
-    """Requests that run at a replica."""
+    """Number of requests that run at a replica."""
     running = 0
-    for engine in range(replica * _apart(fleet), (replica + 1) * _apart(fleet)):
+    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
         scalars = _ranks_of(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             running += scalars[rank, RUNNING]
@@ -112,55 +113,66 @@ def _running(fleet: Fleet, replica: int) -> int:
 
 @jit_stateful_inline
 def _blocks(fleet: Fleet, replica: int) -> int:
-    """Blocks of KV cache that requests of a replica hold."""
+    """Number of KV blocks that requests hold at a replica."""
     blocks = 0
-    for engine in range(replica * _apart(fleet), (replica + 1) * _apart(fleet)):
+    for engine in range(replica * _engines_each(fleet), (replica + 1) * _engines_each(fleet)):
         scalars = _ranks_of(fleet, engine).scalars
         for rank in range(scalars.shape[0]):
             blocks += scalars[rank, NUM_BLOCKS] - scalars[rank, FREE]
     return blocks
 
 
+class Load(NamedTuple):
+    """What a router compares, in this order: less is better, and of equals the first replica."""
+
+    load: int
+    tie: int
+    second_tie: int
+
+
+@jit_stateful_inline
+def is_less(one: Load, other: Load) -> bool:
+    """Whether one load is less than another."""
+    if one.load != other.load:
+        return one.load < other.load
+    return one.tie < other.tie or (one.tie == other.tie and one.second_tie < other.second_tie)
+
+
 @jit_stateful
-def _choose_replica(fleet: Fleet, request: int) -> int:
-    """Say which replica gets a request; of equals the first."""
+def choose_replica(fleet: Fleet, request: int) -> int:
+    """Choose the replica that serves a request."""
     router = fleet.router
-    replicas = len(router.pushed) // _apart(fleet)
+    replicas = len(router.pushed) // _engines_each(fleet)
     if router.rule == ROUND_ROBIN:
         return request % replicas
     if router.rule == POWER_OF_TWO:
         first, second = router.drawn[0, request], router.drawn[1, request]
         return int(second) if _outstanding(fleet, second) < _outstanding(fleet, first) else int(first)
-    least = 0
-    least_load, least_waiting, least_running = 0, 0, 0
+    chosen, least = 0, Load(0, 0, 0)
     for replica in range(replicas):
         running = _running(fleet, replica)
         waiting = _outstanding(fleet, replica) - running
-        load = waiting + running
+        own = Load(waiting + running, 0, 0)
         if router.rule == LEAST_LOAD:
-            load = WAITING_WEIGHT * waiting + running
+            own = Load(WAITING_WEIGHT * waiting + running, 0, 0)
         elif router.rule == LEAST_KV:
-            load = _blocks(fleet, replica)
-        is_less = load < least_load
-        if router.rule == LEAST_KV and load == least_load:
-            is_less = waiting < least_waiting or (waiting == least_waiting and running < least_running)
-        if replica == 0 or is_less:
-            least = replica
-            least_load, least_waiting, least_running = load, waiting, running
-    return least
+            own = Load(_blocks(fleet, replica), waiting, running)
+        if replica == 0 or is_less(own, least):
+            chosen, least = replica, own
+    return chosen
 
 
 @jit_stateful
 def _engine_in(fleet: Fleet, replica: int) -> int:
-    """Say which engine of a replica gets its next request: ranks that step by themselves."""
-    apart = _apart(fleet)
-    if apart == 1:
+    """Choose the engine of a replica that gets its next request."""
+    each = _engines_each(fleet)
+    if each == 1:
         return replica
-    first = replica * apart
-    pushed, waits = fleet.router.pushed[first : first + apart], fleet.waits
-    scalars = fleet.states.scalars[first : first + apart]
+    first = replica * each
+    pushed, waits = fleet.router.pushed[first : first + each], fleet.waits
+    scalars = fleet.states.scalars[first : first + each]
     given = 0
-    for one in range(apart):
+    for one in range(each):
         given += pushed[one]
         waits[one] = (
             pushed[one] - scalars[one, NUM_FINISHED] - scalars[one, NUM_TIMED_OUT] - scalars[one, RUNNING]
@@ -179,7 +191,7 @@ def _advance(
     engine: int,
     until_us: float,
 ) -> int:
-    """Run an engine until its next event is not before a time. Returns a code."""
+    """Run an engine until its next event is at or after ``until_us``. Returns a code."""
     states = fleet.states
     if fleet.groups.takes_part.shape[2] > 1:
         group = group_of(fleet.groups, engine)
@@ -192,7 +204,7 @@ def _advance(
 
 @jit_stateful_inline
 def _push(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
-    """Send a request to an engine, where it waits for its arrival."""
+    """Send a request to an engine before or when it arrives."""
     if fleet.groups.takes_part.shape[2] > 1:
         push_to_group(group_of(fleet.groups, engine), requests, request)
     else:
@@ -202,7 +214,7 @@ def _push(fleet: Fleet, requests: Requests, engine: int, request: int) -> None:
 
 @jit_stateful_inline
 def _restart(fleet: Fleet) -> None:
-    """Empty all engines."""
+    """Reset all engines."""
     fleet.router.pushed[:] = 0
     for engine in range(len(fleet.router.pushed)):
         restart_group(_ranks_of(fleet, engine), group_of(fleet.groups, engine), fleet.num_blocks)
@@ -218,7 +230,7 @@ def _advance_all(
     record: Record,
     until_us: float,
 ) -> int:
-    """Run all engines until a time. Returns a code."""
+    """Run all engines until ``until_us``. Returns a code."""
     for engine in range(len(fleet.router.pushed)):
         code = _advance(arena, options, fleet, requests, served, record, engine, until_us)
         if code != 0:
@@ -237,11 +249,11 @@ def share_run(
     replica: int,
     replica_of: Ints,
 ) -> int:
-    """Serve those requests of a trace that are this replica's already. Returns a code."""
+    """Serve the requests of a trace that are already assigned to this replica. Returns a code."""
     _restart(fleet)
     for request in range(len(requests.arrival_us)):
         if replica_of[request] == replica:
-            if _apart(fleet) > 1:
+            if _engines_each(fleet) > 1:
                 now_us = requests.arrival_us[request]
                 code = _advance_all(arena, options, fleet, requests, served, record, now_us)
                 if code != 0:
@@ -260,17 +272,17 @@ def replicas_run(
     record: Record,
     replica_of: Ints,
 ) -> int:
-    """Serve a trace by replicas of an engine. Returns a code."""
+    """Serve a trace with replicas of an engine. Returns a code."""
     _restart(fleet)
     for request in range(len(requests.arrival_us)):
-        # replicas that need not advance do not look
+        # a replica that need not advance does not check this itself
         if options.stop[0] != 0:
             return CODE_STOPPED
         now_us = requests.arrival_us[request]
         code = _advance_all(arena, options, fleet, requests, served, record, now_us)
         if code != 0:
             return code
-        replica = _choose_replica(fleet, request)
+        replica = choose_replica(fleet, request)
         _push(fleet, requests, _engine_in(fleet, replica), request)
         replica_of[request] = replica
     return int(_advance_all(arena, options, fleet, requests, served, record, math.inf))
@@ -278,7 +290,7 @@ def replicas_run(
 
 @jit_stateful_inline
 def _release(requests: Requests, released: int, count: int, at_us: float) -> int:
-    """Let so many clients send their next requests. Returns how many were sent in all."""
+    """Let ``count`` clients send their next requests. Returns how many requests were sent so far."""
     last = min(released + count, len(requests.arrival_us))
     for request in range(released, last):
         requests.arrival_us[request] = at_us
@@ -289,9 +301,9 @@ def _release(requests: Requests, released: int, count: int, at_us: float) -> int
 def _route_until(
     fleet: Fleet, requests: Requests, replica_of: Ints, next_sent: int, released: int, now_us: float
 ) -> int:
-    """Route what has been sent until now. Returns the first request that has not."""
+    """Route every request sent by now. Returns the first that is not."""
     while next_sent < released and requests.arrival_us[next_sent] <= now_us:
-        replica = _choose_replica(fleet, next_sent)
+        replica = choose_replica(fleet, next_sent)
         engine = _engine_in(fleet, replica)
         push_to_group(group_of(fleet.groups, engine), requests, next_sent)
         fleet.router.pushed[engine] += 1
@@ -311,7 +323,7 @@ def closed_loop_run(
     replica_of: Ints,
     clients: int,
 ) -> int:
-    """Serve the clients of a closed loop by replicas of an engine. Returns a code."""
+    """Serve a closed loop's clients with replicas of an engine. Returns a code."""
     _restart(fleet)
     plan = open_plan(arena)
     released = _release(requests, 0, clients, 0.0)
@@ -343,3 +355,23 @@ def closed_loop_run(
         code = group_schedule(arena, plan, options, there, group, requests, served, record, now_us)
         if code != 0:
             return int(code)
+
+
+@jit
+def link_ends(
+    ready_us: Floats, takes_us: Floats, link: Ints, order: Longs, free_us: Floats, out: Floats
+) -> None:
+    """Find when each transfer ends, us: a link sends one at a time, in ``order``."""
+    for i in range(len(order)):
+        transfer = order[i]
+        at = link[transfer]
+        begin_us = max(ready_us[transfer], free_us[at])
+        free_us[at] = begin_us + takes_us[transfer]
+        out[transfer] = free_us[at]
+
+
+@jit
+def count_gaps(gaps_us: Floats, record: Record) -> None:
+    """Count gaps between tokens of several lengths."""
+    for i in range(len(gaps_us)):
+        add_gaps(record, gaps_us[i], 1)

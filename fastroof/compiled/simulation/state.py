@@ -1,9 +1,9 @@
-"""What an engine remembers between two steps: arrays that its loops read and write, and their slots.
+"""State of an engine between two steps: the arrays of its loops, and names of their elements.
 
-A running request has a slot, of which nothing is touched while it decodes: all decodes go on by one token a
-step, so what changes follows from the number of the step. Its number of computed tokens is BASE + decode
-step; the block that it needs next falls due in steps with one remainder of the block size, whose requests
-are counted (``due``); its last token falls due in a step whose bucket of the calendar it waits in.
+A running request has a slot, which is not touched while it decodes: every decode advances by one token per
+step, so all of it follows from the number of the decode step. The request has BASE + step computed tokens. It
+needs a block in the steps with one remainder by the block size, and ``due`` counts requests by remainder. Its
+last token comes in a known step, and until then it waits in that step's bucket of the calendar.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FINISHED, TIMED_OUT, REJECTED = 0, 1, 2
 """Status of a request."""
 
 CODE_STUCK = 1
-"""Requests wait, none runs, and the first of them has no room: it never will."""
+"""Requests wait, none runs, and the first has no room: it never will."""
 
 CODE_STOPPED = 2
-"""Another thread set ``EngineOptions.stop``: what was written is part of a run."""
+"""Another thread set ``EngineOptions.stop``: the results are incomplete."""
 
 
 class EngineOptions(NamedTuple):
-    """How an engine makes steps; flags are 0 or 1."""
+    """How an engine schedules steps; flags are 0 or 1."""
 
     budget: int
     max_seqs: int
@@ -47,7 +47,7 @@ class EngineOptions(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests in order of arrival. ``next_arrived`` links those of one engine; arrivals may be written."""
+    """Requests in order of arrival, an element each. ``next_arrived`` links those of one engine."""
 
     arrival_us: Floats
     input_tokens: Ints
@@ -57,7 +57,11 @@ class Requests(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What has become of each request."""
+    """The outcome of each request, an element each.
+
+    ``first_us`` and ``last_us`` are token times, ``sent`` tokens made before a preemption, ``place`` the slot
+    or WAITING_PLACE or DONE_PLACE.
+    """
 
     first_us: Floats
     last_us: Floats
@@ -72,7 +76,13 @@ WAITING_PLACE, DONE_PLACE = -1, -2
 
 
 class EngineState(NamedTuple):
-    """One engine, or all replicas along the first axis: see :func:`engine_of`."""
+    """One engine, or all replicas along the first axis.
+
+    ``scalars`` and ``clock`` are indexed by the names below; ``slots[field, slot]``; ``calendar[row, step]``,
+    steps modulo its length, a power of two; ``due[remainder]``; ``firsts``, two rows for each step in flight:
+    requests whose prompts it completes, and their slots; ``fresh``, slots that prefilled since the last
+    decode step.
+    """
 
     scalars: Longs
     clock: Floats
@@ -85,25 +95,25 @@ class EngineState(NamedTuple):
 
 # scalars
 (
-    HEAD,  # next to be admitted of those that were never
+    HEAD,  # next to be admitted for the first time
     TAIL,  # last that was pushed
     ARRIVED,  # next to be counted as waiting
     DEADLINE,  # next to time out
-    RELEASED,  # of a closed loop: next that a client sends
-    PREEMPTED,  # last preempted, first to come back
+    RELEASED,  # in a closed loop: next to be sent
+    PREEMPTED,  # last preempted, first to be admitted again
     WAITING,
     RUNNING,  # slots taken
     FREE_SLOT,
     LAST,  # last admitted
-    PARTIAL,  # slot of the prompt that is cut
+    PARTIAL,  # slot of the prompt that was cut
     PARTIAL_COMPUTED,
     PARTIAL_WHOLE,
     FREE,  # blocks
     STEP,  # decode step to be scheduled next
-    DECODES,  # that run in it
-    KV_SUM,  # of them in it
-    BELOW,  # decodes that attend to fewer tokens than the window has
-    WINDOW_SUM,  # tokens within the window of all decodes
+    DECODES,  # number of decodes in it
+    KV_SUM,  # sum of their kv_len in it
+    BELOW,  # decodes with fewer tokens than the window
+    WINDOW_SUM,  # sum over decodes of their tokens within the window
     IN_FLIGHT,
     OLDEST,  # which of two is the running step
     FRESH,  # requests in ``fresh``
@@ -120,7 +130,7 @@ class EngineState(NamedTuple):
     # of two steps in flight
     FLIGHT_STEP,  # its decode step, or NONE
     _,
-    FLIGHT_DECODES,  # whose tokens are awaited
+    FLIGHT_DECODES,  # decodes that get a token
     _,
     FLIGHT_FIRSTS,
     _,
@@ -129,7 +139,7 @@ class EngineState(NamedTuple):
     NUM_FINISHED,
     NUM_BLOCKS,
     NUM_TIMED_OUT,
-    FLIGHT_NEW,  # tokens of prompts, but for those of chunks that are timed as decodes
+    FLIGHT_NEW,  # prompt tokens, without chunks that are timed as decodes
     _,
 ) = range(45)
 NUM_SCALARS = 48
@@ -138,7 +148,7 @@ NUM_SCALARS = 48
 NOW, END, LAST_END, BUSY_US, LAST_DECODE_END, FLIGHT_US = range(6)
 NUM_CLOCKS = 8
 
-# fields of a slot; FINISH is the decode step with its last token, NONE where a prompt's own step has it
+# fields of a slot; FINISH is the decode step with the last token, NONE if the prompt's step makes it
 REQUEST, BASE, FINISH, ENTERED, BUCKET_NEXT, BUCKET_PREVIOUS, ORDER_NEXT, ORDER_PREVIOUS, HELD, FRESH_AT = (
     range(10)
 )
@@ -148,21 +158,21 @@ FIRST_SLOT, FILLED = 0, 1
 """Rows of the calendar."""
 
 GOES_ON = -2
-"""A slot in ``firsts`` that goes on after its first token is kept as this less the slot."""
+"""A slot in ``firsts`` that goes on after its first token is stored as this minus the slot."""
 
 PREEMPTED_FRESH = -2
-"""A request in ``fresh`` that was preempted while its next token was under way is kept as this less it."""
+"""A request in ``fresh`` that was preempted with its next token in flight is stored as this minus it."""
 
 FIRST_SIZE = 4
 """Rows of ``firsts``: requests and slots of two steps."""
 
 GONE = -2
-"""HELD of a slot whose blocks are free, and which only awaits its last token."""
+"""HELD of a slot whose blocks are freed and whose last token is in flight."""
 
 
 @jit_stateful_inline
 def blocks_of(tokens: int, options: EngineOptions) -> int:
-    """Blocks of KV cache that so many tokens of one request take."""
+    """Count the KV blocks that ``tokens`` of one request take."""
     block_size, shift = options.block_size, options.block_shift
     if shift >= 0:
         return int((tokens + block_size - 1) >> shift)
@@ -171,7 +181,7 @@ def blocks_of(tokens: int, options: EngineOptions) -> int:
 
 @jit_stateful_inline
 def shift_of(block_size: int) -> int:
-    """``block_shift`` of a block size."""
+    """Return the log2 of a block size, NONE if not a power of two."""
     if block_size & (block_size - 1) != 0:
         return NONE
     shift = 0
@@ -182,7 +192,7 @@ def shift_of(block_size: int) -> int:
 
 @jit_stateful_inline
 def in_block(tokens: int, options: EngineOptions) -> int:
-    """Tokens beyond whole blocks, of any number, a negative one included."""
+    """Return ``tokens`` modulo the block size, at least 0 also for negative numbers."""
     block_size = options.block_size
     if options.block_shift >= 0:
         return int(tokens & (block_size - 1))
@@ -191,7 +201,7 @@ def in_block(tokens: int, options: EngineOptions) -> int:
 
 @jit_stateful_inline
 def engine_of(states: EngineState, replica: int) -> EngineState:
-    """One replica of several."""
+    """Return one replica's state."""
     return EngineState(
         states.scalars[replica],
         states.clock[replica],
@@ -205,7 +215,7 @@ def engine_of(states: EngineState, replica: int) -> EngineState:
 
 @jit_stateful_inline
 def restart(state: EngineState, num_blocks: int) -> None:
-    """Empty an engine, whose arrays may hold anything."""
+    """Reset an engine, whose arrays may hold anything."""
     scalars, slots = state.scalars, state.slots
     scalars[:] = 0
     for name in (HEAD, TAIL, ARRIVED, DEADLINE, PREEMPTED, LAST, PARTIAL):
@@ -226,7 +236,7 @@ def restart(state: EngineState, num_blocks: int) -> None:
 
 @jit_stateful_inline
 def push_request(state: EngineState, requests: Requests, request: int) -> None:
-    """Append a request to an engine's queue; those of one engine come in order of arrival."""
+    """Append a request to an engine's queue, in order of arrival."""
     scalars = state.scalars
     requests.next_arrived[request] = NONE
     if scalars[TAIL] != NONE:
@@ -242,7 +252,7 @@ def push_request(state: EngineState, requests: Requests, request: int) -> None:
 
 @jit_stateful_inline
 def queue_all(state: EngineState, requests: Requests, options: EngineOptions) -> None:
-    """Send one engine all requests of a trace, or those that clients send first."""
+    """Queue all requests of a trace, or those that closed-loop clients send first."""
     count = len(requests.arrival_us)
     if options.clients > 0:
         clients = min(options.clients, count)
@@ -260,7 +270,7 @@ def queue_all(state: EngineState, requests: Requests, options: EngineOptions) ->
 
 @jit_stateful_inline
 def release_next(state: EngineState, requests: Requests, options: EngineOptions, now_us: float) -> None:
-    """Let a client whose request has ended send its next."""
+    """Let a closed-loop client whose request ended send its next."""
     request = state.scalars[RELEASED]
     if request < len(requests.arrival_us):
         state.scalars[RELEASED] = request + 1
@@ -272,17 +282,17 @@ MANTISSA_BITS = 7
 GAP_SHIFT = 52 - MANTISSA_BITS
 FIRST_KEY = 1023 << MANTISSA_BITS  # 1 us
 GAP_BINS = 41 << MANTISSA_BITS
-"""From 1 us on, what is shorter in the first; up to 25 days."""
+"""Bins from 1 us to 25 days; shorter gaps are in the first bin."""
 
 SERIES_BINS = 512
 
-# Fields of the series: integrals over a bin's time, and tokens by the end of their steps.
+# fields of the series: integrals over a bin's time; tokens, counted when their step ends
 RUNNING_US, WAITING_US, BLOCKS_US, BUSY_TIME_US, NEW_TOKENS, OUTPUT_TOKENS = range(6)
 SERIES_FIELDS = 6
 
 
 class Record(NamedTuple):
-    """Counts of gaps by bin, the series, and in ``width_us`` the width of one of its bins, us."""
+    """Gap counts by bin; the series, ``[bin, field]``; the width of the series' bins in ``width_us[0]``."""
 
     gaps: Longs
     series: Floats
@@ -290,7 +300,7 @@ class Record(NamedTuple):
 
 
 class BinPart(NamedTuple):
-    """Steps within one bin of the series, not yet added to it: their time, blocks over it, how many."""
+    """Steps within one bin of the series, not yet added: time, blocks times time, number of steps."""
 
     length_us: float
     blocks_us: float
@@ -299,14 +309,14 @@ class BinPart(NamedTuple):
 
 @jit_stateful_inline
 def gap_bin(gap_us: float) -> int:
-    """Bin of a gap."""
+    """Return the bin of a gap."""
     key = (float_bits(gap_us) >> GAP_SHIFT) - FIRST_KEY
     return int(min(max(key, 0), GAP_BINS - 1))
 
 
 @jit_stateful_inline
 def bin_of(record: Record, time_us: float) -> tuple[int, float]:
-    """Bin of the series that a time is in, and its end; one that has ended already beyond the last bin."""
+    """Return the series bin of a time and the bin's end; (0, 0.0) beyond the last bin."""
     width = record.width_us[0]
     i = int(time_us / width)
     return (i, (i + 1) * width) if i < SERIES_BINS else (0, 0.0)
@@ -314,7 +324,7 @@ def bin_of(record: Record, time_us: float) -> tuple[int, float]:
 
 @jit_stateful_inline
 def add_part(record: Record, i: int, part: BinPart, running: int, waiting: int, decodes: int) -> None:
-    """Add steps of decodes to the bin that they are in."""
+    """Add decode steps to their bin."""
     series = record.series
     series[i, RUNNING_US] += part.length_us * running
     series[i, WAITING_US] += part.length_us * waiting
@@ -326,7 +336,7 @@ def add_part(record: Record, i: int, part: BinPart, running: int, waiting: int, 
 
 @jit_stateful_inline
 def add_gaps(record: Record, gap_us: float, count: int) -> None:
-    """Count gaps of one length."""
+    """Count ``count`` gaps of one length."""
     record.gaps[gap_bin(gap_us)] += count
 
 
@@ -351,7 +361,7 @@ def _add_across(
     blocks: int,
     tokens: tuple[int, int],
 ) -> None:
-    """:func:`add_interval` of any interval: a part to each bin that it touches."""
+    """Add a step that spans bins: a part to each bin."""
     while to_us >= record.width_us[0] * SERIES_BINS:
         _widen(record)
     series, width = record.series, record.width_us[0]
@@ -376,7 +386,7 @@ def add_interval(
     blocks: int,
     tokens: tuple[int, int],
 ) -> None:
-    """Add a step: what was there while it ran, and the tokens that it computed and that it made."""
+    """Add a step to the series: requests and blocks while it ran, tokens computed and tokens made."""
     width = record.width_us[0]
     place = from_us / width
     i = int(place)

@@ -133,7 +133,7 @@ def plan_of_row(row: ServingRow, tables: Tables, profile: EngineProfile) -> Step
         ep=layout.ep,
         dtype=row.plan_dtype,
         kv_dtype=row.kv_dtype,
-        runtime=profile,
+        engine=profile,
         exchange=row.exchange or None,
         max_tokens=row.plan_tokens,
         allow_modelled=True,

@@ -58,7 +58,7 @@ class Plans:
                     self.tables,
                     dtype=dtype,
                     kv_dtype=row.kv_dtype,
-                    runtime=runtime,
+                    engine=runtime,
                     max_tokens=max_tokens,
                     allow_modelled=True,
                     tp=layout.tp,

@@ -68,7 +68,7 @@ def _plan(spec: CapacitySpec, key: PlanKey, tables: GpuTables, budget: int, seqs
         return _Lost("tp", str(error))
     try:
         return compile_plan(
-            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, runtime=key.runtime,
+            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.runtime,
             method=spec.method, max_tokens=max(budget, seqs), max_seqs=seqs, curves=tables.curves,
             allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from fastroof.checks import shown
 from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import load_model
@@ -106,7 +106,7 @@ class CapacitySpec(SweepSpec):
     )
     total_gpus: Sizes | None = Field(None, description=f"GPUs that replicas share: {_SIZES}")
     runtime: Names = Field(
-        (DEFAULT_RUNTIME,),
+        (DEFAULT_ENGINE,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
     router: str = Field(

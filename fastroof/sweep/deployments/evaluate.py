@@ -53,7 +53,7 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
     try:
         return compile_plan(
             model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
-            runtime=key.runtime, method=spec.method, max_tokens=max(budget, spec.max_seqs) + MORE_TOKENS,
+            engine=key.runtime, method=spec.method, max_tokens=max(budget, spec.max_seqs) + MORE_TOKENS,
             max_seqs=spec.max_seqs + budget + MORE_TOKENS, curves=tables.curves,
             allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
@@ -76,7 +76,7 @@ def speculated_plan(
         if asked.draft_model is not None:
             draft = compile_plan(
                 asked.draft_model, key.gpu, tables.tables, tp=asked.draft_tp or plan.tp,
-                dtype=asked.draft_dtype, kv_dtype=plan.kv_dtype, runtime=key.runtime, method=spec.method,
+                dtype=asked.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.runtime, method=spec.method,
                 max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
             )  # fmt: skip
         return speculated(plan, SpeculativeDecoding(asked.num_draft_tokens, asked.accepted, draft))

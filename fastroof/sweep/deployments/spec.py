@@ -21,7 +21,7 @@ from fastroof.acceptance import MTP, acceptance_length
 from fastroof.checks import is_number, shown
 from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
@@ -199,7 +199,7 @@ Size = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 
 def _engines_own(info: ValidationInfo, name: str) -> int:
     """What the schedules of all runtimes of a spec say; wrong runtimes are complained of elsewhere."""
-    runtimes = info.data.get("runtime", (DEFAULT_RUNTIME,))
+    runtimes = info.data.get("runtime", (DEFAULT_ENGINE,))
     own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
     if len(set(own.values())) > 1:
         said = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
@@ -263,7 +263,7 @@ class DeploymentSpec(SweepSpec):
         None, description=f"GPUs that replicas of tp GPUs, or workers of both kinds, share: {_SIZES}"
     )
     runtime: Names = Field(
-        (DEFAULT_RUNTIME,),
+        (DEFAULT_ENGINE,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
     isl: Sizes = Field(description=f"tokens of a prompt, {_SIZES}")

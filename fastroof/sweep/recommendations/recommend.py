@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.arrow import ArrowRows
 from fastroof.checks import check_progress, shown, whole_number
 from fastroof.config import load_gpu
+from fastroof.defaults import chosen_engine
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, ModelSpec, load_model
@@ -49,6 +50,7 @@ def deployment_question(
     request_latency_ms: float | None = None,
     dtype: Names = "auto",
     kv_dtype: Names = "auto",
+    engine: Names | None = None,
     runtime: Names | None = None,
     max_batched_tokens: int | Sequence[int] | None = None,
     max_seqs: int | None = None,
@@ -74,8 +76,10 @@ def deployment_question(
         Longest means, ms.
     dtype, kv_dtype : str or sequence of str
         Formats to choose from; ``auto`` is the checkpoint's.
+    engine : str, Path or sequence of them, optional
+        Engines to choose from; vllm by default.
     runtime : str, Path or sequence of them, optional
-        Engines to choose from; by default what sweeps of deployments assume.
+        Former name of ``engine``.
     max_batched_tokens : int or sequence of int, optional
         Tokens of a step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt where
         one of them cuts none.
@@ -135,8 +139,9 @@ def deployment_question(
         values["gpu_hour_price"] = dict(gpu_hour_price)
     elif gpu_hour_price is not None:
         values["gpu_hour_price"] = gpu_hour_price
-    if runtime is not None:
-        values["runtime"] = [str(name) for name in _listed(runtime)]
+    engine = chosen_engine(engine, runtime, SweepError)
+    if engine is not None:
+        values["runtime"] = [str(name) for name in _listed(engine)]
     if max_seqs is not None:
         values["max_seqs"] = max_seqs
     # what else there is to say follows from what the spec has made of that
@@ -264,6 +269,7 @@ def recommend(
     request_latency_ms: float | None = None,
     dtype: Names = "auto",
     kv_dtype: Names = "auto",
+    engine: Names | None = None,
     runtime: Names | None = None,
     max_batched_tokens: int | Sequence[int] | None = None,
     max_seqs: int | None = None,
@@ -295,8 +301,10 @@ def recommend(
         Longest means, ms.
     dtype, kv_dtype : str or sequence of str
         Formats to choose from; ``auto`` is the checkpoint's.
+    engine : str, Path or sequence of them, optional
+        Engines to choose from; vllm by default.
     runtime : str, Path or sequence of them, optional
-        Engines to choose from; by default what sweeps of deployments assume.
+        Former name of ``engine``.
     max_batched_tokens, max_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
         As :func:`fastroof.sweep.deployment_question` takes them.
     runners_up, percentile, requests, seed, threads, progress
@@ -333,7 +341,8 @@ def recommend(
         raise SweepError("model: the list is empty, need at least one")
     question: dict[str, Any] = {
         "gpu": gpu, "isl": isl, "osl": osl, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms,
-        "request_latency_ms": request_latency_ms, "dtype": dtype, "kv_dtype": kv_dtype, "runtime": runtime,
+        "request_latency_ms": request_latency_ms, "dtype": dtype, "kv_dtype": kv_dtype,
+        "engine": chosen_engine(engine, runtime, SweepError),
         "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit,
         "gpu_hour_price": gpu_hour_price, "objective": objective,
         "tables": tables, "allow_modelled": allow_modelled,

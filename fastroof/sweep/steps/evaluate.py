@@ -368,7 +368,7 @@ def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[s
     try:
         plan = compile_plan(
             model, load_gpu(key.gpu), tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
-            runtime=key.runtime, method=spec.method, max_tokens=largest, max_seqs=largest,
+            engine=key.runtime, method=spec.method, max_tokens=largest, max_seqs=largest,
             curves=tables.curves, allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:

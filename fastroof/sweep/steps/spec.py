@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
 from fastroof.ranges import expand_sizes
@@ -57,7 +57,7 @@ class StepSpec(SweepSpec):
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
     runtime: str = Field(
-        DEFAULT_RUNTIME,
+        DEFAULT_ENGINE,
         description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file",
     )
     tpot_ms: float | None = Field(

@@ -32,12 +32,14 @@ ARRAY = ctypes.c_void_p
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        "bf16": fastroof.compile_plan("llama-3.1-8b", "h100", h100),
+        "bf16": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels"),
         "fp8": fastroof.compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", runtime="vllm", max_tokens=4096
+            "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", engine="vllm", max_tokens=4096
         ),
-        "rate": fastroof.compile_plan("qwen2.5-7b", "h100", h100, method="linear_mfu", max_seqs=256),
-        "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100),
+        "rate": fastroof.compile_plan(
+            "qwen2.5-7b", "h100", h100, method="linear_mfu", max_seqs=256, engine="kernels"
+        ),
+        "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100, engine="kernels"),
     }
 
 

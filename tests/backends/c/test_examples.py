@@ -28,9 +28,9 @@ CALLS = 1_000_000
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        "llama-3.1-8b": fastroof.compile_plan("llama-3.1-8b", "h100", h100),
+        "llama-3.1-8b": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels"),
         "llama-3.1-70b-tp4-fp8": fastroof.compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", runtime="vllm"
+            "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", engine="vllm"
         ),
     }
 

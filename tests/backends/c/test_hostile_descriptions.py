@@ -16,7 +16,9 @@ from fastroof.compiled.grids import cells_of
 from fastroof.errors import BackendError
 
 TABLES = fastroof.load_tables("h100")
-PLAN = fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, max_tokens=64, max_seqs=16, pp=2)
+PLAN = fastroof.compile_plan(
+    "llama-3.1-8b", "h100", TABLES, max_tokens=64, max_seqs=16, pp=2, engine="kernels"
+)
 
 
 def first_version(arena: np.ndarray, text: bytes) -> bytes:

@@ -74,8 +74,8 @@ class Served(ctypes.Structure):
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        "dense": fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm"),
-        "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100),
+        "dense": fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm"),
+        "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100, engine="kernels"),
     }
 
 

@@ -24,7 +24,7 @@ LIMITS = ServeLimits(max_steps=1000, max_requests=2000)
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan(SMALL, "h100", h100)
+    return fastroof.compile_plan(SMALL, "h100", h100, engine="kernels")
 
 
 def decodes(batch_size: Any, kv_len: Any, of: Any = None) -> Any:

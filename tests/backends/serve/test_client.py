@@ -38,8 +38,8 @@ ARROW = {"Content-Type": ARROW_TYPE}
 @pytest.fixture(scope="module")
 def plans(h100: fastroof.Tables) -> dict[str, fastroof.StepPlan]:
     return {
-        SMALL: fastroof.compile_plan(SMALL, "h100", h100),
-        "two": fastroof.compile_plan("qwen2.5-7b", "h100", h100, tp=2),
+        SMALL: fastroof.compile_plan(SMALL, "h100", h100, engine="kernels"),
+        "two": fastroof.compile_plan("qwen2.5-7b", "h100", h100, tp=2, engine="kernels"),
     }
 
 

@@ -41,7 +41,7 @@ UNBOUNDED = ServeLimits(max_simulated_steps=2**60, max_message_bytes=2**33, max_
 
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=1024, max_seqs=64)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=1024, max_seqs=64)
     # compiled before anything is timed
     for options in ({}, {"replicas": 2}, {"replicas": 2, "routing": "least_kv"}):
         fastroof.simulate(plan, fastroof.Workload(**SMALL).trace(), **OPTIONS, **options)

@@ -41,7 +41,7 @@ MESSAGES = (
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64, engine="kernels")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,13 @@ KINDS = {
 def asked(request, h100):
     model, options = KINDS[request.param]
     plan = fastroof.compile_plan(
-        model, "h100", h100, max_tokens=1024, max_seqs=32, allow_modelled=True, **options
+        model,
+        "h100",
+        h100,
+        max_tokens=1024,
+        max_seqs=32,
+        allow_modelled=True,
+        **{"runtime": "kernels", **options},
     )
     served = ServedPlans({"one": plan})
 

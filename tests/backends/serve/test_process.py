@@ -28,7 +28,7 @@ WAIT_S = 60
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=512, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=512, max_seqs=64)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ OPTIONS_GIVEN = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "num_gpu_blo
 
 @pytest.fixture(scope="module")
 def plan(h100):
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=1024, max_seqs=64)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", max_tokens=1024, max_seqs=64)
 
 
 @pytest.fixture(scope="module")

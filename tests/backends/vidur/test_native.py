@@ -34,7 +34,7 @@ SCHEDULERS = (
 
 @pytest.fixture(scope="session")
 def plan(h100: Tables) -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_by_operator_the_terms_are_a_layer_of_the_plan(
 ) -> None:
     from fastroof.backends.vidur import native
 
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, dtype="fp8", runtime=runtime)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, dtype="fp8", engine=runtime)
     asked = batch([(512, 100, False), (1, 700, True)], False)
     step = predictor(vidur, plan, tmp_path, by_operator=True).get_execution_time(asked, 0)
     told = plan.explain([(512, 100), (1, 699)])
@@ -219,7 +219,7 @@ def test_by_operator_the_terms_are_a_layer_of_the_plan(
 
 
 def test_a_step_larger_than_the_plan_is_an_error(vidur: Any, h100: Tables, tmp_path: Path) -> None:
-    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256)
+    small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256, engine="kernels")
     with pytest.raises(PlanRangeError, match="max_tokens"):
         predictor(vidur, small, tmp_path).get_execution_time(batch([(512, 0, False)], False), 0)
 
@@ -244,7 +244,7 @@ def test_replicas_that_no_plan_times_are_refused(
 def test_times_are_kept_by_what_they_depend_on(
     vidur: Any, plan: StepPlan, h100: Tables, tmp_path: Path
 ) -> None:
-    other = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm")
+    other = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm")
     ours, theirs = (predictor(vidur, p, tmp_path).to_dict() for p in (plan, other))
     assert ours["plan"] != theirs["plan"]
     assert ours == predictor(vidur, plan, tmp_path).to_dict()
@@ -287,7 +287,7 @@ def test_vidurs_command_line_simulates_one_request_step_by_step(
     (metrics,) = tmp_path.glob("*/request_metrics.csv")
     with metrics.open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dtype="fp8", runtime="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dtype="fp8", engine="vllm")
     chunks_us = plan.prefill_us(512) + plan.prefill_us(488, 512)
     decodes_us = sum(plan.decode_us(1, kv_len) for kv_len in range(1001, 1021))
     assert float(row["prefill_e2e_time"]) == pytest.approx(chunks_us * 1e-6, rel=1e-12)

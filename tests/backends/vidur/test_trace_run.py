@@ -29,7 +29,7 @@ ENGINE = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16,
 
 @pytest.fixture(scope="session")
 def plan(h100: Tables) -> StepPlan:
-    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,9 @@ class GpuSpecs(Target):
         """Compile a plan without tables: every figure of the card is its time."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "no measured tables of")
-            plan = fastroof.compile_plan("llama-3.1-8b", made, None, max_tokens=64, max_seqs=8)
+            plan = fastroof.compile_plan(
+                "llama-3.1-8b", made, None, max_tokens=64, max_seqs=8, engine="kernels"
+            )
         _timed(plan)
 
 
@@ -70,7 +72,7 @@ class ModelSpecs(GpuSpecs):
 
     def use(self, made: Any) -> None:
         """Compile a plan of it."""
-        _timed(fastroof.compile_plan(made, "h100", h100(), max_tokens=64, max_seqs=8))
+        _timed(fastroof.compile_plan(made, "h100", h100(), max_tokens=64, max_seqs=8, engine="kernels"))
 
 
 def _scaled(given: Any, random: Random) -> str:

@@ -42,7 +42,7 @@ def llama(quantisation: dict[str, Any] | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", QUANTISATIONS)
 def test_auto_is_the_format_of_the_checkpoint(dtype: str) -> None:
-    plan = fastroof.compile_plan(llama(QUANTISATIONS[dtype]), "b200", None)
+    plan = fastroof.compile_plan(llama(QUANTISATIONS[dtype]), "b200", None, engine="kernels")
     assert plan.dtype == dtype
     assert plan.model.checkpoint.method
 
@@ -51,8 +51,8 @@ def test_auto_is_the_format_of_the_checkpoint(dtype: str) -> None:
 def test_a_checkpoint_in_one_format_is_timed_as_its_format_by_name(
     dtype: str, batch: int, kv_len: int
 ) -> None:
-    own = fastroof.compile_plan(llama(QUANTISATIONS[dtype]), "b200", None)
-    named = fastroof.compile_plan(LLAMA, "b200", None, dtype=dtype)
+    own = fastroof.compile_plan(llama(QUANTISATIONS[dtype]), "b200", None, engine="kernels")
+    named = fastroof.compile_plan(LLAMA, "b200", None, dtype=dtype, engine="kernels")
     assert own.decode_us(batch, kv_len) == named.decode_us(batch, kv_len)
     steps = [[(kv_len, 0), (1, kv_len)]]
     batches = fastroof.StepBatch.from_requests(steps)
@@ -60,20 +60,22 @@ def test_a_checkpoint_in_one_format_is_timed_as_its_format_by_name(
 
 
 def test_the_two_kinds_of_fp8_are_two_plans(h100: Tables) -> None:
-    tensor = fastroof.compile_plan(llama(QUANTISATIONS["fp8"]), "h100", h100)
-    block = fastroof.compile_plan(llama(QUANTISATIONS["fp8_block"]), "h100", h100)
+    tensor = fastroof.compile_plan(llama(QUANTISATIONS["fp8"]), "h100", h100, engine="kernels")
+    block = fastroof.compile_plan(llama(QUANTISATIONS["fp8_block"]), "h100", h100, engine="kernels")
     assert (tensor.dtype, block.dtype) == ("fp8", "fp8_block")
     assert tensor.decode_us(32, 1024) != block.decode_us(32, 1024)
 
 
 def test_another_format_may_be_asked_for_by_name() -> None:
-    named = fastroof.compile_plan(llama(QUANTISATIONS["fp8"]), "b200", None, dtype="bf16")
-    assert named.decode_us(8, 512) == fastroof.compile_plan(LLAMA, "b200", None).decode_us(8, 512)
+    named = fastroof.compile_plan(llama(QUANTISATIONS["fp8"]), "b200", None, dtype="bf16", engine="kernels")
+    assert named.decode_us(8, 512) == fastroof.compile_plan(LLAMA, "b200", None, engine="kernels").decode_us(
+        8, 512
+    )
 
 
 def test_scales_of_a_group_are_weights_too() -> None:
-    checkpoint = fastroof.compile_plan(llama(QUANTISATIONS["int4_wo"]), "b200", None)
-    named = fastroof.compile_plan(LLAMA, "b200", None, dtype="int4_wo")
+    checkpoint = fastroof.compile_plan(llama(QUANTISATIONS["int4_wo"]), "b200", None, engine="kernels")
+    named = fastroof.compile_plan(LLAMA, "b200", None, dtype="int4_wo", engine="kernels")
     linear = sum(
         group.count * sum(group.kind.linear_weights(1024, named.layout).values())
         for group in named.model.layers
@@ -84,8 +86,8 @@ def test_scales_of_a_group_are_weights_too() -> None:
 
 def test_a_head_that_the_checkpoint_quantises_is_a_gemm_in_its_format() -> None:
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    plain = fastroof.compile_plan(llama(gptq), "b200", None)
-    quantised = fastroof.compile_plan(llama(gptq | {"lm_head": True}), "b200", None)
+    plain = fastroof.compile_plan(llama(gptq), "b200", None, engine="kernels")
+    quantised = fastroof.compile_plan(llama(gptq | {"lm_head": True}), "b200", None, engine="kernels")
     rows = quantised.model.vocab * quantised.model.hidden
     saved = plain.memory.weight_bytes - quantised.memory.weight_bytes
     assert saved == pytest.approx(rows * (2 - 0.5 - 2.5 / 128), abs=1)
@@ -94,9 +96,12 @@ def test_a_head_that_the_checkpoint_quantises_is_a_gemm_in_its_format() -> None:
 
 def test_a_cache_in_fp8_is_the_plans() -> None:
     quantisation = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
-    plan = fastroof.compile_plan(llama(quantisation), "h100", None)
+    plan = fastroof.compile_plan(llama(quantisation), "h100", None, engine="kernels")
     assert (plan.dtype, plan.kv_dtype) == ("fp8", "fp8")
-    assert fastroof.compile_plan(llama(quantisation), "h100", None, kv_dtype="bf16").kv_dtype == "bf16"
+    assert (
+        fastroof.compile_plan(llama(quantisation), "h100", None, kv_dtype="bf16", engine="kernels").kv_dtype
+        == "bf16"
+    )
 
 
 @pytest.mark.parametrize("prefix", ["", "nvidia--Llama_"])
@@ -118,12 +123,14 @@ def test_what_says_nothing_is_refused(held: Any) -> None:
 
 def test_kernels_alone_look_for_no_scale_that_the_checkpoint_brings(h100: Tables) -> None:
     fp8 = QUANTISATIONS["fp8"]
-    static = fastroof.compile_plan(llama(fp8 | {"activation_scheme": "static"}), "h100", h100)
-    dynamic = fastroof.compile_plan(llama(fp8), "h100", h100)
+    static = fastroof.compile_plan(
+        llama(fp8 | {"activation_scheme": "static"}), "h100", h100, engine="kernels"
+    )
+    dynamic = fastroof.compile_plan(llama(fp8), "h100", h100, engine="kernels")
     assert static.prefill_us(2048, 0) < dynamic.prefill_us(2048, 0)
     # an engine's own figures are of the engine
     own, other = (
-        fastroof.compile_plan(llama(fp8 | {"activation_scheme": scheme}), "h100", h100, runtime="trtllm")
+        fastroof.compile_plan(llama(fp8 | {"activation_scheme": scheme}), "h100", h100, engine="trtllm")
         for scheme in ("static", "dynamic")
     )
     assert own.prefill_us(2048, 0) == other.prefill_us(2048, 0)

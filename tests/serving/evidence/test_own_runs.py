@@ -104,7 +104,7 @@ def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
 def recorded_cluster(folder: Path, costs: StepCosts) -> None:
     """What vllm bench serve would have written of an engine that is exactly its kernels and some costs."""
     profile = replace(load_engine("vllm-0.12"), costs=costs)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime=profile)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine=profile)
     for clients in (1, 4, 16, 64):
         for isl, osl in ((1024, 128), (512, 512)):
             seen = estimate(plan, isl, osl, clients)

@@ -42,7 +42,7 @@ def test_a_row_is_what_capacity_answers(whole: Any) -> None:
     tables = load_tables("h100")
     for row in rows[::3]:
         plan = compile_plan(
-            row["model"], "h100", tables, tp=row["tp"], runtime="vllm", max_tokens=row["max_batched_tokens"],
+            row["model"], "h100", tables, tp=row["tp"], engine="vllm", max_tokens=row["max_batched_tokens"],
             max_seqs=row["max_seqs"],
         )  # fmt: skip
         most = capacity(
@@ -170,7 +170,7 @@ def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path
     # 3 GPUs are no two; 141 GB do not fit one, whether there are two or three of them
     assert summary.infeasible["layout"] == 1
     assert summary.infeasible["engine"] == 2
-    assert "leaves no room" in summary.skipped["engine"][0]
+    assert "has no room" in summary.skipped["engine"][0]
     assert summary.rows == summary.candidates - 3
 
 

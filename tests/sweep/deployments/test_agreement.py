@@ -75,7 +75,7 @@ def plan_of(
     budget = row["max_batched_tokens"]
     return compile_plan(
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
-        runtime=engine, max_tokens=budget, max_seqs=max_seqs + budget + 8,
+        engine=engine, max_tokens=budget, max_seqs=max_seqs + budget + 8,
     )  # fmt: skip
 
 
@@ -180,14 +180,14 @@ def test_a_row_speculates_as_its_estimate(
         rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
         assert len(rows) == 12 * len(more.get("prefix_hit", [0]))
         plan = compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, runtime=runtime, max_tokens=8200, max_seqs=8500
+            "llama-3.1-70b", "h100", h100, tp=4, engine=runtime, max_tokens=8200, max_seqs=8500
         )
         # memory is that of steps of the budget
         exact = replace(plan, max_tokens=8192)
         draft = asked.get("draft")
         if draft == "llama-3.1-8b":
             draft = compile_plan(
-                draft, "h100", h100, tp=2, dtype="fp8", runtime=runtime, max_tokens=8200, max_seqs=8500
+                draft, "h100", h100, tp=2, dtype="fp8", engine=runtime, max_tokens=8200, max_seqs=8500
             )
         accepted = asked["accepted"]
         speculation = SpeculativeDecoding(
@@ -243,7 +243,7 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "runtime": "trtllm"}
     run_sweep(spec, tmp_path / "r.parquet")
     (row,) = pq.read_table(tmp_path / "r.parquet").to_pylist()
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm")
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm")
     for options in ({}, {"chunked_prefill": False, "kv_reservation": "full", "max_batched_tokens": 8192}):
         seen = estimate(plan, 5000, 50, 64, **options)
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
@@ -260,7 +260,7 @@ def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tab
     run_sweep({**spec, "runtime": path}, tmp_path / "r.parquet")
     own = engine_of(engine).scheduling
     plan = compile_plan(
-        "llama-3.1-8b", "h100", h100, tp=2, runtime=path, max_tokens=own.max_num_batched_tokens
+        "llama-3.1-8b", "h100", h100, tp=2, engine=path, max_tokens=own.max_num_batched_tokens
     )
     for row in pq.read_table(tmp_path / "r.parquet").to_pylist():
         assert row["max_batched_tokens"] == own.max_num_batched_tokens

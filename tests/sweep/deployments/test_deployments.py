@@ -247,7 +247,7 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
         # Little's law
         seconds = row["request_latency_ms"] / 1e3
         assert row["concurrency"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
-        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], runtime=runtime, max_tokens=9000)
+        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], engine=runtime, max_tokens=9000)
         clients = max(row["concurrency"] / row["replicas"], 1.0)
         truth = estimate(plan, 3000, 200, clients, max_kv_tokens=row["max_kv_tokens"], arrivals="random")
         assert row["tpot_ms"] == pytest.approx(truth.tpot_ms, rel=1e-3)
@@ -302,7 +302,7 @@ def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_cont
     engine.write_text(f"scheduling.chunked_prefill = {str(is_chunked).lower()}")
     spec |= {"prefix_hit": [0.0, 0.5, 0.9], "runtime": str(engine), "keep": "all"}
     _, found = swept(tmp_path, spec)
-    plan = compile_plan("llama-3.1-8b", "h100", h100)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     by = {(row["osl"], row["concurrency"], row["prefix_hit"]): row for row in found}
     for hit in (0.5, 0.9):
         cached = round(4000 * hit)
@@ -416,7 +416,7 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     # prompts alone compute, a few decodes stream weights
     assert by[1, 8000, 1, 256]["bound"] == "compute"
     assert by[1, 8000, 500, 1]["bound"] == "memory"
-    plan = compile_plan("llama-3.1-8b", "h100", h100)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     times: Counter[str] = Counter()
     for operator in plan.explain([(1, 8249)]).operators:
         times[operator.bound] += operator.total_us
@@ -443,7 +443,7 @@ def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 100, "osl": 1000, "keep": "all", "concurrency": 500,
             "runtime": "kernels"}  # fmt: skip
     (row,) = swept(tmp_path, spec)[1]
-    plan = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512, engine="kernels")
     kinds = {"attention": Counter[str](), "others": Counter[str]()}
     for operator in plan.explain([(1, 600)] * 500).operators:
         kind = "attention" if "attention" in operator.name else "others"
@@ -457,7 +457,8 @@ def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100
 def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None:
     sizes = {"tp": 4, "runtime": "kernels", "max_tokens": 128, "max_seqs": 16}
     target, draft = (
-        compile_plan(model, "h100", h100, **sizes) for model in ("llama-3.1-70b", "llama-3.1-8b")
+        compile_plan(model, "h100", h100, **{"runtime": "kernels", **sizes})
+        for model in ("llama-3.1-70b", "llama-3.1-8b")
     )
     speculation = speculated(target, SpeculativeDecoding(3, 2.0, draft))
     batch = np.array([0.5, 1.0, 2.0, 8.0])
@@ -470,7 +471,7 @@ def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None
 def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 20, "keep": "all", "concurrency": 4}
     (ahead,) = swept(tmp_path, {**spec, "runtime": "sglang"})[1]
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="sglang")
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="sglang")
     seen = estimate(plan, 1000, 20, 4)
     assert (ahead["ttft_ms"], ahead["tpot_ms"]) == (seen.ttft_ms, seen.tpot_ms)
     # SGLang's table of GEMMs holds the sizes of both steps
@@ -496,7 +497,7 @@ def test_errors_are_those_of_the_step_of_decodes(tmp_path: Path, h100: Tables) -
     one, more = swept(tmp_path, spec)[1]
     assert one["relative_error"] is None
     assert one["tpot_ms"] is one["tokens_per_s_per_user"] is None
-    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm")
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     assert more["relative_error"] == plan.decode_error(1, 1100)
     nearest = swept(tmp_path, {**spec, "method": "nearest"})[1]
     assert [row["relative_error"] for row in nearest] == [None, None]
@@ -541,7 +542,7 @@ def test_a_plan_that_is_too_small_is_a_reason_and_no_crash(h100: Tables) -> None
     for load in ({"concurrency": [1, 64]}, {"request_rate": [0.001, 20.0]}):
         for limits in ({"max_tokens": 8}, {"max_seqs": 2}):
             spec = load_spec({"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, **load})
-            plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", **limits)
+            plan = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm", **limits)
             target = speculated(plan, None)
             axes = plans.candidate_axes(spec, target, "aggregated")
             options = plans.candidate_options(spec, target, "aggregated")

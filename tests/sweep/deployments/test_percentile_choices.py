@@ -38,7 +38,7 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
         row, most = choice.row, choice.percentile
         assert most is not None
         plan = compile_plan(
-            "llama-3.1-8b", "h100", tables, tp=row["tp"], runtime="vllm",
+            "llama-3.1-8b", "h100", tables, tp=row["tp"], engine="vllm",
             max_tokens=row["max_batched_tokens"], max_seqs=256,
         )  # fmt: skip
         requests = Workload(
@@ -63,7 +63,7 @@ def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> N
     (choice,) = best_deployments(spec, percentile=95, requests=200, seed=7).answers[0].choices
     assert choice.percentile is not None
     plan = compile_plan(
-        "qwen3-30b-a3b", "h100", load_tables("h100"), runtime="vllm",
+        "qwen3-30b-a3b", "h100", load_tables("h100"), engine="vllm",
         max_tokens=choice.row["max_batched_tokens"], max_seqs=256, **layout,
     )  # fmt: skip
     requests = Workload(rate=1.0, requests=200, input_tokens=700, output_tokens=60, seed=7)

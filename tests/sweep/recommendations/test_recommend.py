@@ -59,7 +59,7 @@ def test_a_leaders_numbers_are_the_estimates(found: Recommendation) -> None:
     for choice in found.answers.answers[0].choices:
         row = choice.row
         plan = fastroof.compile_plan(
-            "qwen3-32b-fp8", row["gpu"], fastroof.load_tables(row["gpu"]), tp=row["tp"], runtime="vllm",
+            "qwen3-32b-fp8", row["gpu"], fastroof.load_tables(row["gpu"]), tp=row["tp"], engine="vllm",
             max_tokens=row["max_batched_tokens"], max_seqs=1024 + row["max_batched_tokens"] + 8,
         )  # fmt: skip
         answer = estimate(
@@ -221,7 +221,7 @@ def test_the_default_engine_is_that_of_sweeps() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model": "Qwen/Qwen3-33B"}, ModelError, "of its family there are"),
+        ({"model": "Qwen/Qwen3-33B"}, ModelError, "did you mean qwen3-32b"),
         ({"model": []}, SweepError, "at least one"),
         ({"gpu": "h101"}, fastroof.GpuError, "h100"),
         ({"total_gpus": 0}, SweepError, "total_gpus"),

@@ -1,4 +1,4 @@
-"""One default runtime: whoever asks about a served model without naming an engine gets one and the same."""
+"""One default engine and the same limits: Python and every command answer a question alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.serving.least_gpus import least_gpus
 from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 
@@ -26,7 +26,7 @@ PACKAGE = Path(fastroof.__file__).parent
 OTHERS = {"validate": "auto", "sweep": None, "models": None}
 """Commands whose runtime is that of each measured row, the specification's, or every engine's."""
 
-UNNAMED = {("plan/compile.py", "compile_plan"), ("plan/options.py", "PlanOptions")}
+UNNAMED = {("plan/compile.py", "compile_plan")}
 """A plan that somebody compiles by hand sums its kernels, as DESIGN says."""
 
 
@@ -42,38 +42,41 @@ def test_every_command_has_the_default() -> None:
         name: option.default
         for name, command in commands(typer.main.get_command(app))
         for option in command.params
-        if option.name == "runtime"
+        if option.name == "engine"
     }
     assert {"step", "serving", "simulate", "size", "capacity", "plot step"} <= found.keys()
-    assert found == {name: OTHERS.get(name, DEFAULT_RUNTIME) for name in found}
+    assert found == {name: OTHERS.get(name, DEFAULT_ENGINE) for name in found}
 
 
 def test_specs_and_python_have_the_default() -> None:
     load = {"models": ["llama-3.1-8b"], "isl": 100, "osl": 10, "concurrency": 1}
-    assert fastroof.sweep.load_spec(load).runtime == (DEFAULT_RUNTIME,)
-    assert StepSpec.model_fields["runtime"].default == DEFAULT_RUNTIME
+    assert fastroof.sweep.load_spec(load).runtime == (DEFAULT_ENGINE,)
+    assert StepSpec.model_fields["runtime"].default == DEFAULT_ENGINE
     for kind in (DeploymentSpec, CapacitySpec):
-        assert kind.model_fields["runtime"].default == (DEFAULT_RUNTIME,)
-    assert inspect.signature(least_gpus).parameters["runtime"].default == DEFAULT_RUNTIME
+        assert kind.model_fields["runtime"].default == (DEFAULT_ENGINE,)
+    assert inspect.signature(least_gpus).parameters["engine"].default == DEFAULT_ENGINE
+    assert inspect.signature(fastroof.compile_plan).parameters["engine"].default == DEFAULT_ENGINE
     for place, file in (("steps", "default.toml"), ("deployments", "example.toml")):
         text = (resources.files("fastroof.sweep") / place / file).read_text("utf-8")
-        assert tomllib.loads(text)["runtime"] in (DEFAULT_RUNTIME, [DEFAULT_RUNTIME])
+        assert tomllib.loads(text)["engine"] in (DEFAULT_ENGINE, [DEFAULT_ENGINE])
 
 
 def _defaults(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Where something called runtime gets a text by default: functions' arguments, and classes' fields."""
+    """Where something called engine or runtime gets a text by default: arguments and fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [*node.args.posonlyargs, *node.args.args]
             pairs: list[tuple[ast.arg, ast.expr | None]] = []
             pairs += zip(reversed(names), reversed(node.args.defaults), strict=False)
             pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-            yield from ((node.name, value) for name, value in pairs if name.arg == "runtime" and value)
+            yield from (
+                (node.name, value) for name, value in pairs if name.arg in ("runtime", "engine") and value
+            )
         elif isinstance(node, ast.ClassDef):
             for field in node.body:
                 if (
                     isinstance(field, ast.AnnAssign)
-                    and ast.unparse(field.target) == "runtime"
+                    and ast.unparse(field.target) in ("runtime", "engine")
                     and field.value
                 ):
                     yield node.name, field.value
@@ -88,7 +91,7 @@ def test_no_module_has_a_default_of_its_own() -> None:
         for where, value in _defaults(ast.parse(path.read_text("utf-8")))
         if any(isinstance(part, ast.Constant) and part.value in engines for part in ast.walk(value))
     }
-    assert named == UNNAMED
+    assert named == {("cli/calibrate.py", "calibrate")}
 
 
 def answer(*words: str) -> Any:
@@ -101,30 +104,63 @@ def test_size_serving_and_least_gpus_speak_of_one_engine(h100: fastroof.Tables) 
     options = ["--model", "llama-3.1-8b", "--isl", "4000", "--osl", "500"]
     limits = ["--rate", "20", "--ttft-ms", "500", "--tpot-ms", "30", "--tp", "1"]
     sized = answer("size", *options, *limits)
-    assert sized["runtime"] == DEFAULT_RUNTIME
+    assert sized["runtime"] == DEFAULT_ENGINE
     given: dict[str, Any] = {"ttft_ms": 500, "tpot_ms": 30, "tp": 1}
     fewest = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given)
     (row,) = sized["rows"]
     assert (row["total_gpus"], row["ttft_ms"]) == (fewest.total_gpus, fewest.ttft_ms)
-    alone = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given, runtime="kernels")
+    alone = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given, engine="kernels")
     assert alone.ttft_ms < fewest.ttft_ms
     clients = str(round(row["concurrency"] / row["replicas"]))
     served = answer("serving", *options, "--concurrency", clients)
-    assert served["runtime"] == DEFAULT_RUNTIME
+    assert served["runtime"] == DEFAULT_ENGINE
     assert served["rows"][0]["tpot_ms"] == pytest.approx(row["tpot_ms"], rel=0.05)
 
 
-def test_a_plan_that_was_compiled_keeps_its_runtime(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100)
-    assert plan.runtime == "kernels"
-    assert fastroof.serving.estimate(plan, 1000, 100, 4).made_from["fastroof.runtime"] == "kernels"
+def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+    assert plan.runtime == DEFAULT_ENGINE
+    assert fastroof.compile_plan("llama-3.1-8b", "h100", h100).decode_us(64, 4096) == plan.decode_us(64, 4096)
     step = answer("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--explain")
-    assert step["runtime"] == DEFAULT_RUNTIME
+    assert step["runtime"] == DEFAULT_ENGINE
+    assert step["latency_us"] == plan.decode_us(64, 4096)
+    assert (step["max_kv_tokens"], step["tables_hash"]) == (plan.memory.max_kv_tokens, plan.tables_hash)
     assert sum(part["total_us"] for part in step["operators"]) == pytest.approx(step["latency_us"], rel=1e-12)
-    assert step["operators"][-1]["name"] == "runtime"
     assert step["operators"][-1]["total_us"] == step["components_us"]["runtime"]
-    bare = answer("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--runtime", "kernels")
-    assert bare["latency_us"] == plan.decode_us(64, 4096) < step["latency_us"]
+    alone = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
+    for name in ("--engine", "--runtime"):
+        bare = answer("step", "--model", "llama-3.1-8b", "--decode", "64x4096", name, "kernels")
+        assert bare["latency_us"] == alone.decode_us(64, 4096) < step["latency_us"]
+
+
+def test_command_line_python_and_best_answer_a_load_alike() -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", max_tokens=8192, max_seqs=1024)
+    estimated = fastroof.serving.estimate(plan, 1000, 100, 8)
+    load = ("--isl", "1000", "--osl", "100")
+    (served,) = answer("serving", "--model", "llama-3.1-8b", *load, "--concurrency", "8")["rows"]
+    assert (served["ttft_ms"], served["tpot_ms"]) == (estimated.ttft_ms, estimated.tpot_ms)
+    limits = ("--ttft", "500", "--tpot", "30", "--max-num-batched-tokens", "8192")
+    best = answer("best", "--model", "llama-3.1-8b", "--gpus", "1", *load, *limits)
+    row = best["answers"][0]["choices"][0]["row"]
+    again = fastroof.serving.estimate(plan, 1000, 100, row["concurrency"])
+    assert row["runtime"] == DEFAULT_ENGINE
+    assert row["tpot_ms"] == pytest.approx(again.tpot_ms, rel=1e-9)
+
+
+def test_tables_are_the_gpus_own_unless_others_are_given() -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+    assert plan.tables_hash
+    with pytest.warns(UserWarning, match="datasheet"):
+        datasheet = fastroof.compile_plan("llama-3.1-8b", "h100", "datasheet")
+    assert datasheet.tables_hash == ""
+    with pytest.warns(UserWarning, match="datasheet"):
+        assert fastroof.compile_plan("llama-3.1-8b", "mi300x").tables_hash == ""
+
+
+def test_the_former_name_of_an_engine_is_an_alias() -> None:
+    assert fastroof.compile_plan("llama-3.1-8b", "h100", runtime="sglang").runtime == "sglang"
+    with pytest.raises(fastroof.PlanError, match="runtime= is the former name of engine="):
+        fastroof.compile_plan("llama-3.1-8b", "h100", engine="trtllm", runtime="sglang")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +174,7 @@ def test_a_plan_that_was_compiled_keeps_its_runtime(h100: fastroof.Tables) -> No
     ],
     ids=lambda words: words[0],
 )
-def test_every_answer_says_the_runtime(words: list[str]) -> None:
+def test_every_answer_names_the_engine(words: list[str]) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert f"runtime {DEFAULT_RUNTIME}" in done.stdout
+    assert f"engine {DEFAULT_ENGINE}" in done.stdout

@@ -1,36 +1,35 @@
 """Attention blocks over compressed caches, measured as one: CSA and HCA of DeepSeek-V4.
 
-Every 4 tokens (CSA) or 128 (HCA) are one entry of the cache, 512 wide, key and value of all heads; beside
-them a query attends to the last 128 tokens. CSA has an indexer, which scores every entry in fp8 and picks 512
-or 1024 of them; HCA attends to all.
+Every 4 tokens (CSA) or 128 (HCA) form one entry of the cache, 512 wide, key and value of all heads; a query
+also attends to the last 128 tokens. CSA has an indexer, which scores every entry in fp8 and picks 512 or 1024
+of them; HCA attends to all.
 
-SGLang's rows of CSA were measured with scores that are all equal, the worst case of one of its top-k kernels.
-A decode of DeepSeek-V4-Flash (16 heads, H100) takes 84 us at 2048 tokens, where all are picked, 164 at 4096
-to 65536, and 93 at 131072, where another kernel picks. With the scores of a model it takes the block, less
-the top-k of flat scores, and the other one: 164 - 81 + 3. Both are rows of sparse_part, and steps take a
-block so corrected (:mod:`fastroof.operators.ragged`); lookups have the rows as they were measured.
+SGLang measured CSA with equal scores, the worst case of one of its top-k kernels: decode of DeepSeek-V4-Flash
+(16 heads, H100) takes 84 us at 2048 tokens, where all are picked, 164 at 4096 to 65536, and 93 at 131072,
+where another kernel picks. A model's scores replace the top-k of flat scores by that of peaked ones: 164 - 81
++ 3. Both are rows of sparse_part. Steps use blocks so corrected (:func:`peaked_table`); lookups return the
+measured rows.
 
-Layers with the window alone, two of Flash's, were measured by nobody: HCA lends its latency / B to blocks of
-a model that is named for it (:mod:`fastroof.operators.widths`).
+Layers with a window only (two of Flash's) have no rows: they borrow from HCA, under a model name of their own
+(:mod:`fastroof.operators.widths`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import Column
+from fastroof.columns import ORIGIN
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError
-from fastroof.operators.attention_work import BATCH, NO_PREFIX, PrefixUs, measured_price
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.attention_work import DECODE_AXES, NO_PREFIX, PrefixUs, measured_price
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     size_columns,
@@ -40,7 +39,9 @@ from fastroof.operators.mla import (
     MODULE_COLUMNS,
     AttentionModule,
     causal_pairs,
+    check_model,
     decodes,
+    model_names,
     module_rows,
     prompts,
 )
@@ -50,10 +51,13 @@ from fastroof.operators.operator import (
     DatasheetClass,
     HoldoutGrid,
     Key,
+    RowSource,
     by_word,
     element_bytes,
+    measured_keys,
 )
-from fastroof.operators.ragged import Lent, RaggedPrefill, WorkPart, lent, peaked_table
+from fastroof.operators.ragged import KernelDonor, RaggedOperator, RaggedPrefill, WorkPart, kernel_donor
+from fastroof.operators.sparse_attention import SPARSE_PART
 from fastroof.operators.widths import (
     COMPRESSED_SHAPES,
     CSA,
@@ -66,15 +70,12 @@ from fastroof.operators.widths import (
     WINDOW,
     WINDOW_ALONE,
 )
-from fastroof.pack.ragged import RaggedTable
+from fastroof.pack.ragged import RaggedTable, pack_ragged
 from fastroof.units import ACTIVATION_BYTES
-
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
 
 
 def width_of(models: Array, name: str) -> Array:
-    """A width of each row's model; NaN where the model is not known."""
+    """A width of each row's model; NaN if unknown."""
 
     def of(model: str) -> float:
         return getattr(COMPRESSED_SHAPES[model], name) if model in COMPRESSED_SHAPES else np.nan
@@ -86,7 +87,7 @@ def _weights(columns: Columns, ratio: int) -> tuple[Floats, Floats]:
     """Weights of a block without its indexer, and of the indexer."""
     hidden, q_lora = (width_of(columns["model"], name) for name in ("hidden", "q_lora_rank"))
     heads = columns["num_heads"]
-    # entries of CSA overlap: its compressor sees every token twice
+    # entries of CSA overlap: its compressor reads every token twice
     seen = 2 if ratio == CSA else 1
     compressor = hidden * 2 * seen * ENTRY * width_of(columns["model"], "has_entries")
     own = hidden * (q_lora + ENTRY) + q_lora * heads * ENTRY + heads * ENTRY * O_LORA_RANK
@@ -96,7 +97,7 @@ def _weights(columns: Columns, ratio: int) -> tuple[Floats, Floats]:
 
 
 def block_parts(columns: Columns, ratio: int, tokens: Floats, pairs: Sequence[Floats]) -> list[WorkPart]:
-    """Projections of some tokens; ``pairs`` of queries and entries that are scored and attended to."""
+    """Work of a block over tokens; ``pairs`` of queries and entries that are scored, and attended to."""
     own, indexer = _weights(columns, ratio)
     scored, attended = pairs
     attention = 4.0 * columns["num_heads"] * ENTRY * attended
@@ -108,29 +109,14 @@ def block_parts(columns: Columns, ratio: int, tokens: Floats, pairs: Sequence[Fl
 
 
 def block_bytes(columns: Columns, ratio: int, tokens: Floats, scored: Floats, read: Floats) -> Floats:
-    """Weights once, tokens in and out, the indexer's keys and the entries that are read."""
+    """Bytes: weights once, tokens in and out, the indexer's keys and the entries read."""
     weights = np.asarray(sum(_weights(columns, ratio)) * element_bytes(columns["dtype"]))
     kv = read * ENTRY * element_bytes(columns["kv_dtype"]) + scored * INDEX_DIM
     return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * width_of(columns["model"], "hidden"))
 
 
 _PRICED: Final = 256.0
-"""New tokens of the prompts that a prefix is priced at."""
-
-_NAMES: Final = {
-    "sgl-project/DeepSeek-V4-Flash-FP8": "deepseek-v4-flash",
-    "deepseek-ai/DeepSeek-V4-Flash": "deepseek-v4-flash",
-    "sgl-project/DeepSeek-V4-Pro-FP8": "deepseek-v4-pro",
-    "deepseek-ai/DeepSeek-V4-Pro": "deepseek-v4-pro",
-}
-
-
-def compressed_model_names(words: Array) -> Array:
-    """The package's models by fastroof's names; others stay as they are."""
-    distinct, index = np.unique(words.astype(str), return_inverse=True)
-    renamed: Array = np.array([_NAMES.get(word, word) for word in distinct], object)[index]
-    return renamed
-
+"""New tokens of the prompts that price a prefix."""
 
 # -- rows of the package ---------------------------------------------------------------------------
 
@@ -143,48 +129,97 @@ _COLUMNS: Final = (
 )
 
 
-def _package_rows(raw: Raw, ratio: int) -> ForeignRows:
-    model = compressed_model_names(raw["model"])
+def _package_rows(raw: Raw, ratio: int) -> ExternalRows:
+    model = model_names(raw["model"])
     rows = module_rows(raw, model)
     out = dict(rows.left_out)
     out |= {f"model {m}": model == m for m in sorted(set(model)) if m not in COMPRESSED_SHAPES}
     out |= {f"not compressed {ratio} to 1": raw["compress_ratio"] != ratio}
-    return ForeignRows(rows.columns, out)
+    return ExternalRows(rows.columns, out)
+
+
+FLAT: Final = "flat"
+PEAKED: Final = "top_last"
+"""Scores with peaks at the last entries, like a model's: few bits separate them."""
+
+
+def peaked_table(
+    tables: RowSource, block: RaggedOperator, key: Key, part: str, model: str, ratio: int, topk: float
+) -> RaggedTable:
+    """Rows of a block with a model's scores; as measured if its source has no separate top-k.
+
+    ``ratio`` is the number of tokens per score; nothing is picked from at most ``topk`` scores.
+    """
+
+    def made() -> RaggedTable:
+        packed: RaggedTable = tables.packed(block, key)
+        over = [_topk_table(tables, block, key, (part, model, scores, ratio)) for scores in (FLAT, PEAKED)]
+        flat, peaked = over
+        if flat is None or peaked is None:
+            return packed
+        rows = tables.rows(block, key)
+        batch, kv_len = (np.asarray(rows[name], np.float64) for name in ("batch_size", "kv_len"))
+        q_len = np.asarray(rows.get("q_len", np.ones_like(batch)), np.float64)
+        at = (batch, q_len, kv_len - q_len)
+        picks = kv_len // ratio > topk
+        less_us = np.where(picks, _latency_us(flat, at) - _latency_us(peaked, at), 0.0)
+        points = tuple(np.asarray(c, np.float64) for c in block.coordinates(rows))
+        latency_us = rows["latency_us"] - less_us
+        return pack_ragged(points, latency_us, packed.work_us, packed.segment, rows[ORIGIN])
+
+    return tables.cached(("peaked scores", block.name, key), made)
+
+
+def _topk_table(
+    tables: RowSource, block: RaggedOperator, key: Key, target: tuple[str, str, str, int]
+) -> RaggedTable | None:
+    """Top-k kernel that the source of a block measured separately; None if it did not."""
+    if not tables.has(SPARSE_PART.name):
+        return None
+    source = tables.serving(block.name, key).source
+    for one in measured_keys(tables, SPARSE_PART.name):
+        if one[:4] == target and tables.serving(SPARSE_PART.name, one).source == source:
+            return tables.packed(SPARSE_PART, one)
+    return None
+
+
+def _latency_us(kernel: RaggedTable, at: tuple[Floats, ...]) -> Floats:
+    latency_us, origin = np.empty(len(at[0])), np.zeros(len(at[0]), np.uint8)
+    kernel.latency(at, latency_us, origin)
+    return latency_us
 
 
 class _Compressed(AttentionModule):
-    """What blocks over a compressed cache have in common."""
+    """Base of blocks over a compressed cache."""
 
     ratio: ClassVar[int]
     picks_by: ClassVar[str]
-    """The top-k that SGLang's rows have in them, as sparse_part calls it."""
+    """Part name in sparse_part of the top-k within SGLang's rows."""
 
     def check_key(self, key: Key) -> None:
-        """Refuse models whose widths are not known."""
-        if key[3] not in COMPRESSED_SHAPES:
-            known = ", ".join(COMPRESSED_SHAPES)
-            raise LookupInputError(f"unknown model {key[3]!r}: use one of {known}")
+        """Reject models with unknown widths."""
+        check_model(key[3], COMPRESSED_SHAPES)
 
     def most(self, columns: Columns) -> Any:
-        """Entries that a query attends to at most."""
+        """Maximum number of entries that a query attends to."""
         if self.ratio == CSA:
             return width_of(columns["model"], "topk")
         return np.where(width_of(columns["model"], "has_entries") > 0.0, np.inf, 0.0)
 
     # -- in steps ------------------------------------------------------------------------------------
 
-    def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
-        """The block; for the window alone that of its model with entries, which is another."""
+    def step_kernels(self, tables: RowSource, key: Key) -> list[KernelDonor]:
+        """The block; with a window only, the block of the model with entries as its donor."""
         model = key[3].removesuffix(WINDOW_ALONE)
-        found = lent(tables, self, (*key[:3], model, *key[4:]))
+        found = kernel_donor(tables, self, (*key[:3], model, *key[4:]))
         return [found if model == key[3] else found._replace(is_borrowed=True)]
 
-    def step_look_up(self, tables: Tables, key: Key, sizes: list[Floats], answers: Answers) -> None:
-        """Look a measured block up; of one that picks, over a model's scores."""
+    def step_look_up(self, tables: RowSource, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look up a measured block, with a model's scores if it picks."""
         at = self.coordinates(dict(zip(self.axis_names, sizes, strict=True)))
         self.step_table(tables, key).latency(at, answers[0], answers[2])
 
-    def step_table(self, tables: Tables, key: Key) -> RaggedTable:
+    def step_table(self, tables: RowSource, key: Key) -> RaggedTable:
         """Rows of a measured block as steps run it."""
         if self.ratio != CSA:
             return tables.packed(self, key)
@@ -194,15 +229,9 @@ class _Compressed(AttentionModule):
 
 class _CompressedPrefill(_Compressed, RaggedPrefill):
     picks_by = "topk_v1"
-    axes = (
-        BATCH,
-        Column("q_len", "int", "tokens", "new tokens of each sequence"),
-        Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
-    )
-    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the indexer of CSA, attention to entries and to the window."""
+        """Projections, CSA's indexer, attention to entries and to the window."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         entries = batch * causal_pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
         near = batch * causal_pairs(q_len, kv_len, WINDOW)
@@ -210,15 +239,15 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
         return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, what of the cache all queries may pick."""
+        """Weights, tokens in and out, and the part of the cache that all queries may pick."""
         return self._moved(columns, np.asarray(columns["q_len"], np.float64))
 
     def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
-        """What B grows by with a prefix that is longer than the short window, which every prompt fills."""
+        """Growth of B with a prefix beyond the window, which every prompt fills."""
         work_us = self.work_us(key, gpu)
 
         def prices(prefix: float) -> tuple[float, float]:
-            """A pair and a token more, from prompts of two lengths."""
+            """Growth of B per pair and per token, from prompts of two lengths."""
             q_len, before = _PRICED * np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
             us = work_us(np.ones(4), q_len, before)
             one, two = float(us[1] - us[0]), float(us[3] - us[2])
@@ -230,8 +259,8 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
         far = prices(4.0 * window)
         return PrefixUs(*far, max(near[0] - far[0], 0.0), max(near[1] - far[1], 0.0))
 
-    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
-        """What B says of a prefix, times what measured prompts with one pay of it."""
+    def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
+        """Roofline of a prefix, times latency / B of measured prompts with a prefix."""
         prices = self.prefix_prices(key, tables.gpu, window)
         if prices == NO_PREFIX:
             return prices
@@ -241,15 +270,15 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
             theirs = self.prefix_prices(one, tables.gpu, window)
             return measured_price(self.step_table(tables, one), theirs, window)
 
-        return prices.times(*tables.kept(("prefix ratios", self.name, key, window), ratios))
+        return prices.times(*tables.cached(("prefix ratios", self.name, key, window), ratios))
 
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """The same where all queries of a sequence pick the same entries."""
+        """Bytes if all queries of a sequence pick the same entries."""
         return self._moved(columns, np.asarray(1.0))
 
     def _moved(self, columns: Columns, picking: Floats) -> Floats:
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        # nothing picks any number of entries where there are no new tokens
+        # picking is 0 without new tokens
         most = np.maximum(picking, 1.0) * self.most(columns)
         read = np.minimum(kv_len / self.ratio, most) + np.minimum(kv_len, WINDOW)
         scored = kv_len / self.ratio if self.ratio == CSA else 0.0
@@ -258,17 +287,17 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
 
 class _CompressedDecode(_Compressed):
     picks_by = "topk_v2"
-    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, the new one included"))
+    axes = DECODE_AXES
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the indexer of CSA, attention to entries and to the window."""
+        """Projections, CSA's indexer, attention to entries and to the window."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         entries = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
         scored = kv_len / self.ratio if self.ratio == CSA else 0.0 * kv_len
         return block_parts(columns, self.ratio, batch, (batch * scored, batch * entries))
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, the entries read and the indexer's keys."""
+        """Weights, tokens in and out, entries read and the indexer's keys."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         read = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
         scored = kv_len / self.ratio if self.ratio == CSA else 0.0
@@ -279,7 +308,7 @@ _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "fp8", "attn_dtype": "bf16", "m
 
 
 class CsaPrefill(_CompressedPrefill):
-    """A block of compressed sparse attention over prompts or chunks."""
+    """A CSA block (compressed sparse attention) over prompts or chunks."""
 
     name = "csa_prefill"
     rank = 104
@@ -301,13 +330,13 @@ class CsaPrefill(_CompressedPrefill):
 
 
 class CsaDecode(_CompressedDecode):
-    """A block of compressed sparse attention over one new token a sequence."""
+    """A CSA block over one new token per sequence."""
 
     name = "csa_decode"
     rank = 106
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"csa_decode": DatasheetClass(67.0, 0.54)}
     ratio = CSA
-    summary = "A CSA block, one new token a sequence."
+    summary = "A CSA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("csa_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("csa_decode", "all", {}, {}),)
@@ -323,7 +352,7 @@ class CsaDecode(_CompressedDecode):
 
 
 class HcaPrefill(_CompressedPrefill):
-    """A block of heavily compressed attention over prompts or chunks."""
+    """An HCA block (heavily compressed attention) over prompts or chunks."""
 
     name = "hca_prefill"
     rank = 108
@@ -345,13 +374,13 @@ class HcaPrefill(_CompressedPrefill):
 
 
 class HcaDecode(_CompressedDecode):
-    """A block of heavily compressed attention over one new token a sequence."""
+    """An HCA block over one new token per sequence."""
 
     name = "hca_decode"
     rank = 110
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"hca_decode": DatasheetClass(43.0, 0.49)}
     ratio = HCA
-    summary = "An HCA block, one new token a sequence."
+    summary = "An HCA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("hca_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("hca_decode", "all", {}, {}),)

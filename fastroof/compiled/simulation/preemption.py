@@ -1,41 +1,34 @@
-"""Requests that leave their slots before their end: preempted, or given up by their clients."""
+"""Requests that leave their slots early: preempted, or timed out."""
 
 from __future__ import annotations
 
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.slots import free_slot, subtract_decode, unlink_bucket, unlink_order
 from fastroof.compiled.simulation.state import (
     BASE,
     BELOW,
-    BUCKET_NEXT,
-    BUCKET_PREVIOUS,
     DEADLINE,
-    DECODES,
     DONE_PLACE,
     END,
     ENTERED,
     FILLED,
     FINISH,
-    FIRST_SLOT,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
     FLIGHT_STEP,
     FREE,
-    FREE_SLOT,
     FRESH,
     FRESH_AT,
     GONE,
     HELD,
     IN_FLIGHT,
-    KV_SUM,
     LAST,
     LAST_DECODE_END,
     NONE,
     NUM_TIMED_OUT,
     OLDEST,
-    ORDER_NEXT,
-    ORDER_PREVIOUS,
     PARTIAL,
     PARTIAL_COMPUTED,
     PREEMPTED,
@@ -59,67 +52,30 @@ from fastroof.compiled.simulation.state import (
 
 
 @jit_stateful_inline
-def unlink_order(state: EngineState, slot: int) -> None:
-    """Take a request out of the order of admission."""
-    slots = state.slots
-    before, after = slots[ORDER_PREVIOUS, slot], slots[ORDER_NEXT, slot]
-    if before != NONE:
-        slots[ORDER_NEXT, before] = after
-    if after != NONE:
-        slots[ORDER_PREVIOUS, after] = before
-    else:
-        state.scalars[LAST] = before
-
-
-@jit_stateful_inline
-def free_slot(state: EngineState, slot: int) -> None:
-    """Give a slot back, out of the order of admission already."""
-    state.slots[REQUEST, slot] = NONE
-    state.slots[ORDER_NEXT, slot] = state.scalars[FREE_SLOT]
-    state.scalars[FREE_SLOT] = slot
-    state.scalars[RUNNING] -= 1
-
-
-@jit_stateful_inline
 def leave_decodes(state: EngineState, slot: int, options: EngineOptions, window: int) -> None:
-    """Take a request out of the sums over decodes."""
-    scalars = state.scalars
-    base, step = state.slots[BASE, slot], scalars[STEP]
-    kv_len = base + step + 1
-    scalars[DECODES] -= 1
-    scalars[KV_SUM] -= kv_len
+    """Subtract a request from the sums over decodes and from the counts of later steps."""
+    base = state.slots[BASE, slot]
+    kv_len = subtract_decode(state, slot)
     state.due[in_block(-base, options)] -= 1
     if window > 0:
-        scalars[WINDOW_SUM] -= min(kv_len, window)
+        state.scalars[WINDOW_SUM] -= min(kv_len, window)
         if kv_len < window:
-            scalars[BELOW] -= 1
+            state.scalars[BELOW] -= 1
             filled = window - 1 - base
             if filled <= state.slots[FINISH, slot]:
                 state.calendar[FILLED, filled & (state.calendar.shape[1] - 1)] -= 1
 
 
 @jit_stateful_inline
-def _unlink_bucket(state: EngineState, slot: int) -> None:
-    slots = state.slots
-    before, after = slots[BUCKET_PREVIOUS, slot], slots[BUCKET_NEXT, slot]
-    if after != NONE:
-        slots[BUCKET_PREVIOUS, after] = before
-    if before != NONE:
-        slots[BUCKET_NEXT, before] = after
-    else:
-        state.calendar[FIRST_SLOT, slots[FINISH, slot] & (state.calendar.shape[1] - 1)] = after
-
-
-@jit_stateful_inline
 def _is_draining(state: EngineState, slot: int) -> bool:
-    """Whether a request that is no partial prompt only awaits its last token."""
+    """Whether a request, not a partial prompt, has its last token in flight."""
     finish = state.slots[FINISH, slot]
     return bool(finish < state.scalars[STEP])
 
 
 @jit_stateful_inline
 def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests, slot: int) -> int:
-    """Blocks of a running request."""
+    """Count the blocks that a running request holds."""
     if options.reserves_output:
         return int(state.slots[HELD, slot])
     if slot == state.scalars[PARTIAL]:
@@ -132,7 +88,7 @@ def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests,
 
 @jit_stateful_inline
 def _is_decode_awaited(state: EngineState) -> bool:
-    """Whether the latest step of decodes is the one that runs."""
+    """Whether the latest decode step is the running one."""
     scalars = state.scalars
     in_flight = scalars[FLIGHT_STEP + scalars[OLDEST]]
     return bool(scalars[IN_FLIGHT] > 0 and in_flight == scalars[STEP] - 1)
@@ -140,7 +96,7 @@ def _is_decode_awaited(state: EngineState) -> bool:
 
 @jit_stateful_inline
 def _leave_fresh(state: EngineState, slot: int) -> None:
-    """Take a slot out of ``fresh``, where the last then has its place: no more are there than slots."""
+    """Remove a slot from ``fresh``; the last one moves into its place, so that there is always room."""
     scalars = state.scalars
     at, last = state.slots[FRESH_AT, slot], scalars[FRESH] - 1
     moved = state.fresh[last]
@@ -152,13 +108,13 @@ def _leave_fresh(state: EngineState, slot: int) -> None:
 
 
 @jit_stateful_inline
-def _keep_last_token(state: EngineState, served: Served, slot: int) -> None:
-    """Keep when a request that loses its slot has, or will have, its latest token."""
+def _save_last_token(state: EngineState, served: Served, slot: int) -> None:
+    """Save the time of the latest token of a request that loses its slot; it may be in flight."""
     scalars, clock = state.scalars, state.clock
     request, fresh_at = state.slots[REQUEST, slot], state.slots[FRESH_AT, slot]
     is_awaited = state.slots[ENTERED, slot] < scalars[STEP] and _is_decode_awaited(state)
     if fresh_at != NONE and is_awaited:
-        # its gap is not that of other decodes
+        # its gap differs from that of other decodes
         state.fresh[fresh_at] = PREEMPTED_FRESH - request
     elif fresh_at != NONE:
         _leave_fresh(state, slot)
@@ -166,7 +122,7 @@ def _keep_last_token(state: EngineState, served: Served, slot: int) -> None:
         served.last_us[request] = clock[END]
     elif state.slots[ENTERED, slot] < scalars[STEP]:
         served.last_us[request] = clock[LAST_DECODE_END]
-    # else its prompt's own step has it, and keeps it when it ends
+    # else its prompt's own step makes that token, and saves the time when it ends
 
 
 @jit_stateful
@@ -185,7 +141,7 @@ def preempt_last(
     scalars[FREE] += _held_blocks(state, options, requests, slot)
     scalars[PREEMPTIONS] += 1
     served.preemptions[request] += 1
-    unlink_order(state, slot)
+    unlink_order(state, slot, LAST)
     less = 0
     if slot == scalars[PARTIAL]:
         scalars[PARTIAL] = NONE
@@ -198,10 +154,11 @@ def preempt_last(
         if in_block(slots[BASE, slot] + step, options) == 0:
             less = 1
         served.sent[request] = requests.output_tokens[request] - (slots[FINISH, slot] - step + 1)
-        _keep_last_token(state, served, slot)
+        _save_last_token(state, served, slot)
         leave_decodes(state, slot, options, window)
-        _unlink_bucket(state, slot)
+        unlink_bucket(state, slot)
     free_slot(state, slot)
+    scalars[RUNNING] -= 1
     served.next_preempted[request] = scalars[PREEMPTED]
     scalars[PREEMPTED] = request
     scalars[WAITING] += 1
@@ -212,7 +169,7 @@ def preempt_last(
 
 @jit_stateful
 def _forget_tokens(state: EngineState, slot: int) -> None:
-    """Take a request's tokens out of the steps in flight, since nobody awaits them."""
+    """Remove a timed-out request's tokens from the steps in flight."""
     scalars, slots = state.scalars, state.slots
     for i in range(scalars[IN_FLIGHT]):
         flight = (scalars[OLDEST] + i) & 1
@@ -235,7 +192,7 @@ def _drop(
     request: int,
     ending_us: float,
 ) -> None:
-    """Forget a request, wherever it is; ``ending_us`` is when the running step ends, where that is now."""
+    """Drop a timed-out request, wherever it is; ``ending_us`` is now if a step ends now, else nan."""
     scalars, slots = state.scalars, state.slots
     slot, last_us = served.place[request], served.last_us[request]
     served.place[request] = DONE_PLACE
@@ -243,15 +200,15 @@ def _drop(
     scalars[NUM_TIMED_OUT] += 1
     served.last_us[request] = math.nan
     if slot == WAITING_PLACE:
-        # the queue passes over it
+        # the queue skips it
         scalars[WAITING] -= 1
         if last_us == ending_us:
-            # it was preempted while a token was under way, in the step that ends now
+            # it was preempted while its token was in flight, in the step that ends now
             scalars[FLIGHT_DECODES + scalars[OLDEST]] -= 1
         return
     if slots[HELD, slot] != GONE:
         scalars[FREE] += _held_blocks(state, options, requests, slot)
-        unlink_order(state, slot)
+        unlink_order(state, slot, LAST)
     if slot == scalars[PARTIAL]:
         scalars[PARTIAL] = NONE
     else:
@@ -261,8 +218,9 @@ def _drop(
         if not _is_draining(state, slot):
             leave_decodes(state, slot, options, window)
         if slots[FINISH, slot] != NONE:
-            _unlink_bucket(state, slot)
+            unlink_bucket(state, slot)
     free_slot(state, slot)
+    scalars[RUNNING] -= 1
 
 
 @jit_stateful
@@ -275,7 +233,7 @@ def time_out(
     now_us: float,
     is_strict: bool,
 ) -> None:
-    """Drop requests whose clients have given up: before now, or at it too."""
+    """Drop requests whose deadline is before now or, unless ``is_strict``, now."""
     scalars = state.scalars
     ending_us = now_us if is_strict else math.nan
     while scalars[DEADLINE] != NONE:

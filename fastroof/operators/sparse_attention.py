@@ -1,26 +1,25 @@
-"""Attention blocks of sparse attention with an indexer (DSA), measured as one: DeepSeek-V3.2, GLM-5.
+"""Blocks of DeepSeek sparse attention (DSA: DeepSeek-V3.2, GLM-5), and parts of sparse blocks.
 
-An indexer scores every token for every query, in fp8, and attention goes over the 2048 best: its cost grows
-with kv_len without end, that of attention up to there. SGLang's prompts attend to all tokens of sequences
-that are no longer, by another kernel and without scores: lookups do not interpolate between the two.
+An indexer scores every token for every query in fp8, and attention covers the 2048 best. So the cost of
+scores grows with kv_len without bound, that of attention up to 2048. For shorter sequences SGLang's prefill
+runs dense attention without scores, by another kernel; lookups do not interpolate between the two.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
-from fastroof.operators.attention_work import BATCH, PrefixUs, prefix_within
-from fastroof.operators.compressed import compressed_model_names
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.attention_work import DECODE_AXES, PrefixUs, prefix_within
+from fastroof.operators.external_rows import (
     MEASURED,
     RUN,
-    ForeignRows,
+    ExternalRows,
     PackageFile,
     Raw,
     measured_us,
@@ -42,38 +41,54 @@ from fastroof.operators.mla import (
     shapes_of,
     unknown_models,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, by_word, element_bytes
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    RowSource,
+    by_word,
+    element_bytes,
+)
 from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
-from fastroof.operators.widths import COMPRESSED_SHAPES, ENTRY, INDEX_DIM, INDEX_HEADS, LATENT_SHAPES, WINDOW
+from fastroof.operators.widths import (
+    COMPRESSED_SHAPES,
+    ENTRY,
+    INDEX_DIM,
+    INDEX_HEADS,
+    LATENT_SHAPES,
+    WINDOW,
+)
 from fastroof.pack.ragged import RaggedTable, Segment
 from fastroof.units import ACTIVATION_BYTES
 
-if TYPE_CHECKING:
-    from fastroof.tables import Tables
-
-
 ROUNDS: Final = 20
-"""Of reweighting, by which least squares of shares become least absolute shares."""
+"""Iterations of reweighted least squares, which minimize absolute shares."""
 
 NEGLIGIBLE: Final = 0.02
-"""A share of a latency below which errors count alike."""
+"""Share of a latency below which errors have equal weight."""
 
 
-def sparse_prefix_us(operator: RaggedPrefill, tables: Tables, key: Key, window: int) -> PrefixUs:
-    """Price of a prefix: fitted where prompts after long ones were measured, else B's times latency / B."""
-    lender = operator.step_kernels(tables, key)[0].key
-    own, lent = (operator.prefix_prices(one, tables.gpu, window) for one in (key, lender))
-    fitted = tables.kept(
-        ("fitted prefix", operator.name, lender, window),
-        lambda: fitted_price(tables.packed(operator, lender), lent, window),
+def sparse_prefix_us(operator: RaggedPrefill, tables: RowSource, key: Key, window: int) -> PrefixUs:
+    """Price of a prefix: fitted if prompts after long prefixes were measured, else B times latency / B."""
+    donor = operator.step_kernels(tables, key)[0].key
+    own, donor_prices = (operator.prefix_prices(one, tables.gpu, window) for one in (key, donor))
+    fitted = tables.cached(
+        ("fitted prefix", operator.name, donor, window),
+        lambda: fitted_price(tables.packed(operator, donor), donor_prices, window),
     )
     if fitted is None:
         return own.times(operator.prefix_ratio(tables, key))
-    return PrefixUs(*(us * (a / b if b > 0.0 else 1.0) for us, a, b in zip(fitted, own, lent, strict=True)))
+    return PrefixUs(
+        *(us * (a / b if b > 0.0 else 1.0) for us, a, b in zip(fitted, own, donor_prices, strict=True))
+    )
 
 
 def fitted_price(table: RaggedTable, least: PrefixUs, window: int) -> PrefixUs | None:
-    """Fit the four parts of a price to measured prompts after a prefix."""
+    """Fit the four parts of a price to prompts after a prefix; None if no prefix exceeds the window.
+
+    The fit minimizes the absolute error as a share of each latency; no part is below its roofline ``least``.
+    """
     batch, q_len, prefix = table.points()
     if not window or prefix.max() <= window:
         return None
@@ -88,21 +103,21 @@ def fitted_price(table: RaggedTable, least: PrefixUs, window: int) -> PrefixUs |
     return PrefixUs(*(bound + _least_absolute(shares, paid - shares @ bound)).tolist())
 
 
-def _least_absolute(parts: Floats, wanted: Floats) -> Floats:
-    """Weights of the parts, none negative, by which they come nearest to what is wanted."""
+def _least_absolute(parts: Floats, target: Floats) -> Floats:
+    """Non-negative weights of the parts with the least absolute error."""
     scale = np.sqrt((parts**2).mean(axis=0))
     scale[scale == 0.0] = 1.0
     parts = parts / scale
-    weights, found = np.ones(len(wanted)), np.zeros(parts.shape[1])
+    weights, found = np.ones(len(target)), np.zeros(parts.shape[1])
     for _ in range(ROUNDS):
         weighted = parts * weights[:, None]
-        found = _least_squares(weighted.T @ parts, weighted.T @ wanted)
-        weights = 1.0 / np.maximum(np.abs(parts @ found - wanted), NEGLIGIBLE)
+        found = _least_squares(weighted.T @ parts, weighted.T @ target)
+        weights = 1.0 / np.maximum(np.abs(parts @ found - target), NEGLIGIBLE)
     return np.asarray(found / scale)
 
 
 def _least_squares(squares: Floats, products: Floats) -> Floats:
-    """Minimum of a quadratic over weights that are not negative: of every set of them that may be above 0."""
+    """Minimum of a quadratic over non-negative weights, by trying every active set."""
     count = len(products)
     best, least = np.zeros(count), 0.0
     for size in range(1, count + 1):
@@ -120,13 +135,13 @@ _COLUMNS: Final = (*MODULE_COLUMNS, *text_columns("model", "gemm_type"), *MEASUR
 _SHARED: Final = "-shared-index"
 _INDEX_DTYPE: Final = "fp8"
 _DENSE_TOKENS: Final = 131_072
-"""SGLang attends in full to sequences of up to topk tokens, while all of them are no more than so many.
+"""Most tokens of a call for which SGLang runs dense attention, of sequences of at most topk tokens each.
 
-All 50,621 rows of the H100 whose kernel is named for it are such, and no other row is."""
+Exactly the 50,621 H100 rows whose kernel name says so are such calls."""
 
 
 def _shares_an_index(raw: Raw) -> Array:
-    """Rows of layers that attend to what another layer's indexer picked."""
+    """Rows of layers that reuse another layer's index; short sequences follow most rows of their model."""
     kernel = raw["kernel_source"].astype(str)
     skips = np.char.find(kernel, "skip_indexer") >= 0
     indexes = (np.char.find(kernel, "indexer") >= 0) & ~skips
@@ -138,15 +153,15 @@ def _shares_an_index(raw: Raw) -> Array:
     return shares
 
 
-def _package_rows(raw: Raw) -> ForeignRows:
+def _package_rows(raw: Raw) -> ExternalRows:
     model = model_names(raw["model"])
     model = np.where(_shares_an_index(raw), model + _SHARED, model)
     rows = module_rows(raw, model)
-    return ForeignRows(rows.columns, rows.left_out | unknown_models(model))
+    return ExternalRows(rows.columns, rows.left_out | unknown_models(model))
 
 
 def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
-    """The indexer's projections over some tokens, and its scores of some (query, token) pairs."""
+    """Indexer: projections of tokens and scores of pairs; without scores it still fills its cache."""
     shape = shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     queries = np.where(pairs > 0.0, q_lora * heads * dim + hidden * heads, 0.0)
@@ -158,7 +173,7 @@ def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
 
 
 def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
-    """Its weights once, and one key a cached token in fp8."""
+    """Weights of the indexer once, and one fp8 key per cached token."""
     shape = shapes_of(columns["model"])
     hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     weights = (q_lora * heads * dim + hidden * dim) * element_bytes(columns["dtype"])
@@ -181,7 +196,7 @@ def _expanded_flops(columns: Columns, pairs: Floats) -> Floats:
 
 
 def _is_dense(columns: Columns) -> Array:
-    """Which rows are attended to in full: as their coordinates tell, or the kernel's name."""
+    """Rows that run dense attention, by their coordinates or kernel name."""
     if SEGMENT in columns:
         return columns[SEGMENT]
     if "kernel" in columns:
@@ -190,18 +205,12 @@ def _is_dense(columns: Columns) -> Array:
 
 
 class DsaPrefill(LatentModule, RaggedPrefill):
-    """A block of sparse attention over prompts or chunks."""
+    """A DSA block over prompts or chunks."""
 
     name = "dsa_prefill"
     rank = 100
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"dsa_prefill": DatasheetClass(310.0, 0.42)}
-    summary = "A sparse attention block (DSA) over prompts."
-    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
-    axes = (
-        BATCH,
-        Column("q_len", "int", "tokens", "new tokens of each sequence"),
-        Column("kv_len", "int", "tokens", "tokens scored: prefix plus q_len"),
-    )
+    summary = "A DSA block over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     packed_words = ("kernel",)
     holdouts = (HoldoutGrid("dsa_prefill", "every second", {}, {}),)
@@ -211,7 +220,7 @@ class DsaPrefill(LatentModule, RaggedPrefill):
     )
 
     def segment(self, key: Key, rows: Columns) -> Segment | None:
-        """Sequences that another kernel attends to in full, where the rows name one."""
+        """Sequences that run dense attention, if kernel names separate them."""
         topk = LATENT_SHAPES[key[3]].topk
 
         def is_dense(batch: Floats, q_len: Floats, prefix: Floats) -> Array:
@@ -223,7 +232,7 @@ class DsaPrefill(LatentModule, RaggedPrefill):
         return None if set(kernels[dense]) & set(kernels[~dense]) else is_dense
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the indexer, and absorbed attention to what it picks; or expanded attention to all."""
+        """Projections, the indexer, and absorbed attention to the picked tokens; or dense attention."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         tokens = batch * q_len
         is_dense = _is_dense(columns)
@@ -237,16 +246,16 @@ class DsaPrefill(LatentModule, RaggedPrefill):
             WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
         ]
 
-    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
-        """Price of a prefix, fitted where long ones were measured."""
+    def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix, fitted if long prefixes were measured."""
         return sparse_prefix_us(self, tables, key, window)
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, what of the cache all queries may pick and the indexer's keys once."""
+        """Weights, tokens in and out, cached tokens that all queries may pick, the indexer's keys once."""
         return self._bytes(columns, np.asarray(columns["q_len"], np.float64))
 
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """The same where all queries of a sequence pick the same tokens."""
+        """Bytes if all queries of a sequence pick the same tokens."""
         return self._bytes(columns, np.asarray(1.0))
 
     def _bytes(self, columns: Columns, picking: Floats) -> Floats:
@@ -257,13 +266,13 @@ class DsaPrefill(LatentModule, RaggedPrefill):
 
 
 class DsaDecode(LatentModule):
-    """A block of sparse attention over one new token a sequence."""
+    """A DSA block over one new token per sequence."""
 
     name = "dsa_decode"
     rank = 102
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"dsa_decode": DatasheetClass(37.0, 0.32)}
-    summary = "A DSA block, one new token a sequence."
-    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens scored, the new one included"))
+    summary = "A DSA block, one new token per sequence."
+    axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("dsa_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("dsa_decode", "all", {}, {}),)
@@ -272,7 +281,7 @@ class DsaDecode(LatentModule):
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, the indexer, and absorbed attention to what it picks."""
+        """Projections, the indexer, and absorbed attention to the picked tokens."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         picked = batch * attended(kv_len, shapes_of(columns["model"]).topk)
         return [
@@ -282,7 +291,7 @@ class DsaDecode(LatentModule):
         ]
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, the picked tokens of the cache and the indexer's keys."""
+        """Weights, tokens in and out, the picked tokens and the indexer's keys."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         own = module_bytes(columns, batch, batch * attended(kv_len, shapes_of(columns["model"]).topk))
         return own + _indexer_bytes(columns, batch * kv_len)
@@ -294,21 +303,21 @@ ATTENTION: Final = "attention"
 _NO_SCORES: Final = "none"
 _SCORE_BYTES: Final = 4
 
-_SPARSE_PARTS_COLUMNS: Final = (
+_PART_COLUMNS: Final = (
     *MODULE_COLUMNS,
     *text_columns("model", "kernel_source"),
     *size_columns("compress_ratio"),
-    # 0 where there are no more tokens than are picked: nothing runs
+    # 0 if there are no more tokens than are picked: nothing runs
     Column("latency", "float", "ms", "measured latency", 0),
 )
 _OPTIONAL: Final = (*text_columns("score_mode"), *size_columns("local_num_heads"), *RUN)
 
 
-def _convert(part: str) -> Any:
-    def convert(raw: Raw) -> ForeignRows:
-        model = compressed_model_names(model_names(raw["model"]))
+def _part_rows(part: str) -> Any:
+    def convert(raw: Raw) -> ExternalRows:
+        model = model_names(raw["model"])
         rows = len(model)
-        # v1_flat: the kernel's version and the scores; flat, top_last: the scores
+        # score_mode is <kernel version>_<scores>, or only the scores: flat, top_last
         modes = raw.get("score_mode", np.full(rows, _NO_SCORES, object)).astype(str)
         version, _, scores = np.char.rpartition(np.char.replace(modes, "top_last", "top-last"), "_").T
         named = np.where(version == "", part, np.char.add(f"{part}_", version))
@@ -325,7 +334,7 @@ def _convert(part: str) -> Any:
         }
         known = {*COMPRESSED_SHAPES, *LATENT_SHAPES}
         out = {f"model {m}": model == m for m in sorted(set(model)) if m not in known}
-        return ForeignRows(columns, out | {"nothing to pick, so nothing ran": raw["latency"] <= 0.0})
+        return ExternalRows(columns, out | {"nothing to pick, so nothing ran": raw["latency"] <= 0.0})
 
     return convert
 
@@ -343,32 +352,27 @@ def _index_width(model: str) -> float:
 
 
 class SparsePart(RaggedPrefill):
-    """One part of a block, over new tokens after a prefix."""
+    """One part of a sparse block, over new tokens after a prefix."""
 
     name = "sparse_part"
     rank = 116
     summary = "Scores, top-k or attention of a sparse block."
     about = (
-        "Part is mqa_logits, topk (topk_v1, topk_v2: two kernels) or attention. Scores are flat or top_last "
-        "of a top-k, none of the others. kv-len counts the prefix and the new tokens."
+        "Part is mqa_logits, topk (topk_v1, topk_v2: two kernels) or attention. Scores of a top-k are flat "
+        "or top_last, otherwise none. kv-len counts the prefix and the new tokens."
     )
     keys = (
         Column("part", "text", "", "mqa_logits, topk, topk_v1, topk_v2 or attention"),
         Column("model", "text", "", "model whose widths the part has: glm-5, deepseek-v4-flash"),
-        Column("scores", "text", "", "what a top-k picks from: flat, top_last; none of other parts"),
-        Column("compress_ratio", "int", "", "tokens an entry of the cache: 1, 4 or 128"),
+        Column("scores", "text", "", "scores of a top-k: flat, top_last; none for other parts"),
+        Column("compress_ratio", "int", "", "tokens per entry of the cache: 1, 4 or 128"),
         NUM_HEADS,
-    )
-    axes = (
-        BATCH,
-        Column("q_len", "int", "tokens", "new tokens of each sequence"),
-        Column("kv_len", "int", "tokens", "tokens scored: prefix plus q_len"),
     )
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "scores": _NO_SCORES}
     holdouts = (HoldoutGrid("sparse_part", "every second", {}, {}),)
     coverages = (HoldoutGrid("sparse_part", "all", {}, {}),)
     package_files = tuple(
-        PackageFile("sparse_attention", file, _SPARSE_PARTS_COLUMNS, _convert(part), _OPTIONAL)
+        PackageFile("sparse_attention", file, _PART_COLUMNS, _part_rows(part), _OPTIONAL)
         for file, part in (
             ("dsv4_paged_mqa_logits_module_perf", MQA_LOGITS),
             ("glm5_mqa_logits_module_perf", MQA_LOGITS),
@@ -380,7 +384,7 @@ class SparsePart(RaggedPrefill):
     )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Scores in fp8; comparisons of a top-k, one a score; attention to what is picked."""
+        """fp8 scores; one comparison per score of a top-k; attention to the picked entries."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         model, part, ratio = columns["model"], columns["part"].astype(str), columns["compress_ratio"]
         scored = batch * causal_pairs(q_len, kv_len) / ratio
@@ -393,7 +397,7 @@ class SparsePart(RaggedPrefill):
         ]
 
     def _attended(self, columns: Columns) -> Array:
-        """(query, entry) pairs: the picked ones, of a heavily compressed cache all; with the window's."""
+        """(query, entry) pairs: picked ones (all of a heavily compressed cache) and those of the window."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         ratio = np.asarray(columns["compress_ratio"], np.float64)
         most = np.where(ratio > INDEX_HEADS, np.inf, by_word(columns["model"], _topk))
@@ -401,7 +405,7 @@ class SparsePart(RaggedPrefill):
         return np.asarray(batch * (causal_pairs(q_len, kv_len, ratio * most) / ratio + near))
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Keys once and scores, or scores alone, or queries, outputs and the cache."""
+        """Keys and scores; scores only; or queries, outputs and cache."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         part, ratio = columns["part"].astype(str), columns["compress_ratio"]
         scores = _SCORE_BYTES * batch * causal_pairs(q_len, kv_len) / ratio
@@ -414,8 +418,9 @@ class SparsePart(RaggedPrefill):
         )
 
 
+SPARSE_PART: Final = SparsePart()
 OPERATORS: Final = (
     DsaPrefill(),
     DsaDecode(),
-    SparsePart(),
+    SPARSE_PART,
 )

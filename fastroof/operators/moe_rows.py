@@ -1,4 +1,4 @@
-"""Rows of aiconfigurator-core's tables of experts: their shapes, which have a gate, which no engine runs."""
+"""MoE rows of aiconfigurator-core and of trees: shapes, experts with and without a gate, unused kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from fastroof.arrays import Array, Bools
 from fastroof.columns import Column
 from fastroof.errors import TableError
-from fastroof.operators.foreign_rows import (
+from fastroof.operators.external_rows import (
     MEASURED,
-    ForeignRows,
+    ExternalRows,
     Heads,
     Raw,
     TreeFile,
@@ -26,16 +26,15 @@ from fastroof.operators.foreign_rows import (
 NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
 """Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
 
-Only TensorRT-LLM's kernels say so by name. Elsewhere the memory does: with three GEMMs an expert the bf16
-weights of all touched experts would come at 1.2 to 1.45 times its bandwidth, and at no more than 0.96 times
-for any other shape."""
+Only TensorRT-LLM names such kernels. Elsewhere the bandwidth shows it: with three GEMMs per expert the bf16
+weights of all touched experts would need 1.2 to 1.45 times the bandwidth, at most 0.96 for other shapes."""
 
 NONGATED_SINCE: Final = {"vllm": (0, 24), "sglang": (0, 5, 14)}
-"""Versions since which an engine's tables measure those shapes without a gate; before, as if they had one
-(with three GEMMs 0.82 to 0.92 of the memory's bandwidth)."""
+"""First version of an engine whose tables measure those shapes without a gate; earlier ones have a gate
+(with three GEMMs 0.82 to 0.92 of the bandwidth)."""
 
 MIN_LATENCY_TOKENS: Final = 128
-"""Up to so many tokens TensorRT-LLM runs its min-latency kernel of nvfp4 experts, where there is one."""
+"""Maximum number of tokens for which TensorRT-LLM runs its min-latency kernel of nvfp4 experts."""
 
 
 def is_nongated(raw: Raw) -> Bools:
@@ -44,8 +43,8 @@ def is_nongated(raw: Raw) -> Bools:
     by_shape = np.zeros(len(kernel), bool)
     for hidden, intermediate in NONGATED_SHAPES:
         by_shape |= (raw["hidden_size"] == hidden) & (raw["inter_size"] == intermediate)
-    # measured with a gate, as the bandwidth says: SGLang's Triton kernel of Nemotron 3 Super's latent width
-    # (0.91 with three GEMMs), and vLLM's on Intel cards (0.86, others 0.85)
+    # measured with a gate, by their bandwidth: SGLang's Triton kernel of Nemotron 3 Super's latent width
+    # (0.91 with three GEMMs) and vLLM's on Intel GPUs (0.86, others 0.85)
     by_shape &= ~((raw["hidden_size"] == 1024) & (kernel == "sglang_fused_moe_triton"))
     by_shape &= ~np.char.startswith(kernel, "vllm_xpu_")
     versions = raw.get("version", np.full(len(kernel), "0", object))
@@ -58,7 +57,7 @@ def is_nongated(raw: Raw) -> Bools:
 
 
 def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
-    """Mark rows of a kernel that TensorRT-LLM does not run for so many tokens, by reason."""
+    """Mark rows of a kernel that TensorRT-LLM does not run at that number of tokens, by reason."""
     kernel = raw["kernel_source"].astype(str)
     quick = np.char.endswith(kernel, "_min_latency")
     if not quick.any():
@@ -76,7 +75,7 @@ def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
 
 
 def expert_shape(raw: Raw) -> dict[str, Array]:
-    """Keys and tokens of the package's rows of experts; its sizes are those of the model, not of a shard."""
+    """Keys and tokens of the package's MoE rows; sizes are those of the model, not of a shard."""
     same = ("num_tokens", "topk", "num_experts", "distribution")
     other = {"hidden": "hidden_size", "intermediate": "inter_size"}
     other |= {"moe_tp": "moe_tp_size", "moe_ep": "moe_ep_size"}
@@ -84,21 +83,21 @@ def expert_shape(raw: Raw) -> dict[str, Array]:
     return columns | {name: raw[theirs] for name, theirs in other.items()}
 
 
-def _package_rows(raw: Raw, has_gate: bool) -> ForeignRows:
+def _package_rows(raw: Raw, has_gate: bool) -> ExternalRows:
     columns = expert_shape(raw)
     nongated = is_nongated(raw)
     out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
     out |= unknown_dtypes(columns["dtype"]) | not_run_by_the_engine(raw)
-    return ForeignRows(columns | measured_us(raw), out)
+    return ExternalRows(columns | measured_us(raw), out)
 
 
-def gated_rows(raw: Raw) -> ForeignRows:
-    """Rows of experts of three GEMMs."""
+def gated_rows(raw: Raw) -> ExternalRows:
+    """Rows of experts with a gate (three GEMMs)."""
     return _package_rows(raw, has_gate=True)
 
 
-def nongated_rows(raw: Raw) -> ForeignRows:
-    """Rows of experts of two GEMMs."""
+def nongated_rows(raw: Raw) -> ExternalRows:
+    """Rows of experts without a gate (two GEMMs)."""
     return _package_rows(raw, has_gate=False)
 
 
@@ -115,15 +114,19 @@ _LAYER: Final = ("num_experts", "num_gpus", "num_local_experts", "topk", "hidden
 
 
 def _tree_rows(read: Raw, tokens: str) -> dict[str, Array]:
-    """Rows by the tokens of all GPUs that share the experts; both projections are one latency."""
+    """Rows by the tokens of all GPUs that share the experts; the latency is that of both projections.
+
+    The files have no dtype; the scripts that wrote them (kernel_benchmark/deepgemm_grouped_gemm_*.py of
+    InferSim f2293da) only run DeepGEMM's fp8 kernels.
+    """
     experts, num_gpus, local = (read[name] for name in _LAYER[:3])
     moe_tp = num_gpus * local // experts
     wrong = (experts % local != 0) | (moe_tp * experts != num_gpus * local)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise TableError(
-            f"row {row + 1}: {experts[row]} experts do not spread evenly over {num_gpus[row]} GPUs of "
-            f"{local[row]}"
+            f"row {row + 1}: {experts[row]} experts cannot be spread evenly over {num_gpus[row]} GPUs with "
+            f"{local[row]} experts each"
         )
     moe_ep = experts // local
     rows = len(experts)
@@ -170,4 +173,4 @@ def _file(phase: str, tokens: str) -> TreeFile:
 
 
 GROUPED_GEMM_FILES: Final = (_file("decode", "batch_size_per_gpu"), _file("prefill", "seq_len_per_gpu"))
-"""Masked kernels of few tokens a GPU, contiguous ones of many: together one curve a layer."""
+"""Masked kernels (few tokens per GPU) and contiguous ones (many): together one curve per layer."""

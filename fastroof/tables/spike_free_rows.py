@@ -1,9 +1,8 @@
-"""The rows of a table as lookups serve them: isolated spikes have the latency that their neighbours make.
+"""Rows of a table with isolated spikes replaced by what their neighbours give, as lookups use them.
 
-Which rows are spikes is settled in :mod:`fastroof.load.spikes`. Their latency is interpolated along the axis
-on which they stand out most, by the law that holds between any two measured points; the first point of a line
-has its neighbour's latency / B. That axis counts, not the one that a lookup goes along first: where a cluster
-of rows is wrong, neighbours along another axis are wrong too.
+:mod:`fastroof.load.spikes` finds the spikes. Their latency is interpolated along the axis on which they stand
+out most, as between any two measured points; the first point of a line takes its neighbour's latency / B.
+Other axes do not work: in a cluster of wrong rows the neighbours along them are wrong too.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from fastroof.load import MeasuredTable
 from fastroof.units import US_PER_S
 
 
-class ServedRows(NamedTuple):
-    """Every row of a table as it is served, arrays of shape (rows,)."""
+class SpikeFreeRows(NamedTuple):
+    """Latency and origin of every row, arrays of shape (rows,)."""
 
     latency_us: Floats
     origin: Flags
 
 
-def served_rows(table: MeasuredTable, gpu: GpuSpec) -> ServedRows:
-    """Work out what stands for the isolated spikes of a table."""
+def spike_free_rows(table: MeasuredTable, gpu: GpuSpec) -> SpikeFreeRows:
+    """Replace the isolated spikes of a table."""
     latency_us, spikes = table.columns[LATENCY.name], table.spikes
     origin = np.full(table.num_rows, ORIGIN_MEASURED, np.uint8)
     if not len(spikes.row):
-        return ServedRows(latency_us, origin)
+        return SpikeFreeRows(latency_us, origin)
     is_first = spikes.before < 0
     before = np.where(is_first, spikes.row, spikes.before)
     here_us, before_us, after_us = (_work_us(table, rows, gpu) for rows in (spikes.row, before, spikes.after))
@@ -40,20 +39,20 @@ def served_rows(table: MeasuredTable, gpu: GpuSpec) -> ServedRows:
     rise = after_us - before_us
     sizes = np.stack(list(table.schema.independent_axes(table.columns).values()))
     here, low, high = (sizes[spikes.axis, rows] for rows in (spikes.row, before, spikes.after))
-    # within a window B does not grow: the size itself tells where a point lies
+    # within a window B does not grow, so the size itself is the weight
     by_size = (here - low) / (high - low)
     weight = np.where(rise > 0.0, (here_us - before_us) / np.where(rise > 0.0, rise, 1.0), by_size)
     line_us = spikes.before_us + (spikes.after_us - spikes.before_us) * weight
     instead_us = np.where(is_first, np.maximum(held_us, launch_us), line_us)
     rows = np.flatnonzero(spikes.every_row)
-    served_us = latency_us.copy()
-    served_us[rows] = instead_us[spikes.of_row[rows]]
+    usable_us = latency_us.copy()
+    usable_us[rows] = instead_us[spikes.of_row[rows]]
     origin[rows] = np.where(is_first, ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED)[spikes.of_row[rows]]
-    return ServedRows(served_us, origin)
+    return SpikeFreeRows(usable_us, origin)
 
 
 def _work_us(table: MeasuredTable, rows: Longs, gpu: GpuSpec) -> Floats:
-    """B of some rows less its launch floor, us."""
+    """B of rows without its launch floor, us."""
     work = table.schema.work({name: values[rows] for name, values in table.columns.items()}, gpu)
     compute_s = np.nan_to_num(work.flops / work.peak_flops_per_s)
     return np.asarray((compute_s + work.moved_bytes / work.bandwidth_bytes_per_s) * US_PER_S)

@@ -1,7 +1,6 @@
-"""How rows of other programs become rows of an operator: files of aiconfigurator-core and of trees.
+"""Rows of external programs as rows of an operator: files of aiconfigurator-core and of InferSim trees.
 
-Each operator says which files are its own and converts their columns; reading them is
-:mod:`fastroof.load`'s.
+Each operator declares its files and converts their columns; :mod:`fastroof.load` reads them.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from fastroof.units import DTYPE_BYTES, US_PER_MS
 
 Raw = Mapping[str, Array]
 Heads = tuple[int, int, int]
-"""The three numbers in the name of a tree's attention file, on one GPU."""
+"""The three numbers in the name of a tree's attention file: heads on one GPU."""
 
 _RENAMED_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8"}
 
 
 @dataclass(frozen=True)
-class ForeignRows:
-    """Rows of one operator as another program measured them."""
+class ExternalRows:
+    """Rows of one operator from an external program, and by reason the rows that are left out."""
 
     columns: dict[str, Array]
     left_out: dict[str, Bools]
@@ -34,19 +33,23 @@ class ForeignRows:
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file of aiconfigurator-core that holds rows of an operator."""
+    """A file of aiconfigurator-core that holds rows of an operator; ``backend`` if all engines share it."""
 
     folder: str
     file: str
     columns: tuple[Column, ...]
-    convert: Callable[[Raw], ForeignRows]
+    convert: Callable[[Raw], ExternalRows]
     optional: tuple[Column, ...] = ()
     backend: str | None = None
 
 
 @dataclass(frozen=True)
 class TreeFile:
-    """A CSV file of InferSim's and roofline V2's trees that holds rows of an operator."""
+    """A CSV file of an InferSim or roofline V2 tree that holds rows of an operator.
+
+    ``order`` lists the columns of a file without a header. ``named_by_heads``: one file per head shape
+    instead of ``data.csv``. ``draws_tokens``: a row ran a random number of tokens around the given one.
+    """
 
     kind: str
     phase: str
@@ -60,24 +63,29 @@ class TreeFile:
 
 
 def size_columns(*names: str, minimum: int = 1) -> tuple[Column, ...]:
-    """Columns of whole numbers."""
+    """Integer columns."""
     return tuple(Column(name, "int", "", "a size", minimum) for name in names)
 
 
 def text_columns(*names: str) -> tuple[Column, ...]:
-    """Columns of words."""
+    """Text columns."""
     return tuple(Column(name, "text", "", "a name") for name in names)
+
+
+def constant_text(word: str, rows: int) -> Array:
+    """Text column with the same word in every row."""
+    return np.full(rows, word, object)
 
 
 LATENCY_MS: Final = Column(
     "latency", "float", "ms", "measured latency", within=(0.0, MEASURED_US[1] / US_PER_MS)
 )
 MEASURED: Final = (*text_columns("kernel_source"), LATENCY_MS)
-"""What every file of the package has."""
+"""Columns of every file of the package."""
 RUN: Final = text_columns("device", "framework", "version")
-"""What files of the package may have."""
+"""Optional columns of the package's files."""
 MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
-"""What files of trees may have."""
+"""Optional column of tree files."""
 
 
 def measured_us(raw: Raw) -> dict[str, Array]:
@@ -86,7 +94,7 @@ def measured_us(raw: Raw) -> dict[str, Array]:
 
 
 def dtype_names(words: Array) -> Array:
-    """The package's dtypes by fastroof's names."""
+    """Rename the package's dtypes to fastroof's."""
     listed = words.tolist()
     names = {word: _RENAMED_DTYPES.get(word, word) for word in set(listed)}
     renamed: Array = np.empty(len(listed), object)
@@ -95,10 +103,10 @@ def dtype_names(words: Array) -> Array:
 
 
 def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
-    """Rows of dtypes that fastroof does not know, by reason."""
+    """Rows of unknown dtypes, by reason."""
     return {f"dtype {d}": dtypes == d for d in sorted(set(dtypes)) if d not in DTYPE_BYTES}
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, by which versions are compared."""
+    """Return the numbers in a version, for comparison."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

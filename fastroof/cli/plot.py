@@ -1,32 +1,17 @@
-"""``fastroof plot curves``: TTFT and TPOT of a sweep over its load."""
+"""The commands of ``fastroof plot``: pictures of tables, plans and sweeps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from fastroof.cli.named_plans import gpu_and_tables
-from fastroof.cli.options import (
-    AllowModelled,
-    Dp,
-    Dtype,
-    Ep,
-    GpuName,
-    KvDtype,
-    Method,
-    Model,
-    MoeTp,
-    OneSource,
-    Pp,
-    Routing,
-    Runtime,
-    TablesInstead,
-    Tp,
-)
-from fastroof.command_group import warn
-from fastroof.default_runtime import DEFAULT_RUNTIME
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import TABLES, Given, plan_options, taking
+from fastroof.cli.options import Model
+from fastroof.command_group import help_if_alone, warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
@@ -97,14 +82,9 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="COLUMN=VALUE",
-        help="Only such rows, as --where isl=4000; repeatable.  [default: the first workload of several]",
+        help="Rows to draw, as isl=4000; repeatable.  [default: those of the first workload]",
     ),
 ]
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("curves")(curves)
 
 
 def curves(results: Results, output: Output, where: Where = None) -> None:
@@ -115,32 +95,23 @@ def curves(results: Results, output: Output, where: Where = None) -> None:
     save(draw_serving_curves(swept, **wanted), output)
 
 
-def register_step(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("step")(step)
-
-
+@taking(plan=plan_options(), measured=TABLES)
 def step(
+    *,
     output: Output,
     model: Model = DEFAULT_MODEL,
-    gpu: GpuName = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
-    dp: Dp = 1,
-    ep: Ep = 1,
-    moe_tp: MoeTp = None,
-    routing: Routing = None,
-    allow_modelled: AllowModelled = False,
-    dtype: Dtype = "auto",
-    kv_dtype: KvDtype = "auto",
-    against: Annotated[str, typer.Option(help="What varies: batch or kv-len.")] = "batch",
-    batch: Annotated[int, typer.Option(help="Requests in the step, where kv-len varies.")] = 64,
-    kv_len: Annotated[int, typer.Option(help="Tokens each attends to, where the batch varies.")] = 4096,
-    max_batch: Annotated[int, typer.Option(help="Largest batch, where it varies.")] = 512,
-    method: Method = "roofline",
-    runtime: Runtime = DEFAULT_RUNTIME,
-    tables: TablesInstead = None,
-    source: OneSource = None,
+    plan: Given,
+    against: Annotated[str, typer.Option(metavar="batch|kv-len", help="What varies.")] = "batch",
+    batch: Annotated[
+        int, typer.Option(metavar="REQUESTS", help="Requests in the step, with --against kv-len.")
+    ] = 64,
+    kv_len: Annotated[
+        int, typer.Option(metavar="TOKENS", help="Tokens that each attends to, with --against batch.")
+    ] = 4096,
+    max_batch: Annotated[
+        int, typer.Option(metavar="REQUESTS", help="Largest batch, with --against batch.")
+    ] = 512,
+    measured: Given,
 ) -> None:
     """Decode step by component, against batch or context."""
     from fastroof import compile_plan
@@ -149,73 +120,49 @@ def step(
     varied = {"batch": "batch_size", "kv-len": "kv_len"}
     if against not in varied:
         raise FastroofError(f"--against is batch or kv-len, got {against!r}")
-    spec, measured = gpu_and_tables_to_draw(output, gpu, tables, source)
-    plan = compile_plan(
+    spec, tables = gpu_and_tables_to_draw(output, **measured)
+    timed = compile_plan(
         model,
         spec,
-        measured,
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        ep=ep,
-        moe_tp=moe_tp,
-        routing=routing,
-        allow_modelled=allow_modelled,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        runtime=runtime,
-        method=method,
+        tables,
+        **plan,
         max_tokens=max(8192, max_batch, batch),
         max_seqs=max_batch if against == "batch" else max(max_batch, batch),
     )
     figure = draw_step(
-        plan,
+        timed,
         against=cast('Literal["batch_size", "kv_len"]', varied[against]),
         batch_size=batch,
         kv_len=kv_len,
-        source="" if measured is None else source_words(measured),
+        source="" if tables is None else source_words(tables),
     )
     save(figure, output)
 
 
-def register_mfu(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("mfu")(mfu)
-
-
+@taking(plan=plan_options(only=("tp", "dtype", "kv_dtype", "method")), measured=TABLES)
 def mfu(
+    *,
     output: Output,
     model: Model = DEFAULT_MODEL,
-    gpu: GpuName = None,
-    tp: Tp = 1,
-    dtype: Dtype = "auto",
-    kv_dtype: KvDtype = "auto",
-    method: Method = "roofline",
-    tables: TablesInstead = None,
-    source: OneSource = None,
+    plan: Given,
+    measured: Given,
 ) -> None:
     """MFU of one model's kernels against their sizes."""
     from fastroof import load_model
     from fastroof.load.by_name import missing_tables
     from fastroof.report import draw_mfu
 
-    spec, measured = gpu_and_tables_to_draw(output, gpu, tables, source)
-    if measured is None:
+    spec, tables = gpu_and_tables_to_draw(output, **measured)
+    if tables is None:
         raise MissingTableError(missing_tables(spec.name))
-    figure = draw_mfu(load_model(model), measured, tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method)
-    save(figure, output)
-
-
-def register_pareto(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("pareto")(pareto)
+    save(draw_mfu(load_model(model), tables, **plan), output)
 
 
 def pareto(
     results: Results,
     output: Output,
     colour_by: Annotated[
-        str, typer.Option(help="Column with colours and fronts of its own, as model, tp or dtype.")
+        str, typer.Option(metavar="COLUMN", help="Column that sets colours and fronts: model, tp or dtype.")
     ] = "model",
     where: Where = None,
 ) -> None:
@@ -226,44 +173,38 @@ def pareto(
     save(draw_pareto(swept, colour_by=colour_by, **wanted), output)
 
 
-_OF_A_MODEL: Final = ("--tp", "--batch", "--kv-len", "--prompt", "--kv-dtype", "--runtime", "--method")
+_OF_A_MODEL: Final = ("--tp", "--batch", "--kv-len", "--prompt", "--kv-dtype", "--engine", "--method")
 
 
-def register_roofline(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("roofline")(roofline)
-
-
+@taking(plan=plan_options(only=("kv_dtype", "engine", "method")), measured=TABLES)
 def roofline(
+    *,
     context: typer.Context,
     output: Output,
-    gpu: GpuName = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            help="Peaks and GEMMs to show: bf16, fp8, fp8_block; repeatable.  [default: bf16]  With --model "
-            "that of its linear layers."
+            metavar="DTYPE",
+            help="Peaks and GEMMs to show (bf16, fp8, fp8_block; repeatable), or with --model the format of "
+            "its linear layers.  [default: bf16]",
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Show its steps (decodes and a prefill), a line a tp, instead of measured kernels."
-        ),
+        typer.Option(help="Model whose steps to show, one line per tp, instead of measured kernels."),
     ] = None,
-    tp: Annotated[
-        str, typer.Option(metavar="SIZES", help="With --model: layouts, up to six, as 1,2,4,8.")
-    ] = "1",
+    tp: Annotated[str, typer.Option(metavar="SIZES", help="Up to six tp sizes, with --model.")] = "1",
     batch: Annotated[
-        str, typer.Option(metavar="SIZES", help="With --model: decodes of a step.")
+        str, typer.Option(metavar="SIZES", help="Decodes of a step, with --model.")
     ] = "1,4,16,64,256",
-    kv_len: Annotated[int, typer.Option(help="With --model: tokens that each decode attends to.")] = 4096,
-    prompt: Annotated[int, typer.Option(min=1, help="With --model: tokens of the prefill.")] = 8192,
-    kv_dtype: KvDtype = "auto",
-    runtime: Runtime = DEFAULT_RUNTIME,
-    method: Method = "roofline",
-    tables: TablesInstead = None,
-    source: OneSource = None,
+    kv_len: Annotated[
+        int, typer.Option(metavar="TOKENS", help="Tokens that each decode attends to, with --model.")
+    ] = 4096,
+    prompt: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="Tokens of the prefill, with --model.")
+    ] = 8192,
+    plan: Given,
+    measured: Given,
 ) -> None:
     """Measured kernels, or a model's steps, on the GPU's roofline."""
     from fastroof.report import draw_roofline
@@ -271,18 +212,17 @@ def roofline(
     if model is None:
         given = [name for name in _OF_A_MODEL if _is_given(context, name)]
         if given:
-            raise FastroofError(f"{', '.join(given)} go{'es' * (len(given) == 1)} with --model")
+            raise FastroofError(f"{', '.join(given)} need{'s' * (len(given) == 1)} --model")
     if model is not None and len(dtype or ()) > 1:
-        raise FastroofError(f"--model has one --dtype, got {', '.join(dtype or ())}")
-    spec, measured = gpu_and_tables_to_draw(output, gpu, tables, source)
+        raise FastroofError(f"--model takes one --dtype, got {', '.join(dtype or ())}")
+    spec, tables = gpu_and_tables_to_draw(output, **measured)
     if model is not None:
-        options = {"kv_dtype": kv_dtype, "runtime": runtime, "method": method}
-        options["dtype"] = dtype[0] if dtype else "auto"
-        save(_model_figure(model, spec, measured, tp, batch, kv_len, prompt, options), output)
+        options = {**plan, "dtype": dtype[0] if dtype else "auto"}
+        save(_model_figure(model, spec, tables, tp, batch, kv_len, prompt, options), output)
         return
-    if measured is None:
-        warn(f"no measured tables of {spec.name}: the picture has its roofs and no kernels")
-    save(draw_roofline(spec, measured, dtypes=tuple(dict.fromkeys(dtype or ("bf16",)))), output)
+    if tables is None:
+        warn(f"{spec.name} has no measured tables; the picture shows its roofline without kernels")
+    save(draw_roofline(spec, tables, dtypes=tuple(dict.fromkeys(dtype or ("bf16",)))), output)
 
 
 def _is_given(context: typer.Context, option: str) -> bool:
@@ -342,14 +282,26 @@ def _model_figure(
     )
 
 
-def register_leading_steps(group: typer.Typer) -> None:
-    """Add the command."""
-    group.command("leading-steps")(leading_steps)
-
-
 def leading_steps(results: Results, output: Output, where: Where = None) -> None:
     """What the steps of a sweep's best rows are made of."""
     from fastroof.report import draw_leading_steps
 
     swept, wanted = rows_to_draw(results, output, where)
     save(draw_leading_steps(swept, **wanted), output)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(help="Draw tables, plans and sweeps as PNG or SVG.", rich_markup_mode=None)
+    group.callback(invoke_without_command=True)(help_if_alone)
+    commands: dict[str, Callable[..., None]] = {
+        "roofline": roofline,
+        "mfu": mfu,
+        "step": step,
+        "pareto": pareto,
+        "curves": curves,
+        "leading-steps": leading_steps,
+    }
+    for name, command in commands.items():
+        group.command(name)(command)
+    app.add_typer(group, name="plot")

@@ -1,4 +1,4 @@
-"""The Ray engine: units of a sweep as tasks of a cluster, their results in order."""
+"""The Ray executor: units of a sweep as tasks of a cluster, their results in order."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _imported() -> Any:
         import ray
         import ray.exceptions
     except ImportError:
-        raise SweepError("engine 'ray' needs Ray: pip install 'fastroof[ray]'") from None
+        raise SweepError("executor='ray' needs Ray: pip install 'fastroof[ray]'") from None
     return ray
 
 

@@ -1,4 +1,4 @@
-"""The Ray engine on a real local cluster of two nodes, one of which is killed during the sweep."""
+"""The Ray executor on a real local cluster of two nodes, one of which is killed during the sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastroof import SweepError, compile_plan
 from fastroof.sweep import load_spec, run_sweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.ray_engine import evaluate_task, ray_results, task_units
+from fastroof.sweep.ray_executor import evaluate_task, ray_results, task_units
 from fastroof.sweep.shards import unpacked_results
 
 SPEC: dict[str, Any] = {
@@ -57,7 +57,7 @@ def test_what_travels_to_workers_pickles() -> None:
     for here, distant in zip(expected, found, strict=True):
         assert here.rows.equals(distant.rows)
         assert here.counts == distant.counts
-    plan = compile_plan("llama-3.1-8b", "h100", tables_by_gpu["h100"].tables)
+    plan = compile_plan("llama-3.1-8b", "h100", tables_by_gpu["h100"].tables, engine="kernels")
     assert pickle.loads(pickle.dumps(plan)).decode_us(64, 4096) == plan.decode_us(64, 4096)
     assert len(pickle.dumps(listed[0])) < 1000
 
@@ -132,7 +132,7 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SweepError, match=r"fastroof\[ray\]"):
         run_sweep({**SPEC, "isl": 1000}, tmp_path / "r.parquet", "ray")
-    with pytest.raises(SweepError, match="address goes with engine 'ray'"):
+    with pytest.raises(SweepError, match="address needs executor='ray'"):
         run_sweep(SPEC, tmp_path / "r.parquet", address="auto")
     assert list(tmp_path.iterdir()) == []
 

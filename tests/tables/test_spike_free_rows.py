@@ -171,7 +171,7 @@ def test_its_cells_are_served_from_them_too_and_no_other_row_changes(made):
         measured = smooth.lookup(made.operator, with_error=True, **made.point(**{made.along: end}))
         assert (float(beside.latency_us), int(beside.origin)) == (float(measured.latency_us), 0)
         assert float(beside.relative_error) < SPIKE
-    rows = tables.served_rows(tables.table(made.operator))
+    rows = tables.spike_free_rows(tables.table(made.operator))
     assert rows.origin.sum() == 1
     as_measured = rows.latency_us == tables.table(made.operator).columns["latency_us"]
     assert as_measured.sum() == len(as_measured) - 1

@@ -1,0 +1,69 @@
+"""The GPU and the tables that a command's options name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from fastroof.cli.output import Progress, shown_progress
+from fastroof.defaults import DEFAULT_GPU
+from fastroof.errors import TableError
+
+if TYPE_CHECKING:
+    from fastroof import GpuSpec, Tables
+
+
+def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables | None]:
+    """Return the GPU and its measured tables; None where nothing was measured on it."""
+    from fastroof import load_gpu
+    from fastroof.defaults import DATASHEET, MEASURED
+    from fastroof.tables.table_set import load_gpu_tables
+
+    spec = load_gpu(gpu or DEFAULT_GPU)
+    if tables == DATASHEET:
+        return spec, None
+    if tables is not None and tables != MEASURED:
+        loaded = tables_of(tables, gpu and spec.name, source)
+        return (loaded.gpu if gpu is None else spec), loaded
+    with import_progress(spec.name) as progress:
+        return spec, load_gpu_tables(gpu or DEFAULT_GPU, source=parse_source(source), progress=progress)
+
+
+def tables_of(name: str | None, gpu: str | None = None, source: str | None = None) -> Tables:
+    """Load tables by the name of a GPU, or from a folder; those of ``gpu`` without a name."""
+    from fastroof import load_tables
+
+    name, gpu = (gpu or DEFAULT_GPU, None) if name is None else (name, gpu)
+    with import_progress(name) as progress:
+        return load_tables(name, gpu=gpu, source=parse_source(source), progress=progress)
+
+
+@contextmanager
+def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show how far an import is, from the first file on: most often there is none to be made."""
+    with ExitStack() as shown:
+        tell: list[Progress] = []
+
+        def progress(done: int, total: int, file: str) -> None:
+            if not tell:
+                words = f"converting the tables of {gpu}"
+                tell.append(shown.enter_context(shown_progress(words, "files", quiet=False)))
+            tell[0](done, total)
+
+        yield progress
+
+
+def parse_source(text: str | None) -> str | dict[str, str] | None:
+    """Read the name of a source, or ``OPERATOR=SOURCE,...`` of those that are not the default's."""
+    if text is None or "=" not in text:
+        return text
+    sources: dict[str, str] = {}
+    for pair in text.split(","):
+        operator, equals, name = (part.strip() for part in pair.partition("="))
+        if not (operator and equals and name) or operator in sources:
+            raise TableError(
+                f"--source {text} is neither a source nor OPERATOR=SOURCE,... of different operators"
+            )
+        sources[operator] = name
+    return sources

@@ -1,0 +1,60 @@
+"""The engine order by which sources serve kernels, and tables that have one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from fastroof.operators.operator import RowSource, SourceTable
+
+Table = TypeVar("Table", bound=SourceTable)
+
+
+class KernelOrder(NamedTuple):
+    """Order of preference of an operator's sources: engines, and engines or sources of single operators.
+
+    Without engines the ranks of the sources decide.
+    """
+
+    engines: tuple[str, ...] = ()
+    operators: tuple[tuple[str, str], ...] = ()
+
+    def preferred(self, operator: str) -> str:
+        """Engine or source preferred for an operator; empty if the ranks decide."""
+        named = dict(self.operators).get(operator)
+        return named or (self.engines[0] if self.engines else "")
+
+    def sorted(self, tables: tuple[Table, ...], operator: str) -> tuple[Table, ...]:
+        """Sort tables of an operator in this order; tables without an engine count as the first engine's."""
+        if not self.preferred(operator):
+            return tables
+        first = dict(self.operators).get(operator)
+        engines = (first, *self.engines) if first else self.engines
+
+        def place(table: Table) -> int:
+            if table.source == first or table.engine == "":
+                return 0
+            return engines.index(table.engine) if table.engine in engines else len(engines)
+
+        return tuple(sorted(tables, key=place))
+
+    def is_foreign(self, table: SourceTable) -> bool:
+        """Whether a table has the kernels of another engine than the preferred one."""
+        preferred = self.preferred(table.operator)
+        return preferred != "" and table.engine not in ("", preferred) and table.source != preferred
+
+
+BY_RANK: Final = KernelOrder()
+"""Order by the ranks of sources."""
+
+
+class OrderedTables(RowSource, Protocol):
+    """Tables with an order of preference of engines."""
+
+    @property
+    def order(self) -> KernelOrder:
+        """The order of engines."""
+
+    @property
+    def made_from(self) -> Mapping[str, str]:
+        """Metadata of Arrow tables: version, hash and GPU."""
