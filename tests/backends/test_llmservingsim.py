@@ -235,7 +235,7 @@ def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Pat
     )
     with pytest.raises(BackendError, match="needs a plan"):
         export_llmservingsim([], tmp_path)
-    with pytest.raises(BackendError, match="differ in tp alone"):
+    with pytest.raises(BackendError, match="may differ only in tp"):
         export_llmservingsim([one, other], tmp_path)
     with pytest.raises(BackendError, match="one plan a tp"):
         export_llmservingsim([one, one], tmp_path)

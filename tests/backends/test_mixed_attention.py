@@ -23,7 +23,7 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 
 
 def test_a_program_that_adds_up_both_refuses_it(plan: fastroof.StepPlan) -> None:
-    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* a runtime without it"):
+    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* use an engine without it"):
         dynamo_profile(plan)
 
 

@@ -100,7 +100,7 @@ def test_tables_rise_and_end_where_they_are_told(plan):
 
 def test_what_has_no_place_is_refused(h100):
     plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=2, pp=2, engine="kernels")
-    with pytest.raises(BackendError, match=r"by tensor_parallel alone, and the plan's layout is .*pp"):
+    with pytest.raises(BackendError, match=r"by tensor_parallel only, and the plan's layout is .*pp"):
         splitwise_table(plan, 2048)
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     for given in ({"kv_len": 0}, {"kv_len": 1.5}, {"kv_len": 9, "longest": 0}):

@@ -338,7 +338,7 @@ def test_files_of_others_are_as_they_came() -> None:
 
 
 def test_a_port_that_is_taken_is_said(page: PageServer) -> None:
-    with pytest.raises(BackendError, match=f"127.0.0.1:{page.port} cannot be listened on"):
+    with pytest.raises(BackendError, match=f"cannot listen on 127.0.0.1:{page.port}: "):
         PageServer(page.port)
 
 
