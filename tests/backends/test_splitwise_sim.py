@@ -118,7 +118,7 @@ def test_the_command_writes_a_table_and_says_its_errors(tmp_path):
     kinds = ["one prompt", "several prompts", "decodes", "prompts with decodes"]
     assert [error.partition(":")[0] for error in errors] == kinds
     assert all(re.search(r": [0-9.]+ % mean error, [0-9.]+ % max, bias [+-]", error) for error in errors)
-    assert "may have 64 requests" in limit
+    assert "may have up to 64 requests" in limit
     assert [*DatabasePerformanceModel(path).lines] == [Instance("llama2-70b", "h100-80gb", 8)]
     assert "fastroof 0." in path.read_text().splitlines()[1]
 
