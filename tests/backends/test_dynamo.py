@@ -235,7 +235,7 @@ def test_wrong_grids_are_refused(llama: StepPlan, tmp_path: Path) -> None:
         dynamo_profile(llama, max_batch_size=1025)
     with pytest.raises(BackendError, match=r"\.npz file, got .*a\.json"):
         write_dynamo_profile(llama, tmp_path / "a.json")
-    with pytest.raises(BackendError, match="no folder"):
+    with pytest.raises(BackendError, match="does not exist; create it"):
         write_dynamo_profile(llama, tmp_path / "nowhere" / "a.npz")
     assert list(tmp_path.iterdir()) == []
 
