@@ -1,7 +1,7 @@
-"""A serving engine of one's own, in a loop that Numba compiles.
+"""Your own serving engine, in a loop that Numba compiles.
 
 Run it with ``python -m fastroof.backends.numba_callers_example``. :func:`fastroof.simulate` has schedulers
-of the engines that are there; whoever tries another one copies :func:`serve` and changes it where it says so.
+of the engines that are supported; to try another one, copy :func:`serve` and change the marked line.
 Here that is the order in which waiting requests are admitted. What to take over from it:
 
 * ``step_us, data = fastroof.numba_step(plan)`` once. ``data`` goes into the loop as an argument, so that one
@@ -23,8 +23,6 @@ import numpy as np
 
 import fastroof
 from fastroof.arrays import Floats, Ints
-
-__all__ = ["serve"]
 
 
 def serve(

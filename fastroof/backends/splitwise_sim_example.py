@@ -19,7 +19,7 @@ def main() -> None:
         table = write_splitwise_table(plan, path, KV_LEN, model="llama2-70b")
         print(f"{plan}\n{path.stat().st_size:,} bytes, {len(table['tokens']):,} rows")
         for error in splitwise_errors(plan, table):
-            print(f"{error.kind:24} {error.mean:6.1%} off in the mean, {error.worst:6.1%} at worst")
+            print(f"{error.kind:24} {error.mean:6.1%} mean error, {error.worst:6.1%} max")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Simulate 300 requests in Vidur with step times from fastroof.
 
-Run it with ``python -m fastroof.backends.vidur.native_example`` where vidur 0.0.26 is installed.
+Run it with ``python -m fastroof.backends.vidur.native_example`` with vidur 0.0.26 installed.
 """
 
 import csv

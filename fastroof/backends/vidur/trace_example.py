@@ -1,6 +1,6 @@
 """Serve a trace in Vidur and in fastroof, with one plan, and compare every request.
 
-Run it with ``python -m fastroof.backends.vidur.trace_example`` where vidur 0.0.26 is installed.
+Run it with ``python -m fastroof.backends.vidur.trace_example`` with vidur 0.0.26 installed.
 """
 
 import tempfile
