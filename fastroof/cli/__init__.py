@@ -1,6 +1,6 @@
 """The command line: parses, shows progress, sets the exit code.
 
-Nothing heavy is imported before a command runs, so that ``fastroof --help`` answers at once; and no other
+Nothing heavy is imported before a command runs, so that ``fastroof --help`` answers quickly; and no other
 command, where the first word names one.
 """
 
@@ -57,9 +57,9 @@ Examples:
   fastroof sweep
   fastroof plot roofline -o roofline.png
 
-Times are microseconds unless a unit is printed beside them. --json prints one JSON document to
+Times are microseconds unless a unit is printed. --json prints one JSON document to
 standard output; the keys are in each command's --help. Exit codes: 0 done, 1 tables are wrong
-(tables validate), 2 an error, said in one line on standard error, 130 interrupted.
+(tables validate), 2 an error, printed as one line on standard error, 130 interrupted.
 """
 
 PURPOSE: Final = "How long one LLM inference step takes on a GPU, from measured kernels."
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # made when somebody asks for all of it: tests, and programs that take it in
+    # made on demand: for tests, and programs that embed the command line
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, app_of(COMMANDS))

@@ -1,4 +1,4 @@
-"""What a shell is offered where somebody presses tab: commands, options, and the values that have a list.
+"""Shell completion: commands, options, and values that have a list.
 
 A shell starts the command line with the words so far in its environment instead of its arguments: the
 command that they name is the only one that is imported, as in :mod:`fastroof.cli`. Nothing here is imported
@@ -24,7 +24,7 @@ class Offer(NamedTuple):
 
 
 def words_before(variables: Mapping[str, str]) -> list[str]:
-    """Return the words between the program and the one that is to be completed."""
+    """Return the words between the program and the one to complete."""
     if "COMP_WORDS" in variables:
         count = variables.get("COMP_CWORD", "")
         until = int(count) if count.isascii() and count.isdigit() else 0
@@ -98,7 +98,7 @@ _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
     "--install-completion": _shells,
     "--show-completion": _shells,
 }
-"""Values by option; none is looked up before an option's value is asked for."""
+"""Values by option, looked up only when an option's value is completed."""
 
 
 _SPELLINGS: Final[dict[type, re.Pattern[str]]] = {

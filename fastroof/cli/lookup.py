@@ -55,7 +55,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 
 
 class OperatorCommands(TyperGroup):
-    """A command an operator that can be looked up; operators load when one is asked for."""
+    """One command per operator; operators load on first use."""
 
     @functools.cached_property
     def made(self) -> dict[str, Any]:

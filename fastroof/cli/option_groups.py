@@ -50,7 +50,7 @@ MAX_NUM_SEQS: Final = ("--max-num-seqs", "--max-seqs")
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 
 ENGINE_OWN: Final = "engine"
-"""Value that stands for the default of the engine's own profile."""
+"""Value that means the default of the engine's profile."""
 
 
 def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:

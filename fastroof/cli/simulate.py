@@ -88,7 +88,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     sent = f"{trace.clients:,} clients" if trace.is_closed else arrivals
     out.print(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
-        f"and {trace.output_tokens.mean():,.0f} an answer in the mean",
+        f"and {trace.output_tokens.mean():,.0f} an answer on average",
         soft_wrap=True,
     )
     for reason, rows_left_out in trace.left_out.items():
@@ -122,7 +122,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         ("finished", ", ".join([f"{answers['finished']:,} in {answers['duration_s']:,.4g} s", *others])),
     ]
     if not answers["steps"]:
-        # there are no rates, shares or means of a run without time
+        # a run of no duration has no rates, shares or means
         return [*facts, ("steps", "none: no request ran")]
     facts += [
         (
@@ -144,11 +144,11 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         facts.append(("limits at p99", words))
     use = {name: answers[name] for name in ("running", "waiting", "kv_use")}
     facts += [
-        ("running", f"{use['running']['mean']:,.1f} in the mean, {use['running']['peak']:,.0f} at most"),
-        ("waiting", f"{use['waiting']['mean']:,.1f} in the mean, {use['waiting']['peak']:,.0f} at most"),
+        ("running", f"{use['running']['mean']:,.1f} mean, {use['running']['peak']:,.0f} max"),
+        ("waiting", f"{use['waiting']['mean']:,.1f} mean, {use['waiting']['peak']:,.0f} max"),
         (
             "KV cache",
-            f"{percent(use['kv_use']['mean'])} in the mean, {percent(use['kv_use']['peak'])} at most of "
+            f"{percent(use['kv_use']['mean'])} mean, {percent(use['kv_use']['peak'])} max of "
             f"{sim.outcomes.counters['num_gpu_blocks']:,} blocks of {sim.settings.block_size}",
         ),
         ("steps", f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"),
@@ -166,7 +166,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         )
         sent = answers["transfer_ms"]
         facts.append(("pools", ", ".join(pools)))
-        facts.append(("transfers", f"{_ms(sent['mean'])} ms in the mean, {_ms(sent['p99'])} at p99"))
+        facts.append(("transfers", f"{_ms(sent['mean'])} ms mean, {_ms(sent['p99'])} at p99"))
     if pairs is not None:
         error = percent(pairs["relative_error"])
         facts.append(

@@ -243,7 +243,7 @@ def _document(
 
 
 def _checkpoint_words(plan: CachedPlan) -> str:
-    """How a checkpoint is quantised, and whether that was asked for."""
+    """How a checkpoint is quantised, and whether that was requested."""
     other = "" if plan.dtype == plan.checkpoint_dtype else f", timed as {plan.dtype}"
     return f"{plan.checkpoint_method}{other}"
 

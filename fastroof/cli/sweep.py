@@ -200,7 +200,7 @@ def _value(given: str) -> Any:
     try:
         return parse_toml(f"value = {given}", "value")["value"]
     except FastroofError:
-        pass  # also what is beyond a limit: as text it is no value of any key
+        pass  # also what is beyond a limit: as text it is not a value of any key
     if "," in given and not given.lstrip().startswith(("[", "{")):
         return [_value(part.strip()) for part in given.split(",")]
     return given.strip()
@@ -388,7 +388,7 @@ _PRINTED: Final[dict[str, Callable[[Any], None]]] = {
 
 
 def say_where(output: Path, what: str) -> None:
-    """Say on standard error, before a sweep begins, which file it will write that nobody named."""
+    """Print on standard error, before a sweep starts, the default output file."""
     there = ", in place of the one there" if output.exists() else ""
     typer.echo(f"{what}: its rows go to {output}{there}; -o names another file", err=True)
 
