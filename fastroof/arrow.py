@@ -1,4 +1,4 @@
-"""What results have in common: each is an Arrow table, so that pandas, polars and DuckDB take it as it is."""
+"""Base of all results: each converts to an Arrow table, which pandas, polars and DuckDB read directly."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS: Final = 20
-"""Rows that a table shows; how many more there are is its last line."""
+"""Maximum number of rows that an HTML table shows; its last line counts the others."""
 
 
 def cell_text(value: Any) -> str:
-    """Write a value as a person reads it: four digits of a float, all of an integer, nothing of none."""
+    """Format a value for people: floats with four digits, integers in full, None as an empty string."""
     if value is None:
         return ""
     if hasattr(value, "item"):
@@ -43,8 +43,8 @@ def cell_text(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    """Return text as HTML that reads as that text, in elements and in attributes."""
-    # here: its tables of entities are nothing that a command should wait for
+    """Escape text for HTML elements and attributes."""
+    # imported here: its tables of entities would slow every command down
     import html
 
     return html.escape(text)
@@ -53,7 +53,7 @@ def escape(text: str) -> str:
 def html_table(
     columns: Sequence[Column], rows: Iterable[Sequence[Any]], caption: str, count: int | None = None
 ) -> str:
-    """Lay rows out as one HTML table."""
+    """Format rows as one HTML table."""
     shown = list(islice(rows, MOST_ROWS))
     count = len(shown) if count is None else count
     lines = ["<table>", f"<caption>{escape(caption)}</caption>", f"<thead><tr>{_heads(columns)}</tr></thead>"]
@@ -82,7 +82,7 @@ def _heads(columns: Sequence[Column]) -> str:
 def rows_html(
     columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], caption: str, count: int | None = None
 ) -> str:
-    """Lay rows out that are values by name; columns that are empty in every row shown are left out."""
+    """Format rows of values by name as an HTML table, without columns that are empty in all shown rows."""
     shown = rows[:MOST_ROWS]
     filled = [c for c in columns if any(cell_text(row.get(c.name)) for row in shown)]
     return html_table(
@@ -91,7 +91,7 @@ def rows_html(
 
 
 def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
-    """Lay facts out, a row each: its name, its value and the value's unit."""
+    """Format facts as an HTML table, one row per fact: name, value and unit."""
     rows = (
         f'<tr><th scope="row" style="text-align: left">{escape(name)}</th>'
         f'<td style="text-align: left">{escape(f"{cell_text(value)} {unit}".strip())}</td></tr>'
@@ -104,12 +104,16 @@ def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
 
 ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
-    "relative_error", "float", "", "standard error of the time over it; empty if not requested", 0
+    "relative_error",
+    "float",
+    "",
+    "standard error of the time / time; empty if not requested",
+    0,
 )
 
 
 def arrow_schema(columns: Iterable[Column], metadata: Mapping[str, str]) -> pa.Schema:
-    """Arrow schema of result columns: every field has its unit and meaning, the table its metadata."""
+    """Return the Arrow schema of result columns, with each field's unit and meaning as its metadata."""
     import pyarrow as pa
 
     types = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
@@ -122,7 +126,7 @@ def arrow_schema(columns: Iterable[Column], metadata: Mapping[str, str]) -> pa.S
 def rows_table(
     columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> pa.Table:
-    """Lay rows that are values by name out as an Arrow table; what is missing, or nan, is null."""
+    """Convert rows of values by name to an Arrow table; missing values and nan become null."""
     import pyarrow as pa
 
     schema = arrow_schema(columns, metadata)
@@ -141,22 +145,22 @@ def polars_frame(table: pa.Table) -> Any:
     return _frames_of("polars", "to_polars").from_arrow(table)
 
 
-def _frames_of(package: str, asked: str) -> Any:
+def _frames_of(package: str, method: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
         raise FastroofError(
-            f"{asked} needs {package}, which is not installed: pip install {package}; "
-            "to_arrow needs nothing more"
+            f"{method} needs {package}, which is not installed: pip install {package}; "
+            "to_arrow works without it"
         ) from error
 
 
 class ArrowRows(ABC):
-    """What has rows: an Arrow table, and so a frame of pandas or polars, in one call."""
+    """Base of objects with rows: they convert to an Arrow table, a pandas or a polars frame in one call."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
-        """Lay the rows out as an Arrow table: units and meanings are metadata of its fields."""
+        """Return the rows as an Arrow table; units and meanings are metadata of its fields."""
 
     def to_pandas(self) -> Any:
         """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
@@ -167,7 +171,7 @@ class ArrowRows(ABC):
         return polars_frame(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand the table over as an Arrow stream: the PyCapsule interface."""
+        """Export the table as an Arrow stream, by the PyCapsule interface."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
 
@@ -184,7 +188,7 @@ class ArrowResult(ArrowRows):
         """Answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""
 
     def to_arrow(self) -> pa.Table:
-        """Lay the answers out as an Arrow table, a row an element, in C order."""
+        """Return the answers as an Arrow table, one row per element, in C order."""
         import pyarrow as pa
 
         schema = arrow_schema(self.arrow_columns, self.made_from)
@@ -202,7 +206,7 @@ class ArrowResult(ArrowRows):
         return pa.table([column(field) for field in schema], schema=schema)
 
     def _repr_html_(self) -> str:
-        """Return its first rows as a notebook shows them, what is empty left out and origins in words."""
+        """Return the first rows as HTML for notebooks, without empty columns and with origins by name."""
         values = {name: None if v is None else np.ravel(v) for name, v in self.columns().items()}
         count = next(len(v) for v in values.values() if v is not None)
 
@@ -217,22 +221,22 @@ class ArrowResult(ArrowRows):
         return rows_html(shown, rows, self._html_caption(count), count)
 
     def _html_caption(self, count: int) -> str:
-        """Say what its HTML table is of."""
+        """Return the caption of the HTML table."""
         made = {name.removeprefix("fastroof."): value for name, value in self.made_from.items()}
         what = " on ".join(made[name] for name in ("model", "gpu") if name in made)
-        said = f"{type(self).__name__}, {count:,} {'row' if count == 1 else 'rows'}"
-        return f"{said}: {what}" if what else said
+        caption = f"{type(self).__name__}, {count:,} {'row' if count == 1 else 'rows'}"
+        return f"{caption}: {what}" if what else caption
 
 
 CHECKED_PAGES: Final[dict[str, Any]] = {"write_page_checksum": True}
-"""Options of every writer of Parquet."""
+"""Options of every Parquet writer: pages carry checksums."""
 
 PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)
-"""What a damaged or foreign file raises when it is opened or read: text that is no UTF-8 is a ValueError."""
+"""Errors of opening or reading a damaged or foreign file; invalid UTF-8 is a ValueError."""
 
 
 def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
-    """Open a Parquet file whose pages are read against their checksums."""
+    """Open a Parquet file and verify the checksum of each page that is read."""
     source = pa.BufferReader(file) if isinstance(file, bytes) else file
     opened = pq.ParquetFile(source, page_checksum_verification=True)
     try:
@@ -244,43 +248,43 @@ def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
 
 
 def _check_row_counts(metadata: pq.FileMetaData) -> None:
-    """Refuse a footer, which has no checksum, whose numbers of rows differ: fewer would be read."""
+    """Reject a footer with inconsistent row counts: it has no checksum, and rows would be lost silently."""
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
-        raise pa.ArrowInvalid(f"it has {metadata.num_rows} rows by its footer, and {rows} by its row groups")
+        raise pa.ArrowInvalid(f"its footer counts {metadata.num_rows} rows, its row groups {rows}")
 
 
 def fault_of(error: BaseException) -> str:
-    """Return what is wrong with a file that raised an error: damage, or that memory does not hold it."""
+    """Describe why reading a file failed: it is damaged, or larger than the memory."""
     if isinstance(error, MemoryError):
-        return f"needs more memory than there is ({error!s:.200})"
+        return f"needs more memory than is available ({error!s:.200})"
     return f"is damaged ({error!s:.200})"
 
 
 def _least_bytes(file: pq.ParquetFile, columns: Sequence[str] | None) -> int:
-    """Bytes that columns take in memory at least, by what the file says of itself."""
+    """Return a lower bound of the bytes that columns take in memory, from the file's own metadata."""
     bits = 0
     for field in file.schema_arrow:
         if columns is None or field.name in columns:
             try:
                 bits += field.type.bit_width
-            except ValueError:  # text and lists, of any length
+            except ValueError:  # text and lists have no fixed width
                 bits += 32
     return int(file.metadata.num_rows) * bits // 8
 
 
 def _memory_needed(file: pq.ParquetFile, columns: Sequence[str] | None) -> str:
-    """Say what columns take, and refuse what memory does not hold before the system ends the process."""
+    """Describe the memory that columns need; raise if it is not available, before the system kills us."""
     needed, usable = _least_bytes(file, columns), usable_memory_bytes()
     rows = file.metadata.num_rows
-    words = f"{rows:,} rows take at least {needed / GIB:,.3g} GiB, {usable / GIB:,.3g} GiB are usable"
+    text = f"{rows:,} rows take at least {needed / GIB:,.3g} GiB, {usable / GIB:,.3g} GiB are usable"
     if needed > usable:
-        raise MemoryError(words)
-    return words
+        raise MemoryError(text)
+    return text
 
 
 def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read columns of an open file, and look at each value: text is UTF-8, codes have words."""
+    """Read columns of an open file and validate every value, such as UTF-8 text and dictionary codes."""
     needed = _memory_needed(file, columns)
     try:
         table = file.read(columns=None if columns is None else list(columns))
@@ -297,8 +301,8 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
 
 
 def write_parquet(table: pa.Table, path: Path, **options: Any) -> None:
-    """Write a table, its pages with checksums."""
-    # a writer whose file fails tries again when it is collected, and prints that: this one writes to memory
+    """Write a table to a Parquet file with page checksums."""
+    # a writer whose file fails retries on garbage collection and prints an error: this one writes to memory
     whole = pa.BufferOutputStream()
     pq.write_table(table, whole, **CHECKED_PAGES, **options)
     with open(path, "wb") as file:

@@ -1,4 +1,4 @@
-"""Stage 5, the steps of a batch with their times as an Arrow table that says where it came from."""
+"""Step times of a batch as an Arrow table, with the plan's inputs as its metadata."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SIZES: Final = (
     Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
 )
 STEP_COLUMNS: Final = (StepTimes.arrow_columns[0], *_SIZES, *StepTimes.arrow_columns[1:-1])
-"""Columns of :func:`step_table`: a step's times, origin and what it is of."""
+"""Columns of :func:`step_table`: a step's times, origin and sizes."""
 
 
 def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
-    """Lay a batch's step times out as one Arrow table, a row a step."""
+    """Return a batch's step times as an Arrow table, one row per step."""
     offsets = batch.offsets.astype(np.int64)
     running = np.concatenate([[0], np.cumsum(batch.new_tokens, dtype=np.int64)])
     table = times.to_arrow()
