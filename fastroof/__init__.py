@@ -1,4 +1,4 @@
-"""How long one LLM inference step takes on a GPU, from measured kernels.
+"""Predict how long one LLM inference step takes on a GPU, from measured kernels.
 
 Every public name and subpackage is imported when it is first used: ``import fastroof`` loads neither numba
 nor torch.
@@ -32,7 +32,7 @@ from fastroof.errors import (
     UnsupportedModelError,
 )
 
-# typing takes ten times as long to be imported as all that is here
+# importing typing takes ten times as long as this whole module
 TYPE_CHECKING = False
 
 __all__ = [
@@ -140,7 +140,7 @@ if TYPE_CHECKING:
     from fastroof.sweep import recommend, run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
-    # Hidden from type checkers, to which a module with __getattr__ has every name there is.
+    # Hidden from type checkers: they accept any attribute of a module with __getattr__.
     _MODULE_OF = {
         "GpuSpec": "config",
         "Lookup": "tables",

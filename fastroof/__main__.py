@@ -1,7 +1,7 @@
-"""A process that is the command line: ``python -m fastroof``, and the console script.
+"""Run the command line as a process: ``python -m fastroof``, or the console script.
 
-A command is over when it has answered, and most answer in less time than starting and ending takes: nothing
-is collected while modules are imported, and nothing is taken down that the system takes down at once.
+Most commands answer in less time than Python takes to start and exit, so garbage collection is held off
+during imports, and the process exits without tearing the interpreter down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from typing import Final, NoReturn
 
 YOUNG_OBJECTS: Final = 100_000
-"""Objects between two collections of young ones: imports make some 300,000, of which none is garbage."""
+"""Allocations between two collections of the youngest generation: imports allocate about 300,000 objects
+and no garbage."""
 
 
 def main() -> NoReturn:
@@ -54,7 +55,7 @@ def _leave(ending: SystemExit) -> None:
                 stream.flush()
     except (OSError, ValueError):
         return
-    # a failure there is printed and does not change the exit code
+    # a failing handler is printed and does not change the exit code
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

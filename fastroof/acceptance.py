@@ -1,4 +1,4 @@
-"""Draft tokens that are accepted: a mean number of a step, or rates by position."""
+"""Acceptance of draft tokens: a mean number of tokens per step, or a rate per position."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BatchError
 
 MTP: Final = "mtp"
-"""What drafts where it is the model's own multi-token prediction layer."""
+"""Name of the drafter that is the model's own multi-token prediction layer."""
 
 MOST_DRAFT_TOKENS: Final = 1024
 
 
 def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
-    """Mean tokens that a request says in a step, from that number or from rates by position."""
+    """Return the mean number of tokens per request and step, given as such or as rates by position."""
     whole_number("num_draft_tokens", num_draft_tokens, least=0, most=MOST_DRAFT_TOKENS, error=BatchError)
     if isinstance(accepted, tuple | list):
         wrong = [rate for rate in accepted if not is_number(rate) or not 0.0 <= rate <= 1.0]
         if len(accepted) != num_draft_tokens or wrong:
-            given = f"{shown(wrong[0])} among them" if wrong else f"{len(accepted)} of them"
+            given = f"the rate {shown(wrong[0])}" if wrong else f"{len(accepted)} rates"
             raise BatchError(
-                f"accepted must be {num_draft_tokens} rates from 0 to 1, one a draft token, got {given}"
+                f"accepted must be {num_draft_tokens} rates from 0 to 1, one per draft token, got {given}"
             )
         if any(later > rate for rate, later in pairwise(accepted)):
             raise BatchError(
                 f"accepted must not rise from one position to the next, got {shown(tuple(accepted))}: "
-                "a token counts as accepted where all before it are; rates on that condition are multiplied "
-                "up first"
+                "a token is accepted only if all tokens before it are; multiply conditional rates up first"
             )
         return 1.0 + float(sum(accepted))
     if not is_number(accepted) or not 1.0 <= accepted <= num_draft_tokens + 1:
         raise BatchError(
-            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens of a step, or a "
+            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens per step, or a "
             f"tuple of {num_draft_tokens} rates by position, got {shown(accepted)}"
         )
     return float(accepted)

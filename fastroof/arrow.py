@@ -1,4 +1,4 @@
-"""What results have in common: each is an Arrow table, so that pandas, polars and DuckDB take it as it is."""
+"""Base of all results: each converts to an Arrow table, which pandas, polars and DuckDB read directly."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS: Final = 20
-"""Rows that a table shows; how many more there are is its last line."""
+"""Maximum number of rows that an HTML table shows; its last line counts the others."""
 
 
 def cell_text(value: Any) -> str:
-    """Write a value as a person reads it: four digits of a float, all of an integer, nothing of none."""
+    """Format a value for people: floats with four digits, integers in full, None as an empty string."""
     if value is None:
         return ""
     if hasattr(value, "item"):
@@ -38,8 +38,8 @@ def cell_text(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    """Return text as HTML that reads as that text, in elements and in attributes."""
-    # here: its tables of entities are nothing that a command should wait for
+    """Escape text for HTML elements and attributes."""
+    # imported here: its tables of entities would slow every command down
     import html
 
     return html.escape(text)
@@ -48,7 +48,7 @@ def escape(text: str) -> str:
 def html_table(
     columns: Sequence[Column], rows: Iterable[Sequence[Any]], caption: str, count: int | None = None
 ) -> str:
-    """Lay rows out as one HTML table."""
+    """Format rows as one HTML table."""
     shown = list(islice(rows, MOST_ROWS))
     count = len(shown) if count is None else count
     lines = ["<table>", f"<caption>{escape(caption)}</caption>", f"<thead><tr>{_heads(columns)}</tr></thead>"]
@@ -77,7 +77,7 @@ def _heads(columns: Sequence[Column]) -> str:
 def rows_html(
     columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], caption: str, count: int | None = None
 ) -> str:
-    """Lay rows out that are values by name; columns that are empty in every row shown are left out."""
+    """Format rows of values by name as an HTML table, without columns that are empty in all shown rows."""
     shown = rows[:MOST_ROWS]
     filled = [c for c in columns if any(cell_text(row.get(c.name)) for row in shown)]
     return html_table(
@@ -86,7 +86,7 @@ def rows_html(
 
 
 def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
-    """Lay facts out, a row each: its name, its value and the value's unit."""
+    """Format facts as an HTML table, one row per fact: name, value and unit."""
     rows = (
         f'<tr><th scope="row" style="text-align: left">{escape(name)}</th>'
         f'<td style="text-align: left">{escape(f"{cell_text(value)} {unit}".strip())}</td></tr>'
@@ -99,12 +99,16 @@ def facts_html(facts: Iterable[tuple[str, Any, str]], caption: str) -> str:
 
 ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
-    "relative_error", "float", "", "standard error of the time over it; empty if not requested", 0
+    "relative_error",
+    "float",
+    "",
+    "standard error of the time / time; empty if not requested",
+    0,
 )
 
 
 def arrow_schema(columns: Iterable[Column], metadata: Mapping[str, str]) -> pa.Schema:
-    """Arrow schema of result columns: every field has its unit and meaning, the table its metadata."""
+    """Return the Arrow schema of result columns, with each field's unit and meaning as its metadata."""
     import pyarrow as pa
 
     types = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
@@ -117,7 +121,7 @@ def arrow_schema(columns: Iterable[Column], metadata: Mapping[str, str]) -> pa.S
 def rows_table(
     columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> pa.Table:
-    """Lay rows that are values by name out as an Arrow table; what is missing, or nan, is null."""
+    """Convert rows of values by name to an Arrow table; missing values and nan become null."""
     import pyarrow as pa
 
     schema = arrow_schema(columns, metadata)
@@ -136,22 +140,22 @@ def polars_frame(table: pa.Table) -> Any:
     return _frames_of("polars", "to_polars").from_arrow(table)
 
 
-def _frames_of(package: str, asked: str) -> Any:
+def _frames_of(package: str, method: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
         raise FastroofError(
-            f"{asked} needs {package}, which is not installed: pip install {package}; "
-            "to_arrow needs nothing more"
+            f"{method} needs {package}, which is not installed: pip install {package}; "
+            "to_arrow works without it"
         ) from error
 
 
 class ArrowRows(ABC):
-    """What has rows: an Arrow table, and so a frame of pandas or polars, in one call."""
+    """Base of objects with rows: they convert to an Arrow table, a pandas or a polars frame in one call."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
-        """Lay the rows out as an Arrow table: units and meanings are metadata of its fields."""
+        """Return the rows as an Arrow table; units and meanings are metadata of its fields."""
 
     def to_pandas(self) -> Any:
         """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
@@ -162,7 +166,7 @@ class ArrowRows(ABC):
         return polars_frame(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand the table over as an Arrow stream: the PyCapsule interface."""
+        """Export the table as an Arrow stream, by the PyCapsule interface."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
 
@@ -179,7 +183,7 @@ class ArrowResult(ArrowRows):
         """Answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""
 
     def to_arrow(self) -> pa.Table:
-        """Lay the answers out as an Arrow table, a row an element, in C order."""
+        """Return the answers as an Arrow table, one row per element, in C order."""
         import pyarrow as pa
 
         schema = arrow_schema(self.arrow_columns, self.made_from)
@@ -197,7 +201,7 @@ class ArrowResult(ArrowRows):
         return pa.table([column(field) for field in schema], schema=schema)
 
     def _repr_html_(self) -> str:
-        """Return its first rows as a notebook shows them, what is empty left out and origins in words."""
+        """Return the first rows as HTML for notebooks, without empty columns and with origins by name."""
         values = {name: None if v is None else np.ravel(v) for name, v in self.columns().items()}
         count = next(len(v) for v in values.values() if v is not None)
 
@@ -212,8 +216,8 @@ class ArrowResult(ArrowRows):
         return rows_html(shown, rows, self._html_caption(count), count)
 
     def _html_caption(self, count: int) -> str:
-        """Say what its HTML table is of."""
+        """Return the caption of the HTML table."""
         made = {name.removeprefix("fastroof."): value for name, value in self.made_from.items()}
         what = " on ".join(made[name] for name in ("model", "gpu") if name in made)
-        said = f"{type(self).__name__}, {count:,} {'row' if count == 1 else 'rows'}"
-        return f"{said}: {what}" if what else said
+        caption = f"{type(self).__name__}, {count:,} {'row' if count == 1 else 'rows'}"
+        return f"{caption}: {what}" if what else caption

@@ -1,9 +1,9 @@
-"""Files and folders that others see whole or not at all.
+"""Atomic writes of files and folders.
 
-What is written lies beside its place, under a hidden name, and is moved there when it is complete: a reader
-never meets half of it, and what was there before stays until then, or for good where writing fails.
+Contents are written under a hidden name in the same folder and renamed when they are complete. Readers never
+see a partial file, and a failed write leaves the previous contents unchanged.
 
-What a killed process has left of it, the next one to write to the same place removes (unfinished.py).
+The next write to the same path removes the leftovers of a killed process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastroof.interrupts import BeforeTheEnd
 
 @contextlib.contextmanager
 def held_unfinished(place: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Make an empty hidden file or folder beside a place, and hold its lock."""
+    """Create an empty hidden file or folder next to a path, and hold its lock."""
     while True:
         unfinished = unfinished_path(place)
         try:
@@ -36,15 +36,15 @@ def held_unfinished(place: Path, *, is_folder: bool) -> Iterator[Path]:
         except FileNotFoundError:
             if not place.parent.is_dir():
                 raise
-            continue  # taken for something left, before it was locked
+            continue  # another process took it for a leftover before it was locked
         try:
             _lock(held, is_waiting=True)
-            if _is_there(unfinished, held):
+            if _is_same_file(unfinished, held):
                 with BeforeTheEnd(partial(_remove, unfinished)):
                     yield unfinished
                 return
         finally:
-            # nothing was written by way of it: what its end says is not what became of the file
+            # nothing was written through this descriptor: an error on close says nothing about the file
             with contextlib.suppress(OSError):
                 os.close(held)
 
@@ -56,7 +56,7 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _is_there(path: Path, held: int) -> bool:
+def _is_same_file(path: Path, held: int) -> bool:
     try:
         return os.path.samestat(path.lstat(), os.fstat(held))
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def _is_there(path: Path, held: int) -> bool:
 
 
 def _lock(held: int, *, is_waiting: bool = False) -> bool:
-    """Lock an open file or folder for this process; False where another has it, or the disk has no locks."""
+    """Lock an open file or folder; return False if another process holds it or locks are unsupported."""
     try:
         import fcntl
 
@@ -84,11 +84,11 @@ def remove_left(place: Path) -> None:
 
 
 def _remove_if_left(path: Path) -> None:
-    # a link is not followed, a pipe not waited for
+    # do not follow links, do not block on pipes
     held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(held)
-        if not _lock(held) or status.st_uid != os.geteuid() or not _is_there(path, held):
+        if not _lock(held) or status.st_uid != os.geteuid() or not _is_same_file(path, held):
             return
         if stat.S_ISREG(status.st_mode):
             path.unlink()
@@ -99,7 +99,7 @@ def _remove_if_left(path: Path) -> None:
 
 
 def _only_we_rename_in(folder: Path) -> bool:
-    """Whether only this user can have created leftovers in a folder."""
+    """Return whether only this user can have created leftovers in a folder."""
     status = folder.stat()
     return not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or bool(status.st_mode & stat.S_ISVTX)
 
@@ -110,17 +110,17 @@ def unfinished_path(path: Path) -> Path:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a file or folder is being written, or was when its process was killed."""
+    """Return whether a name is that of an unfinished write, running or killed."""
     return re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name) is not None
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove files that a killed process was writing in a folder: of one name, or all of them."""
+    """Remove unfinished files of killed processes in a folder, of one name or all."""
     of_name = ".+" if name is None else re.escape(name)
     for path in folder.iterdir():
         if not re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
             continue
-        # another process may remove it too, and another user's stays
+        # another process may remove it first; other users' files stay
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if stat.S_ISREG(path.lstat().st_mode):
                 path.unlink()
@@ -128,7 +128,7 @@ def remove_unfinished(folder: Path, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
-    """Give a hidden path to write a file to, which takes its place when the block ends."""
+    """Yield a hidden path to write a file to, which is renamed to ``path`` when the block ends."""
     if _is_device(path):
         yield Path(path)
         return
@@ -146,14 +146,14 @@ def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: str | Path, content: str | bytes, *, is_durable: bool = False) -> None:
-    """Write a file of bytes, or of text in UTF-8 with its line ends as they are; see :func:`whole_file`."""
+    """Write bytes, or text as UTF-8 with unchanged line ends, atomically; see :func:`whole_file`."""
     with whole_file(path, is_durable=is_durable) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """Give a hidden folder to write files to, which takes the place of ``folder`` when the block ends."""
+    """Yield a hidden folder to write files to, which replaces ``folder`` when the block ends."""
     # a link to a folder stays one
     folder = Path(os.path.realpath(folder))
     made = [above for above in folder.parents if not above.exists()]
@@ -175,7 +175,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
 
 
 def write_files(folder: str | Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
-    """Write files into a folder, all of them or none; what else lies there stays."""
+    """Write files into a folder, all of them or none; other files there stay."""
     folder = Path(os.path.realpath(folder))
     if not folder.exists():
         with whole_folder(folder) as unfinished:
@@ -183,11 +183,11 @@ def write_files(folder: str | Path, contents: Mapping[str, bytes], links: Mappin
         return
     remove_left(folder / "files")
     with held_unfinished(folder / "files", is_folder=True) as aside:
-        _write_beside(folder, aside, contents, links)
+        _write_via(folder, aside, contents, links)
 
 
-def _write_beside(folder: Path, aside: Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
-    """Write files into a folder by way of another in it, which is removed."""
+def _write_via(folder: Path, aside: Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
+    """Write files into a folder through a temporary one inside it, and roll back on failure."""
     made: list[Path] = []
     put: list[tuple[Path, Path | None]] = []
     try:
@@ -195,7 +195,7 @@ def _write_beside(folder: Path, aside: Path, contents: Mapping[str, bytes], link
         for name in (*contents, *links):
             place = folder / name
             made += _make_folders(place.parent)
-            put.append((place, _kept(place, aside / f"old{len(put)}")))
+            put.append((place, _hard_linked(place, aside / f"old{len(put)}")))
             os.replace(aside / "new" / name, place)
     except BaseException:
         for place, old in reversed(put):
@@ -221,20 +221,20 @@ def _fill(folder: Path, contents: Mapping[str, bytes], links: Mapping[str, str])
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make folders that are not there, and say which were not."""
+    """Create missing folders, and return those that were missing."""
     missing = [above for above in (*reversed(folder.parents), folder) if not above.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
 
 
-def _kept(place: Path, aside: Path) -> Path | None:
-    """Link a file under a second name until it is replaced; None if it does not exist."""
+def _hard_linked(place: Path, aside: Path) -> Path | None:
+    """Keep the old file under a second name until it is replaced; None if it does not exist."""
     if not os.path.lexists(place):
         return None
     try:
         os.link(place, aside, follow_symlinks=False)
     except OSError:
-        # a folder, which fails here too, or a file system without second names
+        # a folder, which the copy refuses too, or a file system without hard links
         if os.path.isdir(place) and not os.path.islink(place):
             raise
         shutil.copy2(place, aside, follow_symlinks=False)
@@ -242,11 +242,11 @@ def _kept(place: Path, aside: Path) -> Path | None:
 
 
 def put_in_place(finished: Path, folder: Path) -> None:
-    """Give a finished folder the name of another, if that is there, which is removed."""
+    """Move a finished folder to a path, and remove the folder that it replaces."""
     if not folder.exists():
         finished.rename(folder)
         return
-    # at no moment is there neither, where the system can
+    # exchange where supported, so that the path exists at every moment
     if _exchange(finished, folder):
         shutil.rmtree(finished, ignore_errors=True)
         return
@@ -261,7 +261,7 @@ def put_in_place(finished: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at one moment; whether system and disk know how."""
+    """Exchange the names of two folders atomically; return False where this is unsupported."""
     import ctypes
 
     try:
@@ -278,7 +278,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def write_errors(what: str, error: type[FastroofError] = FastroofError) -> Iterator[None]:
-    """Say of what the operating system refuses that it cannot be written, and why."""
+    """Turn an OSError of the block into a one-line error that ``what`` cannot be written."""
     try:
         yield
     except OSError as failure:
@@ -287,8 +287,8 @@ def write_errors(what: str, error: type[FastroofError] = FastroofError) -> Itera
 
 
 def check_file_place(path: Path, what: str, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse a path that cannot be written, before the work for its contents starts."""
-    # os.path answers False where Path.is_dir raises: a name longer than a file name may be
+    """Reject a path that cannot be written, before the work for its contents starts."""
+    # os.path returns False where Path.is_dir raises: on names that are too long
     if os.path.isdir(path):
         raise error(f"{what} is a folder, need a file's name")
     if not os.path.isdir(path.parent):
@@ -315,7 +315,7 @@ def write_output(
 
 
 def _is_device(path: str | Path) -> bool:
-    """Whether a path is a pipe or a device, which is written to and not replaced."""
+    """Return whether a path is a pipe or a device, which is written to and not replaced."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 

@@ -1,4 +1,4 @@
-"""A cache that is bounded by bytes and evicts what was not used recently."""
+"""A cache with a limit in bytes that evicts values not used recently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class BoundedCache(Generic[T]):
-    """Values by key, bounded by bytes; values that were not used recently are evicted."""
+    """Values by key, limited in bytes; values not used recently are evicted."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -25,7 +25,7 @@ class BoundedCache(Generic[T]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all values now."""
+        """Return the bytes of all cached values."""
         held = {**self._old, **self._young}
         return sum(num_bytes for _, num_bytes in held.values())
 

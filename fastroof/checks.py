@@ -1,4 +1,4 @@
-"""Whether what was given is a number of the kind that is needed, and how an error says that it is not."""
+"""Checks of given values, and the one-line errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fastroof.errors import FastroofError
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """Return how a message shows what was given: the beginning of its ``repr``, whatever it is."""
+    """Return the beginning of a value's ``repr`` for a message; this never fails."""
     if type(value) in (list, tuple, str, bytes, bytearray) and len(value) > most:
         value = value[:most]
     try:
         return repr(value)[:most]
     except Exception:
-        # an error of an error says nothing
+        # a failing repr must not hide the error being reported
         if isinstance(value, int):
             return f"an integer of {value.bit_length():,} bits"
         return f"a {type(value).__name__}"
 
 
 def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool:
-    """Whether a value is an integer, Python's or NumPy's and no bool, from ``least`` to ``most``."""
-    # an int, the usual case, is recognised without the abstract class
+    """Return whether a value is an integer (Python or NumPy, not bool) from ``least`` to ``most``."""
+    # type() recognises an int, the usual case, without the slow abstract class
     is_whole = type(value) is int or (isinstance(value, Integral) and _is_integer(value))
     return is_whole and bool(least <= value and (most is None or value <= most))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, Python's or NumPy's and no bool, that a float can hold."""
+    """Return whether a value is a finite number (Python or NumPy, not bool) that a float can hold."""
     if not isinstance(value, Real) or (isinstance(value, Integral) and not _is_integer(value)):
         return False
     try:
@@ -43,7 +43,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_integer(value: Integral) -> bool:
-    """Whether a value that claims to be an integer is one; bools and NumPy durations claim so too."""
+    """Return whether an ``Integral`` is an integer; bools and NumPy durations are registered as such too."""
     if isinstance(value, bool):
         return False
     try:
@@ -54,13 +54,13 @@ def _is_integer(value: Integral) -> bool:
 
 
 def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse what is neither True nor False: what an array or a text means, ``if`` would guess."""
+    """Reject anything but True and False: the truth of an array or a text would be a guess."""
     if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
         raise error(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_progress(value: Any, counted: str, error: type[FastroofError] = FastroofError) -> None:
-    """Refuse anything but None or a progress callback."""
+    """Reject anything but None or a progress callback."""
     if value is not None and not callable(value):
         raise error(f"progress must be a function that is called with {counted}, got {shown(value)}")
 
@@ -69,12 +69,12 @@ MOST_SUGGESTED: Final = 5
 
 
 def unknown_word(what: str, given: str, known: Collection[str], listing: str = "") -> str:
-    """Return one line for a word that is not among those known: the closest ones, and what lists all."""
+    """Return a one-line error for an unknown word: the closest known ones, and what lists all."""
     return suggestion(what, given, difflib.get_close_matches(given, known, n=MOST_SUGGESTED), known, listing)
 
 
 def suggestion(what: str, given: str, close: Sequence[str], known: Collection[str], listing: str = "") -> str:
-    """Return :func:`unknown_word` with its suggestions chosen by the caller, the closest first."""
+    """Return the error of :func:`unknown_word` with suggestions by the caller, the closest first."""
     hint = f"did you mean {', '.join(close[:MOST_SUGGESTED])}?" if close else ""
     every = f"`{listing}` lists all {len(known)}" if listing else f"valid: {', '.join(known)}"
     return f"unknown {what} {shown(given)}; " + (f"{hint} ({every})" if hint else every)
@@ -83,7 +83,7 @@ def suggestion(what: str, given: str, close: Sequence[str], known: Collection[st
 def one_of(
     name: str, value: Any, choices: Collection[str], error: type[FastroofError] = FastroofError
 ) -> str:
-    """Return one of some words that was given, or say which there are."""
+    """Return the given word if it is one of the choices, or raise with the valid ones."""
     if not isinstance(value, str) or value not in choices:
         raise error(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
     return str(value)
@@ -94,7 +94,7 @@ def whole_number(
 ) -> int:
     """Return a given whole number, or raise with the valid values."""
     if type(value) is int and least <= value and (most is None or value <= most):
-        return value  # nearly always: one step a call would take a tenth longer by way of the abstract class
+        return value  # the usual case: the abstract class would make one-step calls 10 % slower
     if not is_whole_number(value, least, most):
         needed = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise error(f"{name} must be a whole number {needed}, got {shown(value)}")

@@ -1,7 +1,7 @@
 """Names, units and dtypes of every table and result column, in one place.
 
-A measured table is tidy: one row a measured point. ``keys`` name the kernel (a table of one key is
-packed together), ``axes`` are the sizes that are interpolated along, ``latency_us`` is the truth.
+A measured table is tidy: one row per measured point. ``keys`` name the kernel (rows with the same key are
+packed together), ``axes`` are the sizes to interpolate along, ``latency_us`` is the measurement.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ Kind = Literal["int", "float", "text"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, how it is stored, its unit and what it means."""
+    """A column: its name, storage type, unit and meaning."""
 
     name: str
     kind: Kind
     unit: str
     meaning: str
     minimum: int = 1
-    """Least value of an int column; a float column must be above zero, or at least this if it is 0."""
+    """Minimum of an int column; a float column must be above zero, or at least zero if this is 0."""
     within: tuple[float, float] | None = None
-    """Least and most value of a float column that has such limits."""
+    """Minimum and maximum of a float column, if it is limited."""
 
 
 MEASURED_US: Final = (1e-3, 1e9)
-"""What a measured time may be, us: from a nanosecond, which no launch takes, to a quarter of an hour.
+"""Plausible range of a measured time in us: from 1 ns, shorter than any launch, to a quarter of an hour.
 
-All tables that ship or are imported are within 1.06e-3 (a difference of two kernels) and 5.2e7.
+All shipped and imported tables are between 1.06e-3 (a difference of two kernels) and 5.2e7.
 """
 
 LATENCY: Final = Column("latency_us", "float", "us", "measured latency of one call", within=MEASURED_US)
 GPU: Final = Column("gpu", "text", "", "GPU that the row was measured on")
 KERNEL: Final = Column("kernel", "text", "", "kernel or library that was measured")
-PROVIDER: Final = Column("provider", "text", "", "what launched the kernel")
+PROVIDER: Final = Column("provider", "text", "", "library that launched the kernel")
 
 SPREAD_COLUMNS: Final = (
     Column("p25_us", "float", "us", "first quartile of the replays", within=MEASURED_US),
     Column("p75_us", "float", "us", "third quartile of the replays", within=MEASURED_US),
     Column("min_us", "float", "us", "fastest replay", within=MEASURED_US),
-    Column("num_replays", "int", "", "timed replays behind the latency"),
+    Column("num_replays", "int", "", "number of timed replays behind the latency"),
 )
 RUN_COLUMNS: Final = (
-    Column("num_runs", "int", "", "runs whose median the latency is"),
-    Column("run_spread", "float", "", "slowest less fastest run, over the median", 0),
+    Column("num_runs", "int", "", "number of runs; the latency is their median"),
+    Column("run_spread", "float", "", "slowest minus fastest run, divided by the median", 0),
 )
 OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, *SPREAD_COLUMNS, *RUN_COLUMNS)
 
@@ -63,13 +63,13 @@ ORIGIN_EXTRAPOLATED: Final = 2
 ORIGIN_BORROWED: Final = 3
 ORIGIN_MODELLED: Final = 4
 ORIGIN: Final = "origin"
-"""Of rows as they are served: what each is, by these codes; all but isolated spikes are measured."""
+"""Column with the origin code of each row as served; all but isolated spikes are measured."""
 ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
-"""Meaning of the origin codes 0 to 4; of several parts a result carries the largest."""
+"""Meaning of the origin codes 0 to 4; a result of several parts has the largest of theirs."""
 
 MEASURED_STEP_COLUMNS: Final = (
     Column("model", "text", "", "preset or config.json that was run, with random weights"),
-    Column("gpu", "text", "", "GPU that it ran on"),
+    Column("gpu", "text", "", "GPU that the step ran on"),
     Column("tp", "int", "GPUs", "tensor-parallel size"),
     Column("dtype", "text", "", "dtype of weights and activations"),
     Column("kv_dtype", "text", "", "dtype of the KV cache"),
@@ -84,11 +84,11 @@ MEASURED_STEP_COLUMNS: Final = (
     *SPREAD_COLUMNS,
     Column("provider", "text", "", "attention and small kernels; GEMMs are torch's"),
 )
-"""Columns of a steps.csv, a row a measured step; its batches are text, see
+"""Columns of a steps.csv, one row per measured step; batches are text, see
 :mod:`fastroof.load.steps_file`."""
 
 
-# apostrophes in front count too, so that what is guarded twice comes back
+# leading apostrophes match too, so that text guarded twice is restored
 _FORMULA: Final = r"^('*[=+\-@\t\r\n])"
 
 
@@ -98,12 +98,12 @@ def guarded(cell: str) -> str:
 
 
 def unguarded(cell: str) -> str:
-    """Take off what :func:`guarded` put before a cell."""
+    """Remove the apostrophe that :func:`guarded` put before a cell."""
     return cell[1:] if cell.startswith("'") and re.match(_FORMULA, cell) else cell
 
 
 def guarded_columns(table: pa.Table) -> pa.Table:
-    """Guard the text columns of a table; numbers stay as they are."""
+    """Guard the text columns of a table; numbers stay unchanged."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

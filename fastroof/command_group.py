@@ -1,6 +1,6 @@
-"""A command line: ``--help``, ``--version``, shell completion, errors and exit codes.
+"""Command-line basics: ``--help``, ``--version``, shell completion, errors and exit codes.
 
-An error is one clear line on standard error and an exit code, never a traceback.
+An error is one line on standard error and an exit code, never a traceback.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fastroof.errors import FastroofError
 from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
 SHELLS: Final = ("bash", "zsh", "fish")
-"""Shells that complete what is typed."""
+"""Shells with completion."""
 
 FORMER_NAMES: Final = ("--runtime", "--max-batched-tokens", "--max-seqs")
-"""Spellings of options that are accepted and that no help shows."""
+"""Former spellings of options: accepted, but not shown in any help."""
 
 EXIT_ERROR: Final = 2
 EXIT_BROKEN_PIPE: Final = 1
 
-# Typer does not export the base of its usage errors, only one of them.
+# Typer exports one usage error, but not their base class.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 class CommandGroup(TyperGroup):
-    """The commands, with every error turned into one line and an exit code."""
+    """A group of commands that turns every error into one line and an exit code."""
 
     program: ClassVar[str]
 
@@ -50,31 +50,31 @@ class CommandGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command line, and exit."""
+        """Run a command line and exit."""
         complete_var = complete_var or completion_variable(self.program)
         if complete_var in os.environ:
             _typer_completion().completion_init()
         run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
         if not standalone_mode:
             return run()
-        _stand_in_for_closed_streams()
+        _replace_closed_streams()
         try:
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
-                    # A file name that the terminal cannot show must not cause a failure.
+                    # a file name that the terminal cannot show must not cause a failure
                     stream.reconfigure(errors="backslashreplace")
             with _warnings_as_lines(self.program):
                 raise_again()
                 code = run()
             sys.stdout.flush()
         except FastroofError as error:
-            sys.exit(self._say_error(str(error)))
+            sys.exit(self._print_error(str(error)))
         except UsageError as error:
-            sys.exit(self._say_error(_usage_words(error)))
+            sys.exit(self._print_error(_usage_message(error)))
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read the output has left: nothing more is written, not even at exit.
+            # the reader of the output is gone: write nothing more, not even at exit
             _drop_output()
             sys.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
@@ -83,9 +83,9 @@ class CommandGroup(TyperGroup):
             except OSError:
                 _drop_output()
             named = f": {error.filename}" if error.filename else ""
-            sys.exit(self._say_error(f"{error.strerror or error}{named}"))
+            sys.exit(self._print_error(f"{error.strerror or error}{named}"))
         except MemoryError as error:
-            sys.exit(self._say_error(f"not enough memory ({error})" if str(error) else "not enough memory"))
+            sys.exit(self._print_error(f"not enough memory ({error})" if str(error) else "not enough memory"))
         if code == EXIT_INTERRUPTED:
             typer.echo(err=True)
         sys.exit(code if isinstance(code, int) else 0)
@@ -103,7 +103,7 @@ class CommandGroup(TyperGroup):
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
-    def _say_error(self, message: str) -> int:
+    def _print_error(self, message: str) -> int:
         typer.echo(f"{self.program}: error: {_one_line(message)}", err=True)
         return EXIT_ERROR
 
@@ -129,8 +129,8 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _stand_in_for_closed_streams() -> None:
-    """Put something in the place of streams that were closed when the program began."""
+def _replace_closed_streams() -> None:
+    """Replace standard streams that were closed when the program started."""
     for name, flags, mode in (
         ("stdin", os.O_RDONLY, "r"),
         ("stdout", os.O_RDONLY, "w"),
@@ -141,7 +141,7 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
-    """Return a command line without commands."""
+    """Return a command line that has no commands yet."""
 
     class ProgramGroup(CommandGroup):
         pass
@@ -159,8 +159,8 @@ def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
     return app
 
 
-def _print_version(context: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _print_version(context: typer.Context, is_requested: bool) -> None:
+    if is_requested:
         group: Any = context.command
         typer.echo(f"{group.program} {__version__}")
         raise typer.Exit
@@ -172,7 +172,7 @@ def completion_variable(program: str) -> str:
 
 
 def _typer_completion() -> Any:
-    # takes as long as a small command: only for completion
+    # imported only for completion: it takes as long as a small command
     return import_module("typer.completion")
 
 
@@ -189,7 +189,7 @@ def _install_completion(context: typer.Context, shell: str | None) -> None:
         return
     program = str(getattr(context.command, "program", ""))
     _, file = _typer_completion().install(_known_shell(shell), program, completion_variable(program))
-    typer.echo(f"{shell} completes {program} from its next start on: {file}")
+    typer.echo(f"installed completion of {program} in {file}; restart {shell} to use it")
     raise typer.Exit
 
 
@@ -233,8 +233,8 @@ def _start(
     help_if_alone(context)
 
 
-def _usage_words(error: Any) -> str:
-    """Typer's message, and which help would explain it."""
+def _usage_message(error: Any) -> str:
+    """Return Typer's message, and the command that prints the help."""
     message = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
     where = f"; see {context.command_path} --help" if context is not None else ""
@@ -242,7 +242,7 @@ def _usage_words(error: Any) -> str:
 
 
 def warn(message: str, program: str = "fastroof") -> None:
-    """Write a warning that a person should see, without mixing it with the output."""
+    """Print a one-line warning on standard error."""
     typer.echo(f"{program}: warning: {_one_line(message)}", err=True)
 
 
@@ -252,7 +252,7 @@ def _one_line(message: str) -> str:
 
 @contextmanager
 def _warnings_as_lines(program: str) -> Iterator[None]:
-    """Show warnings meant for users as one line each, whatever filters Python was started with."""
+    """Print warnings for users as one line each, regardless of Python's own warning filters."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=UserWarning, module="fastroof|kernels_bench")
         shown = warnings.showwarning
@@ -268,7 +268,7 @@ def _warnings_as_lines(program: str) -> Iterator[None]:
 
 
 def help_if_alone(context: typer.Context) -> None:
-    """Print a group's help where it was called without one of its commands."""
+    """Print a group's help if it was called without a command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""What commands and Python functions assume where nothing is named, so that their answers agree."""
+"""Defaults shared by the command line and Python, so that their answers agree."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Final
 from fastroof.errors import FastroofError
 
 DEFAULT_ENGINE: Final = "vllm"
-"""Serving engine."""
+"""Serving engine if none is given."""
 
 DEFAULT_GPU: Final = "h100"
 
 MEASURED: Final = "measured"
-"""Value of ``tables``: the GPU's measured tables; the datasheet model if nothing was measured on it."""
+"""Value of ``tables``: the GPU's measured tables, or the datasheet model if it has none."""
 
 DATASHEET: Final = "datasheet"
 """Value of ``tables``: the datasheet model."""
@@ -23,5 +23,5 @@ def chosen_engine(engine: Any, runtime: Any, error: type[FastroofError]) -> Any:
     if runtime is None:
         return engine
     if not (engine is None or (isinstance(engine, str) and engine == DEFAULT_ENGINE)):
-        raise error("runtime= is the former name of engine=; give engine= alone")
+        raise error("runtime= is the former name of engine=; give only engine=")
     return runtime

@@ -1,8 +1,7 @@
-"""Third-party TOML and JSON, read within limits: the only place that parses them.
+"""Reading third-party TOML and JSON within limits; nothing else parses them.
 
-Whoever reads a document gives the error that its caller knows. Whatever a document holds, what comes out is
-that document or that error: the limits keep parsers from what they take hours or all memory for, and what is
-read back from integers that Python does not write as text.
+The caller passes the error class to raise. Any content yields the parsed document or that error: the limits
+rule out input that takes parsers hours or all memory, and integers too long for Python to print.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from fastroof.errors import FastroofError
 from fastroof.file_access import read_bytes
 
 MOST_TOML_BYTES: Final = 4 * 2**20
-"""Of one TOML document; the largest that ships has a tenth."""
+"""Maximum size of a TOML document; the largest shipped one has a tenth of this."""
 
 MOST_JSON_BYTES: Final = 64 * 2**20
-"""Of one JSON document, unless its reader knows better."""
+"""Maximum size of a JSON document, unless the caller sets another."""
 
 MOST_NESTING: Final = 64
-"""Lists and tables within each other, and parts of a dotted key."""
+"""Maximum nesting of lists and tables, and maximum number of parts of a dotted key."""
 
 _WORD: Final = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY: Final = re.compile(rf"(?<![A-Za-z0-9_-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MOST_NESTING}}}")
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
-_PYTHON_S: Final = json.JSONDecoder()
+_PERMISSIVE: Final = json.JSONDecoder()
 _STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _INT64: Final = range(-(2**63), 2**63)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -44,7 +43,7 @@ def parse_toml(content: str | bytes, what: str, error: type[FastroofError] = Fas
     """Parse a TOML document."""
     text = _text(content, what, error, MOST_TOML_BYTES, "TOML")
     for line in text.split("\n"):
-        # the parser takes the square of a key's parts, in time and memory
+        # the parser's time and memory grow with the square of a key's parts
         if line.count(".") >= MOST_NESTING and _LONG_KEY.search(line):
             raise error(f"{what} has a key of more than {MOST_NESTING} parts")
     values = _parsed(tomllib.loads, text, what, "TOML", error)
@@ -66,7 +65,7 @@ def parse_json(
     if pairs is not None:
         decoder = json.JSONDecoder(object_pairs_hook=pairs)
     else:
-        decoder = _PYTHON_S if allow_constants else _STRICT
+        decoder = _PERMISSIVE if allow_constants else _STRICT
     value = _parsed(decoder.decode, text, what, "JSON", error)
     if not _is_flat(text):
         _check_values(value, what, error, has_any_integer=True)
@@ -74,7 +73,7 @@ def parse_json(
 
 
 def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -> dict[str, Any]:
-    """Read a TOML file, as :func:`parse_toml` does; ``what`` is its path by default."""
+    """Read and parse a TOML file; messages call it ``what``, by default its path."""
     named = str(path) if what is None else what
     return parse_toml(_read(path, named, error, MOST_TOML_BYTES), named, error)
 
@@ -82,13 +81,13 @@ def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -
 def read_json(
     path: Path, error: type[FastroofError], what: str | None = None, *, most_bytes: int = MOST_JSON_BYTES
 ) -> Any:
-    """Read a JSON file, as :func:`parse_json` does; ``what`` is its path by default."""
+    """Read and parse a JSON file; messages call it ``what``, by default its path."""
     named = str(path) if what is None else what
     return parse_json(_read(path, named, error, most_bytes), named, error, most_bytes=most_bytes)
 
 
 def read_text(path: Path, error: type[FastroofError], most_bytes: int) -> str:
-    """Read a file of UTF-8, with or without a byte order mark, no further than its limit."""
+    """Read a UTF-8 file of at most ``most_bytes``, with or without a byte order mark."""
     return _text(_read(path, str(path), error, most_bytes), str(path), error, most_bytes, "UTF-8 text")
 
 
@@ -96,14 +95,14 @@ def _read(path: Path, what: str, error: type[FastroofError], most_bytes: int) ->
     try:
         return read_bytes(path, most_bytes + 1)
     except (OSError, ValueError) as failure:
-        # a NUL in its name is a ValueError
+        # a NUL in the file name raises ValueError
         reason = getattr(failure, "strerror", None) or failure
         raise error(f"{what} cannot be read ({reason})") from None
 
 
 def _text(content: str | bytes, what: str, error: type[FastroofError], most_bytes: int, language: str) -> str:
     if len(content) > most_bytes:
-        raise error(f"{what} is too large: at most {most_bytes:,} bytes are read")
+        raise error(f"{what} is too large: the maximum is {most_bytes:,} bytes")
     if isinstance(content, str):
         return content
     try:
@@ -120,18 +119,18 @@ def _parsed(
     except RecursionError:
         raise _too_deep(what, error) from None
     except MemoryError:
-        raise error(f"{what} takes more memory than there is") from None
+        raise error(f"{what} needs more memory than is available") from None
     except ValueError as failure:
-        # also of integers with more digits than Python reads
+        # also raised for integers with more digits than Python reads
         raise error(f"{what} is not {language}: {failure}") from None
 
 
 def _too_deep(what: str, error: type[FastroofError]) -> FastroofError:
-    return error(f"{what} has more than {MOST_NESTING} lists or tables within each other")
+    return error(f"{what} has more than {MOST_NESTING} nested lists or tables")
 
 
 def _is_flat(text: str) -> bool:
-    """Whether brackets alone tell that little is nested: a batch of a million sizes is not looked through."""
+    """Return whether brackets prove shallow nesting, which saves walking a batch of a million sizes."""
     if text.count("[") + text.count("{") <= MOST_NESTING:
         return True
     brackets = text.encode("utf-8", "surrogatepass").translate(None, _NO_BRACKETS)
@@ -143,7 +142,7 @@ def _is_flat(text: str) -> bool:
 
 
 def _check_values(value: Any, what: str, error: type[FastroofError], has_any_integer: bool) -> None:
-    """Refuse values too deep within each other, or integers of more than 64 bits."""
+    """Reject values nested too deeply, and integers of more than 64 bits."""
     level = [value]
     for depth in range(MOST_NESTING + 1):
         inner: list[Any] = []

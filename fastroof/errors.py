@@ -1,4 +1,4 @@
-"""The errors fastroof raises: each names the given value and the valid ones."""
+"""Errors that fastroof raises: each message names the given value and the valid ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class TableError(FastroofError):
 
 
 class MeasureError(FastroofError):
-    """A kernel cannot be measured, or what was measured must not be used."""
+    """A kernel cannot be measured, or its measurement must not be used."""
 
 
 class MissingTableError(TableError):
-    """No measured table serves the requested operator, dtype or shape."""
+    """No measured table covers the requested operator, dtype or shape."""
 
 
 class LookupInputError(FastroofError):
@@ -24,15 +24,15 @@ class LookupInputError(FastroofError):
 
 
 class GpuError(FastroofError):
-    """A GPU is unknown or its gpu.toml is wrong."""
+    """A GPU is unknown or its gpu.toml is invalid."""
 
 
 class ModelError(FastroofError):
-    """A model is unknown or its config.json is wrong."""
+    """A model is unknown or its config.json is invalid."""
 
 
 class UnsupportedModelError(ModelError):
-    """The model's architecture needs operators that a plan does not have yet."""
+    """The model's architecture needs operators that are not supported yet."""
 
 
 class PlanError(FastroofError):
@@ -48,7 +48,7 @@ class BatchError(FastroofError):
 
 
 class TraceError(FastroofError):
-    """A trace of requests, or a workload that makes one, is wrong."""
+    """A trace of requests, or the workload that generates one, is invalid."""
 
 
 class SimulationError(FastroofError):
@@ -56,12 +56,12 @@ class SimulationError(FastroofError):
 
 
 class StoppedError(FastroofError):
-    """Work was stopped early: at a time limit, or because its caller left."""
+    """Work was stopped early: at a time limit, or because its caller disconnected."""
 
 
 class SweepError(FastroofError):
-    """A sweep's spec or output is wrong."""
+    """A sweep's spec or output is invalid."""
 
 
 class BackendError(FastroofError):
-    """A plan cannot be handed to another program, or a message from one is wrong."""
+    """A plan cannot be passed to another program, or a message from one is invalid."""

@@ -1,9 +1,9 @@
-"""Reading files and folders, with a record of everything that was looked at.
+"""Reading files and folders, with a record of every access.
 
-Whatever loads models, GPUs, engine profiles or tables looks at the disk through these functions. What was
-made of files can then be cached together with the record, and used as long as :meth:`FilesRead.holds` finds
-the same on the disk: the same bytes in every file that was read, and the same answer to every question that
-decided which files to read, including "file not found".
+Models, GPUs, engine profiles and tables are all loaded through these functions. A result made from files can
+then be cached with the record, and stays valid while :meth:`FilesRead.holds`: every file that was read has
+the same bytes, and every query that decided which files to read has the same answer, "file not found"
+included.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 LARGE_BYTES: Final = 2**16
-"""From this size on a file counts as unchanged where its status is; smaller ones are read again."""
+"""A file of at least this size counts as unchanged if its status is; smaller ones are read again."""
 
 SETTLED_NS: Final = 2 * 10**9
-"""A file that changed more recently may change again within one tick of its clock: its content decides."""
+"""A file that changed more recently may change again within one clock tick: only its content decides."""
 
 _CONTENT: Final = "content"
 
@@ -38,19 +38,19 @@ class FilesRead:
         self._stamps: dict[tuple[str, ...], list[int] | None] = {}
 
     def note(self, question: tuple[str, ...], answer: Any, stamp: list[int] | None = None) -> None:
-        """Add what the disk answered to a question."""
+        """Record a query and its answer."""
         if self._seen.setdefault(question, answer) != answer:
             self.is_repeatable = False
         self._stamps.setdefault(question, stamp)
 
     @property
     def entries(self) -> list[list[Any]]:
-        """Everything as JSON: kind of query, its path, answer and file status."""
+        """Return the record as JSON values: kind of query, path, answer and file status."""
         return [[list(question), answer, self._stamps[question]] for question, answer in self._seen.items()]
 
     @staticmethod
     def holds(entries: Any) -> bool:
-        """Tell whether the disk still answers as :attr:`entries` have it."""
+        """Return whether the disk still gives the answers in :attr:`entries`."""
         try:
             return all(_holds(*entry) for entry in entries)
         except (TypeError, KeyError, NotImplementedError) as error:
@@ -58,18 +58,18 @@ class FilesRead:
 
 
 def _holds(question: list[str], answer: Any, stamp: list[int] | None) -> bool:
-    kind, *asked = question
-    # a number would be an open file
-    if not asked or not all(isinstance(one, str) for one in asked):
-        raise ValueError(f"not a question: {question}")
+    kind, *arguments = question
+    # open() would take a number for a file descriptor
+    if not arguments or not all(isinstance(one, str) for one in arguments):
+        raise ValueError(f"not a file query: {question}")
     if kind == _CONTENT:
-        return _has_content(asked[0], answer, stamp)
-    return bool(_ask(kind, *asked) == answer)
+        return _has_content(arguments[0], answer, stamp)
+    return bool(_query(kind, *arguments) == answer)
 
 
 @contextmanager
 def recorded(record: FilesRead | None = None) -> Iterator[FilesRead]:
-    """Record what all of this process reads through this module, in whichever thread; add it to a record."""
+    """Record all reads of this process through this module, in any thread, into a new or given record."""
     record = FilesRead() if record is None else record
     _recording.append(record)
     try:
@@ -87,11 +87,11 @@ def _note(question: tuple[str, ...], answer: Any, stamp: list[int] | None = None
 
 
 def read_bytes(path: str | Path, most_bytes: int = -1) -> bytes:
-    """Return what a file holds, or its first ``most_bytes``."""
+    """Return a file's content, or its first ``most_bytes``."""
     question = (_CONTENT, str(path))
     try:
         with open(path, "rb") as file:
-            # the status before the content: what changes while it is read has another one afterwards
+            # status before content: a file that changes while it is read then has another status
             stamp = _noted_status(file.fileno()) if _recording else None
             content = file.read(most_bytes)
     except OSError as error:
@@ -121,7 +121,7 @@ def _failure(error: OSError) -> str:
 
 
 def _noted_status(file: int) -> list[int] | None:
-    """Status of an open file from which it is known again later; None if only its content tells."""
+    """Return an open file's status to recognise it by later; None if only its content is reliable."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         for record in _recording:
@@ -132,14 +132,14 @@ def _noted_status(file: int) -> list[int] | None:
 
 
 def _stamp(status: os.stat_result) -> list[int]:
-    """Everything of a file's status that changes with its content."""
+    """Return the fields of a file's status that change with its content."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _has_content(path: str, answer: str, stamp: list[int] | None) -> bool:
     try:
-        # without waiting for whoever writes to a pipe that has been put there
-        with open(path, "rb", opener=_open_at_once) as file:
+        # non-blocking: a pipe in the file's place would wait for its writer
+        with open(path, "rb", opener=_open_nonblocking) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 return False
@@ -150,57 +150,57 @@ def _has_content(path: str, answer: str, stamp: list[int] | None) -> bool:
         return answer == _failure(error)
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-# -- questions -----------------------------------------------------------------------------------
+# -- queries -------------------------------------------------------------------------------------
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether there is a file, or a link to one; False also if unknown."""
-    return bool(_asked("is_file", str(path)))
+    """Return whether a path is a file or a link to one; False if it cannot be determined."""
+    return bool(_recorded_query("is_file", str(path)))
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether there is a folder, or a link to one; False also if unknown."""
-    return bool(_asked("is_folder", str(path)))
+    """Return whether a path is a folder or a link to one; False if it cannot be determined."""
+    return bool(_recorded_query("is_folder", str(path)))
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether a path exists; False also if unknown."""
-    return bool(_asked("exists", str(path)))
+    """Return whether a path exists; False if it cannot be determined."""
+    return bool(_recorded_query("exists", str(path)))
 
 
 def resolved(path: str | Path) -> Path:
     """Return an absolute path without links, as :meth:`pathlib.Path.resolve` does."""
-    return Path(_asked("resolved", str(path)))
+    return Path(_recorded_query("resolved", str(path)))
 
 
 def names_in(folder: str | Path) -> list[str]:
-    """Return the names of what a folder holds, sorted."""
-    names: list[str] = _asked("names_in", str(folder))
+    """Return the names in a folder, sorted."""
+    names: list[str] = _recorded_query("names_in", str(folder))
     return names
 
 
 def matches(folder: str | Path, pattern: str) -> list[Path]:
-    """Return what a folder holds that matches a pattern of :meth:`pathlib.Path.glob`, sorted."""
-    return [Path(folder, name) for name in _asked("matches", str(folder), pattern)]
+    """Return the paths in a folder that match a pattern of :meth:`pathlib.Path.glob`, sorted."""
+    return [Path(folder, name) for name in _recorded_query("matches", str(folder), pattern)]
 
 
-def _asked(kind: str, *asked: str) -> Any:
+def _recorded_query(kind: str, *arguments: str) -> Any:
     try:
-        answer = _QUESTIONS[kind](*asked)
+        answer = _QUERIES[kind](*arguments)
     except OSError as error:
-        _note((kind, *asked), _failure(error))
+        _note((kind, *arguments), _failure(error))
         raise
-    _note((kind, *asked), answer)
+    _note((kind, *arguments), answer)
     return answer
 
 
-def _ask(kind: str, *asked: str) -> Any:
+def _query(kind: str, *arguments: str) -> Any:
     try:
-        return _QUESTIONS[kind](*asked)
+        return _QUERIES[kind](*arguments)
     except OSError as error:
         return _failure(error)
 
@@ -209,7 +209,7 @@ def _matches(folder: str, pattern: str) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in sorted(Path(folder).glob(pattern))]
 
 
-_QUESTIONS: Final[dict[str, Callable[..., Any]]] = {
+_QUERIES: Final[dict[str, Callable[..., Any]]] = {
     "is_file": os.path.isfile,
     "is_folder": os.path.isdir,
     "exists": os.path.exists,

@@ -1,10 +1,9 @@
-"""Numbers given as arrays: one rule for every function that takes them.
+"""Numbers given as arrays: one rule for every function that accepts them.
 
-A number is Python's or NumPy's, alone, in lists and tuples, in an array of any stride and byte order, or in
-what lends its memory as numbers (``array.array``, memoryviews of arrays). It is no bool, neither alone nor
-among numbers (``[1, True]``, ``true`` in JSON); no text, also of digits; no bytes, whose elements would be
-taken for numbers; no array with a mask, whose masked elements would be taken for numbers; and nothing that is
-missing. Sizes are integers; lookups in tables and traces also take floats that hold whole numbers.
+Accepted are Python and NumPy numbers, single or in lists and tuples, arrays of any stride and byte order, and
+buffers of numbers (``array.array``, memoryviews of arrays). Rejected are bools, also among numbers
+(``[1, True]``, ``true`` in JSON), text, bytes and masked arrays, which NumPy would convert to numbers, and
+missing values. Sizes are integers; lookups in tables and traces also accept floats that are whole numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MOST_DIMENSIONS: Final = 64
 
 
 def number_array(value: Any) -> Array | None:
-    """Return what was given as an array of integers or floats; None where it is neither."""
+    """Return a given value as an array of integers or floats; None if it is neither."""
     if type(value) is not np.ndarray and not _holds_numbers(value):
         return None
     try:
@@ -31,22 +30,22 @@ def number_array(value: Any) -> Array | None:
         return None
     if array.dtype.kind in "iuf" and array.dtype.names is None:
         return array
-    # an empty list has a type that says nothing
+    # the dtype of an empty list carries no information
     return np.zeros(array.shape, np.int64) if not array.size and array.dtype.kind != "V" else None
 
 
 def refused(value: Any) -> str:
-    """Say what was given that :func:`number_array` refuses, after what would have done."""
+    """Return the end of an error message for a value that :func:`number_array` rejects."""
     if isinstance(value, np.ma.MaskedArray):
         return f"and masked entries are not numbers, got {shown(value)}"
     return f"got {shown(value)}"
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Whether a value contains nothing that NumPy would convert to a number by mistake."""
+    """Return whether a value contains nothing that NumPy would convert to a number by mistake."""
     level = [value]
     for _ in range(_MOST_DIMENSIONS + 1):
-        # by types: a list of a million integers has one
+        # check the set of types: a list of a million integers has only one
         types = set(map(type, level))
         if any(issubclass(one, _NO_NUMBERS) for one in types):
             return False

@@ -1,12 +1,12 @@
-"""How a command ends on Ctrl-C: soon and with exit code 130, whatever it is doing.
+"""Ctrl-C ends a command within about a second and with exit code 130, whatever it is doing.
 
-Python acts on a signal between two of its own instructions, in the main thread alone, and its way out of a
-block waits for the block's threads. Compiling a loop is one instruction of many seconds, and threads that
-compile go on for minutes. So there are three stages: while a command is imported Ctrl-C ends the process at
-once; then it is a KeyboardInterrupt, as ever; and a process that this has not ended a second later is ended
-by a thread that waits for nothing but the signal.
+Python handles a signal between two of its own instructions, only in the main thread, and leaving a block
+waits for the block's threads. Compiling a loop is one instruction of many seconds, and compiling threads run
+for minutes. So there are three stages: during a command's imports, Ctrl-C ends the process immediately; after
+them it raises KeyboardInterrupt as usual; a process still running a second later is ended by a thread that
+only waits for the signal.
 
-Nothing of this happens to a program that imports fastroof: a command line's own process begins it.
+Programs that import fastroof are unaffected: only the command line's own process enables this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED: Final = 130
 
 GRACE_S: Final = 1.0
-"""Seconds that a command has after Ctrl-C to end by itself."""
+"""Seconds after Ctrl-C in which a command may end by itself."""
 
 _last: list[Callable[[], object]] = []
 
@@ -42,7 +42,7 @@ class BeforeTheEnd:
 
     def __exit__(self, *error: object) -> None:
         """End the block."""
-        # another thread may be about to end the process, and have taken it
+        # another thread that is ending the process may have removed it
         if self._action in _last:
             _last.remove(self._action)
 
@@ -63,16 +63,16 @@ def raise_again() -> None:
 
 
 def end_soon() -> None:
-    """Have a process that Ctrl-C has not ended within a second end without waiting for anything."""
+    """Start a thread that ends the process if it still runs a second after Ctrl-C."""
     if _signal.getsignal(_signal.SIGINT) is not _end:
         return
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
-    # the system's own handler writes there, also while the main thread compiles
+    # the C-level handler writes there even while the main thread compiles
     _signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     sys.unraisablehook = _unraisable
     os.register_at_fork(after_in_child=lambda: _signal.set_wakeup_fd(-1))
-    # one that Python does not wait for, nor counts
+    # a thread that Python neither waits for nor counts
     _thread.start_new_thread(_watch, (read_fd,))
 
 
@@ -81,7 +81,7 @@ def _watch(read_fd: int) -> None:
 
     while True:
         numbers = os.read(read_fd, 64)
-        # servers install their own handlers, and Ray has to stop its processes
+        # servers install their own handlers, and Ray must stop its processes
         is_ours = _signal.getsignal(_signal.SIGINT) in (_end, _raise) and "ray" not in sys.modules
         if _signal.SIGINT in numbers and is_ours:
             time.sleep(GRACE_S)
@@ -97,7 +97,7 @@ def _end(*_: object) -> None:
     while _last:
         try:
             _last.pop()()
-        except BaseException:  # whatever it is: the process ends
+        except BaseException:  # the process ends regardless
             continue
     if "rich.live" in sys.modules and os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
@@ -105,7 +105,7 @@ def _end(*_: object) -> None:
 
 
 def _unraisable(given: Any) -> None:
-    """End where an interrupt came while Python could not raise it, and would go on."""
+    """End the process on an interrupt that Python could not raise and would ignore."""
     if given.exc_type is KeyboardInterrupt:
         _end()
     sys.__unraisablehook__(given)

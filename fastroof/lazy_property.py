@@ -1,4 +1,4 @@
-"""A property that is worked out once an instance, without a lock."""
+"""A property that is computed once per instance, without a lock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class lazy_property(Generic[T]):
-    """``functools.cached_property`` for values that may be made twice, of which one is kept."""
+    """Like ``functools.cached_property``, but threads may compute the value twice and one is stored."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make = make
@@ -25,5 +25,5 @@ class lazy_property(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> lazy_property[T] | T:
         if instance is None:
             return self
-        kept: T = instance.__dict__.setdefault(self.name, self.make(instance))
-        return kept
+        cached: T = instance.__dict__.setdefault(self.name, self.make(instance))
+        return cached

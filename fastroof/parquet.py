@@ -17,14 +17,14 @@ from fastroof.processors import usable_memory_bytes
 from fastroof.units import GIB
 
 CHECKED_PAGES: Final[dict[str, Any]] = {"write_page_checksum": True}
-"""Options of every writer of Parquet."""
+"""Options of every Parquet writer: pages carry checksums."""
 
 PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)
-"""What a damaged or foreign file raises when it is opened or read: text that is no UTF-8 is a ValueError."""
+"""Errors of opening or reading a damaged or foreign file; invalid UTF-8 is a ValueError."""
 
 
 def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
-    """Open a Parquet file whose pages are read against their checksums."""
+    """Open a Parquet file and verify the checksum of each page that is read."""
     source = pa.BufferReader(file) if isinstance(file, bytes) else file
     opened = pq.ParquetFile(source, page_checksum_verification=True)
     try:
@@ -36,43 +36,43 @@ def open_parquet(file: str | Path | bytes) -> pq.ParquetFile:
 
 
 def _check_row_counts(metadata: pq.FileMetaData) -> None:
-    """Refuse a footer, which has no checksum, whose numbers of rows differ: fewer would be read."""
+    """Reject a footer with inconsistent row counts: it has no checksum, and rows would be lost silently."""
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
-        raise pa.ArrowInvalid(f"it has {metadata.num_rows} rows by its footer, and {rows} by its row groups")
+        raise pa.ArrowInvalid(f"its footer counts {metadata.num_rows} rows, its row groups {rows}")
 
 
 def fault_of(error: BaseException) -> str:
-    """Return what is wrong with a file that raised an error: damage, or that memory does not hold it."""
+    """Describe why reading a file failed: it is damaged, or larger than the memory."""
     if isinstance(error, MemoryError):
-        return f"needs more memory than there is ({error!s:.200})"
+        return f"needs more memory than is available ({error!s:.200})"
     return f"is damaged ({error!s:.200})"
 
 
 def _least_bytes(file: pq.ParquetFile, columns: Sequence[str] | None) -> int:
-    """Bytes that columns take in memory at least, by what the file says of itself."""
+    """Return a lower bound of the bytes that columns take in memory, from the file's own metadata."""
     bits = 0
     for field in file.schema_arrow:
         if columns is None or field.name in columns:
             try:
                 bits += field.type.bit_width
-            except ValueError:  # text and lists, of any length
+            except ValueError:  # text and lists have no fixed width
                 bits += 32
     return int(file.metadata.num_rows) * bits // 8
 
 
 def _memory_needed(file: pq.ParquetFile, columns: Sequence[str] | None) -> str:
-    """Say what columns take, and refuse what memory does not hold before the system ends the process."""
+    """Describe the memory that columns need; raise if it is not available, before the system kills us."""
     needed, usable = _least_bytes(file, columns), usable_memory_bytes()
     rows = file.metadata.num_rows
-    words = f"{rows:,} rows take at least {needed / GIB:,.3g} GiB, {usable / GIB:,.3g} GiB are usable"
+    text = f"{rows:,} rows take at least {needed / GIB:,.3g} GiB, {usable / GIB:,.3g} GiB are usable"
     if needed > usable:
-        raise MemoryError(words)
-    return words
+        raise MemoryError(text)
+    return text
 
 
 def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read columns of an open file, and look at each value: text is UTF-8, codes have words."""
+    """Read columns of an open file and validate every value, such as UTF-8 text and dictionary codes."""
     needed = _memory_needed(file, columns)
     try:
         table = file.read(columns=None if columns is None else list(columns))
@@ -89,8 +89,8 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
 
 
 def write_parquet(table: pa.Table, path: Path, **options: Any) -> None:
-    """Write a table, its pages with checksums."""
-    # a writer whose file fails tries again when it is collected, and prints that: this one writes to memory
+    """Write a table to a Parquet file with page checksums."""
+    # a writer whose file fails retries on garbage collection and prints an error: this one writes to memory
     whole = pa.BufferOutputStream()
     pq.write_table(table, whole, **CHECKED_PAGES, **options)
     with open(path, "wb") as file:

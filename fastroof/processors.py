@@ -1,4 +1,4 @@
-"""What of the machine this process may use: processors for its threads, and memory."""
+"""Processors and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def usable_processors() -> int:
-    """Processors that this process may run on, which a container or ``taskset`` makes fewer."""
+    """Return how many processors a container's or ``taskset``'s limit lets this process use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def usable_memory_bytes() -> float:
-    """Memory that this process may still take: what is free, or what a limit leaves; inf if nothing says."""
+    """Return the memory this process may still allocate: free memory within its limits; inf if unknown."""
     room = [math.inf]
     with suppress(OSError, ValueError, ImportError):
         import resource
@@ -29,7 +29,7 @@ def usable_memory_bytes() -> float:
     with suppress(OSError, ValueError, KeyError):
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text())
-        # files that were read count as used, and make room
+        # cached file pages count as used, but are freed on demand
         room.append(limit - _counters(str(group / "memory.stat"))["anon"])
     return max(min(room), 0)
 

@@ -1,4 +1,4 @@
-"""Numbers that a file asks for: one, a list, or a range, expanded to a sorted tuple."""
+"""Numbers given in a file as one, a list or a range, expanded to a sorted tuple."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastroof.checks import is_number, is_whole_number, shown
 
 MAX_NUMBERS: Final = 2**20
-"""Most numbers that one key may have."""
+"""Maximum number of values of one key."""
 
 _PACES: Final = ("step", "factor", "num")
 _SCALES: Final = ("linear", "log2")
@@ -34,7 +34,7 @@ class _Allowed(NamedTuple):
 
 
 def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBERS) -> tuple[int, ...]:
-    """Expand what is given for a size."""
+    """Expand a size, a list of sizes or a range to a sorted tuple."""
     allowed = _Allowed(
         need="a whole number, a list of them,",
         each=f"whole numbers from {least} to {largest:,}",
@@ -51,12 +51,12 @@ def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBE
 
 
 def expand_reals(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
-    """Expand what is given for a real number, as :func:`expand_sizes` for a size."""
-    words = f"numbers {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {largest:,g}"
+    """Expand a real number, a list of them or a range to a sorted tuple."""
+    text = f"numbers {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {largest:,g}"
     allowed = _Allowed(
-        need=f"{words}: one, a list of them,",
-        each=words,
-        end=f"one of {words}",
+        need=f"{text}: one, a list of them,",
+        each=text,
+        end=f"one of {text}",
         fits=lambda number: (
             is_number(number) and least <= number <= largest and not (above and number == least)
         ),
@@ -70,7 +70,7 @@ def expand_reals(value: Any, least: float, largest: float, *, above: bool = Fals
 
 
 def _listed(value: Any, allowed: _Allowed) -> Sequence[Any]:
-    """Return one number or a list of them as a list, all of them allowed."""
+    """Return one number or a list of them as a list; raise if any is not allowed."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     numbers = [value] if isinstance(value, int | float) else value
@@ -89,7 +89,7 @@ def _listed(value: Any, allowed: _Allowed) -> Sequence[Any]:
 
 
 def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArray[np.float64]]:
-    """Return a range's stop and its numbers, of which the last may lie just beyond it."""
+    """Return a range's stop and its numbers; the last may exceed the stop by rounding."""
     way = _pace_key(given)
     start, stop = given["start"], given["stop"]
     pace, scale = given[way], given.get("scale", "linear")
@@ -111,19 +111,19 @@ def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArr
     if scale not in _SCALES:
         problems.append(f"scale must be {' or '.join(_SCALES)}, got {shown(scale, 30)}")
     if not problems and start == 0 and (way == "factor" or scale == "log2"):
-        problems.append(f"{way} cannot start at 0: start above it, or take a linear scale")
+        problems.append(f"{way} cannot start at 0: start above 0, or use a linear scale")
     if problems:
         raise ValueError("; ".join(problems))
     if way == "num":
         count = int(pace)
     elif way == "factor":
-        # one more where they are rounded, which may bring it down to the stop
+        # one more for sizes: rounding may bring it down to the stop
         count = math.floor(math.log(stop / start) / math.log(pace) * (1 + 1e-12)) + 1 + allowed.are_whole
     elif allowed.are_whole:
         count = (stop - start) // pace + 1
     else:
         count = math.floor((stop - start) / pace * (1 + 1e-12)) + 1
-    # before anything of that length is made
+    # checked before an array of that length is allocated
     if count > allowed.most:
         raise ValueError(_too_many(count, allowed))
     if way == "step":
@@ -136,19 +136,19 @@ def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArr
 
 
 def _pace_key(given: Mapping[str, Any]) -> str:
-    """Return which of ``step``, ``factor`` and ``num`` a range is given by."""
+    """Return which of ``step``, ``factor`` and ``num`` spaces a range."""
     known = ("start", "stop", *_PACES, "scale")
-    problems = [f"no key {key!r} in a range" for key in given if key not in known]
+    problems = [f"unknown key {key!r}" for key in given if key not in known]
     problems += [f"{key} is missing" for key in ("start", "stop") if key not in given]
     ways = [key for key in _PACES if key in given]
     if len(ways) != 1:
         problems.append(f"need one of {', '.join(_PACES)}, got {' and '.join(ways) or 'none'}")
     if "scale" in given and "num" not in given:
-        problems.append("scale goes with num")
+        problems.append("scale needs num")
     if problems:
         raise ValueError(f"{'; '.join(problems)}: a range is {RANGE_FORMS}")
     return ways[0]
 
 
 def _too_many(count: int, allowed: _Allowed) -> str:
-    return f"{count:,} values are too many, at most {allowed.most:,}: take a larger step, or a smaller num"
+    return f"{count:,} values are too many, at most {allowed.most:,}: use a larger step or a smaller num"

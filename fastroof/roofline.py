@@ -1,4 +1,4 @@
-"""The roofline of a two-dimensional table: linear in the batch, a polynomial in the length."""
+"""Roofline bound of a two-dimensional table: linear in the batch, polynomial in the length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastroof.arrays import Floats
 
 
 class BatchBound(NamedTuple):
-    """B of one table: ``launch + batch (square x^2 + slope x + fixed)``, all in us."""
+    """Roofline bound B of one table: ``launch + batch (square x^2 + slope x + fixed)``, all in us."""
 
     launch_us: float
     square_us: float
@@ -21,7 +21,7 @@ class BatchBound(NamedTuple):
     beyond_us: float = 0.0
 
     def __call__(self, batch: Any, x: Any) -> Floats:
-        """B at (batch, x), us."""
+        """Return B at (batch, x), in us."""
         b = np.asarray(batch, dtype=np.float64)
         x = np.asarray(x, dtype=np.float64)
         if self.window < math.inf:
@@ -31,6 +31,6 @@ class BatchBound(NamedTuple):
         return np.asarray(self.launch_us + b * ((self.square_us * x + self.slope_us) * x + self.fixed_us))
 
     def cell_terms(self, x_axis: Floats) -> tuple[Floats, Floats]:
-        """Square and slope by which B grows within each cell of an axis, in us or a multiple of it."""
+        """Return the square and slope terms of B within each cell of an axis, up to a common factor."""
         within = x_axis[1:] <= self.window
         return np.where(within, self.square_us, 0.0), np.where(within, self.slope_us, 1.0)

@@ -1,9 +1,9 @@
-"""Ending work early: at a time limit, or because its caller no longer waits.
+"""Stopping work early: at a time limit, or because its caller no longer waits.
 
-Whoever starts work makes a :class:`Stop` and runs the work within ``with stop.watched():``. What takes long
-asks :func:`check_stopped` now and then; compiled loops read :func:`stop_flag`, which another thread sets.
-The stop travels in a context variable, so that a path from a server to a loop need not hand it on, and none
-can forget to. Threads that the work itself starts run in a copy of its context.
+The caller creates a :class:`Stop` and runs the work within ``with stop.watched():``. Long-running code calls
+:func:`check_stopped` regularly; compiled loops read :func:`stop_flag`, which another thread sets. The stop is
+a context variable, so no function between a server and a loop has to pass it on. Threads that the work starts
+run in a copy of its context.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CURRENT: ContextVar[Stop | None] = ContextVar("fastroof_stop", default=None)
 
 
 class Stop:
-    """What ends one piece of work; the first reason counts."""
+    """A request to stop one piece of work; the first reason counts."""
 
     def __init__(self, limit_s: float | None = None, words: str = "it took too long") -> None:
         self.flag: Longs = np.zeros(1, np.int64)
@@ -34,13 +34,13 @@ class Stop:
         self._timer: Timer | None = None
 
     def set(self, reason: str) -> None:
-        """End the work, from any thread."""
+        """Request the stop, from any thread."""
         if not self.reason:
             self.reason = reason
             self.flag[0] = 1
 
     def check(self) -> None:
-        """Raise where the work is to end."""
+        """Raise if the stop was requested or the time limit is over."""
         if self._until_s is not None and time.monotonic() >= self._until_s:
             self._end_late()
         if self.reason:
@@ -59,7 +59,7 @@ class Stop:
                 self._timer = None
 
     def watched_flag(self) -> Longs:
-        """Return the flag for a loop, which a timer sets at the time limit."""
+        """Return the flag for a loop; a timer sets it at the time limit."""
         self.check()
         if self._until_s is not None and self._timer is None:
             self._timer = Timer(self._until_s - time.monotonic(), self._end_late)
@@ -74,13 +74,13 @@ class Stop:
 
 
 def check_stopped() -> None:
-    """End the work that this is part of, where it is to end."""
+    """Raise if the current work was stopped."""
     stop = _CURRENT.get()
     if stop is not None:
         stop.check()
 
 
 def stop_flag() -> Longs:
-    """Return what a compiled loop reads to know whether it is to end; see :func:`check_stopped`."""
+    """Return the flag that tells a compiled loop to stop; see :func:`check_stopped`."""
     stop = _CURRENT.get()
     return np.zeros(1, np.int64) if stop is None else stop.watched_flag()

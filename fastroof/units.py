@@ -1,4 +1,4 @@
-"""The only place with unit constants."""
+"""Unit constants; all of them are here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB: Final = 2**30
 """Bytes in one GiB, as in memory sizes."""
 
 MX_BYTES: Final = 1 / 32
-"""Bytes of scale that an element of an MX format adds: 32 elements share one byte."""
+"""Bytes of scale per element of an MX format: 32 elements share one byte."""
 
 DTYPE_BYTES: Final[dict[str, float]] = {
     "bf16": 2,
@@ -46,9 +46,9 @@ DTYPE_BYTES: Final[dict[str, float]] = {
     "w4a8_mxfp4_mxfp8": 0.5 + MX_BYTES,
     "w4a16_mxfp4": 0.5 + MX_BYTES,
 }
-"""Bytes of one stored weight or element, by dtype name, with the scales that belong to the format.
+"""Bytes of one stored weight or element, by dtype name, including the scales of the format.
 
-Scales of int4 are not counted: how many elements share one is the checkpoint's choice.
+Scales of int4 are not counted: the checkpoint decides how many elements share one.
 """
 
 INPUT_BYTES: Final[dict[str, float]] = DTYPE_BYTES | {
@@ -59,10 +59,10 @@ INPUT_BYTES: Final[dict[str, float]] = DTYPE_BYTES | {
     "w4afp8": 1,
     "w4a8_mxfp4_mxfp8": 1 + MX_BYTES,
 }
-"""Bytes of an element that a kernel of a dtype multiplies weights with: more where only these are small."""
+"""Bytes of one input element of a kernel, by dtype name: larger than a weight in weight-only formats."""
 
 ACTIVATION_BYTES: Final = 2
-"""Bytes of one activation: GEMM outputs, queries and attention outputs are bf16 whatever the weights are."""
+"""Bytes of one activation: GEMM outputs, queries and attention outputs are bf16 for all weight dtypes."""
 
 PEAK_DTYPE: Final[dict[str, str]] = {
     "bf16": "bf16",
@@ -82,8 +82,8 @@ PEAK_DTYPE: Final[dict[str, str]] = {
     "w4a8_mxfp4_mxfp8": "fp8",
     "w4a16_mxfp4": "bf16",
 }
-"""Which of a GPU's peaks a kernel of a dtype runs against.
+"""Which of a GPU's peak rates bounds a kernel, by dtype name.
 
-Weight-only formats compute in bf16; 4-bit weights against 8-bit activations at the rate of the wider of
-the two; ``sq`` is SmoothQuant, int8 on both sides.
+Weight-only formats compute in bf16; 4-bit weights with 8-bit activations compute at the 8-bit rate; ``sq`` is
+SmoothQuant, int8 for both.
 """

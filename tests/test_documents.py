@@ -93,7 +93,7 @@ def test_json_within_limits_is_what_python_reads(value):
 
 def test_constants_of_python_are_refused_where_json_itself_is_needed():
     assert documents.parse_json("[Infinity]", "x") == [float("inf")]
-    with pytest.raises(FastroofError, match="Infinity is no JSON"):
+    with pytest.raises(FastroofError, match="Infinity is not valid JSON"):
         documents.parse_json("[Infinity]", "x", allow_constants=False)
 
 

@@ -1,4 +1,4 @@
-"""Which deployment to run: of a sweep's candidates the best one, what comes next, and why."""
+"""Rank the candidates of a sweep over deployments: the best one, the runners-up, and why."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 _LIMITS: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "request_latency_ms": "e2e"}
-"""Constraints on means, and what simulations call their times."""
+"""Constraints on means, and the names of these times in simulations."""
 
 
 class PercentileCapacity(NamedTuple):
-    """What a deployment serves with a percentile of the times within the limits on their means."""
+    """Capacity of a deployment when a percentile of each time must keep the limit on its mean."""
 
     requests_per_s: float
     low: float
@@ -44,12 +44,12 @@ class PercentileCapacity(NamedTuple):
 
     @property
     def relative_error(self) -> float | None:
-        """Half of the range by the steps' error, in ln; None if unknown."""
+        """Return half of the log range that the steps' error spans; None if unknown."""
         return math.log(self.high / self.low) / 2.0 if 0.0 < self.low < self.high else None
 
 
 def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
-    """Return the spec's limits on means as limits on a percentile, by the names that capacities have."""
+    """Return the spec's limits on means as limits on a percentile, named as capacities name them."""
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
         raise SweepError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
     digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
@@ -61,14 +61,14 @@ def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, floa
     }
     if not limits:
         raise SweepError(
-            f"percentile {percentile:g} needs a limit to hold it to: give the spec's constraints ttft_ms, "
-            "tpot_ms or request_latency_ms"
+            f"percentile {percentile:g} needs a limit: set ttft_ms, tpot_ms or request_latency_ms in the "
+            "spec's constraints"
         )
     return limits
 
 
 def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Workload:
-    """Return requests of a row's lengths that arrive at random: Poisson, each of the same lengths."""
+    """Return a Poisson workload in which all requests have a row's lengths."""
     from fastroof.simulation.workload import Workload
 
     isl = int(row["isl"])
@@ -88,10 +88,10 @@ def percentile_capacity(
     requests: int,
     seed: int,
 ) -> PercentileCapacity:
-    """Find the capacity of one of the closed form's deployments."""
+    """Simulate to find the capacity of one deployment."""
     lost = PercentileCapacity(math.nan, math.nan, math.nan, math.nan, "", place)
     if row["mode"] != "aggregated":
-        return lost._replace(why_not="workers of two kinds are not simulated")
+        return lost._replace(why_not="disaggregated deployments are not simulated")
     if row["num_draft_tokens"]:
         return lost._replace(why_not="draft tokens are not simulated")
     try:
@@ -126,7 +126,7 @@ def _capacity(
     model = next(load_model(name) for name in spec.models if load_model(name).name == row["model"])
     runtime = next(name for name in spec.runtime if load_engine(name).name == row["runtime"])
     budget = int(row["max_batched_tokens"])
-    # a step has a token for each running request
+    # a step needs one token for each running request
     seqs = min(spec.max_seqs, budget)
     plan = compile_plan(
         model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
@@ -145,7 +145,7 @@ def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[flo
     if spec.objective == "tokens_per_s_per_user":
         raise SweepError(
             "objective 'tokens_per_s_per_user' does not depend on how many requests are served: with a "
-            "percentile take 'tokens_per_s_per_gpu', 'goodput' or 'cost'"
+            "percentile use 'tokens_per_s_per_gpu', 'goodput' or 'cost'"
         )
     if spec.objective == "goodput":
         return [1.0] * len(rows)
@@ -156,14 +156,14 @@ def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[flo
 def ranked_anew(
     capacities: Sequence[PercentileCapacity], divided_by: Sequence[float], rates: Sequence[float | None]
 ) -> list[int]:
-    """Order deployments by what they serve within the percentile."""
+    """Order deployments by their capacity within the percentile."""
 
     def order(place: int) -> tuple[bool, bool, float, int]:
         most = capacities[place]
         if most.why_not:
             return True, True, 0.0, place
-        asked = rates[place]
-        misses = asked is not None and most.requests_per_s < asked
+        requested = rates[place]
+        misses = requested is not None and most.requests_per_s < requested
         return False, misses, -most.requests_per_s / divided_by[place], place
 
     return sorted(range(len(capacities)), key=order)
@@ -175,14 +175,14 @@ _KEY_OF: Final = {"request_rate_per_s": "request_rate"}
 
 
 class Nearest(NamedTuple):
-    """The deployment that comes nearest to limits which none keeps, of the fewest clients."""
+    """Deployment that comes nearest to limits that no deployment keeps."""
 
     row: dict[str, Any]
     exceeds: dict[str, float]
 
 
 def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> DeploymentSpec | None:
-    """Return the sweep whose rows are looked at: all of them, under few loads; None if they are too many."""
+    """Return a sweep of all candidates under a few loads; None if there are too many."""
     changes: dict[str, Any] = {_KEY_OF.get(name, name): [value] for name, value in group.items()}
     changes |= {"models": [model], "keep": "all", "histogram": False, "per": ["model"]}
     load = "concurrency" if spec.request_rate is None else "request_rate"
@@ -198,7 +198,7 @@ def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> 
 
 
 def _few(values: Sequence[float]) -> list[float]:
-    """The least value, and those that are twice the one before."""
+    """Return the smallest value, and then each that is at least twice the previous one."""
     few = [values[0]]
     for value in values:
         if value >= 2 * few[-1] and len(few) < FEW_LOADS:
@@ -209,7 +209,7 @@ def _few(values: Sequence[float]) -> list[float]:
 def nearest_to_limits(
     spec: DeploymentSpec, rows_of: Callable[[DeploymentSpec], Sequence[dict[str, Any]]]
 ) -> Nearest | None:
-    """Find the row whose worst excess over a limit is the least."""
+    """Find the row whose worst excess over a limit is smallest."""
     limits = {name: limit for name, limit in spec.constraints.model_dump().items() if limit is not None}
 
     def excess(row: Mapping[str, Any]) -> dict[str, float]:
@@ -224,10 +224,10 @@ def nearest_to_limits(
 
 
 CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
-"""What makes two deployments different choices; replicas, budgets and loads are how one is run."""
+"""Columns that distinguish choices; replicas, budgets and loads are ways to run the same choice."""
 
 LEAST_LEADERS: Final = 8
-"""Leaders that are simulated, at least, where they are ranked by a percentile."""
+"""Minimum number of leaders to simulate when they are ranked by a percentile."""
 
 _DIGITS: Final = 8
 _OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}
@@ -243,7 +243,7 @@ class Margin(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A deployment, and why it stands where it does."""
+    """A deployment with the reasons for its rank."""
 
     row: dict[str, Any]
     objective: float
@@ -256,7 +256,7 @@ class Choice(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What to run for one model and load."""
+    """Ranked deployments for one model and load."""
 
     group: dict[str, Any]
     choices: tuple[Choice, ...]
@@ -267,7 +267,7 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What to run for each model and load, in the order of the spec."""
+    """Ranked deployments for each model and load, in the order of the spec."""
 
     answers: tuple[Answer, ...]
     objective: str
@@ -276,7 +276,7 @@ class Answers(NamedTuple):
     total_s: float
 
     def to_arrow(self) -> pa.Table:
-        """Lay the choices of all answers out as an Arrow table: their place, then their rows' columns."""
+        """Return the choices of all answers as an Arrow table: rank first, then the rows' columns."""
         return rows_as_table((*CHOICE_PLACE, *COLUMNS), self._rows(), objective=self.objective)
 
     def to_pandas(self) -> Any:
@@ -288,7 +288,7 @@ class Answers(NamedTuple):
         return polars_frame(self.to_arrow())
 
     def _repr_html_(self) -> str:
-        """Return the choices of all answers as a notebook shows them."""
+        """Return the choices of all answers as HTML for notebooks."""
         caption = f"best of {self.candidates:,} deployments by {self.objective}"
         return rows_as_html((*CHOICE_PLACE, *COLUMNS), self._rows(), caption)
 
@@ -306,7 +306,7 @@ class Answers(NamedTuple):
 
 
 class _OfModel(NamedTuple):
-    """What the units of one model came to."""
+    """Results of the units of one model."""
 
     rows: list[dict[str, Any]]
     counts: Counter[str]
@@ -323,39 +323,40 @@ def best_deployments(
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Answers:
-    """Find the deployment of each model to run, and the next best of other kinds.
+    """Find the best deployment of each model, and the next best ones of other kinds.
 
     Parameters
     ----------
     spec : DeploymentSpec, mapping, str or Path
-        Which deployments to compare, see :func:`fastroof.sweep.load_spec`. Its ``keep``, ``k`` and
-        ``histogram`` do not matter; the columns of ``per`` that are a load are answered one by one.
+        Deployments to compare, see :func:`fastroof.sweep.load_spec`. Its ``keep``, ``k`` and ``histogram``
+        are ignored; each value of a load column in ``per`` gets its own answer.
     runners_up : int
-        Deployments after the best at most: each is the best of its GPU, mode, tp, dtypes and runtime.
+        Maximum number of deployments after the best; each is the best of its GPU, mode, tp, dtypes and
+        runtime.
     percentile : float, optional
         Re-rank the leaders by simulation: by the largest rate at which this percentile of each time keeps
-        the limit on its mean, as :func:`fastroof.capacity` finds it. Twice as many as are returned, at least
-        eight, are simulated.
+        the limit on its mean, as :func:`fastroof.capacity` finds it. Simulated are twice as many as are
+        returned, and at least eight.
     requests, seed : int
-        With a percentile: how many requests are simulated, and the seed of their arrivals. These are Poisson,
-        their lengths the load's.
+        With a percentile: number of simulated requests, and the seed of their Poisson arrivals. Their lengths
+        are those of the load.
     threads : int
         Threads to share the work over; any number gives the same answers.
     progress : callable, optional
-        Called with the candidates done and all there are.
+        Called with the number of candidates done and the total.
 
     Returns
     -------
     Answers
-        The best by the spec's objective of those within its constraints; of equals the one on fewer GPUs,
-        then the one with the shorter requests. With a percentile the order is that of requests a second
-        within it, over GPUs or what they cost; of a given rate, those that serve it come first.
+        Within the constraints, ordered by the spec's objective; ties go to fewer GPUs, then to shorter
+        request latency. With a percentile, ordered by requests/s within it, per GPU or per cost; if a rate is
+        given, deployments that serve it come first.
 
     Raises
     ------
     SweepError
-        If the spec is wrong, or not one of deployments; if a percentile goes without limits on times, or with
-        an objective that no rate says anything of.
+        If the spec is invalid or not one of deployments; if a percentile is given without limits on times, or
+        with an objective that does not depend on the rate.
     TableError
         If the tables cannot be read.
 
@@ -374,10 +375,10 @@ def best_deployments(
         ("requests", requests, 2),
     ):
         whole_number(name, value, least, error=SweepError)
-    check_progress(progress, "the candidates done and all there are", SweepError)
+    check_progress(progress, "the number of candidates done and the total", SweepError)
     loaded = load_spec(spec)
     if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is not one of deployments, which have isl, osl and concurrency")
+        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
     loads = tuple(name for name in loaded.load_axes if name in loaded.per)
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
     narrowed = load_spec(loaded, changes)
@@ -408,7 +409,7 @@ def best_deployments(
 def _evaluated(
     spec: DeploymentSpec, threads: int, progress: Callable[[int, int], None] | None
 ) -> tuple[dict[str, _OfModel], tuple[str, ...]]:
-    """Run the sweep in memory: for each model the rows that are kept, and the counts."""
+    """Run the sweep in memory; return the remaining rows and the counts of each model, and skipped plans."""
     import pyarrow as pa
 
     from fastroof.arrow import arrow_schema
@@ -428,7 +429,7 @@ def _evaluated(
     for unit, result in zip(units, results, strict=True):
         batches.append(result.rows)
         counts[names[unit.plan.model]].update(result.counts)
-        skipped |= dict.fromkeys(_skipped_words(unit.plan, why) for _, why in result.skipped)
+        skipped |= dict.fromkeys(_skipped_text(unit.plan, why) for _, why in result.skipped)
         done += unit.size
         if progress is not None:
             progress(done, total)
@@ -443,25 +444,25 @@ def _evaluated(
 
 
 def _nearest(spec: DeploymentSpec, model: str, group: Mapping[str, Any], threads: int) -> Nearest | None:
-    """What comes nearest to limits that no deployment of a model keeps under a load."""
+    """Find the deployment nearest to limits that no deployment of a model keeps under a load."""
     narrowed = nearest_spec(spec, model, group)
     if narrowed is None:
         return None
     return nearest_to_limits(
-        narrowed, lambda asked: next(iter(_evaluated(asked, threads, None)[0].values())).rows
+        narrowed, lambda requested: next(iter(_evaluated(requested, threads, None)[0].values())).rows
     )
 
 
-def _skipped_words(plan: PlanKey, why: str) -> str:
+def _skipped_text(plan: PlanKey, why: str) -> str:
     return why if plan.model in why else f"{plan.model}: {why}"
 
 
 def _ranked(spec: DeploymentSpec, objective: str, rows: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
-    """Order one row a kind, best first."""
+    """Order rows, one per kind of deployment, best first."""
     sign = 1.0 if spec.objective == "cost" else -1.0
 
     def place(row: dict[str, Any]) -> tuple[float, int, float]:
-        # what only rounding tells apart is equal: of a given rate, all on as many GPUs do as well
+        # values that differ only by rounding are equal: at a given rate, equal GPU counts tie
         value = float(f"{row[objective]:.{_DIGITS}e}")
         return sign * value, row["total_gpus"], row["request_latency_ms"]
 
@@ -486,7 +487,7 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
 def _simulating(
     spec: DeploymentSpec, percentile: float, requests: int, seed: int, threads: int
 ) -> Callable[[Sequence[Choice]], list[PercentileCapacity]]:
-    """Finder of the leaders' capacities within a percentile; its arguments are checked immediately."""
+    """Return a function that simulates the leaders' capacities; its arguments are checked immediately."""
     limits = percentile_limits(spec, percentile)
     weights(spec, ())
 
@@ -511,7 +512,7 @@ def _simulating(
 def _ranked_anew(
     spec: DeploymentSpec, leaders: Sequence[Choice], capacities: Sequence[PercentileCapacity]
 ) -> tuple[Choice, ...]:
-    """Rank the leaders by what they serve within a percentile."""
+    """Rank the leaders by their capacity within a percentile."""
     rows = [leader.row for leader in leaders]
     divided_by = weights(spec, rows)
     order = ranked_anew(capacities, divided_by, [row["request_rate_per_s"] for row in rows])
@@ -532,7 +533,7 @@ def _margins(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]
     margins = [
         Margin(name, row[name], limit, 1.0 - row[name] / limit)
         for name, limit in spec.constraints.model_dump().items()
-        # a single token has no time per token
+        # an output of one token has no time per token
         if limit is not None and row[name] is not None
     ]
     return tuple(sorted(margins, key=lambda margin: margin.left))

@@ -1,4 +1,4 @@
-"""What an unfinished sweep has done, kept beside its output so that it can be continued."""
+"""Checkpoints: finished work of an unfinished sweep, stored next to its output so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ LOCK: Final = "lock"
 
 _PART: Final = re.compile(r"\d{9}\.arrow")
 _UNFINISHED: Final = re.compile(r"\.(manifest\.json|\d{9}\.arrow)\.[0-9a-f]{32}")
-# what a network file system makes of a file that is removed while it is open, and removes itself
-_KEPT_BY_SYSTEM: Final = re.compile(r"\.nfs[0-9a-f]+")
+# NFS renames files that are removed while open, and removes them itself
+_RENAMED_BY_NFS: Final = re.compile(r"\.nfs[0-9a-f]+")
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-# a pipe in a file's place is not waited for
+# O_NONBLOCK: do not wait for the writer of a pipe
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def parts_folder(output: str | Path) -> Path:
-    """Where the finished part of a sweep is kept until the output is complete."""
+    """Return the folder of the finished parts of a sweep, used until the output is complete."""
     output = Path(output)
     return output.parent / f".{output.name}.parts"
 
 
 class PartsFolder:
-    """An open folder of parts; see the module."""
+    """An open folder of finished parts of a sweep."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class PartsFolder:
         _check_folder(path, os.lstat(path))
         self._folder = os.open(path, _READ | os.O_DIRECTORY)
         try:
-            # another may have taken its name since
+            # another folder may have taken its name since
             _check_folder(path, os.fstat(self._folder))
         except (SweepError, OSError):
             os.close(self._folder)
@@ -71,19 +71,19 @@ class PartsFolder:
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock and of the folder."""
+        """Release the lock and close the folder."""
         for held in (self._lock, self._folder):
             if held is not None and held >= 0:
                 os.close(held)
         self._lock, self._folder = None, -1
 
     def lock(self, busy: str) -> None:
-        """Keep other processes out; a process that is killed lets go."""
+        """Lock out other processes; the lock ends with its process, even if that is killed."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         lock = os.open(LOCK, flags, 0o644, dir_fd=self._folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # who had it may have removed the file and the folder in between
+            # the previous holder may have removed the file and the folder in between
             is_there = os.path.samestat(os.fstat(lock), self._status(LOCK))
         except (BlockingIOError, FileNotFoundError):
             is_there = False
@@ -96,41 +96,40 @@ class PartsFolder:
         self._lock = lock
 
     def check_names(self) -> None:
-        """Refuse a folder that holds anything else than what a sweep leaves there."""
+        """Reject a folder that holds anything but files of a sweep."""
         for name in sorted(os.listdir(self._folder)):
-            if _KEPT_BY_SYSTEM.fullmatch(name):
+            if _RENAMED_BY_NFS.fullmatch(name):
                 continue
             if not (name in (LOCK, MANIFEST) or _PART.fullmatch(name) or _UNFINISHED.fullmatch(name)):
-                why = "no file of a sweep"
+                why = "not a file of a sweep"
             else:
                 status = self._status(name)
                 if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
                     continue
                 is_file = stat.S_ISREG(status.st_mode)
-                why = "a file with another name elsewhere" if is_file else "no plain file"
+                why = "a file with another hard link" if is_file else "not a regular file"
             raise SweepError(
-                f"{self.path} holds {name!r}, {why}; nothing there was removed: move it away, or name "
-                "another output"
+                f"{self.path} holds {name!r}, {why}; nothing was removed: move it away, or use another output"
             )
 
     def parts(self) -> list[str]:
-        """Names of the parts, in order."""
+        """Return the names of the parts, in order."""
         return sorted(name for name in os.listdir(self._folder) if _PART.fullmatch(name))
 
     def has_something(self) -> bool:
-        """Whether a sweep is known by what lies here, or has done something; else it was stopped before."""
+        """Return whether a sweep stored a manifest or parts here before it stopped."""
         names = os.listdir(self._folder)
         return not all(name == LOCK or _UNFINISHED.fullmatch(name) for name in names)
 
     def read(self, name: str) -> bytes:
-        """Bytes of a file."""
+        """Return the bytes of a file."""
         with open(name, "rb", opener=self._open_to_read) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(f"{self.path / name} is not a regular file")
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file of a sweep, which is there when its bytes are on the disk."""
+        """Write a file atomically and durably."""
         unfinished = unfinished_path(Path(name)).name
         try:
             with open(unfinished, "wb", opener=self._open_new) as file:
@@ -142,7 +141,7 @@ class PartsFolder:
             self.remove(unfinished)
 
     def read_sealed(self, name: str, made_for: bytes) -> bytes:
-        """Content of a part that is whole, and was written for the same sweep."""
+        """Return the content of a part; raise if it is damaged or was written for another sweep."""
         data = self.read(name)
         content = data[_DIGEST_BYTES:]
         if _digest(made_for, content) != data[:_DIGEST_BYTES]:
@@ -150,29 +149,29 @@ class PartsFolder:
         return content
 
     def write_sealed(self, name: str, made_for: bytes, content: bytes) -> None:
-        """Write a part after the digest of it and of what it was made for: see :meth:`read_sealed`."""
+        """Write a part with a digest of its content and of the sweep: see :meth:`read_sealed`."""
         self.write(name, _digest(made_for, content) + content)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there and can be removed."""
+        """Remove a file if it exists and can be removed."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._folder)
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process was writing."""
+        """Remove unfinished files of killed processes."""
         for name in os.listdir(self._folder):
             if _UNFINISHED.fullmatch(name):
                 os.unlink(name, dir_fd=self._folder)
 
     def clear(self) -> None:
-        """Remove parts and manifest, the manifest last: parts without one are removed too."""
+        """Remove the parts, then the manifest: parts without a manifest are leftovers."""
         self.remove_unfinished()
         for name in [*self.parts(), MANIFEST]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._folder)
 
     def remove_folder(self) -> None:
-        """Remove what a sweep has put there, and the folder if nothing else is in it."""
+        """Remove the files of the sweep, and the folder if it is then empty."""
         with contextlib.suppress(OSError):
             self.clear()
         self.remove(LOCK)
@@ -197,7 +196,7 @@ def _digest(made_for: bytes, content: bytes) -> bytes:
 
 
 def _check_folder(path: Path, status: os.stat_result) -> None:
-    """Refuse anything but a folder that only this user can write to."""
+    """Reject anything but a folder that only this user can write to."""
     why = ""
     if stat.S_ISLNK(status.st_mode):
         why = "is a link"
@@ -212,12 +211,12 @@ def _check_folder(path: Path, status: os.stat_result) -> None:
     if why:
         raise SweepError(
             f"{path} {why}: a sweep stores finished work in a private folder; move this one away, or "
-            "name another output"
+            "use another output"
         )
 
 
 def _status_of_new_file(path: Path) -> os.stat_result:
-    """What our files look like here: some file systems give all files to one user, or know no modes."""
+    """Return the status of a new file here: some file systems ignore owners or modes."""
     probe = unfinished_path(path)
     file = os.open(probe, _CREATE, 0o600)
     try:
@@ -228,9 +227,9 @@ def _status_of_new_file(path: Path) -> os.stat_result:
 
 
 PART_EVERY_S: Final = 2.0
-"""How much work a kill may lose; a sweep that is shorter leaves nothing on the disk but its results."""
+"""Maximum work lost by a kill; shorter sweeps write no checkpoint."""
 ROWS_A_PART: Final = 2**17
-"""Rows are written earlier where there are this many, so that they do not pile up."""
+"""Pending rows that trigger an earlier write, to bound memory."""
 
 OUTCOMES: Final = b"fastroof.outcomes"
 
@@ -238,7 +237,7 @@ Results = Generator[UnitResult, None, None]
 
 
 class Checkpoint:
-    """The finished units of a sweep, in a folder beside its output."""
+    """The finished units of a sweep, in a folder next to its output."""
 
     def __init__(
         self,
@@ -270,7 +269,7 @@ class Checkpoint:
         try:
             if os.path.lexists(self.folder):
                 self._take_folder()
-            # what this sweep has done replaces other results, as it would have without an interruption
+            # a resumed sweep replaces other results, as it would have without the interruption
             if self.resume and not self._continues:
                 self._check_output()
         except OSError as error:
@@ -285,12 +284,12 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # a sweep of which nothing comes has nothing to continue
+            # a sweep that yields no rows has nothing to resume
             if kind is None or (self._is_complete and not self._has_rows):
                 if self._opened is not None:
                     self._opened.remove_folder()
             else:
-                # the first error is the one to tell of
+                # report the first error, not this one
                 with contextlib.suppress(SweepError):
                     self._write_pending()
         finally:
@@ -319,7 +318,7 @@ class Checkpoint:
             fresh.close()
 
     def _check_output(self) -> None:
-        """Refuse to continue into the results of another sweep."""
+        """Refuse to resume into the results of another sweep."""
         if self.output.suffix != ".parquet" or not self.output.is_file():
             return
         try:
@@ -332,18 +331,18 @@ class Checkpoint:
             here.pop("fastroof.inputs_hash")
         if "fastroof.spec" in there and (differing := differences(there, here)):
             raise SweepError(
-                f"{self.output} holds results of another sweep ({_listed(differing)}): name another output, "
-                "or leave --resume out to replace it"
+                f"{self.output} holds results of another sweep ({_listed(differing)}): use another output, "
+                "or omit --resume to replace it"
             )
 
     def _take_folder(self) -> None:
-        """Find out what is in the folder, and whether it may be used."""
+        """Inspect the folder, and decide whether it can be resumed from, cleared or must be rejected."""
         if not (self.resume or self.restart):
             with PartsFolder(self.folder) as folder:
                 there = _manifest(folder)
                 is_unfinished = folder.has_something()
             if not is_unfinished:
-                # stopped before anything was done: no confirmation needed to remove it
+                # stopped before any unit finished: no confirmation needed to remove it
                 self._open(create=False).clear()
                 return
             differing = [] if there is None else self._differences(there)
@@ -353,16 +352,16 @@ class Checkpoint:
         folder = self._open(create=False)
         there = None if self.restart else _manifest(folder)
         if there is None:
-            # to start over, or killed before the manifest was written: the contents are unknown
+            # restarting, or killed before the manifest was written: the contents are unknown
             folder.clear()
         elif differing := self._differences(there):
             raise SweepError(
-                f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): run that "
-                "one, or --restart removes it"
+                f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): resume that "
+                "one, or remove it with --restart"
             )
         else:
             self._continues = True
-        # what a killed run was writing
+        # leftovers of a killed run
         folder.remove_unfinished()
         remove_unfinished(self.output.parent, self.output.name)
         for name in folder.parts():
@@ -375,7 +374,7 @@ class Checkpoint:
         return differing if old == new else [*differing, f"shard: {old} there, {new} here"]
 
     def _load(self, number: int) -> UnitResult | None:
-        """Result of a unit that is there; parts are read one at a time."""
+        """Return the stored result of a unit, or None; one part is held in memory at a time."""
         name = self._stored.get(number)
         if name is None or self._opened is None:
             return None
@@ -383,8 +382,8 @@ class Checkpoint:
             table, outcomes = self._read(self._opened, name)
             if number not in outcomes:
                 raise SweepError(
-                    f"{self.folder / name} changed while it was read: run again with --resume, and what it "
-                    "held is evaluated again"
+                    f"{self.folder / name} changed while it was read: run again with --resume to evaluate "
+                    "its units again"
                 )
             rows = rows_by_unit(table, outcomes)
             self._loaded = (
@@ -397,7 +396,7 @@ class Checkpoint:
         return self._loaded[1][number]
 
     def _read(self, folder: PartsFolder, name: str) -> tuple[pa.Table, dict[int, UnitResult]]:
-        """Rows of a part and what else is known of its units."""
+        """Return the rows and outcomes of a part; remove the part and return nothing if it is damaged."""
         try:
             table = pa.ipc.open_file(folder.read_sealed(name, self._made_for)).read_all()
             bare = table.replace_schema_metadata(None)
@@ -408,7 +407,7 @@ class Checkpoint:
             return pa.table({}), {}
 
     def _write_pending(self) -> None:
-        """Write what was done since the last part."""
+        """Write the units finished since the last part."""
         self._written_at = time.monotonic()
         if not self._pending:
             return
@@ -426,7 +425,7 @@ class Checkpoint:
         self._pending_rows = 0
 
     def _open(self, *, create: bool) -> PartsFolder:
-        """Open the folder for this process alone, once it is known to hold nothing else."""
+        """Open and lock the folder after checking that it holds only files of a sweep."""
         folder = PartsFolder(self.folder, create=create)
         try:
             folder.check_names()
@@ -445,8 +444,8 @@ class Checkpoint:
     def _failed(self, error: OSError) -> SweepError:
         reason = error.strerror or str(error)
         return SweepError(
-            f"{self.folder}, which keeps what is done, cannot be written ({reason}): make room or allow it, "
-            "then continue with --resume"
+            f"{self.folder}, the sweep's checkpoint, cannot be written ({reason}): free space or fix its "
+            "permissions, then continue with --resume"
         )
 
 

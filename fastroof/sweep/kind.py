@@ -1,4 +1,4 @@
-"""What the rest of a sweep needs to know of its kind: a protocol that each kind of sweep keeps."""
+"""The protocol that each kind of sweep implements, and the tables and totals they share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from fastroof.tables import Tables
 
 
-# Cutting a sweep into units needs no numba; whatever needs it is imported when tables are loaded.
+# Cutting a sweep into units needs neither numba nor pyarrow: these are imported when tables are loaded.
 
 
 class GpuTables(NamedTuple):
-    """What plans of one GPU are compiled from: its tables, or the datasheet model's curves."""
+    """Inputs of one GPU's plans: its tables, or the datasheet model's curves."""
 
     tables: Tables | None
     curves: DatasheetCurves | None = None
 
 
 def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
-    """Load the tables of each of a sweep's GPUs, by the name that the spec has for it."""
+    """Load the tables of each GPU of a sweep, keyed by the GPU's name in the spec."""
     from fastroof.load.by_name import missing_tables
     from fastroof.plan.curves import DatasheetCurves
     from fastroof.tables import load_tables
@@ -50,24 +50,21 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
 
 
 def tables_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
-    """Hash of the tables; of several GPUs, one after another."""
+    """Return the hashes of each GPU's tables, joined by spaces."""
     return " ".join(
         "" if each.tables is None else each.tables.content_hash for each in tables_by_gpu.values()
     )
 
 
 def sources_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
-    """Hash of all that latencies come from, sources that serve only some kernels or engines included."""
+    """Return the hashes of all latency sources, including those used by only some kernels or engines."""
     return " ".join(
         "" if each.tables is None else each.tables.sources_hash for each in tables_by_gpu.values()
     )
 
 
-# Cutting a sweep into units needs neither numba nor pyarrow.
-
-
 class SweepTotals(NamedTuple):
-    """What all units of a sweep came to, for its summary."""
+    """Totals over all units of a sweep, for its summary."""
 
     evaluated: int
     infeasible: dict[str, int]
@@ -81,7 +78,7 @@ class SweepTotals(NamedTuple):
 
 
 class SweepKind(Protocol):
-    """A sweep of some kind: a spec, and what is done with it. Small and picklable."""
+    """A kind of sweep: its spec, and how to evaluate it. Small and picklable."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 - attributes, which the docstring of the class explains
@@ -101,19 +98,19 @@ class SweepKind(Protocol):
     def lost_whole(self) -> Mapping[str, str]: ...  # noqa: D102
 
     def units(self) -> list[WorkUnit]:
-        """Cut the sweep into units, always the same ones, in the order of the rows."""
+        """Cut the sweep into units, deterministically and in the order of the rows."""
 
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
-        """Evaluate one of the units: the same whatever else was evaluated, and wherever."""
+        """Evaluate one unit; the result does not depend on other units or on where it runs."""
 
     def reduced(self, rows: pa.Table) -> pa.Table:
-        """Drop rows that cannot be kept, out of those of some units in their order; the order stays."""
+        """Drop rows that cannot be in the results, given rows of some units in order; keep the order."""
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """Put what is left of all units' rows in the order of the results."""
+        """Sort the remaining rows of all units into the order of the results."""
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
-        """Take the rows that the summary names; as with reducing, parts may come first."""
+        """Return the rows that the summary names; may be applied to parts and then to their results."""
 
     def summary(self, totals: SweepTotals) -> Any:
-        """Make what the sweep hands back."""
+        """Return the sweep's summary."""

@@ -1,4 +1,4 @@
-"""The kinds of sweep that there are, and which of them a spec asks for."""
+"""All kinds of sweep, and which of them a spec describes."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
 from fastroof.sweep.units import WorkUnit
 
 Spec = StepSpec | DeploymentSpec | CapacitySpec
-"""What a sweep is made from, of whichever kind."""
+"""Spec of any kind of sweep."""
 
 Summary = StepSummary | DeploymentSummary | CapacitySummary
-"""What a sweep hands back."""
+"""Summary of any kind of sweep."""
 
 _ADDED: Final = ("constraints", "workload", "slo")
-"""Tables of a spec that changes are added to."""
+"""Tables of a spec that changes are merged into."""
 
 FIELDS: Final = {
     "engine": "runtime",
     "max_num_batched_tokens": "max_batched_tokens",
     "max_num_seqs": "max_seqs",
 }
-"""Fields by the names that their keys have outside; the fields' own names are accepted too."""
+"""Fields by their public keys; the fields' own names are accepted too."""
 
 
 def load_spec(
     spec: Spec | Mapping[str, Any] | str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Spec:
-    """Load what to sweep, and check it whole.
+    """Load and validate a sweep spec.
 
     Parameters
     ----------
     spec : StepSpec, DeploymentSpec, CapacitySpec, mapping, str, Path or None
         A spec, its keys and values, or the path of a TOML file with them. None is the packaged spec.
-        In a file, a gpu, tables, engine, model or trace that starts with ``./`` or ``../`` lies beside the
-        file. With ``slo`` it is a sweep over capacities, with ``isl`` one over deployments, otherwise one
-        over steps.
+        In a file, a gpu, tables, engine, model or trace that starts with ``./`` or ``../`` is relative to the
+        file's folder. With ``slo`` it is a sweep over capacities, with ``isl`` one over deployments,
+        otherwise one over steps.
     changes : mapping, optional
-        Keys and values that take the place of the spec's; constraints, a workload and an slo are added to
+        Keys and values that replace the spec's; constraints, a workload and an slo are merged into
         the spec's.
 
     Returns
@@ -69,7 +69,7 @@ def load_spec(
     if isinstance(spec, Spec):
         if not changes:
             return spec
-        # which rows are kept follows from other keys by default
+        # the defaults of keep and k depend on other keys
         spec = spec.model_dump(exclude={"keep", "k"} - spec.model_fields_set)
     if spec is None:
         text = (resources.files("fastroof.sweep.steps") / "default.toml").read_text(encoding="utf-8")
@@ -89,33 +89,33 @@ def load_spec(
 
 
 def _by_field(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    """Name keys as the specs' fields are named."""
+    """Rename public keys to the specs' field names."""
     twice = [f"{key} and {name}" for key, name in FIELDS.items() if key in values and name in values]
     if twice:
-        raise SweepError(f"{where}: {', '.join(twice)} are two names of one key; give one")
+        raise SweepError(f"{where}: {', '.join(twice)} are two names of one key; give only one")
     return {FIELDS.get(key, key) if isinstance(key, str) else key: value for key, value in values.items()}
 
 
 def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:
-    """Take a spec as a sweep of its kind, which keeps :class:`fastroof.sweep.kind.SweepKind`."""
+    """Return the sweep of a spec, which implements :class:`fastroof.sweep.kind.SweepKind`."""
     if isinstance(spec, CapacitySpec):
         return CapacitySweep(spec)
     return DeploymentSweep(spec) if isinstance(spec, DeploymentSpec) else StepSweep(spec)
 
 
 def work_units(spec: Spec) -> list[WorkUnit]:
-    """Cut a sweep into units, always the same ones.
+    """Cut a sweep into units, deterministically.
 
     Parameters
     ----------
     spec : StepSpec, DeploymentSpec or CapacitySpec
-        What to sweep.
+        The sweep's spec.
 
     Returns
     -------
     list of WorkUnit
         In the order of the rows: models, GPUs, modes, tp, dtypes, kv_dtypes, runtimes. Plans that cannot
-        be compiled have units too, which count what is lost.
+        be compiled have units too, which count their candidates as infeasible.
 
     Examples
     --------

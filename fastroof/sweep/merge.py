@@ -1,4 +1,4 @@
-"""Joining what the shards of a sweep wrote."""
+"""Merging the result files of a sweep's shards."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
-    """Join the files of all shards of a sweep into the results of the whole.
+    """Merge the files of all shards of a sweep into one results file.
 
     Parameters
     ----------
     shards : iterable of str or Path
-        What ``run_sweep(..., shard=(i, n))`` wrote for each i from 1 to n, in any order.
+        Outputs of ``run_sweep(..., shard=(i, n))`` for each i from 1 to n, in any order.
     output : str or Path
-        The results, ending in .parquet, .csv or .jsonl.
+        Path of the results, ending in .parquet, .csv or .jsonl.
 
     Returns
     -------
     StepSummary, DeploymentSummary or CapacitySummary
-        As of the whole sweep; ``evaluate_s`` is the sum of the shards', ``total_s`` the time of joining.
+        Summary of the whole sweep; ``evaluate_s`` is the sum over shards, ``total_s`` the time of merging.
 
     Raises
     ------
     SweepError
-        If a file is not a shard, a shard is missing or given twice, or they are not of one sweep: spec,
-        tables, models and version must be the same.
+        If a file is not a shard, a shard is missing or given twice, or they belong to different sweeps:
+        spec, tables, models and version must be the same.
 
     Notes
     -----
-    The rows are those of the sweep without shards, in its order. Files are read unit by unit, so that
-    memory holds a unit of each at a time.
+    Rows and their order are the same as without shards. Files are read unit by unit, so that memory holds
+    one unit of each at a time.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     """
     started = time.perf_counter()
 
-    # sharing a sweep out needs no pyarrow
+    # imported here: dealing out shards needs no pyarrow
     from fastroof.arrow import arrow_schema
     from fastroof.sweep.results import ResultFile, inputs_hash
     from fastroof.sweep.run import Collected
@@ -66,13 +66,13 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
 
     files = _checked_shards([ShardFile(Path(path)) for path in shards])
     if Path(output).exists() and any(Path(output).samefile(file.path) for file in files):
-        raise SweepError(f"output {output} is one of the shards, name another")
+        raise SweepError(f"output {output} is one of the shards; use another path")
     metadata = files[0].metadata
     sweep = sweep_of(
         load_spec(parse_json(metadata["fastroof.spec"], f"the spec of {files[0].path}", SweepError))
     )
     if inputs_hash(sweep) != metadata["fastroof.inputs_hash"]:
-        raise SweepError("a model, GPU, runtime or trace of the spec is not here what it was for the shards")
+        raise SweepError("a model, GPU, runtime or trace of the spec has changed since the shards were run")
     units = sweep.units()
     schema = arrow_schema(
         sweep.columns, {key: value for key, value in metadata.items() if key not in OF_A_SHARD}
@@ -90,7 +90,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
 
 
 def _checked_shards(files: Sequence[ShardFile]) -> list[ShardFile]:
-    """Check that these are all shards of one sweep, each once."""
+    """Check that the files are all shards of one sweep, each once."""
     if not files:
         raise SweepError("nothing to merge: need the files of all shards of a sweep")
     first = files[0]
@@ -99,12 +99,12 @@ def _checked_shards(files: Sequence[ShardFile]) -> list[ShardFile]:
         if file.shard.total != first.shard.total:
             differing.append(f"shards: of {first.shard.total} there, of {file.shard.total} here")
         if differing:
-            raise SweepError(f"{first.path} and {file.path} are not of one sweep: {'; '.join(differing)}")
+            raise SweepError(f"{first.path} and {file.path} are of different sweeps: {'; '.join(differing)}")
     by_number: dict[int, Path] = {}
     for file in files:
         if file.shard.number in by_number:
             raise SweepError(
-                f"shard {file.shard} is there twice: {by_number[file.shard.number]}, {file.path}"
+                f"shard {file.shard} is given twice: {by_number[file.shard.number]}, {file.path}"
             )
         by_number[file.shard.number] = file.path
     missing = [

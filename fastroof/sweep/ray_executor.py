@@ -1,4 +1,4 @@
-"""The Ray executor: units of a sweep as tasks of a cluster, their results in order."""
+"""The Ray executor: runs units of a sweep as tasks of a cluster, and yields results in order."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fastroof.sweep.shards import PackedResults, packed_results, unpacked_result
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 TASK_EVALUATIONS: Final = 10**7
-"""Least work of a task: Ray needs about a millisecond for each, whatever it does."""
+"""Minimum work of a task, in step evaluations: Ray's overhead is about a millisecond per task."""
 AHEAD: Final = 4
-"""Tasks a processor that are under way or done before their turn: a task that is run again holds up none."""
+"""Tasks per processor that are submitted ahead, so that a retried task does not stall the others."""
 TASK_RETRIES: Final = 10
-"""How often Ray runs a task again whose worker or node was lost."""
+"""Ray's own retries of a task whose worker or node was lost."""
 ROUNDS: Final = 3
-"""How often a task is handed in again that Ray has given up."""
+"""Resubmissions of a task that Ray has given up."""
 CONNECT_S: Final = 10.0
 
 
 def task_units(
     sweep: SweepKind, units: Sequence[WorkUnit], task_evaluations: int = TASK_EVALUATIONS
 ) -> list[list[WorkUnit]]:
-    """Cut units into tasks of at least so many step evaluations; the last may have fewer."""
+    """Group units into tasks of at least ``task_evaluations`` each; the last may have fewer."""
     tasks: list[list[WorkUnit]] = []
     room = 0
     for unit in units:
@@ -43,7 +43,7 @@ def task_units(
 def evaluate_task(
     sweep: SweepKind, units: Sequence[WorkUnit], tables_by_gpu: Mapping[str, GpuTables]
 ) -> PackedResults:
-    """Evaluate some units, and drop what cannot be kept of their rows: what a worker runs."""
+    """Evaluate units in a worker, and drop rows that cannot be in the results."""
     results = [sweep.evaluate(unit, tables_by_gpu) for unit in units]
     return packed_results(sweep, units, results)
 
@@ -57,7 +57,7 @@ def ray_results(
     processors: int | None = None,
     task_evaluations: int = TASK_EVALUATIONS,
 ) -> Generator[UnitResult, None, None]:
-    """Evaluate units by the workers of a Ray cluster."""
+    """Evaluate units on the workers of a Ray cluster, and yield their results in order."""
     if not units:
         return
     ray = _imported()
@@ -79,13 +79,13 @@ def ray_results(
                 try:
                     return unpacked_results(some, ray.get(reference))
                 except ray.exceptions.RayTaskError as error:
-                    # what went wrong in the work itself would again
+                    # an error of the work itself would occur again
                     raise error.cause from None
                 except lost:
                     if again < ROUNDS:
                         reference = submitted(some)
             raise SweepError(
-                f"Ray lost the units {some[0].number} to {some[-1].number} again and again: its workers are "
+                f"Ray lost the units {some[0].number} to {some[-1].number} repeatedly: its workers are "
                 "killed, or their nodes run out of memory"
             )
 
@@ -111,16 +111,16 @@ def _imported() -> Any:
 
 
 def _processors(ray: Any) -> int:
-    """Processors of the cluster now: nodes come and go."""
+    """Return the current number of processors of the cluster; nodes may join and leave."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, processors: int | None) -> Iterator[None]:
-    """Use the cluster that is connected or at an address, or start a local one."""
+    """Use the connected cluster or the one at an address, or start a local one."""
     if ray.is_initialized():
         if address is not None:
-            raise SweepError(f"Ray is connected already: leave address out, got {address!r}")
+            raise SweepError(f"Ray is already connected: omit address, got {address!r}")
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -130,11 +130,11 @@ def _connected(ray: Any, address: str | None, processors: int | None) -> Iterato
         _check_address(address)
         options["address"] = address
     try:
-        # a local cluster of a sweep sends no usage reports unless its user enables them
+        # a local cluster sends no usage reports unless the user enables them
         with _environment("RAY_USAGE_STATS_ENABLED", "0"):
             ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "Ray cannot be started here" if address is None else f"no Ray cluster at {address!r}"
+        where = "Ray cannot be started" if address is None else f"no Ray cluster at {address!r}"
         raise SweepError(f"{where} ({error})") from None
     try:
         yield
@@ -143,7 +143,7 @@ def _connected(ray: Any, address: str | None, processors: int | None) -> Iterato
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where nothing listens; Ray would retry for minutes."""
+    """Reject an address where nothing listens; Ray would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -155,7 +155,7 @@ def _check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for a while, where it is not set."""
+    """Set an environment variable within a block, unless it is already set."""
     if name in os.environ:
         yield
         return

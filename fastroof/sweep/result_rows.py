@@ -1,4 +1,4 @@
-"""Rows that sweeps and answers hand back, as tables, frames and in notebooks."""
+"""Result rows of sweeps as Arrow tables, frames and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 CHOICE_PLACE: Final = (
     Column("place", "int", "", "1 for the recommended deployment of a model and load, then the runners-up"),
     Column("standing", "text", "", "best, tie (as good within the errors) or behind"),
-    Column("behind", "float", "", "how much less of the objective than the best, as a share of it", 0),
+    Column("behind", "float", "", "shortfall of the objective from the best, relative to the best", 0),
 )
-"""Columns that an answer's choices have before those of their rows."""
+"""Columns of an answer's choices that precede those of their rows."""
 
 _SHOWN: Final = (
     "place", "standing", "model", "gpu", "mode", "tp", "pp", "dp", "ep", "replicas", "total_gpus", "dtype",
@@ -29,36 +29,36 @@ _SHOWN: Final = (
 
 
 def rows_as_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], **metadata: str) -> pa.Table:
-    """Lay rows of a sweep out as an Arrow table whose metadata have fastroof's version."""
+    """Return rows of a sweep as an Arrow table with fastroof's version in its metadata."""
     made_from = {"fastroof.version": __version__, **{f"fastroof.{k}": v for k, v in metadata.items()}}
     return rows_table(columns, rows, made_from)
 
 
 def rows_as_html(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], caption: str) -> str:
-    """Show what tells rows of a sweep apart: where they run, how fast, and by what origin."""
+    """Return rows of a sweep as HTML, with the main columns: layout, speed and origin."""
     return rows_html([column for column in columns if column.name in _SHOWN], rows, caption)
 
 
 class SummaryRows(ArrowRows):
-    """What a sweep's summary names as best, a row each."""
+    """Base of sweep summaries: the best results, one row each."""
 
     kind: ClassVar[str]
     rows: int
 
     @abstractmethod
     def best_columns(self) -> tuple[Column, ...]:
-        """Columns of the best rows."""
+        """Return the columns of the best rows."""
 
     @abstractmethod
     def best_rows(self) -> list[dict[str, Any]]:
-        """Return the best rows, values by the columns' names."""
+        """Return the best rows as values by column name."""
 
     def to_arrow(self) -> pa.Table:
-        """Lay the best rows out as an Arrow table: units and meanings are metadata of its fields."""
+        """Return the best rows as an Arrow table; units and meanings are metadata of its fields."""
         return rows_as_table(self.best_columns(), self.best_rows(), kind=self.kind)
 
     def _repr_html_(self) -> str:
-        """Return the best rows as a notebook shows them."""
+        """Return the best rows as HTML for notebooks."""
         rows = self.best_rows()
         caption = f"sweep over {self.kind}, {self.rows:,} rows written: best {len(rows):,}"
         return rows_as_html(self.best_columns(), rows, caption)

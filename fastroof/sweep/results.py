@@ -1,4 +1,4 @@
-"""What a results file says of its sweep, and what tells two sweeps apart."""
+"""Results files: their writers, and the metadata that identifies their sweep."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ IDENTITY_KEYS: Final = (
     "fastroof.sources_hash",
     "fastroof.inputs_hash",
 )
-"""Metadata that are the same for all pieces of one sweep."""
+"""Metadata keys that are equal in all pieces of one sweep."""
 
-_MEANT: Final = {
+_MEANINGS: Final = {
     "fastroof.version": "fastroof's version",
     "fastroof.kind": "kind of sweep",
     "fastroof.tables_hash": "the tables' hash",
@@ -48,7 +48,7 @@ _SHOWN: Final = 60
 
 
 def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> dict[str, str]:
-    """What a results file says about where it comes from."""
+    """Return the metadata of a results file: version, spec, and hashes of all inputs."""
     return {
         "fastroof.version": __version__,
         "fastroof.tables_hash": tables_hash(tables_by_gpu),
@@ -61,7 +61,7 @@ def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> d
 
 
 def inputs_hash(sweep: SweepKind) -> str:
-    """Hash what the models, GPUs, runtimes and requests of a spec are, which may be files that change."""
+    """Hash the models, GPUs, engines and requests of a spec, which may be files that change."""
     meant = [
         *map(load_model, sweep.spec.all_models),
         *map(load_gpu, sweep.gpus),
@@ -71,7 +71,7 @@ def inputs_hash(sweep: SweepKind) -> str:
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Say what differs between the identities of two sweeps; nothing where they are the same sweep."""
+    """Describe the differences between the identities of two sweeps; empty for the same sweep."""
     differing = []
     for key in IDENTITY_KEYS:
         if there.get(key) == here.get(key):
@@ -79,7 +79,9 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
         if key == "fastroof.spec":
             differing += _spec_differences(there.get(key), here.get(key))
         else:
-            differing.append(f"{_MEANT[key]}: {_short(there.get(key))} there, {_short(here.get(key))} here")
+            differing.append(
+                f"{_MEANINGS[key]}: {_short(there.get(key))} there, {_short(here.get(key))} here"
+            )
     return differing
 
 
@@ -95,7 +97,7 @@ def _spec_differences(there: Any, here: Any) -> list[str]:
 
 
 def _spec_of(text: Any) -> dict[str, Any] | None:
-    """Parse a spec stored in a file; None if it is not valid, for example in an edited file."""
+    """Parse a spec stored in a file; None if it is invalid, for example after editing."""
     if not isinstance(text, str):
         return None
     try:
@@ -106,17 +108,17 @@ def _spec_of(text: Any) -> dict[str, Any] | None:
 
 
 def _short(value: Any) -> str:
-    said = "none" if value is None else str(value)
-    return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 _FORMATS: Final = (".parquet", ".csv", ".jsonl")
 ROWS_A_GROUP: Final = 2**15
-"""Rows of a row group: up to 15 MB that are held until they are there."""
+"""Rows per row group: up to 15 MB held in memory."""
 
 
 class _Writer(Protocol):
-    """What writes tables to one file."""
+    """A writer of tables to one file."""
 
     def write_table(self, table: pa.Table, row_group_size: int) -> None:
         """Append rows."""
@@ -126,7 +128,7 @@ class _Writer(Protocol):
 
 
 class _JsonLines:
-    """One JSON object per row; NaN becomes null."""
+    """Writer of one JSON object per row; NaN becomes null."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -146,7 +148,7 @@ class _JsonLines:
 
 
 class _Csv:
-    """Rows of CSV, in which no text is a formula to who opens it."""
+    """Writer of CSV in which no text is read as a formula by spreadsheets."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._file = pacsv.CSVWriter(path, schema, write_options=pacsv.WriteOptions(quoting_style="needed"))
@@ -161,12 +163,12 @@ class _Csv:
 
 
 class ResultFile:
-    """A results file that is being written."""
+    """A results file while it is written; it appears under its name only when complete."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         if path.suffix not in _FORMATS:
             raise SweepError(f"output {path} must end in {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
-        # os.path answers False where Path.is_dir raises: a name longer than a file name may be
+        # os.path returns False where Path.is_dir raises: on names that are too long
         if os.path.isdir(path):
             raise SweepError(
                 f"output {path} is a folder, need a file's name, like {path / 'results.parquet'}"
@@ -200,7 +202,7 @@ class ResultFile:
         return writer
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Append rows of the schema; they are written when there are enough for a row group."""
+        """Append rows of the schema; they are written once a row group is full."""
         table = pa.Table.from_batches(list(rows), self.schema)
         self._held.append(table)
         self.num_rows += table.num_rows
@@ -208,7 +210,7 @@ class ResultFile:
             self._write_held()
 
     def add_metadata(self, metadata: Mapping[str, str]) -> None:
-        """Add to a Parquet file's metadata what is known at its end."""
+        """Add metadata that is known only at the end of a Parquet file."""
         if self.path.suffix == ".parquet":
             self._writer.add_key_value_metadata(dict(metadata))
 
@@ -236,8 +238,8 @@ class ResultFile:
             self._drop(error)
 
     def _drop(self, error: BaseException | None) -> None:
-        """Leave nothing of a file that did not get its name."""
-        # a writer that failed to close would try again when it is collected
+        """Remove an unfinished file."""
+        # a writer that failed to close would retry on garbage collection
         if isinstance(self._writer, _JsonLines):
             with contextlib.suppress(OSError):
                 self._writer.close()
@@ -253,4 +255,4 @@ class ResultFile:
                 f"output {self.path}: folder {folder} does not exist; create it or give another path"
             )
         reason = error.strerror or str(error)
-        return SweepError(f"output {self.path} cannot be written ({reason}); no half of it is left there")
+        return SweepError(f"output {self.path} cannot be written ({reason}); no partial file is left")

@@ -1,4 +1,4 @@
-"""Running a sweep: an executor evaluates its units, and their rows are written here."""
+"""Running a sweep: an executor evaluates its units, and the rows are written in order."""
 
 from __future__ import annotations
 
@@ -38,54 +38,54 @@ def run_sweep(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Evaluate every candidate of a spec, and write the ones that are kept.
+    """Evaluate every candidate of a spec, and write the selected rows.
 
     Parameters
     ----------
     spec : StepSpec, DeploymentSpec, CapacitySpec, mapping, str, Path or None
-        What to sweep: see :func:`fastroof.sweep.load_spec`. With ``slo`` it is a sweep over capacities, with
-        ``isl`` one over deployments under a load, otherwise one over decode steps. None is the packaged sweep
-        over steps.
+        The sweep's spec: see :func:`fastroof.sweep.load_spec`. With ``slo`` it is a sweep over capacities,
+        with ``isl`` one over deployments under a load, otherwise one over decode steps. None is the packaged
+        sweep over steps.
     output : str or Path
-        The results, ending in .parquet, .csv or .jsonl. Replaced as a whole when the sweep is done.
+        Path of the results, ending in .parquet, .csv or .jsonl. Replaced atomically when the sweep is done.
     executor : str
-        Where it runs: ``local``, or ``ray`` (extra ``ray``): as tasks of a Ray cluster.
+        Where the sweep runs: ``local``, or ``ray`` for tasks of a Ray cluster (needs the extra ``ray``).
     threads : int
-        Threads to share the work over; any number gives the same rows. With ``ray`` the processors of a
-        cluster that is started for the sweep.
+        Number of threads; the rows do not depend on it. With ``ray``, the processors of a cluster that is
+        started for the sweep.
     address : str, optional
-        With ``ray`` a cluster that is there: ``auto``, ``host:port`` or ``ray://host:port``.
+        With ``ray``, an existing cluster: ``auto``, ``host:port`` or ``ray://host:port``.
     shard : (int, int), optional
         ``(i, n)`` with i from 1 to n: one of n parts of the sweep, which
         :func:`fastroof.sweep.merge_shards` joins. The output must be Parquet.
     resume : bool
         Continue a run to the same output that was killed or interrupted, if there is one.
     restart : bool
-        Remove what such a run has left and start over.
+        Remove the checkpoint of such a run and start over.
     progress : callable, optional
-        Called with the evaluations done and all there are.
+        Called with the number of evaluations done and the total.
 
     Returns
     -------
     StepSummary, DeploymentSummary or CapacitySummary
-        Counts, times, what was left out and why, and the best of it.
+        Counts, times, skipped plans with reasons, and the best results.
 
     Raises
     ------
     SweepError
-        If the spec or the output is wrong, or no plan can be evaluated; if an unfinished run to the output
-        is there, and it is of another sweep or neither ``resume`` nor ``restart`` is set.
+        If the spec or the output is invalid, or no plan can be evaluated; if there is an unfinished run to
+        the same output, and it is of another sweep or neither ``resume`` nor ``restart`` is set.
     TableError
         If the tables cannot be read.
 
     Notes
     -----
-    Each candidate is evaluated by itself; nothing is inferred from a neighbour, since measured kernels
-    are jagged. Every one is in the counts, with the reason if it is infeasible. Rows of steps are in the
-    order of the spec's models, tp, dtype, kv_dtype, kv_len and batch_size; of deployments, in the order of
-    the spec's axes where all are kept, else by group. The file's metadata hold fastroof's version, the
-    tables' hash, the GPUs, the spec, the kind of sweep and the counts. What a longer sweep has done is kept
-    in a folder beside the output, ``.NAME.parts``, until the output is complete.
+    Each candidate is evaluated independently; nothing is inferred from neighbours, since measured kernels
+    are jagged. Every candidate is counted, with the reason if it is infeasible. Rows of steps are in the
+    order of the spec's models, tp, dtype, kv_dtype, kv_len and batch_size; rows of deployments in the order
+    of the spec's axes if all are kept, otherwise by group. The file's metadata hold fastroof's version, the
+    tables' hash, the GPUs, the spec, the kind of sweep and the counts. Longer sweeps store finished work
+    in a folder next to the output, ``.NAME.parts``, until the output is complete.
 
     Examples
     --------
@@ -110,20 +110,18 @@ def run_sweep(
     check_flag("restart", restart, SweepError)
     if resume and restart:
         raise SweepError("resume continues an unfinished run, restart removes it: choose one")
-    check_progress(progress, "the evaluations done and all there are", SweepError)
+    check_progress(progress, "the number of evaluations done and the total", SweepError)
     if not isinstance(output, str | Path) or not str(output):
         raise SweepError(f"output must be a path, got {shown(output)}")
     output = Path(output)
     part = None if shard is None else _checked_shard(shard, output)
     sweep = sweep_of(load_spec(spec))
 
-    # checking a spec needs neither numba nor pyarrow
+    # imported after the spec is checked: an invalid one fails fast
     from fastroof.arrow import arrow_schema
     from fastroof.sweep.checkpoint import Checkpoint
-
-    # SELF
     from fastroof.sweep.kind import load_tables_by_gpu
-    from fastroof.sweep.results import ResultFile, file_metadata
+    from fastroof.sweep.results import file_metadata
     from fastroof.sweep.shards import shard_schema
 
     tables_by_gpu = load_tables_by_gpu(sweep)
@@ -139,8 +137,6 @@ def run_sweep(
             from fastroof.sweep.ray_executor import ray_results
 
             return ray_results(sweep, some, tables_by_gpu, address=address, processors=threads)
-        # SELF
-
         return local_results(sweep, some, tables_by_gpu, threads)
 
     with (
@@ -167,16 +163,16 @@ def _checked_shard(given: tuple[int, int], output: Path) -> Shard:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise SweepError(f"a shard must be (i, n), one of n parts, got {shown(given)}")
     if output.suffix != ".parquet":
-        raise SweepError(f"output {output} of a shard must end in .parquet, to be merged")
+        raise SweepError(f"output {output} of a shard must end in .parquet, so that it can be merged")
     return Shard(*given).checked()
 
 
 HELD_ROWS: Final = 2**16
-"""Rows that are held before those that cannot be kept are dropped."""
+"""Rows to hold in memory before reducing them."""
 
 
 class Collected:
-    """What units came to, put together in their order."""
+    """Results of units, combined in order."""
 
     def __init__(self, sweep: SweepKind, results: ResultFile) -> None:
         self.sweep = sweep
@@ -189,7 +185,7 @@ class Collected:
         self._best: pa.Table | None = None
 
     def add(self, unit: WorkUnit, result: UnitResult) -> None:
-        """Take the next unit's result; they come in order."""
+        """Add the next unit's result."""
         self.counts.update(result.counts)
         for reason, name in result.skipped:
             self.skipped.setdefault(reason, {})[name] = None
@@ -203,18 +199,18 @@ class Collected:
             self._held = self._reduced().to_batches()
 
     def finish(self) -> None:
-        """Write what is held, and the counts."""
+        """Write the held rows, and the counts as metadata."""
         lost = self.sweep.lost_whole
         if self.counts["evaluated"] == sum(self.counts[reason] for reason in lost):
-            said = [f"{reason}: {', '.join(names)}" for reason, names in self.skipped.items()]
-            said += [words for reason, words in lost.items() if words and self.counts[reason]]
-            raise SweepError(f"nothing to evaluate: {'; '.join(said)}")
+            reasons = [f"{reason}: {', '.join(names)}" for reason, names in self.skipped.items()]
+            reasons += [text for reason, text in lost.items() if text and self.counts[reason]]
+            raise SweepError(f"nothing to evaluate: {'; '.join(reasons)}")
         if not self.sweep.has_final_rows:
             self._write(self.sweep.ordered(self._reduced()))
         self.results.add_metadata({"fastroof.counts": json.dumps(dict(self.counts))})
 
     def totals(self, total_s: float) -> SweepTotals:
-        """What the sweep's summary is made of."""
+        """Return the inputs of the sweep's summary."""
         infeasible = dict(self.counts)
         return SweepTotals(
             evaluated=infeasible.pop("evaluated", 0),
@@ -229,7 +225,7 @@ class Collected:
         )
 
     def _write(self, rows: pa.Table) -> None:
-        """Write rows, and keep the best of all that are written."""
+        """Write rows, and remember the best of all written rows."""
         self.results.write(rows.to_batches())
         best = self.sweep.best_rows(rows)
         self._best = (
@@ -244,30 +240,30 @@ class Collected:
 
 
 class CollectedShard(Collected):
-    """What a shard's units came to: what may be kept, with what is needed to join it to the other shards."""
+    """Results of a shard's units, with the outcomes that merging with other shards needs."""
 
     def __init__(self, sweep: SweepKind, results: ResultFile) -> None:
         super().__init__(sweep, results)
         self._outcomes: list[tuple[WorkUnit, UnitResult]] = []
 
     def add(self, unit: WorkUnit, result: UnitResult) -> None:
-        """Take the next unit's result; they come in order."""
+        """Add the next unit's result."""
         super().add(unit, result._replace(rows=tagged_rows(result.rows, unit.number)))
         self._outcomes.append((unit, result._replace(rows=None)))
 
     def finish(self) -> None:
-        """Write what is held, in the order of the units; a shard may well be of nothing that is possible."""
+        """Write the held rows in the order of the units; a shard may have no feasible candidate."""
         if self._held:
             self._write(self._reduced())
         units, results = zip(*self._outcomes, strict=True) if self._outcomes else ((), ())
         outcomes = outcomes_to_json(units, results)
-        # metadata has no checksum of Parquet's
+        # Parquet has no checksum for metadata
         digest = sha256(outcomes.encode()).hexdigest()
         self.results.add_metadata({"fastroof.outcomes": outcomes, "fastroof.outcomes_sha256": digest})
 
 
 AHEAD: Final = 2
-"""Units a thread that are under way or done before their turn: results do not pile up."""
+"""Units per thread that are submitted ahead, which bounds the finished results in memory."""
 
 
 def local_results(
@@ -276,7 +272,7 @@ def local_results(
     tables_by_gpu: Mapping[str, GpuTables],
     threads: int = 1,
 ) -> Generator[UnitResult, None, None]:
-    """Evaluate units by some threads."""
+    """Evaluate units in threads of this process, and yield their results in order."""
     if threads == 1:
         for unit in units:
             yield sweep.evaluate(unit, tables_by_gpu)

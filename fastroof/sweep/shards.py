@@ -1,4 +1,4 @@
-"""Shards of a sweep: its units dealt out to jobs."""
+"""Shards of a sweep: its units are dealt out to jobs, whose files are merged later."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ MAX_SHARDS: Final = 100_000
 
 
 class Shard(NamedTuple):
-    """One of some jobs that share a sweep: ``number`` from 1 to ``total``."""
+    """One of the jobs that share a sweep: ``number`` from 1 to ``total``."""
 
     number: int
     total: int
 
     @classmethod
     def from_text(cls, text: str) -> Shard:
-        """Read ``"3/16"``.
+        """Parse a shard such as ``"3/16"``.
 
         Raises
         ------
         SweepError
-            If it is something else.
+            If the text has another form.
 
         Examples
         --------
@@ -46,11 +46,11 @@ class Shard(NamedTuple):
         """
         written = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
         if written is None:
-            raise SweepError(f"shard must be i/n, as 1/8 to 8/8 for eight jobs, got {shown(text)}")
+            raise SweepError(f"shard must be i/n, like 1/8 to 8/8 for eight jobs, got {shown(text)}")
         return cls(*map(int, written.groups())).checked()
 
     def checked(self) -> Shard:
-        """Return itself.
+        """Return the shard itself if it is valid.
 
         Raises
         ------
@@ -70,12 +70,12 @@ class Shard(NamedTuple):
 
 
 def shard_units(units: Sequence[WorkUnit], shard: Shard) -> list[WorkUnit]:
-    """Deal units out, the largest first and each to the shard that has the least, and take one shard's."""
+    """Deal out units, largest first, each to the shard with the least work; return one shard's units."""
     load = [(0, number) for number in range(1, shard.total + 1)]
     mine = []
     for unit in sorted(units, key=lambda unit: (-unit.size, unit.number)):
         size, number = load[0]
-        # a unit of no evaluations is work too: its plan is compiled
+        # a unit without evaluations is work too: its plan is compiled
         heapq.heapreplace(load, (size + max(unit.size, 1), number))
         if number == shard.number:
             mine.append(unit)
@@ -83,26 +83,26 @@ def shard_units(units: Sequence[WorkUnit], shard: Shard) -> list[WorkUnit]:
 
 
 UNIT_FIELD: Final = pa.field(
-    "unit", pa.int64(), metadata={"unit": "", "meaning": "number of the sweep's unit that the row is of"}
+    "unit", pa.int64(), metadata={"unit": "", "meaning": "number of the sweep's unit that produced the row"}
 )
-"""The column that rows of several units carry until they are all together."""
+"""Column that identifies the unit of a row until all units are merged."""
 
 
 def tagged_rows(rows: pa.RecordBatch, number: int) -> pa.RecordBatch:
-    """Add the column of the unit that rows are of."""
+    """Add the unit column to rows."""
     tags = pa.repeat(pa.scalar(number, pa.int64()), rows.num_rows)
     return pa.RecordBatch.from_arrays([*rows.columns, tags], schema=rows.schema.append(UNIT_FIELD))
 
 
 def joined_rows(sweep: SweepKind, units: Sequence[WorkUnit], results: Sequence[UnitResult]) -> pa.Table:
-    """Put the rows of units in their order into one table, and drop those that cannot be kept."""
+    """Join the rows of units in order into one table, without rows that cannot be in the results."""
     pairs = zip(units, results, strict=True)
     batches = [tagged_rows(result.rows, unit.number) for unit, result in pairs]
     return sweep.reduced(pa.Table.from_batches(batches))
 
 
 def rows_by_unit(table: pa.Table, numbers: Iterable[int]) -> list[pa.RecordBatch]:
-    """Take rows in the order of their units apart, and the column off that says which they are of."""
+    """Split rows by unit, and drop the unit column."""
     table = table.combine_chunks()
     at = table.schema.get_field_index(UNIT_FIELD.name)
     tags = table.column(at).to_numpy()
@@ -116,7 +116,7 @@ def rows_by_unit(table: pa.Table, numbers: Iterable[int]) -> list[pa.RecordBatch
 
 
 class PackedResults(NamedTuple):
-    """Results of some units as they travel: rows as a compressed Arrow stream, and the rest of each."""
+    """Serialized results of units: rows as a compressed Arrow stream, and the other outcomes."""
 
     rows: bytes
     outcomes: list[UnitResult]
@@ -125,7 +125,7 @@ class PackedResults(NamedTuple):
 def packed_results(
     sweep: SweepKind, units: Sequence[WorkUnit], results: Sequence[UnitResult]
 ) -> PackedResults:
-    """Drop rows that cannot be kept out of the results of some units in their order, and pack the others."""
+    """Serialize the results of units in order, without rows that cannot be in the results."""
     table = joined_rows(sweep, units, results)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
@@ -134,14 +134,14 @@ def packed_results(
 
 
 def unpacked_results(units: Sequence[WorkUnit], packed: PackedResults) -> list[UnitResult]:
-    """Results of some units, as :func:`packed_results` packed them."""
+    """Deserialize results from :func:`packed_results`."""
     table = pa.ipc.open_stream(packed.rows).read_all()
     apart = rows_by_unit(table, [unit.number for unit in units])
     return [result._replace(rows=rows) for result, rows in zip(packed.outcomes, apart, strict=True)]
 
 
 def outcomes_to_json(units: Sequence[WorkUnit], results: Sequence[UnitResult]) -> str:
-    """Write down everything but the rows of some units' results."""
+    """Serialize the results of units without their rows."""
     listed = [
         {
             "unit": unit.number,
@@ -156,7 +156,7 @@ def outcomes_to_json(units: Sequence[WorkUnit], results: Sequence[UnitResult]) -
 
 
 def outcomes_from_json(text: str | bytes, rows: pa.RecordBatch) -> dict[int, UnitResult]:
-    """Read back what :func:`outcomes_to_json` wrote: results by unit number, with these rows."""
+    """Deserialize outcomes of :func:`outcomes_to_json`: results by unit number, all with ``rows``."""
     try:
         return {
             outcome["unit"]: UnitResult(
@@ -169,21 +169,21 @@ def outcomes_from_json(text: str | bytes, rows: pa.RecordBatch) -> dict[int, Uni
             for outcome in parse_json(text, "outcomes of units", SweepError, most_bytes=len(text))
         }
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no outcomes of units as this version writes them ({error})") from None
+        raise ValueError(f"outcomes of units are not in this version's format ({error})") from None
 
 
 OF_A_SHARD: Final = ("fastroof.shard", "fastroof.outcomes", "fastroof.outcomes_sha256")
-"""Metadata of a shard's file in addition to that of results."""
+"""Metadata keys of a shard's file that other results files do not have."""
 
 
 def shard_schema(schema: pa.Schema, shard: Shard) -> pa.Schema:
-    """Schema of a shard's file: the results' columns, and the unit that each row is of."""
+    """Return the schema of a shard's file: the results' columns and the unit column."""
     metadata = {**(schema.metadata or {}), b"fastroof.shard": str(shard).encode()}
     return schema.append(UNIT_FIELD).with_metadata(metadata)
 
 
 class ShardFile:
-    """A shard's results, checked to be that."""
+    """A validated results file of a shard."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -193,7 +193,7 @@ class ShardFile:
             raise SweepError(f"{path}: file does not exist") from None
         except PARQUET_ERRORS as error:
             raise SweepError(f"{path} cannot be read as Parquet ({error})") from None
-        # of the file, not of its schema: what is known at the end of writing is in there only
+        # the file's metadata, not its schema's: only these include values known at the end of writing
         metadata = self.parquet.metadata.metadata or {}
         self.metadata = {
             key.decode(errors="replace"): value.decode(errors="replace")
@@ -207,13 +207,13 @@ class ShardFile:
         self.shard = Shard.from_text(self.metadata["fastroof.shard"])
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Raise SweepError where the columns are not those of the sweep's results, which have this schema."""
+        """Raise SweepError if the columns differ from the sweep's results schema."""
         columns = self.parquet.schema_arrow.remove_metadata()
         if columns != shard_schema(schema, self.shard).remove_metadata():
-            raise SweepError(f"{self.path} has other columns than its sweep: run shard {self.shard} again")
+            raise SweepError(f"{self.path} has columns of another sweep: run shard {self.shard} again")
 
     def results(self, units: Sequence[WorkUnit]) -> Iterator[tuple[int, UnitResult]]:
-        """Yield the number and result of each of its units in order, and check that they are its units."""
+        """Yield the number and result of each unit in order, checked against the shard's units."""
         nothing = pa.RecordBatch.from_pylist([], schema=_bare_schema(self.parquet.schema_arrow))
         written = self.metadata["fastroof.outcomes"]
         if sha256(written.encode()).hexdigest() != self.metadata["fastroof.outcomes_sha256"]:
@@ -240,7 +240,7 @@ class ShardFile:
             raise SweepError(f"{self.path} holds rows of unit {number}, which is not of shard {self.shard}")
 
     def _rows_in_order(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield rows of one unit after another; those of one unit may come in several batches."""
+        """Yield rows unit by unit; rows of one unit may come in several batches."""
         batches = self.parquet.iter_batches()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What the specs of all sweeps ask for: models, their precision, and the tables that time them."""
+"""Keys and checks that the specs of all sweeps share: models, layouts, formats and tables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NAMES_SCHEMA: Final[dict[str, Any]] = {
 
 
 def listed(value: Any) -> list[Any]:
-    """Take one value as a list of it."""
+    """Return one value or a list of values as a list."""
     values = list(value) if isinstance(value, list | tuple) else [value]
     if not values:
         raise ValueError("the list is empty, need at least one")
@@ -67,14 +67,14 @@ def listed(value: Any) -> list[Any]:
 
 
 def text(name: Any, what: str = "model names or paths of config.json files") -> str:
-    """Take a name or a path as text."""
+    """Return a name or a path as text."""
     if not isinstance(name, str | Path):
         raise ValueError(f"got {shown(name)}, need {what}")
     return str(name)
 
 
 def model_name(name: str) -> str:
-    """Load a model, and return what it is called."""
+    """Load a model and return its name."""
     return load_model(name).name
 
 
@@ -91,7 +91,7 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
             continue
         if loaded in by_name:
             both = f"{name!r} and {by_name[loaded]!r} are both called {loaded}"
-            problems.append(f"{both}: results could not tell them apart")
+            problems.append(f"{both}: results could not distinguish them")
         by_name[loaded] = name
     if problems:
         more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
@@ -100,9 +100,9 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
 
 
 def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
-    """Check that a list is out of some choices, and put it in their order."""
+    """Check that all values are valid choices, and sort them in the order of the choices."""
     given = listed(value)
-    # by type too: True == 1 and 1.0 == 1
+    # compare types too: True == 1 and 1.0 == 1
     wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
     if wrong:
         some = ", ".join(f"{shown(v, 30)}" for v in wrong[:_SHOWN])
@@ -111,7 +111,7 @@ def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> None:
-    """Refuse a product of sizes that is too large."""
+    """Reject a product of sizes that is too large."""
     count = math.prod(sizes.values())
     if count <= most:
         return
@@ -123,16 +123,16 @@ def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> 
 
 
 def read_values(spec: Any) -> tuple[dict[Any, Any], str]:
-    """Read a spec's keys and values, and what to call it in messages."""
+    """Return a spec's keys and values, and its name in messages."""
     if isinstance(spec, Mapping):
         return dict(spec), "sweep spec"
     if not isinstance(spec, str | Path):
-        raise SweepError(f"a spec is a dict or the path of a TOML file, got {type(spec).__name__}")
+        raise SweepError(f"a spec must be a dict or the path of a TOML file, got {type(spec).__name__}")
     path = Path(spec)
-    return _beside_file(read_toml(path, SweepError), path.parent), str(path)
+    return _relative_to_folder(read_toml(path, SweepError), path.parent), str(path)
 
 
-def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
+def _relative_to_folder(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
     """Resolve ``./`` and ``../`` against the spec file's folder, not the current one."""
 
     def resolve(value: Any) -> Any:
@@ -146,7 +146,7 @@ def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
 
 
 def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
-    """Make a spec of its keys and values."""
+    """Create a spec from its keys and values, or raise all problems as one error."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -158,14 +158,14 @@ def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
 def _problem(
     kind: type[BaseModel], loc: Sequence[int | str], error: str, context: Mapping[str, Any], given: Any
 ) -> str:
-    """Word one of pydantic's errors: the key, the given value, the valid values."""
+    """Describe one of pydantic's errors: the key, the given value, the valid values."""
     key = str(loc[0]) if loc else ""
     if "error" in context:
         return f"{'.'.join(map(str, loc))}: {context['error']}" if key else str(context["error"])
     fields = kind.model_fields
     table = _table(fields[key].annotation) if key in fields and len(loc) > 1 else None
     if table is not None:
-        # a table of keys, like constraints
+        # a nested table, like constraints
         return f"{key}.{_problem(table, loc[1:], error, context, given)}"
     if error == "missing":
         return f"{key}: missing, need {fields[key].description}"
@@ -177,7 +177,7 @@ def _problem(
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:
-    """The table of keys that a key takes, like constraints, if it takes one."""
+    """Return the model of a key that takes a nested table, like constraints; None for other keys."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -185,7 +185,7 @@ def _table(annotation: Any) -> type[BaseModel] | None:
 
 
 def _named(kind: type[BaseModel]) -> dict[str, str]:
-    """Keys of a spec and of the tables in it, and where each is: ``tpot_ms`` in ``constraints.tpot_ms``."""
+    """Map the keys of a spec and of its tables to their paths: ``tpot_ms`` to ``constraints.tpot_ms``."""
     tables = {key: _table(field.annotation) for key, field in kind.model_fields.items()}
     inner = {
         key: f"{name}.{key}"
@@ -197,13 +197,13 @@ def _named(kind: type[BaseModel]) -> dict[str, str]:
 
 
 DATASHEET: Final = "datasheet"
-"""Value of ``tables`` that asks for the datasheet model."""
+"""Value of ``tables`` that selects the datasheet model."""
 
 MAX_ROWS: Final = 20_000_000
-"""Most rows that a sweep writes."""
+"""Maximum number of rows that a sweep writes."""
 
 MAX_GPUS: Final = 1024
-"""Largest size of a layout."""
+"""Maximum of each size of a layout."""
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 8, factor = 2}"
 _CHOICES: Final = {"dtype": (AUTO, *DTYPES), "kv_dtype": (AUTO, *KV_DTYPES), "routing": ROUTINGS}
 
@@ -212,19 +212,19 @@ Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
 
 
 class SweepSpec(BaseModel):
-    """Keys that every kind of sweep has. :func:`fastroof.sweep.load_spec` makes specs, and words errors."""
+    """Keys of every kind of sweep; :func:`fastroof.sweep.load_spec` creates and validates specs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     models: Names = Field(description="a list of model names, or paths of config.json files")
     tables: str | None = Field(
         None,
-        description=f"a folder of measured tables, or {DATASHEET!r} to do without; default each GPU's own",
+        description=f"a folder of measured tables, or {DATASHEET!r} for none; default: each GPU's own",
     )
     source: str | dict[str, str] | None = Field(
         None,
-        description="name of one source of the tables, or a table of operators and theirs; default the "
-        "best-ranked ones",
+        description="name of one source of the tables, or a table of sources by operator; default: the "
+        "best-ranked sources",
     )
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
@@ -246,13 +246,13 @@ class SweepSpec(BaseModel):
 
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
-        """Every tensor-parallel size with every other size of a layout, in the order of the rows."""
+        """Return all layouts, by tensor-parallel size and other sizes, in the order of the rows."""
         others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
         every = itertools.product(self.tp, others)
         return tuple((tp, split) for tp, split in every if tp * split.dp % split.ep == 0)
 
     def formats(self, model: ModelSpec) -> tuple[tuple[str, str], ...]:
-        """Every dtype with every kv_dtype of a model, each once: auto is what its checkpoint has."""
+        """Return all pairs of dtype and kv_dtype of a model, with auto replaced by its checkpoint's."""
         own, own_kv = model.checkpoint.formats
         dtypes = dict.fromkeys(own if dtype == AUTO else dtype for dtype in self.dtype)
         kv_dtypes = dict.fromkeys(own_kv if dtype == AUTO else dtype for dtype in self.kv_dtype)
@@ -274,12 +274,12 @@ class SweepSpec(BaseModel):
 
     @property
     def all_models(self) -> tuple[str, ...]:
-        """Models that answers depend on."""
+        """Return all models that the results depend on."""
         return self.models
 
     @property
     def other_inputs(self) -> tuple[str, ...]:
-        """What else answers depend on that the spec only names."""
+        """Return hashes of other inputs that the spec only names."""
         return ()
 
     @field_validator("models", mode="before")

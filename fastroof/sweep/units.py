@@ -1,4 +1,4 @@
-"""Units of a sweep: independent pieces, each one plan and a slice of its questions."""
+"""Units of a sweep: independent pieces of work, each one plan and a slice of its candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    """How a model is split beside its tensor-parallel size, and how its tokens are routed."""
+    """Sizes of a layout other than tensor parallelism, and how tokens are routed to experts."""
 
     pp: int = 1
     dp: int = 1
@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 class PlanKey(NamedTuple):
-    """What a plan is compiled from, as the spec names it."""
+    """Inputs of a plan, as named in the spec."""
 
     model: str
     gpu: str
@@ -37,18 +37,18 @@ class PlanKey(NamedTuple):
 
     @property
     def layout_options(self) -> dict[str, Any]:
-        """Arguments of ``compile_plan`` that say how the model is split and its tokens are routed."""
+        """Return the ``compile_plan`` arguments of the layout and the routing."""
         return {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "routing": self.routing}
 
     @property
     def words(self) -> str:
-        """How it is split and stored, as messages name it."""
+        """Return the layout and the formats as text for messages."""
         sizes = [f"{name}={getattr(self, name)}" for name in ("pp", "dp", "ep") if getattr(self, name) > 1]
         return " ".join([f"tp={self.tp}", *sizes, self.dtype, f"kv {self.kv_dtype}"])
 
 
 class UnitPiece(NamedTuple):
-    """A unit before it has its number; the attributes of :class:`WorkUnit`."""
+    """A :class:`WorkUnit` before it is numbered."""
 
     plan: PlanKey
     mode: str
@@ -59,22 +59,22 @@ class UnitPiece(NamedTuple):
 
 
 class WorkUnit(NamedTuple):
-    """A piece of work that depends on no other, small and picklable.
+    """An independent piece of work, small and picklable.
 
     Attributes
     ----------
     number : int
-        Place in the list, from 0; rows are written in this order.
+        Index of the unit, from 0; rows are written in this order.
     plan : PlanKey
-        What to evaluate.
+        Plan to evaluate.
     mode : str
         ``steps``, ``aggregated``, ``disaggregated`` or ``capacity``.
     start, stop : int
-        Which of the plan's candidates, or for steps which of the spec's kv_len.
+        Slice of the plan's candidates, or for steps of the spec's kv_len.
     size : int
-        Evaluations: how much work it is, and what progress counts.
+        Number of evaluations: the amount of work, counted by progress.
     is_last : bool
-        Whether it is the plan's last.
+        Whether this is the plan's last unit.
     """
 
     number: int
@@ -87,7 +87,7 @@ class WorkUnit(NamedTuple):
 
 
 class UnitResult(NamedTuple):
-    """What a unit comes to."""
+    """Rows, counts and skipped plans of an evaluated unit."""
 
     rows: pa.RecordBatch
     counts: dict[str, int]
@@ -97,28 +97,28 @@ class UnitResult(NamedTuple):
 
 
 def numbered_units(pieces: Iterable[UnitPiece]) -> list[WorkUnit]:
-    """Number the pieces of a sweep in their order."""
+    """Number the pieces of a sweep in order."""
     return [WorkUnit(number, *piece) for number, piece in enumerate(pieces)]
 
 
 def slices(length: int, most: int) -> list[tuple[int, int]]:
-    """Cut a length into slices; one that is empty where there is nothing."""
+    """Cut a length into slices of at most ``most``; a length of 0 gives one empty slice."""
     most = max(1, most)
     return [(start, min(start + most, length)) for start in range(0, length, most)] or [(0, 0)]
 
 
 NO_ROUTING: Final = "none"
-"""Of a model without experts; what is empty would come back from a CSV as nothing."""
+"""Value of ``routing`` for a model without experts: an empty text would be read back from CSV as null."""
 
 MODEL: Final = Column("model", "text", "", "model")
-GPU: Final = Column("gpu", "text", "", "GPU it runs on")
+GPU: Final = Column("gpu", "text", "", "GPU that the model runs on")
 SPLIT: Final = (
     Column("pp", "int", "", "pipeline stages"),
     Column("dp", "int", "", "ranks of attention data parallelism"),
     Column("ep", "int", "", "expert-parallel groups"),
-    Column("routing", "text", "", "how tokens spread over experts; none without any"),
+    Column("routing", "text", "", "how tokens spread over experts; none for models without experts"),
 )
-"""How a model is split, beside its tensor-parallel size."""
-RUNTIME: Final = Column("runtime", "text", "", "what an engine adds to the sum of its kernels")
-KERNELS: Final = Column("kernels", "text", "", "measured tables that its kernels come from")
-WEIGHT_BYTES: Final = Column("weight_bytes", "int", "B", "weights on one GPU")
+"""Columns of a layout other than its tensor-parallel size."""
+RUNTIME: Final = Column("runtime", "text", "", "engine whose overheads are added to the kernels")
+KERNELS: Final = Column("kernels", "text", "", "measured tables of the kernels")
+WEIGHT_BYTES: Final = Column("weight_bytes", "int", "B", "bytes of weights on one GPU")

@@ -134,7 +134,12 @@ def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
         *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--runtime", "vllm,trtllm"),
         *("--prefix-hit", "0,0.5", "-o", tmp_path / "r.parquet"),
     )
-    said = ("the model does not divide by tp", "beyond the model's context", "out of reach", "requests/s")
+    said = (
+        "the model does not divide by tp",
+        "beyond the model's context",
+        "cannot be reached",
+        "requests/s",
+    )
     for words in (*said, "cost of 1M tokens", "left out, the model does not divide by tp: qwen2.5-7b"):
         assert words in result.stdout
     result = run(*FLAGS, "--tpot-ms", "0.01", "--isl", "10,20", "-o", tmp_path / "r.parquet")

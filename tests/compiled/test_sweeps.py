@@ -250,7 +250,7 @@ def test_what_is_no_axis_is_refused(plans: list[Any], sizes: Any, message: str) 
 
 def test_wrong_options_are_refused(plans: list[Any]) -> None:
     for batches in ([2, 1], [1, 1], []):
-        with pytest.raises(BatchError, match="batch_size must hold at least one size and rise"):
+        with pytest.raises(BatchError, match="batch_size must be ascending and not empty"):
             best_batches(plans, batches, [1])
     for limit in (0.0, -1.0, float("nan")):
         with pytest.raises(SweepError, match="tpot_ms must be above 0, got"):
@@ -266,7 +266,7 @@ def test_wrong_options_are_refused(plans: list[Any]) -> None:
     for threads in (0, True, 1.5):
         with pytest.raises(SweepError, match="threads must be a whole number of at least 1"):
             decode_times_us(plans, [1], [1], threads=threads)  # type: ignore[arg-type]
-    with pytest.raises(SweepError, match="plans must be StepPlans, as of compile_plan, got str"):
+    with pytest.raises(SweepError, match="plans must be StepPlans from compile_plan, got str"):
         best_batches(["llama-3.1-8b"], [1], [1])  # type: ignore[list-item]
 
 

@@ -116,7 +116,7 @@ def test_a_link_within_is_neither_followed_nor_truncated(
 def test_what_no_sweep_made_is_named_and_nothing_is_removed(output: Path, way: Any, name: str) -> None:
     (parts_folder(output) / name).write_text("the user's")
     before = tree(parts_folder(output))
-    with pytest.raises(SweepError, match=f"holds '{name}', no file of a sweep; nothing there was removed"):
+    with pytest.raises(SweepError, match=f"holds '{name}', not a file of a sweep; nothing was removed"):
         run_sweep(SPEC, output, **way)
     assert tree(parts_folder(output)) == before
 
@@ -127,13 +127,13 @@ def test_a_folder_or_pipe_within_is_refused_and_not_waited_for(output: Path, way
     inside = parts_folder(output)
     (inside / "000000000.arrow").unlink()
     (inside / "000000000.arrow").mkdir()
-    with pytest.raises(SweepError, match=r"holds '000000000\.arrow', no plain file"):
+    with pytest.raises(SweepError, match=r"holds '000000000\.arrow', not a regular file"):
         run_sweep(SPEC, output, **way)
     (inside / "000000000.arrow").rmdir()
     (inside / "manifest.json").unlink()
     os.mkfifo(inside / "manifest.json")
     for options in (way, {}):
-        with pytest.raises(SweepError, match="no plain file"):
+        with pytest.raises(SweepError, match="not a regular file"):
             run_sweep(SPEC, output, **options)
 
 

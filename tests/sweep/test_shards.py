@@ -113,7 +113,7 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
         ([], "nothing to merge"),
         ([one], "missing: shard 2/2"),
         ([one, two, two], "shard 2/2 is there twice"),
-        ([one, other], "not of one sweep: tpot_ms: 20.0 there, 30.0 here"),
+        ([one, other], "of different sweeps: tpot_ms: 20.0 there, 30.0 here"),
         ([one, third], "shards: of 2 there, of 3 here"),
         ([one, whole], "whole.parquet is not a shard of a sweep"),
         ([one, text], "text.parquet cannot be read"),

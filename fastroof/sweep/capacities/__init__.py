@@ -1,4 +1,4 @@
-"""Sweeps over capacities: how many requests a second each deployment serves within percentiles."""
+"""Sweeps over capacities: the request rate that each deployment serves within limits on percentiles."""
 
 from fastroof.sweep.capacities.kind import CapacitySummary, CapacitySweep
 from fastroof.sweep.capacities.spec import CapacitySpec

@@ -1,4 +1,4 @@
-"""Evaluating a unit of a sweep over capacities: deployments in, rows and counts out."""
+"""Evaluation of a unit of a sweep over capacities: deployments in, rows and counts out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastroof.sweep.units import NO_ROUTING, PlanKey, UnitResult, WorkUnit
 
 
 class _Lost(NamedTuple):
-    """Why there is no plan: the reason under which its deployments are counted, and the message."""
+    """Why a deployment cannot be evaluated: the reason it is counted under, and the message."""
 
     reason: str
     why: str
@@ -38,9 +38,9 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
     plans: dict[tuple[int, int], StepPlan | _Lost] = {}
     rows = []
     evaluate_s = 0.0
-    for replicas, asked_tokens, asked_seqs in deployments:
-        budget = engine.max_num_batched_tokens if asked_tokens is None else asked_tokens
-        seqs = engine.max_num_seqs if asked_seqs is None else asked_seqs
+    for replicas, given_tokens, given_seqs in deployments:
+        budget = engine.max_num_batched_tokens if given_tokens is None else given_tokens
+        seqs = engine.max_num_seqs if given_seqs is None else given_seqs
         if (budget, seqs) not in plans:
             plans[budget, seqs] = _plan(spec, key, tables, budget, seqs)
         plan = plans[budget, seqs]
@@ -59,7 +59,7 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
 
 
 def _plan(spec: CapacitySpec, key: PlanKey, tables: GpuTables, budget: int, seqs: int) -> StepPlan | _Lost:
-    """Compile the plan of a deployment."""
+    """Compile the plan of a deployment, or return why it cannot be compiled."""
     model = load_model(key.model)
     name = f"{model.name} on {load_gpu(key.gpu).name} {key.words}"
     try:
@@ -79,7 +79,7 @@ def _plan(spec: CapacitySpec, key: PlanKey, tables: GpuTables, budget: int, seqs
 
 
 def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: int) -> dict[str, Any] | _Lost:
-    """Find the capacity of one deployment."""
+    """Find the capacity of one deployment, as a row."""
     options: dict[str, Any] = {
         "max_num_batched_tokens": budget, "max_num_seqs": seqs, "block_size": None, **spec.slo
     }  # fmt: skip

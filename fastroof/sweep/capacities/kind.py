@@ -1,4 +1,4 @@
-"""The kind of sweep that finds capacities."""
+"""Sweeps over capacities: units, reduction of rows, and summary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def capacity_pieces(spec: CapacitySpec) -> Iterator[UnitPiece]:
         for (dtype, kv_dtype), runtime in itertools.product(formats[model], spec.runtime):
             key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
             for start, stop in slices(possible, DEPLOYMENTS_A_UNIT):
-                # the first unit of a plan counts what cannot be laid out
+                # the first unit of a plan counts the impossible layouts
                 size = stop - start + (impossible if start == 0 else 0)
                 yield UnitPiece(key, MODE, start, stop, size, stop == possible)
 
@@ -44,38 +44,37 @@ LOST: Final = {
     "tp": "the model does not divide by tp",
     "layout": "the GPUs do not divide into replicas",
     "tables": "no measured table",
-    "plan": "no plan of the model",
+    "plan": "the model cannot be compiled into a plan",
     "engine": "the engine has no room for a request, or its settings contradict each other",
-    "limits": "no rate keeps the limits",
+    "limits": "no rate is within the limits",
 }
-"""What a deployment is counted as infeasible for, in words."""
+"""Descriptions of the reasons why deployments are infeasible."""
 
 
 @dataclass(frozen=True)
 class CapacitySummary(SummaryRows):
-    """What a sweep over capacities did, and the best deployment of each group.
+    """Counts of a sweep over capacities, and the best deployment of each group.
 
     Attributes
     ----------
     best : tuple of dict
-        For each group of the spec's ``per`` the row with the most requests a second of a GPU: values by the
-        names of the columns.
+        For each group of the spec's ``per``, the row with the most requests/s per GPU: values by column name.
     candidates : int
-        All deployments, the infeasible ones included.
+        Number of all deployments, including infeasible ones.
     feasible : int
-        Those that keep the limits at some rate.
+        Number of deployments within the limits at some rate.
     rows : int
         Rows written.
     infeasible : dict of str to int
-        The others, by a key of :data:`LOST`.
+        Numbers of infeasible deployments by a key of :data:`LOST`.
     skipped : dict of str to tuple of str
-        What was left out, and what was wrong with it, by such a key.
+        Skipped plans and deployments: error messages by such a key.
     evaluate_s : float
-        Seconds spent simulating, without loading, compiling plans and writing; summed over threads.
+        Seconds spent simulating, excluding loading, compiling plans and writing; summed over threads.
     total_s : float
         Seconds of the whole call.
     output : Path
-        The results.
+        Path of the results.
     """
 
     kind: ClassVar[str] = "capacities"
@@ -91,32 +90,32 @@ class CapacitySummary(SummaryRows):
     output: Path
 
     def best_columns(self) -> tuple[Column, ...]:
-        """Columns of every sweep over capacities, then the percentiles that have a limit, ms."""
+        """Return the fixed columns, then one for each percentile with a limit."""
         limited = dict.fromkeys(name for row in self.best for name in row)
         for column in COLUMNS:
             limited.pop(column.name, None)
         return (*COLUMNS, *(Column(name, "float", "ms", "at requests_per_s", 0) for name in limited))
 
     def best_rows(self) -> list[dict[str, Any]]:
-        """Return the best deployments, values by the columns' names."""
+        """Return the best deployments as values by column name."""
         return list(self.best)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as values that JSON has, but for the path."""
+        """Return all fields as JSON values, except the path."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class CapacitySweep:
-    """A sweep over capacities: keeps :class:`fastroof.sweep.kind.SweepKind`.
+    """A sweep over capacities, by the protocol :class:`fastroof.sweep.kind.SweepKind`.
 
-    An evaluation is one deployment: a search by some ten simulations of all requests.
+    An evaluation is one deployment: a search by about ten simulations of all requests.
     """
 
     spec: CapacitySpec
 
     name: ClassVar[str] = "capacities"
-    # some ten simulations of some thousand requests
+    # about ten simulations of thousands of requests
     steps_per_evaluation: ClassVar[int] = 10**6
     lost_whole: ClassVar[Mapping[str, str]] = {
         "tp": "",
@@ -138,12 +137,12 @@ class CapacitySweep:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns of the results, those of the limits included."""
+        """Return the columns of the results, including those of the limits."""
         return capacity_columns(self.spec)
 
     @property
     def has_final_rows(self) -> bool:
-        """Never: rows are ranked."""
+        """Return False: rows are ranked at the end."""
         return False
 
     def units(self) -> list[WorkUnit]:
@@ -157,25 +156,19 @@ class CapacitySweep:
         return evaluate_capacities(self.spec, unit, tables_by_gpu[unit.plan.gpu])
 
     def reduced(self, rows: pa.Table) -> pa.Table:
-        """Drop rows that other rows of their group leave no place for; the order stays."""
-        # SELF
-
+        """Drop rows that others of their group beat; keep the order."""
         return reduced_rows(self.spec, rows)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """Put rows in the order of the results: by group, the best first."""
-        # SELF
-
+        """Sort rows into the order of the results: by group, best first."""
         return ordered_rows(self.spec, rows)
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
-        """Take the best of each group that serves anything."""
-        # SELF
-
+        """Return the best row of each group with a capacity above 0."""
         return best_rows(self.spec, rows)
 
     def summary(self, totals: SweepTotals) -> CapacitySummary:
-        """Name the best of each group."""
+        """Return the counts and the best of each group."""
         return CapacitySummary(
             best=tuple(totals.best_rows),
             candidates=totals.evaluated,
@@ -190,7 +183,7 @@ class CapacitySweep:
 
 
 def _by_group(spec: CapacitySpec, rows: pa.Table) -> dict[tuple[Any, ...], list[int]]:
-    """Places of the rows of each group, the most requests a second of a GPU first; equals as they come."""
+    """Return the row indices of each group, highest requests/s per GPU first; ties keep their order."""
     per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
     keys = [rows[name].to_pylist() for name in spec.per]
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -200,7 +193,7 @@ def _by_group(spec: CapacitySpec, rows: pa.Table) -> dict[tuple[Any, ...], list[
 
 
 def reduced_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
-    """Keep the best of each group, or all; the order stays."""
+    """Return the best rows of each group, or all, in their given order."""
     if spec.keep == "all":
         return rows
     kept = [place for places in _by_group(spec, rows).values() for place in places[: spec.k]]
@@ -208,19 +201,19 @@ def reduced_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
 
 
 def ordered_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
-    """Put rows in the order of the file: by group, as they first come, the best first."""
+    """Sort rows: groups in order of first appearance, best first."""
     return _taken(rows, [place for places in _by_group(spec, rows).values() for place in places])
 
 
 def best_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
-    """Take the best row of each group, of those that serve anything."""
+    """Return the best row of each group with a capacity above 0."""
     per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
     firsts = (places[0] for places in _by_group(spec, rows).values())
     return _taken(rows, sorted(place for place in firsts if per_gpu[place] > 0.0))
 
 
 def _taken(rows: pa.Table, places: list[int]) -> pa.Table:
-    """Take some rows; none, too."""
+    """Return the rows at some indices, possibly none."""
     import numpy as np
 
     return rows.take(np.array(places, np.int64))

@@ -1,4 +1,4 @@
-"""Which deployments to find the capacity of, for which requests and within which percentiles."""
+"""Spec and columns of a sweep over capacities: deployments, requests and limits on percentiles."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _WORKLOAD_KEYS: Final = (
     "arrivals", "burstiness", "ramp", "requests", "input_tokens", "output_tokens", "cached_tokens", "seed",
 )  # fmt: skip
 _ANY_RATE: Final = 1.0
-"""Requests a second of a workload whose rate is what is searched for."""
+"""Placeholder rate of a workload: the search sets the rate."""
 
 
 def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
-    """Read, or describe, the requests that a spec's ``workload`` asks for."""
+    """Return the trace or workload that a spec's ``workload`` table describes."""
     keys = _TRACE_KEYS if "trace" in table else _WORKLOAD_KEYS
     unknown = [key for key in table if key not in keys]
     if unknown:
@@ -60,14 +60,14 @@ def requests_of(table: Mapping[str, Any]) -> Trace | Workload:
 
 
 def requests_hash(requests: Trace | Workload) -> str:
-    """Hash requests as they are drawn, to tell a file from what it was before."""
+    """Hash the drawn requests, to detect that a trace file has changed."""
     trace = requests.trace() if hasattr(requests, "trace") else requests
     arrays = trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.cached_tokens
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
 MAX_CANDIDATES: Final = 10**6
-"""Most deployments of a sweep: some hours on one core."""
+"""Maximum number of deployments of a sweep: a few hours on one core."""
 
 GROUP_COLUMNS: Final = (
     "model", "gpu", "tp", "pp", "dp", "ep", "routing", "replicas", "total_gpus", "dtype", "kv_dtype",
@@ -76,7 +76,7 @@ GROUP_COLUMNS: Final = (
 """Columns that rows can be grouped by."""
 
 ROUTERS: Final = ("round_robin", "least_outstanding", "least_load", "least_kv", "power_of_two")
-"""As :data:`fastroof.simulation.replicas.ROUTINGS`, which needs numba."""
+"""Copy of :data:`fastroof.simulation.replicas.ROUTINGS`, whose import needs numba."""
 
 _LARGEST: Final = {"max_batched_tokens": 2**20, "max_seqs": 2**16, "replicas": 2**10, "total_gpus": 2**16}
 _OF_ENGINE: Final = ("max_batched_tokens", "max_seqs")
@@ -92,17 +92,17 @@ Deployment = tuple[int, int | None, int | None]
 
 
 class CapacitySpec(SweepSpec):
-    """Which deployments a sweep finds the capacity of, and what they serve.
+    """Spec of a sweep over capacities: deployments, requests and limits.
 
     Every combination of models, gpus, tp, pp, dp, ep, routing, dtype, kv_dtype, runtime, replicas,
-    max_batched_tokens and max_seqs is one deployment. All of them meet the same requests.
-    :func:`fastroof.sweep.load_spec` makes it and words its errors.
+    max_batched_tokens and max_seqs is one deployment. All of them serve the same requests.
+    :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
     gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
     tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
     replicas: Sizes | None = Field(
-        None, description=f"copies of the model, {_SIZES}; or total_gpus; default one"
+        None, description=f"number of replicas, {_SIZES}; or total_gpus; default: one"
     )
     total_gpus: Sizes | None = Field(None, description=f"GPUs that replicas share: {_SIZES}")
     runtime: Names = Field(
@@ -113,22 +113,22 @@ class CapacitySpec(SweepSpec):
         "round_robin", description=f"how replicas share the requests, one of {', '.join(ROUTERS)}"
     )
     max_batched_tokens: Sizes | None = Field(
-        None, description=f"tokens that a step holds at most, {_SIZES}; default each runtime's own"
+        None, description=f"max tokens per step, {_SIZES}; default: each engine's own"
     )
     max_seqs: Sizes | None = Field(
         None,
-        description=f"max concurrent requests of a replica, {_SIZES}; default: the engine's own",
+        description=f"max concurrent requests per replica, {_SIZES}; default: each engine's own",
     )
     workload: dict[str, Any] = Field(description=_WORKLOAD)
     slo: dict[str, float] = Field(description=_SLO)
     tolerance: float = Field(
-        0.01, gt=0, le=0.5, description="how near rates are searched for, relative: a number up to 0.5"
+        0.01, gt=0, le=0.5, description="relative tolerance of the search for the rate, a number up to 0.5"
     )
     draws: int = Field(
-        1, ge=1, le=1000, description="how often a workload is drawn, a whole number up to 1,000"
+        1, ge=1, le=1000, description="number of draws of the workload, a whole number up to 1,000"
     )
     keep: Literal["all", "best"] = Field("all", description="'all' or 'best'")
-    k: int = Field(5, ge=1, le=10_000, description="rows of each group to keep, a whole number up to 10,000")
+    k: int = Field(5, ge=1, le=10_000, description="rows to keep per group, a whole number up to 10,000")
     per: Names = Field(("model",), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}")
 
     @field_validator("gpus", mode="before")
@@ -178,7 +178,7 @@ class CapacitySpec(SweepSpec):
     def _check_together(self) -> CapacitySpec:
         problems = []
         if self.total_gpus is not None and self.replicas is not None:
-            problems.append("total_gpus: goes without replicas, which follow from it")
+            problems.append("total_gpus: determines replicas; give only one of them")
         if "trace" in self.workload and self.draws > 1:
             problems.append("draws: a trace from a file has one draw; only a workload can be drawn again")
         if problems:
@@ -190,21 +190,21 @@ class CapacitySpec(SweepSpec):
 
     @functools.cached_property
     def requests(self) -> Trace | Workload:
-        """The requests that all deployments meet; they travel with the spec once they are read."""
+        """Return the requests that all deployments serve; once read, they are pickled with the spec."""
         return requests_of(self.workload)
 
     @property
     def other_inputs(self) -> tuple[str, ...]:
-        """What the requests are, as files may change."""
+        """Return the hash of the requests, whose file may change."""
         return (requests_hash(self.requests),)
 
     @property
     def limits(self) -> Limits:
-        """What has to be kept, apart from the throughput."""
+        """Return the limits on percentiles and goodput."""
         return _limits(self.slo)
 
     def deployments(self, gpus_each: int) -> tuple[Deployment, ...]:
-        """Return every deployment of a plan whose replica is of so many GPUs, in the order of the rows."""
+        """Return all deployments with replicas of ``gpus_each`` GPUs, in the order of the rows."""
         replicas = self.replicas or (1,)
         if self.total_gpus is not None:
             replicas = tuple(total // gpus_each for total in self.total_gpus if total % gpus_each == 0)
@@ -220,7 +220,7 @@ class CapacitySpec(SweepSpec):
 
     @property
     def num_candidates(self) -> int:
-        """All deployments, whether or not they are possible."""
+        """Return the number of all deployments, possible or not."""
         plans = (
             len(self.gpus)
             * len(self.runtime)
@@ -231,7 +231,7 @@ class CapacitySpec(SweepSpec):
 
 
 def _limits(slo: dict[str, Any]) -> Limits:
-    """What a table of limits asks for."""
+    """Parse a table of limits."""
     from fastroof.simulation.capacity_search import parsed_limits
 
     times = {name: most for name, most in slo.items() if name != "goodput"}
@@ -249,36 +249,36 @@ COLUMNS: Final = (
     KV_DTYPE,
     RUNTIME,
     KERNELS,
-    Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
-    Column("max_seqs", "int", "", "max concurrent requests of a replica"),
+    Column("max_batched_tokens", "int", "tokens", "max tokens per step"),
+    Column("max_seqs", "int", "", "max concurrent requests per replica"),
     Column("requests_per_s_per_gpu", "float", "1/s", "requests_per_s / total_gpus", 0),
     Column(
-        "requests_per_s", "float", "1/s", "largest rate that keeps all limits; 0 if none does", 0
+        "requests_per_s", "float", "1/s", "highest rate within all limits; 0 if there is no such rate", 0
     ),
     Column(
         "limit", "text", "",
-        "what breaks first beyond it: a limit's name, goodput, throughput; none if nothing breaks",
+        "what breaks first above it: a limit's name, goodput, throughput; none if nothing breaks",
     ),
     Column("low", "float", "1/s", "requests_per_s with all steps one standard error longer", 0),
     Column("high", "float", "1/s", "requests_per_s with all steps one standard error shorter", 0),
-    Column("relative_error", "float", "", "that error of a step's time, in ln; empty where unknown"),
+    Column("relative_error", "float", "", "standard error of a step's time, in ln; empty if unknown"),
     Column(
         "sampling_error", "float", "",
-        "relative standard error of requests_per_s by what was drawn; empty with one draw", 0,
+        "relative standard error of requests_per_s over the draws; empty with one draw", 0,
     ),
-    Column("simulations", "int", "", "how often the requests were simulated"),
+    Column("simulations", "int", "", "number of simulations of the requests"),
     WEIGHT_BYTES,
-    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit beside the weights of a replica", 0),
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit next to the weights of a replica", 0),
 )  # fmt: skip
-"""A row a deployment, whatever the limits."""
+"""Columns of the results without those of the limits: one row per deployment."""
 
 
 def capacity_columns(spec: CapacitySpec) -> tuple[Column, ...]:
-    """Return the columns of a spec: each percentile that has a limit is one, at the capacity."""
+    """Return the columns of a spec's results, with one for each percentile that has a limit."""
     limited = tuple(
         Column(
             limit.name, "float", "ms",
-            f"at requests_per_s, at most {limit.most_ms:g}; empty where that is 0", 0,
+            f"at requests_per_s, at most {limit.most_ms:g}; empty if requests_per_s is 0", 0,
         )
         for limit in spec.limits.percentiles
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sweeps over deployments: which layout of a model on GPUs serves a load best, within limits."""
+"""Sweeps over deployments: find the layout of a model that serves a load best within limits."""
 
 from fastroof.sweep.deployments.kind import DeploymentSummary, DeploymentSweep
 from fastroof.sweep.deployments.spec import COLUMNS, Constraints, DeploymentSpec

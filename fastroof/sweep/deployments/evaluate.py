@@ -1,4 +1,4 @@
-"""Evaluating a unit of a sweep over deployments: candidates in, rows that may be kept and counts out."""
+"""Evaluation of a unit of a sweep over deployments: candidates in, rows and counts out."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fastroof.units import US_PER_MS, US_PER_S
 SECONDS_AN_HOUR = 3600.0
 TOKENS_A_PRICE = 1e6
 MORE_TOKENS = 8
-"""A full step's tokens are a sum of real numbers, which may be a rounding above its budget."""
+"""Extra tokens of a plan: a full step's tokens are a sum of floats, which may round above the budget."""
 
 
 class Impossible(NamedTuple):
-    """Why there is no plan: the reason under which its candidates are counted, and the message."""
+    """Why a plan cannot be compiled: the reason its candidates are counted under, and the message."""
 
     reason: str
     name: str
 
 
 def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> StepPlan | Impossible:
-    """Compile a unit's plan, large enough for any of the spec's steps."""
+    """Compile a unit's plan, large enough for all steps of the spec."""
     model = load_model(key.model)
     name = f"{model.name} on {load_gpu(key.gpu).name} {key.words}"
     try:
@@ -66,20 +66,20 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
 def speculated_plan(
     spec: DeploymentSpec, plan: StepPlan, key: PlanKey, tables: GpuTables
 ) -> SpeculatedPlan | Impossible:
-    """Lay a unit's plan out as the loops read it, with the draft that the spec asks for."""
-    asked = spec.speculation
-    if asked is None:
+    """Return a unit's plan with the spec's draft, in the form that the loops read."""
+    requested = spec.speculation
+    if requested is None:
         return speculated(plan, None)
-    name = f"{plan.model.name} on {plan.gpu.name} {key.words}, draft {asked.draft}"
-    draft: StepPlan | str | None = MTP if asked.draft == MTP else None
+    name = f"{plan.model.name} on {plan.gpu.name} {key.words}, draft {requested.draft}"
+    draft: StepPlan | str | None = MTP if requested.draft == MTP else None
     try:
-        if asked.draft_model is not None:
+        if requested.draft_model is not None:
             draft = compile_plan(
-                asked.draft_model, key.gpu, tables.tables, tp=asked.draft_tp or plan.tp,
-                dtype=asked.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.runtime, method=spec.method,
+                requested.draft_model, key.gpu, tables.tables, tp=requested.draft_tp or plan.tp,
+                dtype=requested.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.runtime, method=spec.method,
                 max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
             )  # fmt: skip
-        return speculated(plan, SpeculativeDecoding(asked.num_draft_tokens, asked.accepted, draft))
+        return speculated(plan, SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft))
     except MissingTableError as error:
         return Impossible("tables", f"{name}: {error}")
     except PlanError as error:
@@ -87,13 +87,13 @@ def speculated_plan(
 
 
 def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> Axes:
-    """Axes of a plan's candidates; memory is that of each budget, whatever others the spec has."""
+    """Return the axes of a plan's candidates; each token budget has its own KV memory."""
     plan = target.plan
 
     def floats(values: object) -> Floats:
         return np.array(values, np.float64)
 
-    # each batch in flight is a separate replica or worker: a rank's, or a stage's share of the room
+    # each batch in flight counts as a replica or worker: one per rank, or per stage with its share of the KV
     laid_out = floats(layouts(spec, mode, plan.layout.world_size)).reshape(-1, 3) * (
         plan.layout.batches_in_flight
     )
@@ -111,7 +111,7 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
 
 
 def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> DeploymentOptions:
-    """What a plan's candidates have in common."""
+    """Return the options that all candidates of a plan share."""
     plan, memory = target.plan, target.memory()
     limits = spec.constraints
     price = spec.price(plan.gpu.name)
@@ -130,7 +130,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         max_seqs=float(spec.max_seqs),
         osl_reserved=plan.engine.memory.osl_reserved,
         is_chunked=plan.engine.scheduling.chunked_prefill,
-        # as estimate_disaggregated: all GPUs of a worker send concurrently
+        # as in estimate_disaggregated: all GPUs of a worker send concurrently
         transfer_us_per_token=a_sequence.token_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
         us_per_ms=US_PER_MS,
         us_per_s=US_PER_S,
@@ -148,7 +148,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         transfer_state_tokens=a_sequence.state_tokens,
         is_prefill_first=plan.engine.scheduling.order == "prefill_first",
         length_spread=LENGTH_SPREAD,
-        # requests of a rate do not follow on one another
+        # at a given rate, requests do not wait for one another
         steps_met=steps_met(plan.engine, "closed" if spec.request_rate is None else "random"),
         rules=rank_rules(plan),
         batches=float(plan.layout.batches_in_flight),
@@ -159,15 +159,15 @@ CODE_NAMES: Final = (
     "feasible", "memory", "context", "rate", "ttft", "tpot", "request_latency", "kv_share", "total_gpus",
     "plan size", "whole_prompt",
 )  # fmt: skip
-"""What became of a candidate, in the order of the compiled loop's codes."""
+"""Outcomes of a candidate, in the order of the compiled loop's codes."""
 
 _LAYOUT_COLUMNS: Final = ("replicas", "prefill_workers", "decode_workers", "total_gpus")
 FIRST_FRONT: Final = 8
-"""Points that a front has room for at first; it grows."""
+"""Initial capacity of a front, in points; it grows."""
 
 
 def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
-    """Estimate a unit's candidates, and keep what the spec asks for."""
+    """Estimate a unit's candidates, and return the rows that the spec selects."""
     plan = compiled_plan(spec, unit.plan, tables)
     if isinstance(plan, Impossible):
         return _lost(unit, plan)
@@ -191,7 +191,7 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
         reduction = _empty_reduction(spec, unit, plan)
         by_code, reduction = _reduced(target.arena, axes, options, unit, scratch, reduction)
         histograms = _histograms(spec, unit, plan, reduction)
-        numbers = np.arange(unit.start, unit.stop) if spec.keep == "all" else _kept_numbers(reduction)
+        numbers = np.arange(unit.start, unit.stop) if spec.keep == "all" else _selected_numbers(reduction)
     answers = np.empty((closed_loops.ANSWERS, len(numbers)))
     codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
     loops.evaluate_candidates(target.arena, axes, options, numbers, scratch, answers, codes, origins)
@@ -209,7 +209,7 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
 
 
 def _lost(unit: WorkUnit, why: Impossible) -> UnitResult:
-    """Count a unit without a plan."""
+    """Return the result of a unit without a plan: only counts."""
     counts = {"evaluated": unit.size, why.reason: unit.size}
     skipped = ((why.reason, why.name),) if unit.start == 0 else ()
     return UnitResult(no_rows(), counts, skipped)
@@ -222,7 +222,7 @@ def _compile_loops(
     scratch: closed_loops.Scratch,
     is_reduced: bool,
 ) -> None:
-    """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
+    """Compile the loops on empty input, so that compilation is not part of the evaluation time."""
     nothing = np.empty(0, np.uint8)
     loops.evaluate_candidates(
         arena, axes, options, np.empty(0, np.int64), scratch, np.empty((closed_loops.ANSWERS, 0)),
@@ -247,7 +247,7 @@ def _reduction(groups: int, k: int, is_pareto: bool, has_histogram: bool) -> loo
 
 
 def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> loops.Reduction:
-    """Tables of the kept rows, with one row for each group of the plan's candidates."""
+    """Return empty tables of selected rows, one row per group of the plan's candidates."""
     groups = 1
     strides = np.zeros(5, np.int64)
     for i, (name, values) in reversed(list(enumerate(spec.load_axes.items()))):
@@ -264,7 +264,7 @@ def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> lo
 
 
 def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[tuple[int, ...]]:
-    """What tells the groups of the layouts apart."""
+    """Return the grouping key of each layout."""
     columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]
     gpus_each = plan.layout.world_size
     return [
@@ -284,7 +284,7 @@ def _reduced(
     scratch: closed_loops.Scratch,
     reduction: loops.Reduction,
 ) -> tuple[Longs, loops.Reduction]:
-    """Reduce the unit's candidates, and count them by code; a front that is full is made longer."""
+    """Reduce the unit's candidates and count them by code; full fronts are enlarged."""
     counts = np.zeros(closed_loops.CODES, np.int64)
     start = unit.start
     while True:
@@ -295,13 +295,13 @@ def _reduced(
 
 
 def grown(fronts: Fronts) -> Fronts:
-    """Give fronts twice the room."""
+    """Return fronts with twice the capacity."""
     x, y, at = (np.concatenate([values, np.empty_like(values)], axis=1) for values in fronts[:3])
     return Fronts(x, y, at, fronts.taken)
 
 
-def _kept_numbers(reduction: loops.Reduction) -> Longs:
-    """Candidates that are kept, in order."""
+def _selected_numbers(reduction: loops.Reduction) -> Longs:
+    """Return the numbers of the selected candidates, in order."""
     table: BestTable | Fronts = reduction.fronts if reduction.is_pareto else reduction.best
     taken = np.arange(table.at.shape[1]) < table.taken[:, None]
     return np.sort(table.at[taken])
@@ -310,7 +310,7 @@ def _kept_numbers(reduction: loops.Reduction) -> Longs:
 def _histograms(
     spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan, reduction: loops.Reduction
 ) -> tuple[dict[str, Any], ...]:
-    """Histograms that hold anything: the values of the columns of ``per``, and the counts."""
+    """Return the non-empty histograms: the values of the ``per`` columns, and the counts."""
     if not spec.histogram:
         return ()
     fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "tp": plan.tp,

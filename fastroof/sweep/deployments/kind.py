@@ -1,4 +1,4 @@
-"""The kind of sweep that estimates deployments."""
+"""Sweeps over deployments: units, reduction of rows, and summary."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 CANDIDATES_A_UNIT: Final = 2**18
-"""A fraction of a second of work: how long an interrupt has to wait."""
+"""A fraction of a second of work, which is how long an interrupt may have to wait."""
 KEPT_A_UNIT: Final = 2**14
-"""Candidates of a unit that writes them all: a row takes half a kB."""
+"""Candidates per unit if all rows are kept: a row takes half a kB."""
 
 
 def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
@@ -44,7 +44,7 @@ def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
     for model, gpu, mode, (tp, split) in itertools.product(spec.models, spec.gpus, spec.mode, spec.splits):
         gpus = tp * split.pp * split.dp
         possible = len(layouts(spec, mode, gpus))
-        # a unit of what cannot be laid out counts it
+        # the first unit of a plan counts the impossible layouts
         impossible = (num_layouts(spec, mode, gpus) - possible) * loads
         for (dtype, kv_dtype), runtime in itertools.product(formats[model], spec.runtime):
             key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
@@ -54,52 +54,52 @@ def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
 
 
 INFEASIBLE: Final = {
-    "memory": "a request does not fit the memory",
+    "memory": "a request does not fit in memory",
     "tp": "the model does not divide by tp",
-    "layout": "the GPUs do not divide by tp, or are too few for workers of both kinds",
+    "layout": "the GPUs do not divide by tp, or are too few for prefill and decode workers",
     "context": "beyond the model's context",
-    "rate": "the request rate is out of reach",
+    "rate": "the request rate cannot be reached",
     "tables": "no measured table",
-    "plan": "no plan of the model",
-    "plan size": "a step larger than any plan",
-    "whole_prompt": "a prompt is larger than a step, and the engine does not cut it",
+    "plan": "the model cannot be compiled into a plan",
+    "plan size": "a step is larger than any plan",
+    "whole_prompt": "a prompt is larger than a step, and the engine does not chunk prompts",
     "ttft": "beyond the TTFT limit",
     "tpot": "beyond the TPOT limit",
     "request_latency": "beyond the request latency limit",
-    "kv_share": "beyond the limit on the KV cache",
+    "kv_share": "beyond the limit on KV cache use",
     "total_gpus": "beyond the limit on GPUs",
 }
-"""What a candidate is counted as infeasible for, in words."""
+"""Descriptions of the reasons why candidates are infeasible."""
 
 
 @dataclass(frozen=True)
 class DeploymentSummary(SummaryRows):
-    """What a sweep over deployments did, and the best deployment of each group.
+    """Counts of a sweep over deployments, and the best deployment of each group.
 
     Attributes
     ----------
     best : tuple of dict
-        For each group of the spec's ``per`` the row with the best objective within the limits: values by
+        For each group of the spec's ``per``, the row with the best objective within the limits: values by
         the names of :data:`fastroof.sweep.deployments.COLUMNS`.
     candidates : int
-        All that there are, the infeasible ones included.
+        Number of all candidates, including infeasible ones.
     feasible : int
-        Those that are possible and within all limits.
+        Number of candidates that are possible and within all limits.
     rows : int
         Rows written.
     infeasible : dict of str to int
-        The others, by the first reason met: a key of :data:`INFEASIBLE`.
+        Numbers of infeasible candidates by the first reason found: a key of :data:`INFEASIBLE`.
     skipped : dict of str to tuple of str
-        Plans that could not be compiled: for each reason, what was wrong.
+        Plans that could not be compiled: error messages by reason.
     histograms : dict of tuple to list of int
-        Where the spec asks for them: for each group's values of the spec's ``per``, how many feasible
-        candidates have an objective from 2**(-20 + i/4) up to 2**(-20 + (i + 1)/4), for i from 0 to 239.
+        If the spec enables them: for each group's values of the spec's ``per``, the number of feasible
+        candidates with an objective from 2**(-20 + i/4) up to 2**(-20 + (i + 1)/4), for i from 0 to 239.
     evaluate_s : float
-        Seconds spent estimating, without loading, compiling plans and writing; summed over threads.
+        Seconds spent estimating, excluding loading, compiling plans and writing; summed over threads.
     total_s : float
         Seconds of the whole call.
     output : Path
-        The results.
+        Path of the results.
     """
 
     kind: ClassVar[str] = "deployments"
@@ -117,24 +117,21 @@ class DeploymentSummary(SummaryRows):
 
     @property
     def candidates_per_s(self) -> float:
-        """Candidates a second of evaluating, by one thread."""
+        """Return the candidates evaluated per second and thread."""
         return self.candidates / self.evaluate_s if self.evaluate_s else 0.0
 
     def best_columns(self) -> tuple[Column, ...]:
-        """:data:`fastroof.sweep.deployments.COLUMNS`."""
+        """Return :data:`fastroof.sweep.deployments.COLUMNS`."""
         return COLUMNS
 
     def best_rows(self) -> list[dict[str, Any]]:
-        """Return the best deployments, values by the columns' names."""
+        """Return the best deployments as values by column name."""
         return list(self.best)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as values that JSON has, but for the path; groups of histograms in words."""
+        """Return all fields as JSON values, except the path; histogram groups become text keys."""
         histograms = {", ".join(map(str, group)): counts for group, counts in self.histograms.items()}
         return {**asdict(self), "histograms": histograms, "candidates_per_s": self.candidates_per_s}
-
-
-# Cutting a sweep into units needs neither numba nor pyarrow; whatever needs them is imported when it runs.
 
 
 _NO_LAYOUT: Final = "no number of total_gpus divides by tp into the workers that the mode needs"
@@ -142,16 +139,16 @@ _NO_LAYOUT: Final = "no number of total_gpus divides by tp into the workers that
 
 @dataclass(frozen=True)
 class DeploymentSweep:
-    """A sweep over deployments: keeps :class:`fastroof.sweep.kind.SweepKind`.
+    """A sweep over deployments, by the protocol :class:`fastroof.sweep.kind.SweepKind`.
 
-    An evaluation is one candidate: a layout of a model on GPUs under one load. The best of a group may be
-    in any unit, so that rows are put together.
+    An evaluation is one candidate: a layout of a model on GPUs under one load. The best of a group may be in
+    any unit, so rows are reduced across units.
     """
 
     spec: DeploymentSpec
 
     name: ClassVar[str] = "deployments"
-    # decodes, mixed, and a prompt's full and last ones
+    # a decode step, a mixed step, and the full and last chunks of a prompt
     steps_per_evaluation: ClassVar[int] = 4
     lost_whole: ClassVar[Mapping[str, str]] = {"tp": "", "layout": _NO_LAYOUT, "tables": "", "plan": ""}
 
@@ -186,25 +183,19 @@ class DeploymentSweep:
         return evaluate_deployments(self.spec, unit, tables_by_gpu[unit.plan.gpu])
 
     def reduced(self, rows: pa.Table) -> pa.Table:
-        """Drop rows that other rows of their group leave no place for; the order stays."""
-        # SELF
-
+        """Drop rows that others of their group beat; keep the order."""
         return reduced_rows(self.spec, rows)
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """Put rows in the order of the results: by group, the best first, a front from end to end."""
-        # SELF
-
+        """Sort rows into the order of the results: by group, best first or along the front."""
         return ordered_rows(self.spec, rows)
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
-        """Take the best of each group that is within the limits."""
-        # SELF
-
+        """Return the best row of each group within the limits."""
         return best_rows(self.spec, rows)
 
     def summary(self, totals: SweepTotals) -> DeploymentSummary:
-        """Name the best of each group, and add the histograms up."""
+        """Return the best of each group, and the summed histograms."""
         return DeploymentSummary(
             best=tuple(totals.best_rows),
             candidates=totals.evaluated,
@@ -230,7 +221,7 @@ def _histograms(parts: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[int]]
 
 
 def _groups(spec: DeploymentSpec, rows: pa.Table) -> Longs:
-    """Number the group of each row, in the order of the spec's names and of numbers."""
+    """Number the group of each row: names in the spec's order, numbers ascending."""
     orders: dict[str, list[str]] = {
         "model": [load_model(name).name for name in spec.models],
         "gpu": list(spec.gpu_names),
@@ -254,7 +245,7 @@ def _column(rows: pa.Table, name: str) -> Floats:
 
 
 def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
-    """Metric to maximize, of rows within the limits; NaN where a row has no value."""
+    """Return the metric to maximize; NaN where a row has no value."""
     name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(spec.objective, spec.objective)
     return _column(rows, name) * (-1.0 if spec.objective == "cost" else 1.0)
 
@@ -262,7 +253,7 @@ def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
 def reduced_rows(
     spec: DeploymentSpec, rows: pa.Table, keep: str | None = None, k: int | None = None
 ) -> pa.Table:
-    """Keep what the spec asks for of rows in the order of their units; their order stays."""
+    """Return the rows that the spec selects, in their given order."""
     keep = spec.keep if keep is None else keep
     k = spec.k if k is None else k
     if keep == "all" or not rows.num_rows:
@@ -270,7 +261,7 @@ def reduced_rows(
     groups = _groups(spec, rows)
     count = int(groups.max()) + 1
     if keep == "best":
-        # no group keeps more rows than it has
+        # no group can keep more rows than it has
         shape = (count, min(k, int(np.bincount(groups).max())))
         table = BestTable(np.empty(shape), np.empty(shape, np.int64), np.zeros(count, np.int64))
         reduce_best(groups, _objective(spec, rows), table)
@@ -287,12 +278,12 @@ def reduced_rows(
 
 
 def best_rows(spec: DeploymentSpec, rows: pa.Table) -> pa.Table:
-    """Take the best row of each group that is within the limits."""
+    """Return the best row of each group within the limits."""
     return reduced_rows(spec, rows.filter(pc.is_null(rows["exceeds"])), "best", 1)
 
 
 def ordered_rows(spec: DeploymentSpec, rows: pa.Table) -> pa.Table:
-    """Put the kept rows in the order of the file: by group, the best first, a front from end to end."""
+    """Sort the selected rows: by group, best first or along the front."""
     if spec.keep == "all" or not rows.num_rows:
         return rows
     groups = _groups(spec, rows)

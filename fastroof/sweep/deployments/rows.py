@@ -1,4 +1,4 @@
-"""Rows of a sweep over deployments: candidates and answers as columns."""
+"""Result rows of a sweep over deployments, and what bounds their mean steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fastroof.sweep.units import NO_ROUTING, WorkUnit
 from fastroof.units import US_PER_MS, US_PER_S
 
 BOUNDS: Final = ("compute", "memory", "launch", "communication", "host")
-"""What a step can be bound by, in the order of the codes."""
+"""What can bound a step, in the order of the codes."""
 _COMMUNICATION, _HOST = 3, 4
 
 
 def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
-    """Find what bounds most of the time of mean steps, decodes alone and mixed ones in their shares."""
+    """Find what bounds most of the mean step's time, weighted over decode-only and mixed steps."""
     plan, arena, queries = target.plan, target.plan.arena, float(target.tokens)
     tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
     decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_tokens)
@@ -38,7 +38,7 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     decodes, prefill = answers[closed_loops.DECODES], answers[closed_loops.PREFILL_TOKENS]
     decode_us = answers[closed_loops.DECODE_STEP_MS] * US_PER_MS
     mixed_us = answers[closed_loops.MIXED_STEP_MS] * US_PER_MS
-    # a single client that wants a single token: the steps are those of its prompt
+    # one client with an output of one token: all steps are chunks of its prompt
     alone = (decode_us == 0.0) & (mixed_us == 0.0)
     own_us = answers[closed_loops.TTFT_MS] * US_PER_MS / np.ceil(new_tokens / budget)
     mixed_us = np.where(alone, own_us, mixed_us)
@@ -61,7 +61,7 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     of_decodes = _attention(plan, True, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN], left_us)
     total += of_decodes
     mixed = rows_us(tokens, decodes + prefill, decodes + answers[closed_loops.PROMPTS])
-    # a plan whose decodes take longer beside prefill
+    # decodes may take longer when mixed with prefill
     kv_tokens = decodes * answers[closed_loops.KV_LEN]
     least_us = arena[steps.MIXED_KV_US] * kv_tokens
     window = arena[steps.WINDOW]
@@ -84,7 +84,7 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
 
 
 def _of_draft(target: SpeculatedPlan, decodes: Floats, kv_len: Floats) -> Floats:
-    """The draft's steps before a verification by what bounds them, us."""
+    """Return the time of the draft's steps before a verification, by bound, in us."""
     draft = target.draft
     if draft is None:
         return np.zeros((len(BOUNDS), len(decodes)))
@@ -105,7 +105,7 @@ def _largest_term(plan: StepPlan, compute_s: Any, moved_bytes: Any, launch_us: f
 
 
 def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
-    """Times of the operators over tokens or sequences by what bounds them, at every number of rows, us."""
+    """Return the time of operators over tokens or sequences, by bound and number of rows, in us."""
     bound_us = np.zeros((len(BOUNDS), limit + 1))
     at, ranks = np.arange(limit + 1), Ranks.of(plan.layout, plan.execution)
     for curve in plan.row_curves:
@@ -128,7 +128,7 @@ def _curve_bound(plan: StepPlan, curve: RowCurve, rows: Any) -> Any:
 
 
 def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_us: Floats) -> Floats:
-    """What attention takes of steps by what bounds it, us: kinds of layers share it by their own time."""
+    """Split attention time by bound, in us: kinds of layers share it in proportion to their own times."""
     left_us = np.maximum(left_us, 0.0)
     kinds = [attention_times(plan, i, is_decode, batch, x) for i in range(len(plan.attention))]
     all_us = np.sum([kind.own_us for kind in kinds], axis=0)
@@ -165,12 +165,12 @@ _ANSWER_COLUMNS: Final = {
 
 
 def no_rows() -> pa.RecordBatch:
-    """Return a batch of the results' columns without a row."""
+    """Return an empty batch with the results' columns."""
     return pa.RecordBatch.from_pylist([], schema=_SCHEMA)
 
 
 def split_values(plan: StepPlan) -> dict[str, Any]:
-    """How a plan's model is split beside tp, by column."""
+    """Return the layout columns of a plan other than tp."""
     routing = plan.execution.routing if plan.model.has_experts else NO_ROUTING
     return {"pp": plan.layout.pp, "dp": plan.layout.dp, "ep": plan.layout.ep, "routing": routing}
 
@@ -185,7 +185,7 @@ def candidate_rows(
     codes: Flags,
     origins: Flags,
 ) -> pa.RecordBatch:
-    """Lay candidates and their answers out as rows."""
+    """Return candidates and their estimates as rows."""
     count, plan, speculation = len(numbers), target.plan, spec.speculation
     if not count:
         return no_rows()
@@ -232,7 +232,7 @@ def candidate_rows(
 
 
 def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:
-    """Relative standard error of the mean decode step, if the plan knows its errors."""
+    """Return the relative standard error of the mean decode step; null if the plan has no errors."""
     decodes = np.rint(np.maximum(answers[closed_loops.DECODES], 1.0)).astype(np.int64)
     kv_len = np.rint(answers[closed_loops.KV_LEN]).astype(np.int64)
     try:
@@ -243,6 +243,6 @@ def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:
 
 
 def _names(codes: Flags, names: tuple[str, ...], missing: Bools | None = None) -> pa.Array:
-    """Text column of coded names; null where missing."""
+    """Return a text column from codes; null where missing."""
     indices = pa.array(codes.astype(np.int8), mask=missing)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()

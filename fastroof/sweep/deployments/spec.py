@@ -1,4 +1,4 @@
-"""Which deployments to sweep: models on GPUs, how they are laid out, and what load they serve."""
+"""Spec and columns of a sweep over deployments: models, GPUs, layouts and load."""
 
 from __future__ import annotations
 
@@ -44,39 +44,39 @@ from fastroof.sweep.units import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYT
 
 
 class LayoutAxes(Protocol):
-    """What a spec says of layouts: numbers of GPUs, or of each kind of worker; None where it does not say."""
+    """Layout keys of a spec: numbers of GPUs, or of each kind of worker; None if not given."""
 
     @property
     def total_gpus(self) -> tuple[int, ...] | None:
-        """GPUs of the whole deployment."""
+        """Return the GPUs of the whole deployment."""
 
     @property
     def replicas(self) -> tuple[int, ...] | None:
-        """Copies of the model that do everything."""
+        """Return the number of replicas that both prefill and decode."""
 
     @property
     def prefill_workers(self) -> tuple[int, ...] | None:
-        """Workers that only prefill."""
+        """Return the number of workers that only prefill."""
 
     @property
     def decode_workers(self) -> tuple[int, ...] | None:
-        """Workers that only decode."""
+        """Return the number of workers that only decode."""
 
 
 class Layout(NamedTuple):
-    """Replicas, each of which does everything, or workers of both kinds; the others are 0."""
+    """Either replicas or prefill and decode workers; the others are 0."""
 
     replicas: int
     prefill_workers: int
     decode_workers: int
 
     def total_gpus(self, gpus_each: int) -> int:
-        """GPUs of all of them."""
+        """Return the number of GPUs of all replicas or workers."""
         return gpus_each * sum(self)
 
 
 def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
-    """Count the requested layouts, including impossible ones."""
+    """Return the number of requested layouts, including impossible ones."""
     if axes.total_gpus is None:
         if mode == "aggregated":
             return len(axes.replicas or (1,))
@@ -87,7 +87,7 @@ def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
 
 
 def layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> tuple[Layout, ...]:
-    """List the possible requested layouts: every split of a number of GPUs into workers."""
+    """Return the possible layouts: every split of a number of GPUs into replicas or workers."""
     if mode == "aggregated":
         replicas = axes.replicas or (1,)
         if axes.total_gpus is not None:
@@ -109,28 +109,30 @@ def _splits(total: int, gpus_each: int) -> bool:
 
 
 NO_DRAFT = "none"
-"""Value of ``draft`` where drafts take no time."""
+"""Value of ``draft`` for drafts that take no time."""
 
 
 class Speculation(BaseModel):
-    """Draft tokens that every request verifies in a step, see :class:`fastroof.SpeculativeDecoding`."""
+    """Speculative decoding of every request, see :class:`fastroof.SpeculativeDecoding`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    num_draft_tokens: int = Field(ge=1, description="tokens that are drafted a step, a whole number above 0")
+    num_draft_tokens: int = Field(ge=1, description="draft tokens per step, a whole number above 0")
     accepted: float | tuple[float, ...] = Field(
-        description="mean tokens that a step says of a request, its own included, or a list of the "
+        description="mean tokens per request and step, including the one without a draft, or a list of the "
         "acceptance rates of each position"
     )
     draft: str = Field(
         NO_DRAFT,
-        description="what drafts: a model name or the path of a config.json file, 'mtp' for the model's own "
-        "layer, or 'none' where it takes no time",
+        description="drafter: a model name or the path of a config.json file, 'mtp' for the model's own "
+        "layer, or 'none' for drafts that take no time",
     )
     draft_tp: int | None = Field(
-        None, ge=1, description="GPUs that a second model is split over, a whole number; default its target's"
+        None, ge=1, description="tensor-parallel size of a draft model, a whole number; default: its target's"
     )
-    draft_dtype: str = Field("auto", description="linear layers of a second model; default its checkpoint's")
+    draft_dtype: str = Field(
+        "auto", description="dtype of a draft model's linear layers; default: its checkpoint's"
+    )
 
     @field_validator("accepted", mode="before")
     @classmethod
@@ -152,19 +154,19 @@ class Speculation(BaseModel):
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens that a request says in a step."""
+        """Return the mean number of tokens per request and step."""
         return acceptance_length(self.num_draft_tokens, self.accepted)
 
     @property
     def draft_model(self) -> str | None:
-        """Name or path of the second model, where there is one."""
+        """Return the name or path of the draft model, if there is one."""
         return None if self.draft in (NO_DRAFT, MTP) else self.draft
 
 
 MAX_CANDIDATES: Final = 10**10
-"""Most candidates that a sweep estimates: about two hours on one core."""
+"""Maximum number of candidates of a sweep: about two hours on one core."""
 MAX_GROUPS: Final = 2**16
-"""Most groups of one plan that a sweep keeps the best of."""
+"""Maximum number of groups per plan."""
 
 MODES: Final = ("aggregated", "disaggregated")
 _RATES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
@@ -198,29 +200,29 @@ Size = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 
 
 def _engines_own(info: ValidationInfo, name: str) -> int:
-    """What the schedules of all runtimes of a spec say; wrong runtimes are complained of elsewhere."""
+    """Return the engines' common default of a scheduling option; invalid engines are reported elsewhere."""
     runtimes = info.data.get("runtime", (DEFAULT_ENGINE,))
     own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
     if len(set(own.values())) > 1:
-        said = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
-        raise ValueError(f"is needed: the engines' defaults differ, {said}")
+        defaults = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
+        raise ValueError(f"is needed: the engines' defaults differ, {defaults}")
     return int(own[runtimes[0]])
 
 
 class Constraints(BaseModel):
-    """Limits of a deployment; a missing key is no limit."""
+    """Limits of a deployment; a missing key means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    ttft_ms: Limit | None = Field(default=None, description="a number of ms above 0: longest mean TTFT")
-    tpot_ms: Limit | None = Field(default=None, description="a number of ms above 0: longest mean TPOT")
+    ttft_ms: Limit | None = Field(default=None, description="a number of ms above 0: maximum mean TTFT")
+    tpot_ms: Limit | None = Field(default=None, description="a number of ms above 0: maximum mean TPOT")
     request_latency_ms: Limit | None = Field(
-        default=None, description="a number of ms above 0: longest mean time of a whole request"
+        default=None, description="a number of ms above 0: maximum mean request latency"
     )
     kv_share: Limit | None = Field(
-        default=None, description="a number above 0: largest share of the KV cache's room in use"
+        default=None, description="a number above 0: maximum share of the KV cache in use"
     )
-    total_gpus: int | None = Field(default=None, gt=0, description="a whole number above 0: most GPUs")
+    total_gpus: int | None = Field(default=None, gt=0, description="a whole number above 0: maximum GPUs")
 
 
 class SplitChoice(BaseModel):
@@ -235,11 +237,11 @@ class SplitChoice(BaseModel):
 
 
 class DeploymentSpec(SweepSpec):
-    """Which deployments a sweep estimates, under which load, and what it keeps.
+    """Spec of a sweep over deployments: candidates, load, limits, and which rows to keep.
 
     Every combination of models, gpus, mode, tp, pp, dp, ep (or split), routing, dtype, kv_dtype, runtime,
     layout, isl, osl, load, max_batched_tokens and prefix_hit is one candidate.
-    :func:`fastroof.sweep.load_spec` makes it and words its errors.
+    :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
     gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
@@ -247,55 +249,55 @@ class DeploymentSpec(SweepSpec):
     tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
     split: tuple[SplitChoice, ...] | None = Field(
         None,
-        description="a list of splits like {tp = 1, dp = 8, ep = 8}, in place of every tp with every pp, dp "
-        "and ep",
+        description="a list of splits like {tp = 1, dp = 8, ep = 8}, instead of all combinations of tp, pp, "
+        "dp and ep",
     )
     replicas: Sizes | None = Field(
-        None, description=f"copies of the model, {_SIZES}; or total_gpus; default one"
+        None, description=f"number of replicas, {_SIZES}; or total_gpus; default: one"
     )
     prefill_workers: Sizes | None = Field(
-        None, description=f"workers that only prefill, {_SIZES}; or total_gpus; default one"
+        None, description=f"workers that only prefill, {_SIZES}; or total_gpus; default: one"
     )
     decode_workers: Sizes | None = Field(
-        None, description=f"workers that only decode, {_SIZES}; or total_gpus; default one"
+        None, description=f"workers that only decode, {_SIZES}; or total_gpus; default: one"
     )
     total_gpus: Sizes | None = Field(
-        None, description=f"GPUs that replicas of tp GPUs, or workers of both kinds, share: {_SIZES}"
+        None, description=f"GPUs that replicas, or prefill and decode workers, share: {_SIZES}"
     )
     runtime: Names = Field(
         (DEFAULT_ENGINE,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
-    isl: Sizes = Field(description=f"tokens of a prompt, {_SIZES}")
-    osl: Sizes = Field(description=f"tokens of an output, {_SIZES}")
-    concurrency: Sizes | None = Field(None, description=f"clients of a deployment, {_SIZES}; or request_rate")
+    isl: Sizes = Field(description=f"tokens per prompt, {_SIZES}")
+    osl: Sizes = Field(description=f"tokens per output, {_SIZES}")
+    concurrency: Sizes | None = Field(None, description=f"concurrent clients, {_SIZES}; or request_rate")
     request_rate: Reals | None = Field(
-        None, description=f"requests a second of a deployment, {_SIZES}; or concurrency"
+        None, description=f"requests/s of the deployment, {_SIZES}; or concurrency"
     )
     max_batched_tokens: Sizes = Field(
         None,
         validate_default=True,
-        description=f"tokens that a step holds at most, {_SIZES}; default the runtimes' own",
+        description=f"max tokens per step, {_SIZES}; default: the engines' own",
     )
     max_seqs: int = Field(
         None,
         ge=1,
         le=2**16,
         validate_default=True,
-        description=f"max concurrent requests of a replica, a whole number up to {2**16:,}; default the "
-        "runtimes' own",
+        description=f"max concurrent requests per replica, a whole number up to {2**16:,}; default: the "
+        "engines' own",
     )
     prefix_hit: Reals = Field(
-        (0.0,), description=f"share of a prompt that is found in the prefix cache, below 1: {_SIZES}"
+        (0.0,), description=f"share of a prompt found in the prefix cache, below 1: {_SIZES}"
     )
     speculation: Speculation | None = Field(
         None,
-        description="a table of how requests speculate, like {num_draft_tokens = 3, accepted = 2.2, draft = "
-        "'mtp'}; default not at all",
+        description="a table for speculative decoding, like {num_draft_tokens = 3, accepted = 2.2, draft = "
+        "'mtp'}; default: none",
     )
     link_bytes_per_s: float | None = Field(
         None, ge=1, allow_inf_nan=False,
-        description="what a GPU sends to a GPU of another worker, a number of B/s; default NVLink",
+        description="bandwidth from a GPU to a GPU of another worker, a number of B/s; default: NVLink",
     )  # fmt: skip
     constraints: Constraints = Field(
         default_factory=Constraints, description="a table of limits, like {ttft_ms = 500}"
@@ -304,14 +306,14 @@ class DeploymentSpec(SweepSpec):
         "tokens_per_s_per_gpu", description=f"one of {', '.join(OBJECTIVES)}"
     )
     gpu_hour_price: float | dict[str, float] | None = Field(
-        None, description="price of a GPU for an hour, a number above 0, or a table of them by GPU"
+        None, description="price per GPU-hour, a number above 0, or a table of prices by GPU"
     )
     keep: Literal["all", "pareto", "best"] = Field(
         "pareto",
-        description="'best', 'pareto' or 'all'; default pareto, or best if k is given or the objective is "
+        description="'best', 'pareto' or 'all'; default: pareto, or best if k is given or the objective is "
         "cost or goodput",
     )
-    k: int = Field(5, ge=1, le=10_000, description="rows of each group to keep, a whole number up to 10,000")
+    k: int = Field(5, ge=1, le=10_000, description="rows to keep per group, a whole number up to 10,000")
     per: Names = Field(
         ("model", "isl", "osl"), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
     )
@@ -340,9 +342,7 @@ class DeploymentSpec(SweepSpec):
                 raise ValueError(f"got {shown(each)}, need tables like {{tp = 1, dp = 8, ep = 8}}")
             unknown = [key for key in each if key not in SplitChoice.model_fields]
             if unknown:
-                raise ValueError(
-                    f"no key of a split is called {shown(unknown[0])}, they are tp, pp, dp and ep"
-                )
+                raise ValueError(f"unknown key {shown(unknown[0])} of a split; valid: tp, pp, dp, ep")
             if "tp" in each:
                 checked_choices(each["tp"], ALL_TP_SIZES)
         return tuple(tables)
@@ -387,9 +387,9 @@ class DeploymentSpec(SweepSpec):
         prices = list(value.values()) if isinstance(value, dict) else [] if value is None else [value]
         for price in prices:
             if not is_number(price) or price <= 0:
-                raise ValueError(f"got {shown(price)}, need a number above 0, or a table of them by GPU")
+                raise ValueError(f"got {shown(price)}, need a number above 0, or a table of prices by GPU")
         if isinstance(value, dict):
-            # a GPU that is given by its file is known to the spec by its name
+            # the spec uses the name of a GPU that is given by its file
             own = {load_gpu(gpu).name for gpu in info.data.get("gpus", ())}
             names = {gpu: gpu if gpu in own else load_gpu(gpu).name for gpu in value}
             return {names[gpu]: float(price) for gpu, price in value.items()}
@@ -398,7 +398,7 @@ class DeploymentSpec(SweepSpec):
     @model_validator(mode="after")
     def _check_together(self) -> DeploymentSpec:
         if "keep" not in self.model_fields_set:
-            # the front of two rates holds the best of either, not those of another objective
+            # the front of two rates holds the best of either, but not the best of another objective
             is_front = "k" not in self.model_fields_set and self.objective in _RATES
             object.__setattr__(self, "keep", "pareto" if is_front else "best")
         problems = list(self._contradictions())
@@ -411,28 +411,28 @@ class DeploymentSpec(SweepSpec):
         problems = []
         own = [key for key in _SPLIT_KEYS if getattr(self, key) != type(self).model_fields[key].default]
         if self.split is not None and own:
-            problems.append(f"split: goes without {' and '.join(own)}, which it says itself")
+            problems.append(f"split: sets {' and '.join(own)} itself; give only one of them")
         if (self.concurrency is None) == (self.request_rate is None):
             given = "neither" if self.concurrency is None else "both"
             problems.append(f"concurrency: need concurrency or request_rate, got {given}")
         laid_out = [key for key in ("replicas", "prefill_workers", "decode_workers") if getattr(self, key)]
         if self.total_gpus is not None and laid_out:
-            problems.append(f"total_gpus: goes without {' and '.join(laid_out)}, which follow from it")
+            problems.append(f"total_gpus: determines {' and '.join(laid_out)}; give only one of them")
         if "disaggregated" in self.mode:
             if self.osl[0] < 2:
-                problems.append("osl: mode 'disaggregated' needs at least 2, there is nothing to decode")
+                problems.append("osl: mode 'disaggregated' needs at least 2, else there is nothing to decode")
             if self.prefix_hit[-1] > 0:
-                problems.append("prefix_hit: above 0 goes with mode 'aggregated' only")
+                problems.append("prefix_hit: above 0 needs mode 'aggregated'")
         if self.speculation is not None and self.max_batched_tokens[0] <= self.speculation.num_draft_tokens:
             most = self.speculation.num_draft_tokens + 1
-            problems.append(f"max_batched_tokens: a request verifies {most} in a step, need at least as many")
+            problems.append(f"max_batched_tokens: must be at least {most}, which a request verifies per step")
         prices = self.gpu_hour_price
         if self.objective == "cost" and prices is None:
             problems.append("objective: 'cost' needs a gpu_hour_price")
         if isinstance(prices, dict):
             missing = [gpu for gpu in self.gpu_names if gpu not in prices]
             if missing:
-                problems.append(f"gpu_hour_price: none for {', '.join(missing)}")
+                problems.append(f"gpu_hour_price: missing for {', '.join(missing)}")
         unknown = "request_rate_per_s" if self.request_rate is None else "concurrency"
         if unknown in self.per:
             problems.append(f"per: {unknown} is not an axis of this sweep")
@@ -450,11 +450,11 @@ class DeploymentSpec(SweepSpec):
         if {"replicas", "prefill_workers", "decode_workers", "total_gpus"} & set(self.per):
             grouped["layouts"] = max(self.num_layouts.values())
         if grouped:
-            count_problem(grouped, "groups a plan", MAX_GROUPS, ", or take it out of per")
+            count_problem(grouped, "groups per plan", MAX_GROUPS, ", or remove it from per")
 
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
-        """Those of ``split``, or else every tp with every other size; each with every routing."""
+        """Return the layouts of ``split``, by default all combinations of sizes; each with every routing."""
         if self.split is None:
             return super().splits
         choices = itertools.product(dict.fromkeys(self.split), self.routing)
@@ -462,12 +462,12 @@ class DeploymentSpec(SweepSpec):
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
-        """What results call the GPUs."""
+        """Return the GPUs' names, as in results."""
         return tuple(load_gpu(gpu).name for gpu in self.gpus)
 
     @property
     def load_axes(self) -> dict[str, tuple[float, ...]]:
-        """Axes of the load that each layout serves, the first the slowest, by the names of their columns."""
+        """Return the axes of the load by column name, the slowest-varying first."""
         rates = self.request_rate
         return {
             "isl": self.isl,
@@ -479,7 +479,7 @@ class DeploymentSpec(SweepSpec):
 
     @property
     def num_layouts(self) -> dict[tuple[str, tuple[int, Split]], int]:
-        """How many ways there are to lay a model out on GPUs, possible or not, by mode and split."""
+        """Return the number of layouts, possible or not, by mode and split."""
         return {
             (mode, (tp, split)): num_layouts(self, mode, tp * split.pp * split.dp)
             for mode, (tp, split) in itertools.product(self.mode, self.splits)
@@ -487,19 +487,19 @@ class DeploymentSpec(SweepSpec):
 
     @property
     def num_candidates(self) -> int:
-        """All candidates, whether or not they are possible."""
+        """Return the number of all candidates, possible or not."""
         formats = sum(len(self.formats(load_model(model))) for model in self.models)
         plans = formats * len(self.gpus) * len(self.runtime)
         return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.load_axes.values()))
 
     @property
     def all_models(self) -> tuple[str, ...]:
-        """Models that answers depend on: a draft's too."""
+        """Return all models that the results depend on, including a draft's."""
         draft = None if self.speculation is None else self.speculation.draft_model
         return self.models if draft is None else (*self.models, draft)
 
     def price(self, gpu: str) -> float | None:
-        """Price of a GPU, as results call it, for an hour."""
+        """Return the price per hour of a GPU, given by its name in results."""
         prices = self.gpu_hour_price
         return prices.get(gpu) if isinstance(prices, dict) else prices
 
@@ -507,75 +507,69 @@ class DeploymentSpec(SweepSpec):
 COLUMNS: Final = (
     MODEL,
     GPU,
-    Column(
-        "mode", "text", "", "aggregated: replicas do everything; disaggregated: workers prefill or decode"
-    ),
+    Column("mode", "text", "", "aggregated: replicas prefill and decode; disaggregated: separate workers"),
     Column("tp", "int", "GPUs", "tensor-parallel size of a replica or worker"),
     *SPLIT,
-    Column("replicas", "int", "", "replicas that share the load evenly; 0 where disaggregated", 0),
+    Column("replicas", "int", "", "replicas that share the load evenly; 0 if disaggregated", 0),
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
     DTYPE,
     KV_DTYPE,
     RUNTIME,
     KERNELS,
-    Column("isl", "int", "tokens", "tokens of a prompt"),
-    Column("osl", "int", "tokens", "tokens of an output"),
+    Column("isl", "int", "tokens", "tokens per prompt"),
+    Column("osl", "int", "tokens", "tokens per output"),
     Column(
         "concurrency",
         "float",
         "",
-        "clients of the whole deployment; those that make the rate, if one was given",
+        "clients of the whole deployment; if a rate was given, those that produce it",
     ),
     Column("request_rate_per_s", "float", "1/s", "requested rate; empty if concurrency was requested"),
-    Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
-    Column("prefix_hit", "float", "", "share of a prompt that is found in the prefix cache", 0),
+    Column("max_batched_tokens", "int", "tokens", "max tokens per step"),
+    Column("prefix_hit", "float", "", "share of a prompt found in the prefix cache", 0),
     Column(
-        "num_draft_tokens", "int", "tokens", "tokens that a request verifies beside its own; 0 without", 0
+        "num_draft_tokens", "int", "tokens", "draft tokens per request and step; 0 without speculation", 0
     ),
     Column("accepted", "float", "tokens", "mean tokens accepted per request and step"),
-    Column("draft", "text", "", "what drafts: a model, mtp, or none at no cost; empty without speculation"),
-    Column("prefill_workers", "int", "", "workers that only prefill; 0 where aggregated", 0),
-    Column("decode_workers", "int", "", "workers that only decode; 0 where aggregated", 0),
+    Column("draft", "text", "", "drafter: a model, mtp, or none (no cost); empty without speculation"),
+    Column("prefill_workers", "int", "", "workers that only prefill; 0 if aggregated", 0),
+    Column("decode_workers", "int", "", "workers that only decode; 0 if aggregated", 0),
     Column("ttft_ms", "float", "ms", "mean time to first token"),
-    Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty where osl is 1"),
-    Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
+    Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty if osl is 1"),
+    Column("itl_ms", "float", "ms", "mean inter-token latency; equals tpot_ms"),
     Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-    Column("tokens_per_s", "float", "tokens/s", "output tokens of the whole deployment"),
+    Column("tokens_per_s", "float", "tokens/s", "output rate of the whole deployment"),
     Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / total_gpus"),
     Column(
-        "tokens_per_s_per_user", "float", "tokens/s", "what one client sees after its first token: 1 / tpot"
+        "tokens_per_s_per_user", "float", "tokens/s", "output rate per client after the first token: 1 / tpot"
     ),
-    Column("requests_per_s", "float", "1/s", "requests that the whole deployment answers"),
-    Column("cost_per_million_tokens", "float", "", "price of a million output tokens; empty without a price"),
-    Column("effective_concurrency", "float", "", "requests of the concurrency that run", 0),
+    Column("requests_per_s", "float", "1/s", "request rate of the whole deployment"),
+    Column("cost_per_million_tokens", "float", "", "price per million output tokens; empty without a price"),
+    Column("effective_concurrency", "float", "", "mean number of running requests", 0),
     Column("decode_step_ms", "float", "ms", "mean decode-only step; 0 if there is none", 0),
     Column("mixed_step_ms", "float", "ms", "mean mixed step (decodes and prompts); 0 if there is none", 0),
-    Column(
-        "mixed_share", "float", "", "share of the steps that hold prompts, as a decoding request sees them", 0
-    ),
-    Column(
-        "wait_ms", "float", "ms", "share of ttft_ms that is waiting: for room, or for a prefill worker", 0
-    ),
-    Column("kv_share", "float", "", "share of the KV cache's room in use, on a replica or decode worker", 0),
+    Column("mixed_share", "float", "", "share of mixed steps among the steps of a decoding request", 0),
+    Column("wait_ms", "float", "ms", "part of ttft_ms spent waiting for KV room or for a prefill worker", 0),
+    Column("kv_share", "float", "", "share of the KV cache in use, on a replica or decode worker", 0),
     WEIGHT_BYTES,
-    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit beside the weights of a replica or worker"),
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit next to the weights of a replica or worker"),
     Column(
         "bound",
         "text",
         "",
-        "what most of the mean step's time is bound by: compute, memory, launch, communication or host",
+        "what bounds most of the mean step's time: compute, memory, launch, communication or host",
     ),
     Column(
         "relative_error",
         "float",
         "",
-        "standard error of decode_step_ms over it (80 % are within 1.28 of them); empty where "
+        "standard error / decode_step_ms (80 % are within 1.28 standard errors); empty if "
         "unknown, as with draft tokens",
         0,
     ),
     Column(
         "exceeds", "text", "", "first limit exceeded: ttft, tpot, request_latency, kv_share or total_gpus"
     ),
-    Column("origin", "text", "", "how the mean steps' times were made: measured to modelled"),
+    Column("origin", "text", "", "origin of the mean steps' times: measured to modelled"),
 )
-"""A row a deployment under one load."""
+"""Columns of the results: one row per deployment and load."""

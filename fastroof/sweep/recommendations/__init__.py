@@ -1,4 +1,4 @@
-"""What to run for a model on some GPUs within limits: a deployment, its engine's command, its files."""
+"""Recommend a deployment for a model on some GPUs within limits, with its engine's commands and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to run a deployment: the commands of its engine, what they leave open, and what it costs."""
+"""How to run a deployment: its engine's commands, their assumptions, and the price."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fastroof.sweep.best import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 
 ROOM_TRUSTED: Final = 0.9
-"""Share of the estimated room for KV cache that the longest sequence may take: an engine that finds less room
-than its longest sequence needs does not start."""
+"""Maximum share of the estimated KV cache for the longest sequence: an engine with less KV cache than its
+longest sequence needs does not start."""
 WHOLE_CONTEXT: Final = 1024
 
 
 class TokenPrice(NamedTuple):
-    """What tokens cost where a GPU's hour has a price.
+    """Price of tokens, from the price of a GPU-hour.
 
     Attributes
     ----------
     an_hour : float
-        All GPUs for an hour.
+        Price of all GPUs per hour.
     of_output, of_all : float
-        A million output tokens, and a million tokens of prompts and outputs together.
+        Price per million output tokens, and per million tokens of prompts and outputs.
     """
 
     an_hour: float
@@ -44,27 +44,27 @@ class Deployment:
     Attributes
     ----------
     choice : Choice
-        What it is, and why.
+        The deployment with the reasons for its rank.
     checkpoint : Published
-        What the engine is given to serve.
+        Checkpoint for the engine to serve.
     profile : EngineProfile
-        Of the engine that it was estimated for.
+        Profile of the engine that the estimate is for.
     engine : EngineCommands or None
         The engine's commands; None if it is not a serving engine.
     copies : int
-        Copies of the model; 0 where prefill and decode run apart.
+        Number of replicas; 0 if prefill and decode run on separate workers.
     gpus_each : int
-        GPUs of each copy or worker.
+        GPUs per replica or worker.
     servers : dict of str to Command
-        The command of a copy, by its role: ``server``, or ``prefill`` and ``decode``.
+        Start commands by role: ``server``, or ``prefill`` and ``decode``.
     benchmark : Command or None
-        What measures one copy under its share of the load; None where prefill and decode run apart.
+        Command that measures one replica under its share of the load; None for separate workers.
     benchmark_clients : int
-        Clients of that.
+        Concurrent clients of the benchmark.
     price : TokenPrice or None
-        What tokens cost; None without prices.
+        Price of tokens; None without a price of GPUs.
     notes : tuple of str
-        What the commands assume, and what they cannot say.
+        Assumptions of the commands, and settings that they cannot express.
     """
 
     choice: Choice
@@ -81,12 +81,12 @@ class Deployment:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The deployment's row."""
+        """Return the deployment's row."""
         return self.choice.row
 
 
 def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
-    """Return how to run a choice among a spec's deployments.
+    """Return how to run one of the ranked deployments of a spec.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
     row = choice.row
     given = next(name for name in spec.models if load_model(name).name == row["model"])
     checkpoint = published_checkpoint(given, row["dtype"])
-    # by the name that the spec has, which may say a version
+    # loaded by the name in the spec, which may include a version
     profile = next(load_engine(name) for name in spec.runtime if load_engine(name).name == row["runtime"])
     engine = engine_commands(profile.engine, profile.versions)
     gpus_each = row["tp"] * row["pp"] * row["dp"]
@@ -113,7 +113,7 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
             servers[name] = engine.server(_settings(spec, row, given, checkpoint, profile, role))
         if copies:
             prefix = int(row["isl"] * row["prefix_hit"])
-            # a server names the model by the path or id it was given
+            # a server calls the model by the path or id that it was started with
             load = BenchmarkLoad(_served(checkpoint.name), row["isl"], row["osl"], clients, prefix)
             benchmark = engine.benchmark(load)
     notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
@@ -161,14 +161,14 @@ def _settings(
 
 
 def _served(name: str) -> str:
-    """A folder as an absolute path; ids stay unchanged and cannot look like options."""
+    """Return a folder as an absolute path; an id unchanged, unless it looks like an option."""
     if Path(name).is_dir():
         return str(Path(name).resolve())
     return f"./{name}" if name.startswith("-") else name
 
 
 def _context(row: dict[str, Any], longest: int) -> int:
-    """Tokens of the longest sequence: the model's own, or what surely has room beside the weights."""
+    """Return the maximum sequence length: the model's own, or what certainly fits next to the weights."""
     room = int(row["max_kv_tokens"] * ROOM_TRUSTED) // WHOLE_CONTEXT * WHOLE_CONTEXT
     needed: int = row["isl"] + row["osl"]
     return max(min(longest, room), needed)
@@ -184,36 +184,36 @@ def _notes(
 ) -> list[str]:
     notes = []
     if engine is None:
-        return [f"runtime {row['runtime']} is not a serving engine: there is no command to start it"]
+        return [f"engine {row['runtime']} is not a server: there is no command to start it"]
     of_versions = f" {profile.versions}" if profile.versions else ", any version"
     notes.append(
-        f"estimated for {engine.title}{of_versions} (runtime {profile.name}), from kernels of "
-        f"{row['kernels']}; arguments as of {engine.title} {engine.release}"
+        f"estimated for {engine.title}{of_versions} (profile {profile.name}), from kernels of "
+        f"{row['kernels']}; arguments are those of {engine.title} {engine.release}"
     )
     if not engine.is_of_profile:
         notes.append(
-            f"{engine.title} {engine.release} is not of the versions that it was estimated for: check the "
-            "arguments against yours"
+            f"{engine.title} {engine.release} is not among the versions of the estimate: check the "
+            "arguments against your version"
         )
     if not checkpoint.is_given:
         notes.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
     if Path(checkpoint.name).is_dir():
-        notes.append(f"a container has to have the folder {_served(checkpoint.name)} too")
-    # by what the spec has for it, which may be a path
+        notes.append(f"mount the folder {_served(checkpoint.name)} into the container too")
+    # loaded by the name in the spec, which may be a path
     gpu = next(gpu for gpu in map(load_gpu, spec.gpus) if gpu.name == row["gpu"])
     node = min(gpu.linked_gpus, TP_SIZES[-1])
     if gpus_each > node:
         notes.append(
-            f"a copy spans {-(-gpus_each // node)} nodes of {node} GPUs: start {engine.title} on each of "
-            "them, as its guide to several nodes says"
+            f"a replica spans {-(-gpus_each // node)} nodes of {node} GPUs: start {engine.title} on each of "
+            "them, following its multi-node guide"
         )
     if not row["replicas"]:
         notes.append(
-            f"{row['prefill_workers']} workers prefill and {row['decode_workers']} decode; a router before "
-            "them is not in these commands"
+            f"{row['prefill_workers']} workers prefill and {row['decode_workers']} decode; these commands "
+            "do not include the router in front of them"
         )
     if row["origin"] == "modelled":
-        notes.append("its times are modelled from the datasheet, at least in part, rather than measured")
+        notes.append("its times are at least partly modelled from the datasheet, not measured")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""A recommendation as files: scripts that start and measure it, its manifest, and the rows."""
+"""Files of a recommendation: scripts to start and measure it, a Kubernetes manifest, and the rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 _NOT_TEXT: Final = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-"""Words that YAML takes for something else than text, in some version of it."""
+"""Words that some version of YAML does not read as text."""
 
 
 def yaml_documents(*documents: Mapping[str, Any]) -> str:
-    """Write documents of mappings, lists, texts, numbers and booleans, in block style."""
+    """Format documents of mappings, lists, texts, numbers and booleans as block-style YAML."""
     return "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
 
 
@@ -65,7 +65,7 @@ def _scalar(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """A text in double quotes, in ASCII: JSON's, but that YAML knows no pairs of surrogates."""
+    """Quote a text as ASCII, as JSON does but without surrogate pairs, which YAML does not support."""
     return re.sub(r"[^\x20-\x7e]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False))
 
 
@@ -78,20 +78,20 @@ PORT: Final = 8000
 CONFIG_FOLDER: Final = "/etc/fastroof"
 CONFIG_NAME: Final = "engine.yaml"
 START_MINUTES: Final = 60
-"""How long a copy may take to load its weights."""
+"""Maximum time for a replica to load its weights."""
 
 _LABEL: Final = 50
 _ANY_ADDRESS: Final = "0.0.0.0"
-"""Where a copy listens: pods are reached from outside."""
+"""Address that a replica listens on: pods are reached from outside."""
 
 
 def label_name(text: str) -> str:
-    """Turn any text into the name of an object: lower-case letters, digits and dashes."""
+    """Convert any text to a Kubernetes name: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:_LABEL].strip("-") or "model"
 
 
 def kubernetes_manifest(deployment: Deployment) -> str:
-    """Write a deployment's objects as YAML."""
+    """Return a deployment's Kubernetes objects as YAML."""
     assert deployment.engine is not None
     name = label_name(deployment.checkpoint.name)
     command = deployment.servers["server"]
@@ -165,26 +165,26 @@ CONFIG: Final = "engine.yaml"
 
 
 def save_recommendation(recommendation: Recommendation, folder: str | Path) -> list[Path]:
-    """Write how to run what is recommended, and the rows it was chosen from.
+    """Write the files to run a recommendation, and the ranked deployments.
 
     Parameters
     ----------
     recommendation : Recommendation
-        What to write; with several models or loads each gets its own folder.
+        Recommendation to write; with several models or loads, each gets its own folder.
     folder : str or Path
-        Where. Files that are there are replaced, others stay.
+        Output folder. Existing files of the same name are replaced, others stay.
 
     Returns
     -------
     list of Path
-        What was written: for each deployment a script that starts a copy and one that measures it, the
-        engine's YAML where it reads one, a Kubernetes manifest where a copy fits a node, and the
+        The written files: for each deployment a script that starts a replica and one that measures it, the
+        engine's YAML if it reads one, a Kubernetes manifest if a replica fits on a node, and the
         recommended deployments and runners-up as Parquet and CSV.
 
     Raises
     ------
     SweepError
-        If the disk does not take them. Each file is there whole or not at all.
+        If a file cannot be written. Each file is written atomically.
     """
     place = Path(folder)
     written: list[Path] = []
@@ -237,7 +237,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
     if deployment.benchmark is not None:
         files["benchmark.sh"] = _script(
             [
-                f"Measures one copy with {deployment.benchmark_clients} of the "
+                f"Measures one replica with {deployment.benchmark_clients} of the "
                 f"{deployment.row['concurrency']:,.0f} clients.",
                 *_expected(deployment.row),
             ],
@@ -249,11 +249,11 @@ def _files(deployment: Deployment) -> dict[str, str]:
 
 
 def _expected(row: Mapping[str, Any]) -> list[str]:
-    said = [f"mean TTFT {row['ttft_ms']:.4g} ms"]
+    times = [f"mean TTFT {row['ttft_ms']:.4g} ms"]
     if row["tpot_ms"] is not None:
-        said.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
+        times.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
     rate = row["tokens_per_s"] / max(row["replicas"], 1)
-    return [f"Estimated: {', '.join(said)}, {rate:,.4g} output tokens/s per copy."]
+    return [f"Estimated: {', '.join(times)}, {rate:,.4g} output tokens/s per replica."]
 
 
 def _script(comments: list[str], command: str) -> str:
@@ -269,8 +269,8 @@ def _start_script(deployment: Deployment, name: str, config: str) -> str:
     if name == "server" and deployment.copies > 1 and deployment.gpus_each <= TP_SIZES[-1]:
         each = deployment.gpus_each
         comments.append(
-            f"One of {deployment.copies} copies: start.sh N starts the one on this machine's GPUs from "
-            f"N x {each} on, at port 8000 + N; N counts from 0."
+            f"One of {deployment.copies} replicas: start.sh N uses {each} of this machine's GPUs, from GPU "
+            f"N x {each}, and port 8000 + N; N counts from 0."
         )
         before = [
             'copy="${1:-0}"',
@@ -290,8 +290,8 @@ def _manifest(deployment: Deployment) -> str:
     assert deployment.engine is not None
     # quoted text must not start a new line in a comment
     lines = [
-        f"{deployment.copies} copies of {deployment.gpus_each} GPUs. Assumed: the image "
-        f"{deployment.engine.image}, GPUs by NVIDIA's device plugin, a secret hf-token for models that need "
+        f"{deployment.copies} replicas of {deployment.gpus_each} GPUs. Assumes the image "
+        f"{deployment.engine.image}, NVIDIA's device plugin, and a secret hf-token for models that need "
         "one.",
         *deployment.notes,
     ]

@@ -1,4 +1,4 @@
-"""What to run for a model on some GPUs within limits: the best deployment, and its commands."""
+"""Recommend the best deployment for a model on some GPUs within limits, and its commands."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 BUDGETS: Final = (2048, 8192)
-"""Tokens of a step that are tried, beside the engines' own."""
+"""Token budgets to try in addition to the engines' defaults."""
 
 MOST_GPUS: Final = 2**16
 MOST_CLIENTS: Final = 2**20
 CLIENTS_A_GPU_APART: Final = 8
-"""Numbers of clients that are tried lie one apart for so many GPUs, two for twice as many."""
+"""GPUs per unit of spacing between the numbers of clients to try: 1 for 8 GPUs, 2 for 16."""
 
 MOST_STAGES: Final = 8
 
@@ -67,13 +67,13 @@ def deployment_question(
     model : str or Path
         Preset, Hugging Face id of one, or path of a config.json.
     gpu : str, Path or sequence of them
-        GPUs to choose from, each by itself.
+        GPUs to choose from; a deployment uses one kind.
     total_gpus : int
-        How many there are of one kind; copies of the model fill them.
+        Number of GPUs of one kind; replicas of the model fill them.
     isl, osl : int
-        Tokens of a prompt and of an output.
+        Tokens per prompt and per output.
     ttft_ms, tpot_ms, request_latency_ms : float, optional
-        Longest means, ms.
+        Maximum means, ms.
     dtype, kv_dtype : str or sequence of str
         Formats to choose from; ``auto`` is the checkpoint's.
     engine : str, Path or sequence of them, optional
@@ -81,30 +81,30 @@ def deployment_question(
     runtime : str, Path or sequence of them, optional
         Former name of ``engine``.
     max_batched_tokens : int or sequence of int, optional
-        Tokens of a step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt where
-        one of them cuts none.
+        Maximum tokens per step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt
+        if an engine does not chunk prompts.
     max_seqs : int, optional
-        Maximum number of concurrent requests of a copy (default: the engine's own).
+        Maximum number of concurrent requests per replica (default: the engine's own).
     prefix_hit : float
-        Share of each prompt that is found in the prefix cache.
+        Share of each prompt found in the prefix cache.
     gpu_hour_price : float or mapping, optional
-        Price of a GPU for an hour, for all or by GPU.
+        Price per GPU-hour, for all or by GPU.
     objective : str, optional
-        As in a spec; by default the least cost where prices are given, else the most tokens a second and GPU.
+        As in a spec; by default the lowest cost if prices are given, otherwise the most tokens/s per GPU.
     tables : str or Path, optional
-        A folder of measured tables, or ``datasheet`` to do without; by default each GPU's own.
+        A folder of measured tables, or ``datasheet`` for none; by default each GPU's own.
     allow_modelled : bool
         Whether the datasheet model may replace kernels that were not measured.
 
     Returns
     -------
     DeploymentSpec
-        Every layout of :func:`layouts_to_try`, with every number of clients up to all that can run.
+        All layouts of :func:`layouts_to_try`, with numbers of clients up to the maximum that can run.
 
     Raises
     ------
     SweepError
-        Saying what is wrong with what was given.
+        If an argument is invalid.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def deployment_question(
         values["runtime"] = [str(name) for name in _listed(engine)]
     if max_seqs is not None:
         values["max_seqs"] = max_seqs
-    # what else there is to say follows from what the spec has made of that
+    # the other values depend on the defaults that the spec fills in
     values["max_batched_tokens"] = BUDGETS[0] if max_batched_tokens is None else max_batched_tokens
     spec = load_spec(values)
     assert isinstance(spec, DeploymentSpec)
@@ -157,11 +157,11 @@ def deployment_question(
 
 
 def layouts_to_try(model: ModelSpec, total_gpus: int, node_gpus: int) -> list[dict[str, int]]:
-    """List the ways to lay a copy of a model out that are tried on a number of GPUs.
+    """List the layouts of a replica to try on a number of GPUs.
 
-    Copies fill the GPUs, and one stays within a node (up to eight GPUs of a link): every tp there; with
-    experts every tp with the data parallelism of attention that is left, experts whole on their GPUs or split
-    over all of them. Beyond a node it is cut into stages, each a node and eight of them at most.
+    Replicas fill the GPUs, and each stays within a node (up to eight linked GPUs): every tp, and for models
+    with experts every tp with data-parallel attention over the other GPUs, with and without expert
+    parallelism over all of them. Larger replicas are split into up to eight pipeline stages of one node each.
 
     Examples
     --------
@@ -195,14 +195,14 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _clients(total_gpus: int, max_seqs: int) -> list[int]:
-    """Numbers of clients, up to one more than can run on single GPUs."""
+    """Return the numbers of clients to try, up to one more than can run on single GPUs."""
     apart = max(total_gpus // CLIENTS_A_GPU_APART, 1)
     most = min(total_gpus * max_seqs + apart, MOST_CLIENTS)
     return sorted({1, *range(apart, most + 1, apart)})
 
 
 def _budgets(engines: Sequence[EngineProfile], isl: int) -> list[int]:
-    """Tokens of a step: what is common, what the engines have, and whole prompts where they are not cut."""
+    """Return the token budgets to try: common ones, the engines', and whole prompts if not chunked."""
     own = {engine.scheduling.max_num_batched_tokens for engine in engines}
     budgets = sorted({*BUDGETS, *own})
     if isl > budgets[-1] and any(not engine.scheduling.chunked_prefill for engine in engines):
@@ -215,19 +215,19 @@ MOST_GPUS_TRIED: Final = 64
 
 @dataclass(frozen=True)
 class Recommendation(ArrowRows):
-    """What to run, and how.
+    """Recommended deployments, and how to run them.
 
     Attributes
     ----------
     answers : Answers
-        For each model the recommended deployment and runners-up, as :func:`fastroof.sweep.best_deployments`
-        has them.
+        For each model the recommended deployment and runners-up, from
+        :func:`fastroof.sweep.best_deployments`.
     deployments : tuple of Deployment or None
-        How to run the recommended ones, in the same order; None if nothing is within the limits.
+        How to run the recommended ones, in the same order; None if no deployment is within the limits.
     specs : tuple of DeploymentSpec
-        What was compared, one spec per model; a single one if a spec was given.
+        Compared deployments, one spec per model; a single one if a spec was given.
     would_fit : dict of str to dict
-        Models whose weights leave no room on the GPUs: the row of a deployment that has some, on more GPUs.
+        For models that do not fit on the GPUs: the row of a deployment on more GPUs that fits.
     """
 
     answers: Answers
@@ -236,18 +236,18 @@ class Recommendation(ArrowRows):
     would_fit: dict[str, dict[str, Any]]
 
     def to_arrow(self) -> pa.Table:
-        """Lay the recommended deployments and the runners-up out as an Arrow table, a row each.
+        """Return the recommended deployments and the runners-up as an Arrow table, one row each.
 
         Returns
         -------
         pyarrow.Table
-            ``place``, ``standing`` and ``behind`` of the best, then
+            ``place``, ``standing`` and ``behind``, then
             :data:`fastroof.sweep.deployments.COLUMNS`.
         """
         return self.answers.to_arrow()
 
     def _repr_html_(self) -> str:
-        """Return the recommended deployments and the runners-up as a notebook shows them."""
+        """Return the recommended deployments and the runners-up as HTML for notebooks."""
         return self.answers._repr_html_()
 
     def save(self, folder: str | Path) -> list[Path]:
@@ -285,20 +285,20 @@ def recommend(
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recommendation:
-    """Say what to run for models on a number of GPUs within limits.
+    """Recommend deployments for models on a number of GPUs within limits.
 
     Parameters
     ----------
     model : str, Path or sequence of them
-        Presets, Hugging Face ids of them, or paths of config.json files; each is answered by itself.
+        Presets, Hugging Face ids of them, or paths of config.json files; each gets its own answer.
     gpu : str, Path or sequence of them
         GPUs to choose from.
     total_gpus : int
-        How many there are of one kind.
+        Number of GPUs of one kind.
     isl, osl : int
-        Tokens of a prompt and of an output.
+        Tokens per prompt and per output.
     ttft_ms, tpot_ms, request_latency_ms : float, optional
-        Longest means, ms.
+        Maximum means, ms.
     dtype, kv_dtype : str or sequence of str
         Formats to choose from; ``auto`` is the checkpoint's.
     engine : str, Path or sequence of them, optional
@@ -306,20 +306,20 @@ def recommend(
     runtime : str, Path or sequence of them, optional
         Former name of ``engine``.
     max_batched_tokens, max_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
-        As :func:`fastroof.sweep.deployment_question` takes them.
+        As in :func:`fastroof.sweep.deployment_question`.
     runners_up, percentile, requests, seed, threads, progress
-        As :func:`fastroof.sweep.best_deployments` takes them.
+        As in :func:`fastroof.sweep.best_deployments`.
 
     Returns
     -------
     Recommendation
-        For each model the best deployment, what comes next, and the engine's own command; the number of
-        clients is the one that does best within the limits.
+        For each model the best deployment, the runners-up, and the engine's own command; the number of
+        clients is the best one within the limits.
 
     Raises
     ------
     SweepError
-        Saying what is wrong with what was given.
+        If an argument is invalid.
     ModelError
         If a model is unknown.
     TableError
@@ -374,26 +374,26 @@ def recommend_for_spec(
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recommendation:
-    """Say what to run of the deployments that a spec asks for, and how.
+    """Recommend deployments among those of a spec, with their commands.
 
     Parameters
     ----------
     spec : DeploymentSpec, mapping, str or Path
-        As :func:`fastroof.sweep.best_deployments` takes it.
+        As in :func:`fastroof.sweep.best_deployments`.
     gpu_hour_price : float or mapping, optional
-        Price of a GPU for an hour in place of the spec's.
+        Price per GPU-hour, which replaces the spec's.
     runners_up, percentile, requests, seed, threads, progress
-        As :func:`fastroof.sweep.best_deployments` takes them.
+        As in :func:`fastroof.sweep.best_deployments`.
 
     Returns
     -------
     Recommendation
-        For each model and load.
+        Recommended deployments for each model and load.
 
     Raises
     ------
     SweepError
-        If the spec is wrong, or not one of deployments.
+        If the spec is invalid or not a deployment spec.
     """
     loaded = load_spec(spec, None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price})
     options: dict[str, Any] = {
@@ -401,7 +401,7 @@ def recommend_for_spec(
         "threads": threads,
     }  # fmt: skip
     if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is not one of deployments, which have isl, osl and concurrency")
+        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
     return _recommended([loaded], options, progress)
 
 
@@ -410,7 +410,7 @@ def _recommended(
     options: Mapping[str, Any],
     progress: Callable[[int, int], None] | None,
 ) -> Recommendation:
-    check_progress(progress, "the candidates done and all there are", SweepError)
+    check_progress(progress, "the number of candidates done and the total", SweepError)
     began = time.perf_counter()
     total = sum(spec.num_candidates for spec in specs)
     done = 0
@@ -421,11 +421,11 @@ def _recommended(
     for spec in specs:
         before = done
 
-        def told(of_spec: int, _: int, before: int = before) -> None:
+        def report(of_spec: int, _: int, before: int = before) -> None:
             if progress is not None:
                 progress(before + of_spec, total)
 
-        found = best_deployments(spec, **options, progress=told)
+        found = best_deployments(spec, **options, progress=report)
         for answer in found.answers:
             answers.append(answer)
             deployments.append(deployment_of(spec, answer.choices[0]) if answer.choices else None)
@@ -440,7 +440,7 @@ def _recommended(
 def _on_more_gpus(
     model: str | Path, total_gpus: int, question: Mapping[str, Any], threads: int
 ) -> dict[str, Any] | None:
-    """The row of a deployment on more GPUs that holds a model which these do not; None if none is tried."""
+    """Return the row of a deployment on more GPUs that fits the model; None if no tried number does."""
     limits = {"ttft_ms": None, "tpot_ms": None, "request_latency_ms": None}
     gpus = 2 ** total_gpus.bit_length()
     while gpus <= MOST_GPUS_TRIED:

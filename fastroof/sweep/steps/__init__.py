@@ -1,4 +1,4 @@
-"""Sweeps over decode steps: which batch of a plan gives the most tokens a second, within limits."""
+"""Sweeps over decode steps: find the batch of each plan with the most tokens/s within limits."""
 
 from fastroof.sweep.steps.kind import StepSweep
 from fastroof.sweep.steps.spec import COLUMNS, BestStep, StepSpec, StepSummary

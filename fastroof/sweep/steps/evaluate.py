@@ -1,4 +1,4 @@
-"""Evaluating a unit of a sweep over steps: a plan and lengths in, rows of steps out."""
+"""Evaluation of a unit of a sweep over steps: a plan and lengths in, rows of steps out."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     from fastroof.compiled.sweeps import PlanRows, Scratch
 
 
-# `import fastroof.sweep` needs no numba; whatever needs it is imported when steps are timed.
+# `import fastroof.sweep` must not import numba: it is imported when steps are timed.
 
 
 LIMITS: Final = ("batch grid", "memory", "tpot", "throughput")
 """What can limit the batch size of a row, in the order of the codes in :class:`BestBatches`."""
 
 PARTS_A_THREAD: Final = 4
-"""Parts, so that a thread that the machine holds up does not hold up the others."""
+"""Parts per thread, so that a delayed thread does not delay the others."""
 
 STEPS_A_PART: Final = 2**20
-"""No part is smaller, a quarter of a millisecond: starting a thread takes as long."""
+"""Minimum size of a part, a quarter of a millisecond: starting a thread takes as long."""
 
 
 class BestBatches(NamedTuple):
-    """For each plan and length the batch size with the most tokens a second within the limits.
+    """Batch size with the most tokens/s within the limits, for each plan and length.
 
     Attributes
     ----------
     batch_size : ndarray of int64, shape (plans, lengths)
         0 if no batch size is within the limits.
     step_us : ndarray of float64, shape (plans, lengths)
-        Time of that step, us; NaN if there is none.
+        Time of that step, us; NaN if no batch size is within the limits.
     limited_by : ndarray of uint8, shape (plans, lengths)
-        What stops the next larger batch size, or the smallest where ``batch_size`` is 0: the place of its
-        name in :data:`fastroof.sweep.LIMITS`.
+        What prevents the next larger batch size, or the smallest if ``batch_size`` is 0: an index into
+        :data:`fastroof.sweep.LIMITS`.
     over_memory, over_tpot : ndarray of int64, shape (plans, lengths)
-        How many batch sizes are beyond KV memory, and how many of the others beyond the time limit.
+        Number of batch sizes beyond KV memory, and number of the others beyond the time limit.
     """
 
     batch_size: Longs
@@ -74,34 +74,34 @@ def decode_times_us(
     out: Floats | None = None,
     threads: int = 1,
 ) -> Floats:
-    """Time every decode step of plans x lengths x batch sizes.
+    """Return the time of every decode step of plans x lengths x batch sizes.
 
     Parameters
     ----------
     plans : StepPlan or iterable of StepPlan
-        What is timed.
+        Plans to evaluate.
     batch_size, kv_len : int or array_like of int, one-dimensional
-        The axes of the product, in any order; it is fastest where they rise.
+        The axes of the product, in any order; sorted ones are fastest.
     out : ndarray of float64, optional
-        Where to put the answer; of its shape, and C-contiguous. A new array costs more than the steps do:
-        pass the last one again where many are timed.
+        C-contiguous output array of the result's shape. Allocating a new array takes longer than the steps:
+        reuse one for repeated calls.
     threads : int
-        Threads to share the rows over; any number gives the same bits.
+        Number of threads; the result does not depend on it.
 
     Returns
     -------
     ndarray of float64, shape (plans, lengths, batch sizes)
-        Microseconds a step: ``out[p, i, j]`` is ``plans[p].decode_us(batch_size[j], kv_len[i])`` to the
+        Microseconds per step: ``out[p, i, j]`` equals ``plans[p].decode_us(batch_size[j], kv_len[i])`` to the
         last bit.
 
     Raises
     ------
     PlanRangeError
-        If a batch size is larger than a plan.
+        If a batch size is larger than a plan's maximum.
     BatchError
-        If a size is not an integer of at least 1, or ``out`` does not fit.
+        If a size is not an integer of at least 1, or ``out`` has another shape or dtype.
     SweepError
-        If ``plans`` or ``threads`` are something else.
+        If ``plans`` or ``threads`` are invalid.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def decode_times_us(
     if out is None:
         out = np.empty(shape)
     elif not (isinstance(out, np.ndarray) and out.dtype == np.float64 and out.shape == shape):
-        raise BatchError(f"out must be a float64 array of shape {shape}, a row a plan and kv_len")
+        raise BatchError(f"out must be a float64 array of shape {shape}: plans, kv_len, batch sizes")
     elif not (out.flags.c_contiguous and out.flags.writeable):
         raise BatchError("out must be C-contiguous and writeable")
     all_rows_us(chosen, [lengths] * len(chosen), batches, out.reshape(-1), threads)
@@ -133,20 +133,20 @@ def best_batches(
     tpot_ms: float | None = None,
     threads: int = 1,
 ) -> BestBatches:
-    """Find the batch size that gives the most tokens a second within memory and a time per output token.
+    """Find the batch size with the most tokens/s within memory and a limit on the time per output token.
 
     Parameters
     ----------
     plans : StepPlan or iterable of StepPlan
-        What is timed; ``plan.memory`` says how many sequences fit.
+        Plans to evaluate; ``plan.memory`` determines how many sequences fit.
     batch_size : array_like of int, one-dimensional
-        Batch sizes to choose from, rising.
+        Batch sizes to choose from, ascending.
     kv_len : int or array_like of int, one-dimensional
-        Lengths to choose at, in any order; it is fastest where they rise.
+        Lengths to choose at, in any order; sorted ones are fastest.
     tpot_ms : float, optional
-        Longest step allowed, ms.
+        Maximum time of a step, ms.
     threads : int
-        Threads to share the rows over; any number gives the same answer.
+        Number of threads; the result does not depend on it.
 
     Returns
     -------
@@ -156,13 +156,13 @@ def best_batches(
     Raises
     ------
     PlanRangeError, BatchError, SweepError
-        As :func:`decode_times_us` does; also if ``batch_size`` is empty or does not rise, or the limit is
-        not above 0.
+        As in :func:`decode_times_us`; also if ``batch_size`` is empty or not ascending, or the limit is not
+        above 0.
 
     Notes
     -----
-    Every step that memory has room for is timed; nothing is inferred from a neighbour, since measured
-    kernels are jagged. Of equal rates the smaller batch is taken.
+    Every step that fits in memory is evaluated; nothing is inferred from neighbours, since measured kernels
+    are jagged. Ties go to the smaller batch.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def best_batches(
     chosen = _plan_list(plans)
     batches, lengths = _axis("batch_size", batch_size), _axis("kv_len", kv_len)
     if not len(batches) or (np.diff(batches) <= 0).any():
-        raise BatchError(f"batch_size must hold at least one size and rise, got {shown(batch_size)}")
+        raise BatchError(f"batch_size must be ascending and not empty, got {shown(batch_size)}")
     is_limit = tpot_ms is None or is_number(tpot_ms) or (type(tpot_ms) is float and tpot_ms == math.inf)
     limit_us = math.inf if tpot_ms is None else tpot_ms * US_PER_MS if is_limit else math.nan
     if not limit_us > 0:
@@ -188,7 +188,7 @@ def best_batches(
 def all_rows_us(
     plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs, out: Floats, threads: int
 ) -> None:
-    """Time all batch sizes at the lengths of each plan, a row a length, plan after plan."""
+    """Evaluate all batch sizes at each plan's lengths into ``out``: one row per length, plan by plan."""
     from fastroof.compiled import sweeps
 
     count = len(batch_size)
@@ -205,7 +205,7 @@ def all_rows_us(
 def best_rows(
     plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs, limit_us: float, threads: int
 ) -> BestBatches:
-    """Find the best of the batch sizes, which rise, at the lengths of each plan: flat, plan after plan."""
+    """Find the best of the ascending batch sizes at each plan's lengths, as flat arrays plan by plan."""
     from fastroof.compiled import sweeps
 
     num_rows = sum(map(len, kv_len))
@@ -230,7 +230,7 @@ def _in_threads(
     steps_a_row: int,
     threads: int,
 ) -> int:
-    """Run a loop over parts of the rows, by some threads, and OR their codes."""
+    """Run a loop over parts of the rows in threads, and OR the returned codes."""
     threads = whole_number("threads", threads, error=SweepError)
     rows = _plan_rows(plans, kv_len)
     num_rows = len(rows.kv_len)
@@ -258,7 +258,7 @@ def _plan_rows(plans: Sequence[StepPlan], kv_len: Sequence[Longs]) -> PlanRows:
 
 
 def _rows_part(rows: PlanRows, part: slice) -> PlanRows:
-    """A part of the rows, with the plans that have any there."""
+    """Return a part of the rows, with the plans that have rows in it."""
     first = int(np.searchsorted(rows.offsets, part.start, side="right")) - 1
     stop = int(np.searchsorted(rows.offsets, part.stop))
     offsets = np.clip(rows.offsets[first : stop + 1], part.start, part.stop) - part.start
@@ -285,10 +285,10 @@ def _plan_list(plans: Any) -> list[StepPlan]:
     try:
         listed = [plans] if isinstance(plans, StepPlan) else list(plans)
     except TypeError:
-        raise SweepError(f"plans must be StepPlans, as of compile_plan, got {shown(plans)}") from None
+        raise SweepError(f"plans must be StepPlans from compile_plan, got {shown(plans)}") from None
     for plan in listed:
         if not isinstance(plan, StepPlan):
-            raise SweepError(f"plans must be StepPlans, as of compile_plan, got {type(plan).__name__}")
+            raise SweepError(f"plans must be StepPlans from compile_plan, got {type(plan).__name__}")
     return listed
 
 
@@ -297,13 +297,13 @@ def _axis(name: str, value: Any) -> Longs:
 
     sizes = int_array(name, value)
     if sizes.ndim > 1:
-        raise BatchError(f"{name} must be one-dimensional, as an axis, got shape {sizes.shape}")
-    # a copy that is contiguous, writeable and apart from the answer
+        raise BatchError(f"{name} must be one-dimensional, got shape {sizes.shape}")
+    # a contiguous, writeable copy that does not alias the output
     return np.array(sizes, np.int64, ndmin=1)
 
 
 def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs) -> None:
-    """Name the size that cannot be timed, and the valid range."""
+    """Raise for the size that is out of range, with the valid range."""
     from fastroof.run.evaluate import raise_sizes
 
     largest = int(batch_size.max(initial=0))
@@ -324,11 +324,11 @@ SKIPPED: Final = {
     "plan": "no plan",
     "memory": "weights do not fit in memory",
 }
-"""Words for what is left out whole, by reason."""
+"""Descriptions of the reasons why models or plans are skipped."""
 
 
 def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
-    """Time a unit's steps, and keep the best batch of each length, or all of them."""
+    """Evaluate a unit's steps, and return the best batch of each length, or all."""
     rows = _StepRows(spec)
     model = load_model(unit.plan.model)
     lengths = np.array([kv_len for kv_len in spec.kv_len if kv_len <= model.max_position], np.int64)
@@ -357,7 +357,7 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
 
 
 def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
-    """Compile a unit's plan, or return why there is none."""
+    """Compile a unit's plan, or return the reason and message if it is impossible."""
     model = load_model(key.model)
     name = f"{model.name} {key.words}"
     largest = spec.batch_size[-1]
@@ -379,23 +379,23 @@ def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[s
 
 
 class _StepRows:
-    """Steps of one spec, timed and laid out as rows."""
+    """Evaluator of one spec's steps, with its options as arrays."""
 
     def __init__(self, spec: StepSpec) -> None:
         self.batch_size = np.array(spec.batch_size)
         self.limit_us = math.inf if spec.tpot_ms is None else spec.tpot_ms * US_PER_MS
         self.keep = spec.keep
         self.with_error = spec.with_error
-        # errors are opt-in: the rate of a sweep is that of its steps
+        # time of the opt-in errors, which does not count as evaluation
         self.errors_s = 0.0
         self.schema = arrow_schema(step_columns(spec.keep), {})
 
     def nothing(self) -> pa.RecordBatch:
-        """No rows."""
+        """Return an empty batch."""
         return pa.RecordBatch.from_pylist([], schema=self.schema)
 
     def compile_loops(self, plan: StepPlan) -> None:
-        """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
+        """Compile the loops on empty input, so that compilation is not part of the evaluation time."""
         nothing = np.zeros(0, np.int64)
         if self.keep == "all":
             all_rows_us([plan], [nothing], self.batch_size, np.empty(0), 1)
@@ -403,14 +403,14 @@ class _StepRows:
         _origins(plan, nothing, nothing)
 
     def evaluate(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, dict[str, int]]:
-        """Time every step of some lengths: rows and counts."""
+        """Evaluate all steps at some lengths; return rows and counts."""
         rows_of = self._best if self.keep == "best" else self._all
         rows, over_memory, over_tpot = rows_of(plan, kv_len)
         evaluated = len(kv_len) * len(self.batch_size)
         return rows, {"evaluated": evaluated, "memory": over_memory, "tpot": over_tpot}
 
     def best_step(self, plan: StepPlan, kv_len: int) -> BestStep:
-        """Find the best step at one length, for the summary."""
+        """Return the best step at one length, for the summary."""
         best = best_rows([plan], [np.array([kv_len])], self.batch_size, self.limit_us, 1)
         origin = _origins(plan, np.array([kv_len]), best.batch_size)[0]
         error = float(self._errors(plan, np.array([kv_len]), best.batch_size)[0])
@@ -418,7 +418,7 @@ class _StepRows:
         return _best_step(plan, kv_len, batch, step_us, LIMITS[best.limited_by[0]], ORIGINS[origin], error)
 
     def _errors(self, plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Floats:
-        """Relative standard error of each row's step; NaN if unknown or not requested."""
+        """Return the relative standard error of each row's step; NaN if unknown or not requested."""
         error = np.full(len(kv_len), np.nan)
         some = batch_size > 0
         if self.with_error:
@@ -486,14 +486,14 @@ class _StepRows:
 
 
 def _origins(plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Flags:
-    """How each row's step is made."""
+    """Return the origin code of each row's step."""
     out = np.empty(len(kv_len), np.uint8)
     decode_origins(plan.arena, batch_size, kv_len, out)
     return out
 
 
 def _tokens_per_s(plan: StepPlan, kv_len: Any, batch_size: Any, step_us: Any) -> Any:
-    """Output tokens of all ranks, and of as many batches as stages at the pace of the slowest."""
+    """Return the output rate of all ranks, with one batch in flight per stage, paced by the slowest stage."""
     if plan.layout.pp > 1:
         step_us = plan.bottleneck.decode_us(np.maximum(batch_size, 1), kv_len)
     return batch_size * plan.batches_in_flight / step_us * US_PER_S
@@ -530,6 +530,6 @@ def _best_step(
 
 
 def _names(codes: Flags, names: tuple[str, ...], missing: Bools | None = None) -> pa.Array:
-    """Text column of coded names; null where missing."""
+    """Return a text column from codes; null where missing."""
     indices = pa.array(codes.astype(np.int8), mask=missing)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()

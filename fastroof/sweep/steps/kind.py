@@ -1,4 +1,4 @@
-"""The kind of sweep that times decode steps."""
+"""Sweeps over decode steps: units, evaluation and summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastroof.sweep.steps.spec import (
 )
 from fastroof.sweep.units import UnitResult, WorkUnit, numbered_units
 
-# Cutting a sweep into units needs neither numba nor pyarrow; whatever needs them is imported when it runs.
+# Cutting a sweep into units needs neither numba nor pyarrow: these are imported when it runs.
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepSweep:
-    """A sweep over steps: keeps :class:`fastroof.sweep.kind.SweepKind`.
+    """A sweep over decode steps, by the protocol :class:`fastroof.sweep.kind.SweepKind`.
 
-    An evaluation is one decode step. A unit's rows are those of the results: which batch of a length is the
-    best depends on no other length.
+    An evaluation is one decode step. A unit's rows are final: the best batch of a length does not depend on
+    other lengths.
     """
 
     spec: StepSpec
@@ -67,19 +67,19 @@ class StepSweep:
         return evaluate_steps(self.spec, unit, tables_by_gpu[unit.plan.gpu])
 
     def reduced(self, rows: pa.Table) -> pa.Table:
-        """Keep all rows: a unit has reduced its own."""
+        """Return the rows unchanged: units reduce their own."""
         return rows
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """Leave rows in the order of the units."""
+        """Return the rows unchanged, in the order of the units."""
         return rows
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
-        """Take none: units say what their plan's best step is."""
+        """Return no rows: units report the best step of their plan."""
         return rows.slice(0, 0)
 
     def summary(self, totals: SweepTotals) -> StepSummary:
-        """Name the best step of each plan."""
+        """Return the counts and the best step of each plan."""
         best = with_standings([BestStep(**step) for step in totals.for_summary])
         return StepSummary(
             best=best,

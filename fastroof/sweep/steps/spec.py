@@ -1,4 +1,4 @@
-"""Which decode steps to sweep, and within which limits."""
+"""Spec, columns and summary of a sweep over decode steps."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from fastroof.sweep.units import (
 MAX_BATCH_SIZE: Final = 2**16
 MAX_KV_LEN: Final = 2**28
 MAX_EVALUATIONS: Final = 10**11
-"""Most steps that a sweep times: about an hour on one core."""
+"""Maximum number of steps of a sweep: about an hour on one core."""
 
 _AXES: Final = ("models", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "batch_size", "kv_len")
 _LARGEST: Final = {"batch_size": MAX_BATCH_SIZE, "kv_len": MAX_KV_LEN}
 
 
 class StepSpec(SweepSpec):
-    """Which decode steps a sweep times, within which limits, and what it keeps.
+    """Spec of a sweep over decode steps: candidates, limits, and which rows to keep.
 
     Every combination of models, tp, pp, dp, ep, routing, dtype, kv_dtype, batch_size and kv_len is one
-    decode step of one rank; layouts that a model cannot have are left out and counted.
-    :func:`fastroof.sweep.load_spec` makes it and words its errors.
+    decode step of one rank; layouts that a model does not support are skipped and reported.
+    :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
     gpu: str = Field("h100", description="a GPU's name, or the path of a gpu.toml")
@@ -102,18 +102,18 @@ class StepSpec(SweepSpec):
     @model_validator(mode="after")
     def _check_error(self) -> StepSpec:
         if self.with_error and self.method != "roofline":
-            raise ValueError(f"with_error goes with method = 'roofline', got {self.method!r}")
+            raise ValueError(f"with_error needs method = 'roofline', got {self.method!r}")
         return self
 
 
 def _check_count(spec: StepSpec, axes: Sequence[str], what: str, most: int, hint: str) -> None:
     sizes = {axis: len(getattr(spec, axis)) for axis in axes}
-    asked = {axis: size for axis, size in sizes.items() if size > 1 or axis not in Split._fields}
-    count_problem(asked, what, most, hint)
+    relevant = {axis: size for axis, size in sizes.items() if size > 1 or axis not in Split._fields}
+    count_problem(relevant, what, most, hint)
 
 
 EVALUATIONS_A_UNIT: Final = 2**26
-"""A fraction of a second of work: how long an interrupt has to wait."""
+"""A fraction of a second of work, which is how long an interrupt may have to wait."""
 ROWS_A_UNIT: Final = 2**18
 
 
@@ -141,72 +141,72 @@ COLUMNS: Final = (
     KV_DTYPE,
     RUNTIME,
     KERNELS,
-    Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
+    Column("kv_len", "int", "tokens", "tokens that each request attends to, including the new one"),
     Column(
         "batch_size",
         "int",
         "sequences",
-        "decodes of a rank; 0 if no batch is within the limits",
+        "decoding requests per rank; 0 if no batch is within the limits",
         0,
     ),
     Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),
-    Column("tokens_per_s", "float", "tokens/s", "output tokens, every rank and stage busy with a batch"),
-    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s over the tp x pp x dp GPUs"),
+    Column("tokens_per_s", "float", "tokens/s", "output rate with every rank and stage busy"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / (tp x pp x dp)"),
     Column(
         "limited_by",
         "text",
         "",
-        "what stops the next larger batch (the smallest, where batch_size is 0): memory, tpot, throughput "
-        "(it fits and gives fewer tokens/s) or batch grid (there is none)",
+        "what prevents the next larger batch (the smallest if batch_size is 0): memory, tpot, throughput "
+        "(it fits but gives fewer tokens/s) or batch grid (no larger batch in the spec)",
     ),
-    Column("exceeds", "text", "", "limit that the step breaks: memory or tpot; empty where it keeps both"),
-    Column("origin", "text", "", "how the step's latency was made: measured to modelled"),
+    Column("exceeds", "text", "", "limit that the step exceeds: memory or tpot; empty if within both"),
+    Column("origin", "text", "", "origin of the step's latency: measured to modelled"),
     Column(
         "relative_error",
         "float",
         "",
-        "standard error of the step's time over it (80 % are within 1.28 of them); empty if not requested",
+        "standard error / step_us (80 % are within 1.28 standard errors); empty if not requested",
         0,
     ),
     WEIGHT_BYTES,
-    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit on one GPU beside the weights"),
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit on one GPU next to the weights"),
 )
-"""A row a step: ``limited_by`` is there where the best are kept, ``exceeds`` where all are."""
+"""All columns, one row per step: ``limited_by`` only if the best are kept, ``exceeds`` only if all are."""
 
 
 def step_columns(keep: Literal["best", "all"]) -> tuple[Column, ...]:
-    """Columns of the results that keep the best steps, or all of them."""
+    """Return the columns of results that keep the best steps or all steps."""
     left_out = "exceeds" if keep == "best" else "limited_by"
     return tuple(column for column in COLUMNS if column.name != left_out)
 
 
 @dataclass(frozen=True)
 class BestStep:
-    """The step of one plan and kv_len that gives the most tokens a second within the limits.
+    """The step of one plan and kv_len with the most tokens/s within the limits.
 
     Attributes
     ----------
     model, dtype, kv_dtype : str
-        What runs.
+        Model and formats.
     tp, pp, dp, ep : int
-        How the model is split.
+        Layout.
     kv_len : int
         Tokens that each request attends to.
     batch_size : int
-        Requests in the step; 0 if no batch is within the limits; the times are then None.
+        Requests in the step; 0 if no batch is within the limits, in which case times and rates are None.
     step_us : float or None
         Time of the step, us.
     tokens_per_s, tokens_per_s_per_gpu : float or None
         Output tokens, tokens/s.
     limited_by : str
-        What stops the next larger batch: memory, tpot, throughput or batch grid.
+        What prevents the next larger batch: memory, tpot, throughput or batch grid.
     origin : str or None
-        How the step's latency was made: measured to modelled.
+        Origin of the step's latency: measured to modelled.
     relative_error : float or None
-        Standard error of the step's time over it; None where the spec has no ``with_error``.
+        Standard error of the step's time, relative to it; None without ``with_error`` in the spec.
     standing : str or None
-        ``best`` of its model in tokens/s a GPU, or ``tie`` where it falls short of that by less than the
-        standard error of the difference; None for the others, and where errors are unknown.
+        ``best`` of its model in tokens/s per GPU, or ``tie`` if it falls short of the best by less than the
+        standard error of the difference; None for the others, and if errors are unknown.
     """
 
     model: str
@@ -229,30 +229,30 @@ class BestStep:
 
 @dataclass(frozen=True)
 class StepSummary(SummaryRows):
-    """What a sweep over steps did, and the best step of each plan.
+    """Counts of a sweep over steps, and the best step of each plan.
 
     Attributes
     ----------
     best : tuple of BestStep
-        One a plan, at the spec's report_kv_len or the evaluated length nearest to it.
+        One per plan, at the evaluated length nearest to the spec's report_kv_len.
     runtime : str
-        The engine whose steps they are.
+        Serving engine.
     plans : int
-        Plans that were evaluated.
+        Number of evaluated plans.
     evaluations : int
-        Steps that were timed, or found to be beyond memory.
+        Number of evaluated steps, including those beyond memory.
     rows : int
         Rows written.
     infeasible : dict of str to int
-        Of the evaluations, those beyond ``memory``, and of the others those beyond the ``tpot`` limit.
+        Number of evaluations beyond ``memory``, and number of the others beyond the ``tpot`` limit.
     skipped : dict of str to tuple of str
-        What was not evaluated: for each reason, the names of the plans or models.
+        Names of skipped plans or models, by reason.
     evaluate_s : float
-        Seconds spent timing steps, without loading, compiling and writing; summed over threads.
+        Seconds spent evaluating steps, excluding loading, compiling and writing; summed over threads.
     total_s : float
         Seconds of the whole call.
     output : Path
-        The results.
+        Path of the results.
     """
 
     kind: ClassVar[str] = "steps"
@@ -270,26 +270,26 @@ class StepSummary(SummaryRows):
 
     @property
     def evaluations_per_s(self) -> float:
-        """Steps timed a second of evaluating, by one thread."""
+        """Return the steps evaluated per second and thread."""
         return self.evaluations / self.evaluate_s if self.evaluate_s else 0.0
 
     def best_columns(self) -> tuple[Column, ...]:
-        """Columns of the fields of :class:`BestStep`, in their order."""
+        """Return the columns of :class:`BestStep`, in the order of its fields."""
         known = {column.name: column for column in COLUMNS}
         standing = Column("standing", "text", "", "best of its model, or tie; empty for the others")
         return tuple(known.get(each.name, standing) for each in fields(BestStep))
 
     def best_rows(self) -> list[dict[str, Any]]:
-        """Return the best steps, values by the columns' names."""
+        """Return the best steps as values by column name."""
         return [asdict(step) for step in self.best]
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as values that JSON has, but for the path."""
+        """Return all fields as JSON values, except the path."""
         return {**asdict(self), "evaluations_per_s": self.evaluations_per_s}
 
 
 def with_standings(steps: Sequence[BestStep]) -> tuple[BestStep, ...]:
-    """Name the best step of its model, and those that cannot be distinguished from it."""
+    """Mark the best step of each model and length, and steps that tie with it."""
     best: dict[tuple[str, int], BestStep] = {}
     for step in steps:
         leader = best.get((step.model, step.kv_len))

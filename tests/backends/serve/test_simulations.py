@@ -40,7 +40,7 @@ def served(plan):
 
 def asked(served, request):
     (line,) = answer_line(served, json.dumps(request).encode()).splitlines()
-    return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not valid JSON"))
 
 
 def as_json(value):

@@ -199,7 +199,7 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"keep": "pareto"}, "keep: got 'pareto'"),
         ({"tp": [3]}, "tp: got 3"),
         ({"max_seqs": 0}, "max_seqs"),
-        ({"replicas": [1, 2], "total_gpus": 8}, "total_gpus: goes without replicas"),
+        ({"replicas": [1, 2], "total_gpus": 8}, "total_gpus: determines replicas"),
         ({"per": ["isl"]}, "per: got 'isl'"),
         ({"tolerance": 0}, "tolerance"),
         ({"tolerance": 0.6}, "tolerance: got 0.6, need .* a number up to 0.5"),

@@ -157,7 +157,7 @@ def test_it_shows_progress() -> None:
 
 def test_wrong_questions_say_what_would_do() -> None:
     steps = {"models": "llama-3.1-8b", "batch_size": 1, "kv_len": 9}
-    with pytest.raises(SweepError, match="the spec is not one of deployments"):
+    with pytest.raises(SweepError, match="the spec is not a deployment spec"):
         best_deployments(steps)
     with pytest.raises(SweepError, match="runners_up must be a whole number of at least 0, got -1"):
         best_deployments(SPEC, runners_up=-1)

@@ -123,7 +123,7 @@ def test_what_is_not_simulated_comes_last_and_says_why() -> None:
     spec = SPEC | {"mode": ["aggregated", "disaggregated"], "prefix_hit": 0.0, "tp": [1]}
     choices = best_deployments(spec, percentile=99, requests=100).answers[0].choices
     said = [(choice.row["mode"], choice.percentile.why_not) for choice in choices if choice.percentile]
-    assert said == [("aggregated", ""), ("disaggregated", "workers of two kinds are not simulated")]
+    assert said == [("aggregated", ""), ("disaggregated", "disaggregated deployments are not simulated")]
 
 
 def test_equals_keep_their_order_and_misses_come_after() -> None:
@@ -165,7 +165,7 @@ def test_a_percentile_is_a_share_of_a_hundred(percentile: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"constraints": {"kv_share": 0.9}}, "percentile 99 needs a limit to hold it to"),
+        ({"constraints": {"kv_share": 0.9}}, "percentile 99 needs a limit: set ttft_ms"),
         ({"objective": "tokens_per_s_per_user"}, "is no matter of how many requests are served"),
     ],
 )

@@ -95,7 +95,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"request_rate": [0]}, "request_rate: got 0 at position 0, need numbers above 0"),
         (
             {"speculation": {"num_draft_tokens": 0, "accepted": 1}},
-            "speculation.num_draft_tokens: got 0, need tokens that are drafted a step, a whole number",
+            "speculation.num_draft_tokens: got 0, need draft tokens per step, a whole number",
         ),
         ({"speculation": {"accepted": 2.0}}, "speculation.num_draft_tokens: missing, need tokens that"),
         (
@@ -107,22 +107,22 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
             "speculation: accepted must be a number from 1 to 3",
         ),
         ({"speculation": {"num_draft_tokens": 2, "accepted": 2, "draft": "eagle"}}, "eagle"),
-        ({"speculation": 3}, "speculation: got 3, need a table of how requests speculate"),
+        ({"speculation": 3}, "speculation: got 3, need a table for speculative decoding"),
         (
             {"speculation": {"num_draft_tokens": 8, "accepted": 2}, "max_batched_tokens": [8, 99]},
-            "max_batched_tokens: a request verifies 9 in a step, need at least as many",
+            "max_batched_tokens: must be at least 9, which a request verifies per step",
         ),
         ({"prefix_hit": 1.5}, "prefix_hit: got 1.5 at position 0, need numbers from 0 to 0.999"),
-        ({"prefix_hit": 0.5, "mode": "disaggregated"}, "prefix_hit: above 0 goes with mode 'aggregated'"),
+        ({"prefix_hit": 0.5, "mode": "disaggregated"}, "prefix_hit: above 0 needs mode 'aggregated'"),
         ({"osl": 1, "mode": "disaggregated"}, "osl: mode 'disaggregated' needs at least 2"),
-        ({"total_gpus": 8, "replicas": 2}, "total_gpus: goes without replicas"),
+        ({"total_gpus": 8, "replicas": 2}, "total_gpus: determines replicas"),
         ({"total_gpus": 0}, "total_gpus: got 0 at position 0"),
         ({"objective": "cost"}, "objective: 'cost' needs a gpu_hour_price"),
         ({"objective": "speed"}, "objective: got 'speed', need one of tokens_per_s_per_gpu"),
         ({"gpu_hour_price": -1}, "gpu_hour_price: got -1, need a number above 0"),
         ({"gpu_hour_price": 0}, "gpu_hour_price: got 0, need a number above 0"),
         ({"mode": []}, "mode: the list is empty"),
-        ({"gpu_hour_price": {"h200": 3}}, "gpu_hour_price: none for h100"),
+        ({"gpu_hour_price": {"h200": 3}}, "gpu_hour_price: missing for h100"),
         ({"gpu_hour_price": {"h100": True}}, "gpu_hour_price: got True"),
         ({"per": ["model", "colour"]}, "per: got 'colour', need some of model"),
         ({"per": "request_rate_per_s"}, "per: request_rate_per_s is not an axis"),
@@ -133,7 +133,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"gpus": ["h101"]}, "gpus: unknown GPU 'h101'"),
         ({"gpus": 3}, "gpus: got 3, need GPU names"),
         ({"runtime": "vlm"}, "runtime: runtime must be one of"),
-        ({"k": 0}, "k: got 0, need rows of each group"),
+        ({"k": 0}, "k: got 0, need rows to keep per group"),
         ({"concurrencies": 3}, "concurrencies: unknown key; did you mean concurrency?"),
     ],
 )
@@ -181,11 +181,11 @@ def test_absurd_counts_are_refused_with_what_to_cut() -> None:
     assert "24,000,000 rows are too many" in answer
     assert "or keep = 'best' or 'pareto'" in answer
     answer = refused(isl=wide, per=["isl", "model"])
-    assert "100,000 groups a plan are too many, at most 65,536 (100,000 isl): cut isl" in answer
+    assert "100,000 groups per plan are too many, at most 65,536 (100,000 isl): cut isl" in answer
     answer = refused(
         total_gpus=wide | {"stop": 60_000}, concurrency=[1, 2], per=["total_gpus", "concurrency"]
     )
-    assert "groups a plan are too many" in answer
+    assert "groups per plan are too many" in answer
     count_problem({"a": 3}, "things", 3, "")
 
 
@@ -232,9 +232,9 @@ def test_amounts(given: Any, expanded: tuple[float, ...]) -> None:
             [1, 0, 99, True, float("nan")],
             "got 0 at position 1, 99 at position 2, True at position 3 and 1 more",
         ),
-        ({"start": 1, "end": 2, "step": 1}, "no key 'end' in a range; stop is missing"),
+        ({"start": 1, "end": 2, "step": 1}, "unknown key 'end'; stop is missing"),
         ({"start": 1, "stop": 2}, "need one of step, factor, num, got none"),
-        ({"start": 1, "stop": 2, "step": 1, "scale": "log2"}, "scale goes with num"),
+        ({"start": 1, "stop": 2, "step": 1, "scale": "log2"}, "scale needs num"),
         ({"start": 3, "stop": 2, "step": 1}, "the range is empty: start 3 is above stop 2"),
         ({"start": 0, "stop": 2, "step": 1}, "start must be one of numbers above 0 up to 10, got 0"),
         ({"start": 1, "stop": 2, "step": 0}, "step must be a number above 0, got 0"),
@@ -288,7 +288,7 @@ def test_layouts_that_are_meant_take_the_place_of_every_product() -> None:
         ([], "the list is empty"),
         ([3], "need tables like {tp = 1, dp = 8, ep = 8}"),
         ([{"tp": 3}], "got 3, need some of 1, 2, 4, 8"),
-        ([{"tp": 8, "gp": 1}], "no key of a split is called 'gp'"),
+        ([{"tp": 8, "gp": 1}], "unknown key 'gp' of a split"),
         ([{"dp": 0}], "split: got 0"),
         ([{"dp": 1.5}], "split: got 1.5"),
     ],
@@ -298,4 +298,4 @@ def test_wrong_layouts_are_named(split: Any, message: str) -> None:
 
 
 def test_layouts_are_said_once() -> None:
-    assert "split: goes without dp, which it says itself" in refused(split=[{"tp": 8}], dp=[2])
+    assert "split: sets dp itself; give only one of them" in refused(split=[{"tp": 8}], dp=[2])
