@@ -20,7 +20,7 @@ from fastroof.sweep.recommendations import (
 from fastroof.sweep.run import run_sweep
 from fastroof.sweep.shards import Shard
 from fastroof.sweep.steps import BestStep, StepSpec, StepSummary
-from fastroof.sweep.steps.evaluate import LIMITS, BestBatches, best_batches, decode_times_us
+from fastroof.sweep.steps.plan_batches import LIMITS, BestBatches, best_batches, decode_times_us
 from fastroof.sweep.units import WorkUnit
 
 __all__ = [

@@ -414,8 +414,8 @@ def _evaluated(
 
     from fastroof.arrow import arrow_schema
     from fastroof.models import load_model
+    from fastroof.sweep.collect import local_results
     from fastroof.sweep.kind import load_tables_by_gpu
-    from fastroof.sweep.run import local_results
 
     names = {model: load_model(model).name for model in spec.models}
     counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}

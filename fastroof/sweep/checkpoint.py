@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from fastroof.atomic_files import remove_unfinished, unfinished_path
 from fastroof.documents import parse_json
 from fastroof.errors import SweepError
+from fastroof.sweep.identity import IDENTITY_KEYS, differences
 from fastroof.sweep.kind import SweepKind
-from fastroof.sweep.results import IDENTITY_KEYS, differences
-from fastroof.sweep.shards import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
+from fastroof.sweep.shard_files import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 MANIFEST: Final = "manifest.json"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from fastroof.documents import parse_json
 from fastroof.errors import SweepError
+from fastroof.sweep.identity import differences
 from fastroof.sweep.kinds import Summary, load_spec, sweep_of
-from fastroof.sweep.results import differences
 from fastroof.sweep.shards import Shard, shard_units
 
 if TYPE_CHECKING:
-    from fastroof.sweep.shards import ShardFile
+    from fastroof.sweep.shard_files import ShardFile
 
 
 def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
@@ -60,9 +60,10 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
 
     # imported here: dealing out shards needs no pyarrow
     from fastroof.arrow import arrow_schema
-    from fastroof.sweep.results import ResultFile, inputs_hash
-    from fastroof.sweep.run import Collected
-    from fastroof.sweep.shards import OF_A_SHARD, ShardFile
+    from fastroof.sweep.collect import Collected
+    from fastroof.sweep.identity import inputs_hash
+    from fastroof.sweep.result_file import ResultFile
+    from fastroof.sweep.shard_files import OF_A_SHARD, ShardFile
 
     files = _checked_shards([ShardFile(Path(path)) for path in shards])
     if Path(output).exists() and any(Path(output).samefile(file.path) for file in files):

@@ -20,9 +20,9 @@ from fastroof.config.paths import bench_data_root
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import model_names
 from fastroof.sweep import load_spec, run_sweep
+from fastroof.sweep.identity import IDENTITY_KEYS, file_metadata
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.results import IDENTITY_KEYS, file_metadata
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fastroof"
 SOURCE = "aiconfigurator-vllm-0.24.0"

@@ -16,9 +16,9 @@ import pytest
 from fastroof import SweepError
 from fastroof.sweep import checkpoint, load_spec, run_sweep
 from fastroof.sweep.checkpoint import Checkpoint, parts_folder
+from fastroof.sweep.collect import local_results
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.run import local_results
 from fastroof.sweep.steps import StepSweep
 
 SPEC: dict[str, Any] = {

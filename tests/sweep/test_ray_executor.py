@@ -18,7 +18,7 @@ from fastroof.sweep import load_spec, run_sweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.ray_executor import evaluate_task, ray_results, task_units
-from fastroof.sweep.shards import unpacked_results
+from fastroof.sweep.shard_files import unpacked_results
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-8b"],

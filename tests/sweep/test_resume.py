@@ -23,7 +23,7 @@ from fastroof import SweepError
 from fastroof.sweep import checkpoint, load_spec, merge_shards, run_sweep, work_units
 from fastroof.sweep.checkpoint import Checkpoint, PartsFolder, parts_folder
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.shards import outcomes_from_json, outcomes_to_json
+from fastroof.sweep.shard_files import outcomes_from_json, outcomes_to_json
 from fastroof.sweep.steps import spec as step_units
 from fastroof.sweep.units import UnitResult
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from fastroof import SweepError
 from fastroof.sweep import Shard, WorkUnit, load_spec, merge_shards, run_sweep, work_units
-from fastroof.sweep.results import differences
-from fastroof.sweep.shards import ShardFile, rows_by_unit, shard_units, tagged_rows
+from fastroof.sweep.identity import differences
+from fastroof.sweep.shard_files import ShardFile, rows_by_unit, tagged_rows
+from fastroof.sweep.shards import shard_units
 from fastroof.sweep.units import PlanKey
 
 DEPLOYMENTS: dict[str, Any] = {
@@ -112,7 +113,7 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
     cases = [
         ([], "nothing to merge"),
         ([one], "missing: shard 2/2"),
-        ([one, two, two], "shard 2/2 is there twice"),
+        ([one, two, two], "shard 2/2 is given twice"),
         ([one, other], "of different sweeps: tpot_ms: 20.0 there, 30.0 here"),
         ([one, third], "shards: of 2 there, of 3 here"),
         ([one, whole], "whole.parquet is not a shard of a sweep"),

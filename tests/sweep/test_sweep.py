@@ -20,11 +20,10 @@ from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, best_batches, load_spec, run_sweep, work_units
-from fastroof.sweep import results as result_file
+from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep, work_units
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
-from fastroof.sweep.results import ResultFile
+from fastroof.sweep.result_file import ResultFile
 from fastroof.sweep.steps import COLUMNS
 from fastroof.sweep.steps import spec as units
 from fastroof.sweep.steps.spec import BestStep, step_columns, with_standings

@@ -14,7 +14,7 @@ from fastroof import ModelError, SweepError
 from fastroof.models import load_model
 from fastroof.serving import estimate
 from fastroof.sweep import Recommendation, best_deployments, deployment_question, load_spec, recommend
-from fastroof.sweep import run as local
+from fastroof.sweep import collect as local
 from fastroof.sweep.recommendations import layouts_to_try
 
 QUESTION: dict[str, Any] = {"total_gpus": 4, "isl": 1000, "osl": 200, "ttft_ms": 300, "tpot_ms": 15}
