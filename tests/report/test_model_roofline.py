@@ -67,7 +67,7 @@ def test_picture_shows_the_steps(plans: list[fastroof.StepPlan]) -> None:
         assert lines[label].tolist() == [[s.intensity, s.flops_per_s / 1e12] for s in decodes]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
     words = "\n".join(text.get_text() for text in (*figure.texts, *axes.texts))
-    for word in ("llama-3.1-70b in fp8 on NVIDIA H100 SXM", "decodes at kv_len 4,096", "hollow: no room",
+    for word in ("llama-3.1-70b in fp8 on NVIDIA H100 SXM", "decodes at kv_len 4,096", "hollow: KV cache",
                  "fp8 1,979 TFLOP/s", "bf16 989.5 TFLOP/s", "HBM 3.35 TB/s", "batch 1", "256", "prefill",
                  "somewhere"):  # fmt: skip
         assert word in words

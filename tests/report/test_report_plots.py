@@ -156,7 +156,7 @@ def test_what_cannot_be_drawn_is_said(results: Results, rows: list[dict[str, Any
         draw_pareto(results, colour_by="ttft_ms")
     with pytest.raises(FastroofError, match="no column kv_len"):
         draw_pareto(results, kv_len=3)
-    with pytest.raises(FastroofError, match="has isl 3; there are 1024, 4000"):
+    with pytest.raises(FastroofError, match="has isl 3; valid: 1024, 4000"):
         draw_serving_curves(results, isl=3)
     with pytest.raises(FastroofError, match="no estimated row"):
         draw_serving_curves(results, isl=1024, osl=500)

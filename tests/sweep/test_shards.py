@@ -112,7 +112,7 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
     cases = [
         ([], "nothing to merge"),
         ([one], "missing: shard 2/2"),
-        ([one, two, two], "shard 2/2 is there twice"),
+        ([one, two, two], "shard 2/2 is given twice"),
         ([one, other], "of different sweeps: tpot_ms: 20.0 there, 30.0 here"),
         ([one, third], "shards: of 2 there, of 3 here"),
         ([one, whole], "whole.parquet is not a shard of a sweep"),
