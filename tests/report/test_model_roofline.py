@@ -86,9 +86,9 @@ def test_picture_shows_the_steps(plans: list[fastroof.StepPlan]) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fastroof.Tables) -> None:
-    with pytest.raises(FastroofError, match="1 to 6 lines, got 0"):
+    with pytest.raises(FastroofError, match="1 to 6 plans, got 0"):
         draw_model_roofline([])
-    with pytest.raises(FastroofError, match="1 to 6 lines, got 8"):
+    with pytest.raises(FastroofError, match="1 to 6 plans, got 8"):
         draw_model_roofline(plans * 4)
     other = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     with pytest.raises(FastroofError, match="plans of one model"):
@@ -102,7 +102,7 @@ def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fast
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tp", "2"), "--tp goes with --model"),
+        (("--tp", "2"), "--tp needs --model"),
         (("--tp", "2", "--batch", "4"), "--tp, --batch need --model"),
         (("--model", "llama-3.1-8b", "--dtype", "bf16", "--dtype", "fp8"), "takes one --dtype"),
         (("--model", "llama-3.1-8b", "--tp", "1,x"), "--tp needs a whole number or a list"),

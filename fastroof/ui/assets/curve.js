@@ -1,4 +1,4 @@
-// The step's time as its batch, or its prompt, grows: by part, with its standard error and what memory holds.
+// The step's time over its batch or prompt: by part, with its standard error and the memory limit.
 
 import { Chart, clipped, dot, faint, groupName, ink, legend, line, pixels, text } from "./chart.js";
 import { byId, count, error, number, time } from "./words.js";
@@ -14,7 +14,7 @@ let curve = null;
 let names = [];
 
 const chart = new Chart("curve", {
-  x: { label: "requests that decode", log: 2, range: (u, least, most) => [least, most] },
+  x: { label: "decoding requests", log: 2, range: (u, least, most) => [least, most] },
   y: { label: "ms", range: (u, least, most) => [0, Math.max(most, ...pinnedPoints().map(([, ms]) => ms)) * 1.06 || 1] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const { top, height, left, width } = u.bbox;
@@ -51,7 +51,7 @@ const chart = new Chart("curve", {
   },
 });
 
-// Of the pinned view's curve what lies over the same sizes.
+// The pinned view's curve over the same sizes.
 function pinnedPoints() {
   const kept = pinned()?.curve;
   if (!kept || kept.x_name !== curve.x_name) return [];
@@ -61,7 +61,7 @@ function pinnedPoints() {
 export function showCurve(answer) {
   curve = answer.curve;
   names = Object.keys(curve.parts_us);
-  // areas lie one on the other, the sum of all behind the rest
+  // stacked areas: the sum of all is drawn first, behind the others
   const sums = [];
   let below = curve.x.map(() => 0);
   for (const name of names) {
@@ -79,13 +79,13 @@ export function showCurve(answer) {
   const own = { label: "step", stroke: () => ink("--ink"), width: 2, points: { show: false } };
   const first = areas.length + 1;
   const isPrompt = curve.x_name !== "decodes";
-  chart.options.x.label = isPrompt ? "prompt tokens of the step" : "requests that decode";
+  chart.options.x.label = isPrompt ? "prompt tokens of the step" : "decoding requests";
   areas.forEach((area) => { area.key = chart.options.x.label; });
   const fill = () => `${ink("--ink")}26`;
   chart.show(data, [...areas, ...edges, own], [{ series: [first, first + 1], fill }]);
   const here = curve.x.indexOf(curve.at);
   const what = isPrompt ? "prompt tokens" : "batch";
-  const words = `against its ${what}; band: one standard error; click to take a size`;
+  const words = `against its ${what}; band: one standard error; click to select a size`;
   byId("curve-words").textContent = answer.curve.relative_error ? words : words.replace("band: one standard error; ", "");
   const summary = here < 0 ? "" : `, ${time(curve.latency_us[here])} at ${count(curve.at)}`;
   byId("curve").setAttribute("aria-label", `Step time from ${number(total[0])} ms to ${number(total.at(-1))} ms${summary}`);
