@@ -129,10 +129,10 @@ def _spread(indices: Longs, most: int) -> Longs:
 _MOST_POINTS: Final = 4000
 
 
-def rows_where(results: Results, **wanted: Any) -> Bools:
+def rows_where(results: Results, **required: Any) -> Bools:
     """Return a mask of estimated rows whose columns have the requested values."""
     chosen = np.isfinite(results.numbers(RateColumns.USER)) & np.isfinite(results.numbers(RateColumns.GPU))
-    for name, value in wanted.items():
+    for name, value in required.items():
         if value is None:
             continue
         if name not in results:
@@ -143,7 +143,7 @@ def rows_where(results: Results, **wanted: Any) -> Bools:
             raise FastroofError(f"no row of {results.path} has {name} {value}; valid: {present}")
         chosen &= codes == values.index(value)
     if not chosen.any():
-        text = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
+        text = ", ".join(f"{name} {value}" for name, value in required.items() if value is not None)
         raise FastroofError(f"no estimated row of {results.path}{' has ' if text else ''}{text}")
     return chosen
 
@@ -165,7 +165,7 @@ def swept_words(results: Results, rows: Array) -> tuple[str, str]:
     return f"{named} on {', '.join(gpus)}", ", ".join(workload)
 
 
-def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) -> Figure:
+def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) -> Figure:
     """Draw tokens/s per user against tokens/s per GPU, and the Pareto front of each colour.
 
     Parameters
@@ -174,7 +174,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
         Results from :func:`fastroof.report.read_results`.
     colour_by : str
         Column whose values get their own colours and fronts: model, gpu, tp, dtype, ...
-    **wanted
+    **required
         Required values of columns, such as ``isl=4000``; None accepts any.
 
     Returns
@@ -190,7 +190,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
     if colour_by not in results.have((*results.kind.settings, *results.kind.workload)):
         columns = ", ".join(results.have((*results.kind.settings, *results.kind.workload)))
         raise FastroofError(f"cannot colour by {colour_by!r}: use {columns}")
-    rows = rows_where(results, **wanted)
+    rows = rows_where(results, **required)
     x, y = results.numbers(RateColumns.USER), results.numbers(RateColumns.GPU)
     within = rows & results.is_within()
     codes, values = results.codes(colour_by)

@@ -202,14 +202,14 @@ _LEAST_TICK: Final = 0.07
 """Minimum distance between two ticks, as a share of the axis."""
 
 
-def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
+def draw_serving_curves(results: Results, **required: Any) -> Figure:
     """Draw latency and throughput over the load for the settings with the most tokens/s per GPU.
 
     Parameters
     ----------
     results : Results
         Results from :func:`fastroof.report.read_results`.
-    **wanted
+    **required
         Required values of columns, such as ``isl=4000``; None accepts any.
 
     Returns
@@ -223,7 +223,7 @@ def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
         If matplotlib is not installed, a column does not exist, or no row matches.
     """
     load = results.load()
-    rows = rows_where(results, **wanted)
+    rows = rows_where(results, **required)
     series = results.series(load)
     along = results.numbers(load)
     rate = np.where(results.is_within(), results.numbers(RateColumns.GPU), 0.0)

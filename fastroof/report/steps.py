@@ -290,14 +290,14 @@ _GROUP_COLOURS: Final = dict(
 _INTENSITIES: Final = (0.3, 2e4)
 
 
-def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
+def draw_leading_steps(results: Results, **required: Any) -> Figure:
     """Draw the decode steps of the best rows by component, and on the roofline.
 
     Parameters
     ----------
     results : Results
         Results from :func:`fastroof.report.read_results`.
-    **wanted
+    **required
         Required values of columns, such as ``isl=4000``; None accepts any.
 
     Returns
@@ -311,7 +311,7 @@ def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
     FastroofError
         If matplotlib is not installed, no row matches, or no row's plan can be compiled any more.
     """
-    rows = rows_where(results, **wanted)
+    rows = rows_where(results, **required)
     best = _best_rows(results, rows)
     source = StepSource(results)
     columns = results.rows(np.sort(best))

@@ -221,7 +221,10 @@ class PageApp:
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = f"{request.method} {shown(request.url.path, 80)}"
-        message = f"{what} is not served: GET /, /choices, /assets/; POST /ask/step, /layouts, /capacity"
+        message = (
+            f"{what} is not served; valid: GET /, /choices, /assets/; "
+            "POST /ask/step, /ask/layouts, /ask/capacity"
+        )
         return refusal(error.status_code, message, {**dict(error.headers or {}), **HEADERS})
 
     async def _page(self, request: Request) -> Response:

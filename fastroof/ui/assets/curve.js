@@ -28,8 +28,8 @@ const chart = new Chart("curve", {
       const words = curve.fits >= 1 ? `KV cache full: ${count(Math.floor(curve.fits))}` : "no room for KV cache";
       text(ctx, words, at + (isLate ? -6 : 6) * ratio, top + 10 * ratio, { colour: ink("--quiet"), align: isLate ? "right" : "left" });
     }
-    const kept = pinnedPoints().map(([size, ms]) => pixels(u, size, ms));
-    line(ctx, kept, { colour: ink("--g5"), width: 2.5 * ratio, dash: [7 * ratio, 5 * ratio] });
+    const earlier = pinnedPoints().map(([size, ms]) => pixels(u, size, ms));
+    line(ctx, earlier, { colour: ink("--g5"), width: 2.5 * ratio, dash: [7 * ratio, 5 * ratio] });
     const here = curve.x.indexOf(curve.at);
     if (here < 0) return;
     const [x, y] = pixels(u, curve.at, curve.latency_us[here] / 1000);
@@ -53,9 +53,9 @@ const chart = new Chart("curve", {
 
 // The pinned view's curve over the same sizes.
 function pinnedPoints() {
-  const kept = pinned()?.curve;
-  if (!kept || kept.x_name !== curve.x_name) return [];
-  return kept.x.map((size, i) => [size, kept.latency_us[i] / 1000]).filter(([size]) => size <= curve.x.at(-1));
+  const earlier = pinned()?.curve;
+  if (!earlier || earlier.x_name !== curve.x_name) return [];
+  return earlier.x.map((size, i) => [size, earlier.latency_us[i] / 1000]).filter(([size]) => size <= curve.x.at(-1));
 }
 
 export function showCurve(answer) {

@@ -22,7 +22,7 @@ const IMMEDIATE = ["step-card", "curve", "roofline"];
 let groups = [];
 let changedAt = null;
 let last = null;
-const asked = {};
+const lastSettings = {};
 const waits = (id, isWaiting) => byId(id).classList.toggle("waiting", isWaiting);
 
 // Count the shown answers, for measurements.
@@ -99,8 +99,8 @@ function askWhatChanged(view) {
   askStep(view);
   for (const [name, ask] of [["layouts", askLayouts], ["capacity", askCapacity]]) {
     const depends = sizesOf(OF[name]);
-    if (asked[name] !== depends) {
-      asked[name] = depends;
+    if (lastSettings[name] !== depends) {
+      lastSettings[name] = depends;
       ask(view);
     }
   }

@@ -33,7 +33,7 @@ function drawSelected() {
     return;
   }
   byId("selected").replaceChildren(...describedRow(row).map(([heading, entries]) => {
-    const group = make("div", null, { class: "told" });
+    const group = make("div", null, { class: "described" });
     const list = make("dl");
     for (const [name, words, found] of entries) {
       const pair = make("div", null, { "data-name": name });
