@@ -91,7 +91,7 @@ def draw_model_roofline(
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, the plans are none, too many or of several models, a step is larger
+        If matplotlib is not installed, there are no plans, too many or several models, a step is larger
         than a plan, or the GPU has no peak for the dtype.
     """
     if not 1 <= len(plans) <= len(LINE_LOOKS):
