@@ -1,4 +1,4 @@
-"""Pictures of tables, plans and sweeps; matplotlib is imported when the first one is drawn."""
+"""Plots of tables, plans and sweeps; matplotlib is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a sweep matter: Pareto fronts, the best of each setting, and a sample of the others."""
+"""Selection of a sweep's rows for reports: Pareto fronts, best rows of each setting, and a sample."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 MOST_LEADERS: Final = 200
-"""Rows whose steps are broken down at most."""
+"""Maximum number of rows whose steps are broken down."""
 CURVE_POINTS: Final = 25
-"""Points of a curve that are kept if not all rows are."""
+"""Points to select per curve if not all rows are selected."""
 
 
 def pareto_front(x: Floats, y: Floats, group: Longs | None = None) -> Bools:
-    """Find the points of each group that no other point beats in both rates."""
+    """Return a mask of the points of each group that no other point beats in both rates."""
     usable = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     groups = np.zeros(len(x), np.int64) if group is None else group
     order = usable[np.lexsort((-y[usable], -x[usable], groups[usable]))]
@@ -45,7 +45,7 @@ class ChosenRows(NamedTuple):
 
 
 def choose_rows(results: Results, most: int) -> ChosenRows:
-    """Choose at most so many rows: all, or what matters and an even sample of the rest."""
+    """Select at most ``most`` rows: all, or the important ones and an even sample of the rest."""
     x, y = results.numbers(RateColumns.USER), results.numbers(RateColumns.GPU)
     within = results.is_within()
     if not within.any():
@@ -65,24 +65,24 @@ def choose_rows(results: Results, most: int) -> ChosenRows:
     chosen[leaders[:most]] = True
     led = outline & np.isin(curve, curve[chosen])
     everything = np.ones(results.num_rows, bool)
-    for wanted, share in ((front, 2), (led, 1), (best, 1), (outline, 1), (within, 1), (everything, 1)):
+    for candidates, share in ((front, 2), (led, 1), (best, 1), (outline, 1), (within, 1), (everything, 1)):
         room = (most - int(chosen.sum())) // share
-        chosen[_spread(np.flatnonzero(wanted & ~chosen), room)] = True
+        chosen[_spread(np.flatnonzero(candidates & ~chosen), room)] = True
     return ChosenRows(np.flatnonzero(chosen), leaders[:most])
 
 
-def _leaders(wanted: Sequence[Bools], rate: Floats) -> Longs:
-    """Of each kind an even choice: half of the room for the first, half of the rest, and so on."""
+def _leaders(masks: Sequence[Bools], rate: Floats) -> Longs:
+    """Select leaders evenly from each mask: half of the places for the first, half of the rest, ..."""
     is_leader = np.zeros(len(rate), bool)
-    for i, mask in enumerate(wanted, 1):
+    for i, mask in enumerate(masks, 1):
         room = MOST_LEADERS - int(is_leader.sum())
-        share = room if i == len(wanted) else room // 2
+        share = room if i == len(masks) else room // 2
         is_leader[_spread(_by_rate(np.flatnonzero(mask & ~is_leader), rate), share)] = True
     return _by_rate(np.flatnonzero(is_leader), rate)
 
 
 def _best(rate: Floats, group: Longs) -> Bools:
-    """The first of the highest rates of each group."""
+    """Return a mask of the first row with the highest rate of each group."""
     usable = np.flatnonzero(np.isfinite(rate))
     order = usable[np.lexsort((-rate[usable], group[usable]))]
     is_first = np.diff(group[order], prepend=-1) != 0
@@ -92,7 +92,7 @@ def _best(rate: Floats, group: Longs) -> Bools:
 
 
 def _outlines(curve: Longs, load: Floats) -> Bools:
-    """Both ends of each curve, and points at even distances between them."""
+    """Return a mask of both ends of each curve and evenly spaced points between them."""
     order = np.lexsort((load, curve))
     starts = np.flatnonzero(np.diff(curve[order], prepend=-1))
     sizes = np.diff(np.append(starts, len(order)))
@@ -106,7 +106,7 @@ def _outlines(curve: Longs, load: Floats) -> Bools:
 
 
 def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:
-    """Order things by rate so that each label has its turn: the best of each, then the second best, ..."""
+    """Return indices that alternate between labels: the best of each label, then the second best, ..."""
     seen: Counter[Hashable] = Counter()
     turns = []
     for i in sorted(range(len(labels)), key=lambda i: -rates[i]):
@@ -120,7 +120,7 @@ def _by_rate(indices: Longs, rate: Floats) -> Longs:
 
 
 def _spread(indices: Longs, most: int) -> Longs:
-    """All of them, or so many at even distances, the first among them."""
+    """Return all indices, or ``most`` evenly spaced ones including the first."""
     if len(indices) <= most:
         return indices
     return indices[np.arange(most) * len(indices) // max(most, 1)]
@@ -129,27 +129,27 @@ def _spread(indices: Longs, most: int) -> Longs:
 _MOST_POINTS: Final = 4000
 
 
-def rows_where(results: Results, **wanted: Any) -> Bools:
-    """Rows of a sweep whose columns hold the values wanted, and which were estimated."""
+def rows_where(results: Results, **required: Any) -> Bools:
+    """Return a mask of estimated rows whose columns have the requested values."""
     chosen = np.isfinite(results.numbers(RateColumns.USER)) & np.isfinite(results.numbers(RateColumns.GPU))
-    for name, value in wanted.items():
+    for name, value in required.items():
         if value is None:
             continue
         if name not in results:
             raise FastroofError(f"{results.path} has no column {name}: its rows are {results.kind.noun}")
         codes, values = results.codes(name)
         if value not in values:
-            given = ", ".join(str(v) for v in sorted(v for v in values if v is not None)[:20])
-            raise FastroofError(f"no row of {results.path} has {name} {value}; there are {given}")
+            present = ", ".join(str(v) for v in sorted(v for v in values if v is not None)[:20])
+            raise FastroofError(f"no row of {results.path} has {name} {value}; valid: {present}")
         chosen &= codes == values.index(value)
     if not chosen.any():
-        words = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
-        raise FastroofError(f"no estimated row of {results.path}{' has ' if words else ''}{words}")
+        text = ", ".join(f"{name} {value}" for name, value in required.items() if value is not None)
+        raise FastroofError(f"no estimated row of {results.path}{' has ' if text else ''}{text}")
     return chosen
 
 
 def swept_words(results: Results, rows: Array) -> tuple[str, str]:
-    """Say what some rows are about: their models and GPUs, and the workload."""
+    """Describe rows for a title: their models and GPUs, and the workload."""
 
     def values(name: str) -> list[str]:
         codes, distinct = results.codes(name)
@@ -165,17 +165,17 @@ def swept_words(results: Results, rows: Array) -> tuple[str, str]:
     return f"{named} on {', '.join(gpus)}", ", ".join(workload)
 
 
-def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) -> Figure:
+def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) -> Figure:
     """Draw tokens/s per user against tokens/s per GPU, and the Pareto front of each colour.
 
     Parameters
     ----------
     results : Results
-        What :func:`fastroof.report.read_results` returns.
+        Results from :func:`fastroof.report.read_results`.
     colour_by : str
         Column whose values get their own colours and fronts: model, gpu, tp, dtype, ...
-    **wanted
-        Values that columns must hold, such as ``isl=4000``; None is any.
+    **required
+        Required values of columns, such as ``isl=4000``; None accepts any.
 
     Returns
     -------
@@ -185,12 +185,12 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, a column is not there, or no row is left.
+        If matplotlib is not installed, a column does not exist, or no row matches.
     """
     if colour_by not in results.have((*results.kind.settings, *results.kind.workload)):
         columns = ", ".join(results.have((*results.kind.settings, *results.kind.workload)))
         raise FastroofError(f"cannot colour by {colour_by!r}: use {columns}")
-    rows = rows_where(results, **wanted)
+    rows = rows_where(results, **required)
     x, y = results.numbers(RateColumns.USER), results.numbers(RateColumns.GPU)
     within = rows & results.is_within()
     codes, values = results.codes(colour_by)

@@ -1,4 +1,4 @@
-"""A model's steps on a GPU's roofline: decodes of several batches, and a prefill, for several layouts."""
+"""Plot of a model's steps on a GPU's roofline: decode batches and a prefill, for several layouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTENSITIES: Final = (0.6, 2e4)
 
 
 class ModelStep(NamedTuple):
-    """One step as a point under a roofline."""
+    """A step as a point on a roofline plot."""
 
     batch_size: int
     total_us: float
@@ -30,22 +30,22 @@ class ModelStep(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """Return the FLOPs per byte."""
         return self.flops / self.moved_bytes
 
     @property
     def flops_per_s(self) -> float:
-        """FLOPs over the step's time, FLOP/s."""
+        """Return the achieved FLOP/s."""
         return self.flops / self.total_us * US_PER_S
 
 
 def model_steps(plan: StepPlan, batch_sizes: Sequence[int], kv_len: int, prompt: int) -> list[ModelStep]:
-    """Place decodes of some batches, and the prefill of one prompt, on a roofline's axes."""
+    """Return decode steps of some batches, and the prefill of one prompt, as points on a roofline plot."""
     if kv_len < 2:
         raise FastroofError(f"a decode needs kv_len >= 2, got {kv_len}")
-    asked = [(batch, [(1, kv_len - 1)] * batch) for batch in batch_sizes]
+    decodes = [(batch, [(1, kv_len - 1)] * batch) for batch in batch_sizes]
     steps = []
-    for batch, requests in [*asked, (0, [(prompt, 0)])]:
+    for batch, requests in [*decodes, (0, [(prompt, 0)])]:
         explained = plan.explain(requests)
         fit = plan.memory.max_sequences(kv_len if batch else prompt)
         steps.append(
@@ -73,15 +73,15 @@ def draw_model_roofline(
     Parameters
     ----------
     plans : sequence of StepPlan
-        Of one model on one GPU in one dtype; each is a line, at most six.
+        Plans of one model on one GPU in one dtype, at most six; each is a line.
     batch_sizes : sequence of int
-        Decodes of each point of a line.
+        Decoding requests of each point of a line.
     kv_len : int
-        Tokens that each decode attends to, its own included.
+        Tokens that each request attends to, including its new one.
     prompt : int
         New tokens of the prefill.
     source : str
-        Where the tables come from, in words, for the line below the title.
+        Source of the tables, as text below the title.
 
     Returns
     -------
@@ -91,17 +91,17 @@ def draw_model_roofline(
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, there are no plans, too many, or several models, a step is larger
+        If matplotlib is not installed, there are no plans, too many or several models, a step is larger
         than a plan, or the GPU has no peak for the dtype.
     """
     if not 1 <= len(plans) <= len(LINE_LOOKS):
-        raise FastroofError(f"a picture has 1 to {len(LINE_LOOKS)} lines, got {len(plans)} plans")
+        raise FastroofError(f"need 1 to {len(LINE_LOOKS)} plans, got {len(plans)}")
     first = plans[0]
-    whose = {(plan.model.name, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.runtime) for plan in plans}
-    if len(whose) > 1:
-        raise FastroofError(f"plans of one model on one GPU in one dtype are drawn, got {sorted(whose)}")
+    kinds = {(plan.model.name, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.runtime) for plan in plans}
+    if len(kinds) > 1:
+        raise FastroofError(f"need plans of one model on one GPU in one dtype, got {sorted(kinds)}")
     steps = [model_steps(plan, batch_sizes, kv_len, prompt) for plan in plans]
-    # attention and what is not quantised run against the peak of bf16
+    # attention and layers that are not quantised are bounded by the bf16 peak
     names = {PEAK_DTYPE.get(dtype, dtype) for dtype in (first.dtype, "bf16")}
     peaks = {name: first.gpu.peak(name) for name in sorted(names)}
     with style():
@@ -123,8 +123,8 @@ def draw_model_roofline(
         words = [
             f"decodes at kv_len {kv_len:,}",
             f"star: prefill of {prompt:,} tokens",
-            *(() if all_fit else ("hollow: no room for the KV cache",)),
-            f"runtime {first.runtime}",
+            *(() if all_fit else ("hollow: KV cache does not fit",)),
+            f"engine {first.runtime}",
             source if first.tables_hash else "modelled from the datasheet",
         ]
         write_titles(
@@ -156,7 +156,7 @@ def _draw_line(axes: Axes, steps: Sequence[ModelStep], colour: str, marker: str,
 
 
 def _label_batches(axes: Axes, steps: Sequence[Sequence[ModelStep]]) -> None:
-    """Write each batch once, below the lowest of its points."""
+    """Label each batch once, below the lowest of its points."""
     for i, same in enumerate(zip(*steps, strict=True)):
         low = min(same, key=lambda step: step.flops_per_s)
         words = f"{'batch ' if i == 0 else ''}{low.batch_size:,}" if low.batch_size else "prefill"

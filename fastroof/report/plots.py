@@ -1,4 +1,4 @@
-"""What every picture shares: matplotlib on demand, one look, titles, labels at line ends, saving."""
+"""Shared parts of all plots: style, titles, labels at line ends, legends, saving; matplotlib on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLOURS: Final = {
     "yellow": "#F0E442",
 }
 LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
-"""Okabe and Ito's colours, which people with any colour vision can tell apart."""
+"""Okabe and Ito's colours, distinguishable with any colour vision."""
 LINE_LOOKS: Final = tuple(zip(LINE_COLOURS, ("o", "s", "D", "^", "P", "*"), strict=True))
 """Colour and marker of each line."""
 
@@ -58,7 +58,7 @@ _STYLE: Final[Any] = {
     "savefig.dpi": 160,
     "savefig.facecolor": "white",
     "svg.fonttype": "path",
-    # Without it matplotlib draws ids at random, and the same picture is another file each time.
+    # otherwise matplotlib uses random ids, and the same plot gives a different file each time
     "svg.hashsalt": "fastroof",
     "text.color": INK,
     "xtick.color": QUIET,
@@ -72,7 +72,7 @@ _STYLE: Final[Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in fastroof's look, whatever the reader's own matplotlibrc says."""
+    """Draw in fastroof's style, regardless of the user's matplotlibrc."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
@@ -86,7 +86,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Return an empty figure that no global state knows of, with room for titles on top."""
+    """Return an empty figure outside pyplot's global state, with room for titles at the top."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
@@ -95,7 +95,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def set_height(figure: Figure, height_in: float) -> None:
-    """Give a figure without titles yet another height, inches; the titles' room stays what it is."""
+    """Change the height of a figure before its titles are written, in inches, keeping the titles' room."""
     figure.set_figheight(height_in)
     engine: Any = figure.get_layout_engine()
     top = 0.78 / height_in
@@ -104,7 +104,7 @@ def set_height(figure: Figure, height_in: float) -> None:
 
 
 def text_renderer(figure: Figure) -> Any:
-    """Return what measures texts of a figure before it is drawn."""
+    """Return a renderer that measures texts of a figure before it is drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas: Any = FigureCanvasAgg(figure)
@@ -112,7 +112,7 @@ def text_renderer(figure: Figure) -> Any:
 
 
 def write_titles(figure: Figure, title: str, subtitle: str) -> None:
-    """Write what is shown, and below it, quieter, where it comes from; smaller or cut where it is long."""
+    """Write the title and below it the sources, shrunk or truncated to the figure's width."""
     height_in = figure.get_size_inches()[1]
     quiet = f"{subtitle}; fastroof {__version__}"
     big = figure.text(0.018, 1.0 - 0.2 / height_in, title, size=14.5, weight="bold", va="top")
@@ -134,7 +134,7 @@ def write_titles(figure: Figure, title: str, subtitle: str) -> None:
 def label_line_ends(
     axes: Axes, ends: Sequence[tuple[float, str, str]], *, x: float, gap: float = 0.055, low: float = 0.0
 ) -> None:
-    """Write each line's name beside its end, moved apart where two would overlap."""
+    """Write each line's name next to its end, moved apart where two would overlap."""
     to_axes = axes.transData + axes.transAxes.inverted()
     x_data = axes.get_xlim()[0]
     placed = sorted((float(to_axes.transform((x_data, y))[1]), text, colour) for y, text, colour in ends)
@@ -165,19 +165,19 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     Parameters
     ----------
     figure : Figure
-        What a ``draw_`` function returned.
+        Figure from a ``draw_`` function.
     path : str or Path
-        Ending in .png or .svg.
+        Output file, ending in .png or .svg.
 
     Returns
     -------
     Path
-        The file.
+        The written file.
 
     Raises
     ------
     FastroofError
-        For another ending, or a folder that does not exist.
+        If the file has another suffix, or its folder does not exist.
     """
     path = Path(path)
     check_picture(path)
@@ -188,12 +188,12 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def check_picture(path: str | Path) -> None:
-    """Say what is missing to draw a picture and write it there, before any time goes into it.
+    """Check that a plot can be drawn and written to a path, before the work starts.
 
     Raises
     ------
     FastroofError
-        For an ending other than .png and .svg, a folder that does not exist, or without matplotlib.
+        If the suffix is not .png or .svg, the folder does not exist, or matplotlib is not installed.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -204,11 +204,11 @@ def check_picture(path: str | Path) -> None:
 
 
 _SHARE: Final = 0.96
-"""Of the width of what a legend is below, it takes so much at most."""
+"""Maximum width of a legend, as a share of the part of the figure above it."""
 _LINE_IN: Final = 0.26
 """Height of a line of a legend, inches."""
 _USUAL_LINES: Final = 2
-"""Lines that a figure's height has room for."""
+"""Lines of a legend that fit in a figure's initial height."""
 
 
 def legends_below(
@@ -218,7 +218,7 @@ def legends_below(
     columns: int = 3,
     size: float = 9.5,
 ) -> None:
-    """Put a legend below each of some parts of a figure, inside it and beside each other."""
+    """Put a legend below each of some parts of a figure, side by side, enlarging the figure if needed."""
     most = max((_lines(figure, *legend, columns, size) for legend in legends), default=0)
     if most > _USUAL_LINES:
         set_height(figure, float(figure.get_size_inches()[1]) + (most - _USUAL_LINES) * _LINE_IN)
@@ -232,24 +232,24 @@ def _lines(
     columns: int,
     size: float,
 ) -> int:
-    """Make one legend, and count its lines."""
+    """Add one legend, and return its number of lines."""
     if not labels:
         return 0
     renderer = text_renderer(figure)
     room = _SHARE * part.bbox.width
     letters = max(map(len, labels))
-    wanted = min(columns, len(labels))
+    num_columns = min(columns, len(labels))
     while True:
         broken = [textwrap.fill(label, letters, break_long_words=letters < 16) for label in labels]
         legend = part.legend(
-            handles, broken, loc="outside lower center", ncols=wanted, frameon=False, fontsize=size
+            handles, broken, loc="outside lower center", ncols=num_columns, frameon=False, fontsize=size
         )
         if legend.get_window_extent(renderer).width <= room or letters < 8:
             high = max(label.count("\n") + 1 for label in broken)
-            return -(-len(labels) // wanted) * high
+            return -(-len(labels) // num_columns) * high
         legend.remove()
-        if wanted > 1:
-            wanted -= 1
+        if num_columns > 1:
+            num_columns -= 1
         else:
             letters = int(letters * 0.85)
 
@@ -268,9 +268,9 @@ ROW_COMPONENTS: Final = {
     "communication": COLOURS["purple"],
     "LM head": COLOURS["sky"],
 }
-"""Components that calls over rows make up, and their colours."""
+"""Components of operators over tokens or sequences, and their colours."""
 
 
 def component_words(call: RowOperator) -> str:
-    """Component of a call in words: a key of :data:`ROW_COMPONENTS`."""
+    """Return the component of a call: a key of :data:`ROW_COMPONENTS`."""
     return _WORDS[component_of(call)]

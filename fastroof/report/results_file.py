@@ -1,4 +1,4 @@
-"""A sweep's results as reports read them: which kind they are, and columns and rows on demand."""
+"""Reader of a sweep's results for reports: their kind, with columns and rows on demand."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, read_parque
 from fastroof.units import US_PER_MS, US_PER_S
 
 _FEW_ROWS_A_SERIES: Final = 1.5
-"""Up to so many rows for each setting and load there is no curve over that load."""
+"""Fewer rows than this per series make no curve over a load."""
 
 
 class RateColumns:
-    """Names of the two rates that a Pareto chart weighs, in both kinds of results."""
+    """Names of the two rates of a Pareto chart, in both kinds of results."""
 
     USER: Final = "tokens_per_s_per_user"
     GPU: Final = "tokens_per_s_per_gpu"
 
 
 class Derived(NamedTuple):
-    """A column that is worked out from another one."""
+    """A column that is computed from another one."""
 
     source: str
     unit: str
@@ -39,13 +39,13 @@ class Derived(NamedTuple):
 
 _DERIVED: Final = {
     "tpot_ms": Derived("step_us", "ms", "time per output token: the step"),
-    RateColumns.USER: Derived("step_us", "tokens/s", "output tokens that one request gets: 1 / step"),
+    RateColumns.USER: Derived("step_us", "tokens/s", "output rate of one request: 1 / step"),
 }
 
 
 @dataclass(frozen=True)
 class ResultsKind:
-    """What the columns of one kind of results are for."""
+    """Roles of the columns of one kind of results."""
 
     name: str
     noun: str
@@ -93,7 +93,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A results file."""
+    """A results file whose columns are read on demand."""
 
     path: Path
     kind: ResultsKind
@@ -104,15 +104,15 @@ class Results:
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a column."""
+        """Return whether the column exists."""
         return name in self.columns
 
     def have(self, names: Iterable[str]) -> list[str]:
-        """Those of some columns that are in the file."""
+        """Return the given columns that exist."""
         return [name for name in names if name in self.columns]
 
     def metadata_json(self, key: str) -> dict[str, Any]:
-        """One entry of the metadata that holds a JSON object; empty if there is none."""
+        """Return a metadata entry that is a JSON object; empty if missing or invalid."""
         try:
             value = parse_json(self.metadata.get(key, ""), key)
         except FastroofError:
@@ -120,7 +120,7 @@ class Results:
         return value if isinstance(value, dict) else {}
 
     def describe(self, name: str) -> tuple[str, str, str]:
-        """Kind (int, float, text), unit and meaning of a column."""
+        """Return the kind (int, float, text), unit and meaning of a column."""
         if name not in self._schema.names:
             return ("float", _DERIVED[name].unit, _DERIVED[name].meaning)
         column = self._schema.field(name)
@@ -129,7 +129,7 @@ class Results:
         return kind, words.get("unit", ""), words.get("meaning", "")
 
     def numbers(self, name: str) -> Floats:
-        """A column of numbers, NaN where missing."""
+        """Return a column of numbers, NaN where missing."""
         if name not in self._read:
             if name not in self._schema.names:
                 source = self.numbers(_DERIVED[name].source)
@@ -141,7 +141,7 @@ class Results:
         return np.asarray(self._read[name])
 
     def codes(self, name: str) -> tuple[Longs, list[Any]]:
-        """A column as codes into the list of its distinct values; -1 where missing."""
+        """Return a column as codes into its distinct values, -1 where missing, and these values."""
         key = f"codes of {name}"
         if key not in self._read:
             coded = self._column(name).combine_chunks().dictionary_encode()
@@ -152,7 +152,7 @@ class Results:
         return codes, values
 
     def groups(self, names: Sequence[str]) -> Longs:
-        """Number the combinations of some columns' values: one number a row."""
+        """Number the distinct combinations of some columns' values, and return each row's number."""
         code, size = np.zeros(self.num_rows, np.int64), 1
         for name in names:
             codes, values = self.codes(name)
@@ -164,7 +164,7 @@ class Results:
         return np.asarray(np.unique(code, return_inverse=True)[1])
 
     def is_within(self) -> Bools:
-        """Which rows are estimates within every limit."""
+        """Return a mask of the estimated rows within all limits."""
         within = np.isfinite(self.numbers(RateColumns.USER)) & np.isfinite(self.numbers(RateColumns.GPU))
         if "exceeds" in self:
             codes, words = self.codes("exceeds")
@@ -173,7 +173,7 @@ class Results:
         return within
 
     def load(self) -> str:
-        """The column that curves run along."""
+        """Return the column that curves are drawn over."""
         if self.metadata_json("fastroof.spec").get("request_rate") and "request_rate_per_s" in self:
             return "request_rate_per_s"
         for name in self.have(self.kind.loads):
@@ -183,23 +183,23 @@ class Results:
         return self.kind.loads[0]
 
     def start_workload(self) -> dict[str, Any]:
-        """One value of each workload's column, which charts start at: workloads do not compete."""
-        wanted = self.metadata_json("fastroof.spec").get("report_kv_len")
+        """Return the value of each workload column that charts start with: workloads do not compete."""
+        report_kv_len = self.metadata_json("fastroof.spec").get("report_kv_len")
         start = {}
         for name in self.have(self.kind.workload):
             values = sorted(value for value in self.codes(name)[1] if value is not None)
-            near = isinstance(wanted, int) and name == "kv_len"
+            near = isinstance(report_kv_len, int) and name == "kv_len"
             start[name] = (
-                min(values, key=lambda value: abs(value - wanted)) if near else (values or [None])[0]
+                min(values, key=lambda value: abs(value - report_kv_len)) if near else (values or [None])[0]
             )
         return start
 
     def series(self, load: str) -> list[str]:
-        """Columns whose values make one curve over ``load``."""
+        """Return the columns whose values identify one curve over ``load``."""
         return [name for name in self.have((*self.kind.settings, *self.kind.workload)) if name != load]
 
     def rows(self, indices: Longs) -> dict[str, list[Any]]:
-        """Every column of some rows, given in ascending order, without the others in memory."""
+        """Read all columns of some rows, given in ascending order, without loading the others."""
         groups, start = [], 0
         with self._undamaged(), open_parquet(self.path) as file:
             for group in range(file.num_row_groups):
@@ -221,7 +221,7 @@ class Results:
 
     @contextmanager
     def _undamaged(self) -> Iterator[None]:
-        """Say of a file that opens and cannot be read what is wrong with it."""
+        """Describe what is wrong with a file that opens but cannot be read."""
         try:
             yield
         except PARQUET_ERRORS as error:
@@ -230,12 +230,12 @@ class Results:
 
 
 def read_results(path: str | Path) -> Results:
-    """Open a results file of a sweep, and find out what it holds.
+    """Open a results file of a sweep, and detect its kind.
 
     Parameters
     ----------
     path : str or Path
-        A Parquet file that ``fastroof sweep`` wrote.
+        A Parquet file from ``fastroof sweep``.
 
     Returns
     -------
@@ -245,7 +245,7 @@ def read_results(path: str | Path) -> Results:
     Raises
     ------
     FastroofError
-        If it is not a results file, or has no rows.
+        If the file is not a results file, or has no rows.
     """
     path = Path(path)
     try:
@@ -254,15 +254,11 @@ def read_results(path: str | Path) -> Results:
     except FileNotFoundError:
         raise FastroofError(f"{path} does not exist; fastroof sweep writes results") from None
     except PARQUET_ERRORS as error:
-        why = "a folder" if path.is_dir() else f"no Parquet file ({str(error).splitlines()[0]:.100})"
-        raise FastroofError(
-            f"{path} is {why}; need the results of fastroof sweep -o results.parquet"
-        ) from None
+        why = "a folder" if path.is_dir() else f"not a Parquet file ({str(error).splitlines()[0]:.100})"
+        raise FastroofError(f"{path} is {why}; need results of `fastroof sweep -o results.parquet`") from None
     kind = _kind(path, schema)
     if not num_rows:
-        raise FastroofError(
-            f"{path} has no rows: nothing of its sweep was within the limits, or it kept none"
-        )
+        raise FastroofError(f"{path} has no rows: no candidate of its sweep was within the limits")
     derived = [name for name, d in _DERIVED.items() if name not in schema.names and d.source in schema.names]
     metadata = {k.decode(): v.decode(errors="replace") for k, v in (schema.metadata or {}).items()}
     return Results(
@@ -276,13 +272,13 @@ def read_results(path: str | Path) -> Results:
 
 
 def _kind(path: Path, schema: pa.Schema) -> ResultsKind:
-    """The kind that all the required columns are there of, with the types that they need."""
+    """Return the kind whose required columns all exist, and check their types."""
     missing = {kind.name: [name for name in kind.required if name not in schema.names] for kind in KINDS}
     matching = [kind for kind in KINDS if not missing[kind.name]]
     if not matching:
         fewest = min(missing, key=lambda name: len(missing[name]))
         raise FastroofError(
-            f"{path} holds no results of fastroof sweep: of {fewest} it lacks the columns "
+            f"{path} is not a results file of fastroof sweep: for {fewest} it lacks the columns "
             f"{', '.join(missing[fewest])}"
         )
     kind = matching[0]
@@ -292,9 +288,7 @@ def _kind(path: Path, schema: pa.Schema) -> ResultsKind:
         number = pa.types.is_integer(column) or pa.types.is_floating(column)
         if not (_is_text(column) if name in texts else number):
             need = "text" if name in texts else "numbers"
-            raise FastroofError(
-                f"{path}: column {name} is {column}, need {need}: not what fastroof sweep writes"
-            )
+            raise FastroofError(f"{path}: column {name} is {column}, need {need} as fastroof sweep writes")
     return kind
 
 

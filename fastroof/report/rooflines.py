@@ -1,4 +1,4 @@
-"""MFU of one model's kernels against the sizes that drive it, as small multiples."""
+"""Plots of measured kernels: a model's MFU against sizes, and a GPU's roofline."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class MfuCurve(NamedTuple):
 
 
 def _sizes(low: int, high: int) -> Longs:
-    """Whole numbers, evenly spread over the doublings of a range."""
+    """Return integers spaced evenly on a log scale."""
     doublings = np.log2(high / low)
     spread = low * 2.0 ** np.linspace(0.0, doublings, round(doublings * POINTS_PER_DOUBLING) + 1)
     return np.unique(np.round(spread).astype(np.int64))
 
 
 def _measured_m(tables: Tables, dtype: str) -> Longs:
-    """Every measured m of the picture, so that no tooth of a jagged GEMM falls between two points."""
+    """Return every measured m in the plot's range, so that no peak of a jagged GEMM is missed."""
     columns = tables.table("gemm").columns
     m = np.unique(columns["m"][columns["dtype"] == dtype])
     return np.asarray(m[m <= LARGEST_M], np.int64)
 
 
-def _curve(label: str, size: Longs, looked_up: Lookup, allowed: int) -> MfuCurve:
+def _mfu_curve(label: str, size: Longs, looked_up: Lookup, allowed: int) -> MfuCurve:
     return MfuCurve(label, size, looked_up.mfu, looked_up.origin <= allowed)
 
 
@@ -85,20 +85,20 @@ def draw_mfu(
 ) -> Figure:
     """Draw the MFU of one model's kernels on one GPU of ``tp``.
 
-    Four panels: its GEMMs against m, decode attention against batch size and against kv_len, prefill
-    attention against the length of a prompt. Lines are dotted outside measured ranges;
-    panels of a head shape that was not measured say that their rows are borrowed.
+    Four panels: GEMMs against m, decode attention against batch size and against kv_len, prefill attention
+    against prompt length. Lines are dotted outside measured ranges; panels of a head shape that was not
+    measured are labelled as borrowed.
 
     Parameters
     ----------
     model : ModelSpec
-        Whose shapes to look up.
+        Model whose shapes are looked up.
     tables : Tables
         Measured kernels.
     tp : int
         Tensor-parallel size: 1, 2, 4 or 8.
     dtype, kv_dtype : str
-        Of the linear layers and of the KV cache; by default the checkpoint's.
+        Formats of the linear layers and of the KV cache; by default the checkpoint's.
     method : str
         As in :meth:`fastroof.Tables.lookup`.
 
@@ -110,7 +110,7 @@ def draw_mfu(
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, the model cannot be split, or no table serves a kernel.
+        If matplotlib is not installed, the model cannot be split, or no table covers a kernel.
     """
     layout = Layout(tp)
     model.check_layout(layout)
@@ -124,7 +124,7 @@ def draw_mfu(
     calls = model.only_kind.calls(model.hidden, layout, execution)
     call = next((c for c in calls if isinstance(c, AttentionCall)), None)
     if call is None:
-        raise PlanError(f"{model.name} has no attention of grouped heads, whose MFU is drawn")
+        raise PlanError(f"{model.name} has no grouped-head attention, which this plot needs")
     attention: dict[str, Any] = {
         "num_q_heads": call.num_q_heads,
         "num_kv_heads": call.num_kv_heads,
@@ -145,16 +145,16 @@ def draw_mfu(
 
     def gemm(o: Gemm) -> MfuCurve:
         looked_up = tables.lookup("gemm", m=m, n=o.n, k=o.k, dtype=o.dtype, method=method)
-        return _curve(f"{o.name}\n{o.n} x {o.k}", m, looked_up, ORIGIN_EXTRAPOLATED - 1)
+        return _mfu_curve(f"{o.name}\n{o.n} x {o.k}", m, looked_up, ORIGIN_EXTRAPOLATED - 1)
 
     def decode(label: str, size: Longs, b: Any, kv: Any) -> MfuCurve:
         looked_up = tables.lookup("attention_decode", batch_size=b, kv_len=kv, **attention)
-        return _curve(label, size, looked_up, _inside(looked_up))
+        return _mfu_curve(label, size, looked_up, _inside(looked_up))
 
     def prefill(b: int) -> MfuCurve:
         fits = q_len[q_len * b <= 131072]
         looked_up = tables.lookup("attention_prefill", batch_size=b, q_len=fits, kv_len=fits, **attention)
-        return _curve(f"batch {b}", fits, looked_up, _inside(looked_up))
+        return _mfu_curve(f"batch {b}", fits, looked_up, _inside(looked_up))
 
     panels = [
         ("GEMMs against m", "m (tokens in the step)", [gemm(o) for o in gemms]),
@@ -181,7 +181,7 @@ def draw_mfu(
         all_axes = figure.subplots(2, 2)
         for i, (axes, (title, size, curves)) in enumerate(zip(all_axes.flat, panels, strict=True)):
             _draw_panel(axes, title, size, curves, ceiling if i > 1 else None)
-        # One scale for both decode panels, so that they can be compared.
+        # one scale for both decode panels, so that they can be compared
         high = max(axes.get_ylim()[1] for axes in all_axes[1])
         for axes in all_axes[1]:
             axes.set_ylim(0.0, high)
@@ -189,23 +189,23 @@ def draw_mfu(
         for axes, (_, _, curves) in zip(all_axes.flat, panels, strict=True):
             _label(axes, curves)
         peak = f"peak {gpu.peak(dtype) / TFLOP:,.5g} TFLOP/s"
-        where = f"source {tables.sources['gemm']}, method {method}; dotted: beyond what was measured"
+        where = f"source {tables.sources['gemm']}, method {method}; dotted: outside the measured range"
         share_of = f", one GPU of tp={tp}" if tp > 1 else ""
         write_titles(
             figure,
-            f"{model.name} on {gpu.title}{share_of}: how much of the peak its kernels reach",
+            f"{model.name} on {gpu.title}{share_of}: MFU of its kernels",
             f"{dtype} weights ({peak}), {kv_dtype} KV cache; {where}",
         )
     return figure
 
 
 def _inside(looked_up: Lookup) -> int:
-    """Largest origin that still lies between measured points; borrowed rows hide where theirs end."""
+    """Return the largest origin code between measured points; for borrowed rows the range is unknown."""
     return ORIGIN_BORROWED if (looked_up.origin >= ORIGIN_BORROWED).all() else ORIGIN_EXTRAPOLATED - 1
 
 
 def _memory_ceiling(gpu: GpuSpec, call: AttentionCall) -> float:
-    """MFU at which decode attention reads its KV cache at the GPU's full bandwidth."""
+    """Return the MFU of decode attention that reads its KV cache at the GPU's full bandwidth."""
     nh, nkv, dim = call.num_q_heads, call.num_kv_heads, call.head_dim
     kv_len = 2**20
     work = decode_attention_flops(nh, dim, kv_len, 1)
@@ -252,14 +252,14 @@ def _label(axes: Axes, curves: Sequence[MfuCurve]) -> None:
 
 
 CELLS_PER_DECADE: Final = 40
-"""Resolution at which points that would cover each other are thinned to one."""
+"""Resolution for merging overlapping points."""
 FEW_KERNELS: Final = 5000
-"""Up to so many, points are drawn large enough to see each of them."""
+"""Below this number of kernels, points are drawn large enough to see each of them."""
 INTENSITY_LIMITS: Final = (0.25, 3e4)
 
 
 class KernelCloud(NamedTuple):
-    """Measured kernels of one operator and dtype as points under a roofline."""
+    """Measured kernels of one operator and dtype as points on a roofline plot."""
 
     label: str
     intensity: Floats
@@ -277,7 +277,7 @@ _COLOURS: Final = {
 
 
 def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[KernelCloud]:
-    """Place every measured GEMM of some dtypes, and attention, on the roofline's axes."""
+    """Return all measured GEMMs of some dtypes, and attention, as points on a roofline plot."""
     shown: list[tuple[Operator, str, str]] = [
         *((GEMM, dtype, "GEMM" if dtype == "bf16" else f"GEMM, {dtype}") for dtype in dtypes),
         (ATTENTION_PREFILL, "bf16", "prefill attention"),
@@ -293,7 +293,7 @@ def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[Ker
 
 
 def _rows(tables: Tables, operator: Operator, dtype: str) -> dict[str, Any] | None:
-    """Plain rows of one dtype; None if there are none."""
+    """Return the plain rows of one dtype; None if missing."""
     if operator.name not in tables.measured.tables:
         return None
     columns = tables.table(operator.name).columns
@@ -307,23 +307,23 @@ def _cloud(label: str, work: Floats, moved: Floats, rows: dict[str, Any], colour
 
 
 def _thinned(cloud: KernelCloud) -> tuple[Floats, Floats, Floats]:
-    """One point per cell of the picture, with the number of kernels it represents."""
+    """Return one point per cell of the plot, with the number of kernels that it represents."""
     cells = np.stack([np.log10(cloud.intensity), np.log10(cloud.flops_per_s)]) * CELLS_PER_DECADE
     _, first, count = np.unique(np.floor(cells), axis=1, return_index=True, return_counts=True)
     return cloud.intensity[first], cloud.flops_per_s[first], count.astype(np.float64)
 
 
 def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] = ("bf16",)) -> Figure:
-    """Draw a GPU's roofline, and on it the kernels that were measured.
+    """Draw a GPU's roofline with its measured kernels.
 
     Parameters
     ----------
     gpu : GpuSpec
-        Whose peaks and bandwidth are the roofs.
+        GPU whose peaks and bandwidth are drawn.
     tables : Tables or None
-        Measured kernels; None draws the roofs alone.
+        Measured kernels; None draws only the roofs.
     dtypes : sequence of str
-        Which peaks and which GEMMs to show: bf16, fp8, fp8_block.
+        Peaks and GEMMs to show: bf16, fp8, fp8_block.
 
     Returns
     -------
@@ -355,21 +355,21 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         draw_roofs(axes, gpu, peaks, None if tables is None else ELEMENTWISE.streaming(tables))
         shown = sum(len(cloud.intensity) for cloud in clouds)
         if tables is None:
-            what = f"{gpu.title}: its roofline"
+            what = f"Roofline of {gpu.title}"
             where = "datasheet figures; no measured tables of this GPU"
         else:
-            what = f"{gpu.title}: {shown:,} measured kernels on its roofline"
+            what = f"Roofline of {gpu.title} with {shown:,} measured kernels"
             shown_operators = (GEMM, ATTENTION_PREFILL, ATTENTION_DECODE)
             sources = {tables.sources[o.name] for o in shown_operators if o.name in tables.sources}
             where = f"source {', '.join(sorted(sources))}; darker where many kernels coincide"
             if any((c.flops_per_s > c.intensity * gpu.hbm_bytes_per_s).any() for c in clouds):
-                where += "; above the HBM line the L2 cache serves"
+                where += "; above the HBM line: served by the L2 cache"
         write_titles(figure, what, where)
     return figure
 
 
 def _lowest_tflops(clouds: Sequence[KernelCloud]) -> float:
-    """Bottom of the picture: just below the slowest kernel."""
+    """Return the bottom of the plot, just below the slowest kernel."""
     slowest = min((float(cloud.flops_per_s.min()) for cloud in clouds), default=0.5 * TFLOP)
     return 0.6 * slowest / TFLOP
 
@@ -385,7 +385,7 @@ def _draw_clouds(axes: Axes, clouds: Sequence[KernelCloud]) -> None:
         colours[:, 3] = np.clip(faintest + 0.16 * np.log2(count), 0.0, 0.85)
         axes.scatter(x, y / TFLOP, s=area, c=colours, linewidths=0, zorder=2 + 0.1 * order, gid=cloud.label)
     for row, cloud in enumerate(reversed(clouds)):
-        # Bottom right stays empty on every GPU: many FLOPs a byte are never that slow.
+        # the bottom right is empty on every GPU: kernels of high intensity are never that slow
         height = 0.05 + 0.062 * row
         axes.scatter([0.735], [height], s=55, color=cloud.colour, transform=axes.transAxes, zorder=5)
         axes.text(
@@ -395,7 +395,7 @@ def _draw_clouds(axes: Axes, clouds: Sequence[KernelCloud]) -> None:
 
 
 def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float], streaming: Any) -> None:
-    """Draw peaks and bandwidths of a GPU into logarithmic axes, with their names."""
+    """Draw and label a GPU's peaks and bandwidths on logarithmic axes."""
     from matplotlib.patheffects import withStroke
 
     lowest, highest = axes.get_xlim()
@@ -413,7 +413,7 @@ def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float], streaming: Any
     height = 1.35 * at * gpu.hbm_bytes_per_s / TFLOP
     axes.text(
         at, height, words, zorder=6,
-        # A line through the origin of data coordinates has slope one here.
+        # along the bandwidth line, which has slope one on these axes
         rotation=float(np.degrees(np.arctan2(height, at))), rotation_mode="anchor",
         transform_rotates_text=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Calibration curve: the share of hidden points that intervals cover against the share they claim."""
+"""Plots of serving results: interval coverage, predicted against measured times, and curves over load."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 
 
-WANTED: Final = (0.75, 0.85)
-"""What 80 % intervals are to cover."""
+TARGET_COVERAGE: Final = (0.75, 0.85)
+"""Target range for the coverage of 80 % intervals."""
 
 
 def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
-    """Draw the coverage of intervals inside the measured range, a line a grid."""
+    """Draw actual against claimed coverage of intervals inside the measured range, one line per grid."""
     inside = [row for row in rows if row.region == "inside"]
     with style():
         figure = new_figure(7.5, 6.2)
         axes = figure.subplots()
         claimed = [100.0 * level for level in LEVELS]
         axes.plot([0.0, 100.0], [0.0, 100.0], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
-        low, high = (100.0 * share for share in WANTED)
+        low, high = (100.0 * share for share in TARGET_COVERAGE)
         axes.fill_between([78.0, 82.0], low, high, color=QUIET, alpha=0.2, linewidth=0)
         for row, colour in zip(inside, LINE_COLOURS * len(inside), strict=False):
             covered = [100.0 * s for s in (row.level_50, row.level_80, row.level_90, row.level_95)]
@@ -87,10 +87,10 @@ OWN: Final = "fastroof"
 
 
 def draw_validation(report: Validation) -> Figure:
-    """Draw predictions against what was measured, and aiconfigurator-core's below where there are any."""
+    """Draw predicted against measured times, and aiconfigurator-core's predictions if there are any."""
     shown = [(panel, rows) for panel in PANELS if (rows := _rows_of(report.rows, panel))]
     if not shown:
-        raise FastroofError("nothing was judged, so there is nothing to draw")
+        raise FastroofError("the validation has no rows, so there is nothing to draw")
     datasets = list(dict.fromkeys(row.dataset for row in report.rows))
     peers = any(not math.isnan(row.aic_ms) for _, rows in shown for row in rows)
     with style():
@@ -102,7 +102,7 @@ def draw_validation(report: Validation) -> Figure:
             if peers:
                 aic = [row.aic_ms for row in rows]
                 _draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
-        seen = "constants fitted without each row's model" if report.unseen else f"runtime {report.runtime}"
+        seen = "constants fitted without each row's model" if report.unseen else f"engine {report.runtime}"
         write_titles(
             figure,
             f"Predicted against measured serving on {report.gpu}",
@@ -174,7 +174,7 @@ def _draw(
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Ticks at 1, 2, 5 of each decade, or at the decades where those would be many."""
+    """Set logarithmic ticks at 1, 2, 5 of each decade, or only at decades over a wide range."""
     from matplotlib.ticker import NullLocator
 
     axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
@@ -197,20 +197,20 @@ _LABELS: Final = {
 _FEW_TICKS: Final = 14
 _FEW_MARKERS: Final = 40
 _WIDE: Final = 4.0
-"""An axis is logarithmic where the largest load is so many times the smallest."""
+"""Ratio of the largest to the smallest load from which an axis is logarithmic."""
 _LEAST_TICK: Final = 0.07
-"""Share of the axis between two ticks, at least."""
+"""Minimum distance between two ticks, as a share of the axis."""
 
 
-def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
-    """Draw the curves of the settings with the most tokens/s per GPU over the load.
+def draw_serving_curves(results: Results, **required: Any) -> Figure:
+    """Draw latency and throughput over the load for the settings with the most tokens/s per GPU.
 
     Parameters
     ----------
     results : Results
-        What :func:`fastroof.report.read_results` returns.
-    **wanted
-        Values that columns must hold, such as ``isl=4000``; None is any.
+        Results from :func:`fastroof.report.read_results`.
+    **required
+        Required values of columns, such as ``isl=4000``; None accepts any.
 
     Returns
     -------
@@ -220,10 +220,10 @@ def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, a column is not there, or no row is left.
+        If matplotlib is not installed, a column does not exist, or no row matches.
     """
     load = results.load()
-    rows = rows_where(results, **wanted)
+    rows = rows_where(results, **required)
     series = results.series(load)
     along = results.numbers(load)
     rate = np.where(results.is_within(), results.numbers(RateColumns.GPU), 0.0)
@@ -244,10 +244,10 @@ def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
         for axes, name in zip(figure.subplots(1, 2), results.kind.curves, strict=True):
             values = results.numbers(name)
             for curve, (colour, marker) in zip(shown, LINE_LOOKS, strict=False):
-                words = _words({column: columns[column] for column in differ}, int(curve[0]))
+                label = _setting_label({column: columns[column] for column in differ}, int(curve[0]))
                 axes.plot(
                     along[curve], values[curve], color=colour, markersize=4.5,
-                    marker=marker if len(curve) <= _FEW_MARKERS else None, label=words,
+                    marker=marker if len(curve) <= _FEW_MARKERS else None, label=label,
                 )  # fmt: skip
             _set_axes(axes, np.unique(along[np.concatenate(shown)]), load, name)
             limit = limits.get(name)
@@ -272,9 +272,9 @@ def _set_axes(axes: Axes, loads: Any, load: str, name: str) -> None:
     if is_log:
         axes.set_xscale("log", base=2)
     doubled = 2.0 ** np.arange(0.0, 40.0)
-    wanted = loads if len(loads) <= _FEW_TICKS else doubled[(doubled >= low) & (doubled <= high)]
-    ticks = _apart(wanted, np.log(wanted) if is_log else wanted) if len(wanted) else []
-    # of loads that crowd on a linear axis even numbers say more
+    places = loads if len(loads) <= _FEW_TICKS else doubled[(doubled >= low) & (doubled <= high)]
+    ticks = _apart(places, np.log(places) if is_log else places) if len(places) else []
+    # loads that crowd on a linear axis are better labelled by round numbers
     if is_log or len(ticks) == len(loads):
         axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
         axes.minorticks_off()
@@ -289,22 +289,22 @@ def _set_axes(axes: Axes, loads: Any, load: str, name: str) -> None:
 
 
 def _apart(ticks: Any, places: Any) -> list[float]:
-    """Ticks whose labels leave room for each other."""
+    """Return ticks far enough apart for their labels."""
     least = (places[-1] - places[0]) * _LEAST_TICK
-    kept: list[int] = []
+    selected: list[int] = []
     for i in range(len(ticks)):
-        if not kept or places[i] - places[kept[-1]] >= least:
-            kept.append(i)
-    return [float(ticks[i]) for i in kept]
+        if not selected or places[i] - places[selected[-1]] >= least:
+            selected.append(i)
+    return [float(ticks[i]) for i in selected]
 
 
-def _words(columns: dict[str, tuple[Any, list[Any]]], row: int) -> str:
-    """Settings that distinguish curves; kinds of workers with a count of 0 are left out."""
-    words = []
+def _setting_label(columns: dict[str, tuple[Any, list[Any]]], row: int) -> str:
+    """Return the settings that distinguish a curve, without kinds of workers with a count of 0."""
+    parts = []
     for name, (codes, values) in columns.items():
         value = values[int(codes[row])] if codes[row] >= 0 else "-"
         if value == 0 and (name == "replicas" or name.endswith("_workers")):
             continue
-        alone = name in ("model", "gpu", "dtype", "mode")
-        words.append(str(value) if alone else f"{name.replace('_', ' ')} {value}")
-    return ", ".join(words)
+        is_self_explanatory = name in ("model", "gpu", "dtype", "mode")
+        parts.append(str(value) if is_self_explanatory else f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Step time by component, as stacked areas against the batch size or the context."""
+"""Plot of step time by component, as stacked areas against the batch size or the context."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class StepStack(NamedTuple):
 
     @property
     def total_us(self) -> Floats:
-        """Sum of the parts, us."""
+        """Return the sum of the parts, in us."""
         return np.asarray(sum(self.parts_us.values()))
 
 
 def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
-    """Break decode steps down into the components that a picture shows."""
+    """Break decode steps down into the plotted components."""
     group_of = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
     group_of["runtime"] = "runtime"
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
@@ -80,13 +80,13 @@ def draw_step(
     Parameters
     ----------
     plan : StepPlan
-        What runs where; its ``max_seqs`` ends the axis of batch sizes.
+        Plan to evaluate; its ``max_seqs`` is the maximum batch size.
     against : {"batch_size", "kv_len"}
-        Which of the two varies; the other stays.
+        The size on the x axis; the other is fixed.
     batch_size, kv_len : int
-        The one that stays.
+        Value of the fixed size.
     source : str
-        Where the tables come from, for the line below the title.
+        Source of the tables, as text below the title.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def draw_step(
         is_plain = not (plan.memory.window or plan.memory.state_bytes_per_sequence)
         full = room / batch_size if is_plain else longest_held(plan.memory.kv_room, batch_size)
     if full >= low:
-        # The picture ends soon after the memory does: what lies beyond cannot run.
+        # end the plot soon after memory is full: larger steps cannot run
         high = min(high, max(8 * low, int(full * BEYOND_MEMORY)))
     doublings = np.log2(high / low)
     spread = low * 2.0 ** np.linspace(0.0, doublings, max(2, round(doublings * POINTS_PER_DOUBLING) + 1))
@@ -147,8 +147,8 @@ def draw_step(
             where = "modelled from the datasheet, not measured"
         write_titles(
             figure,
-            f"{what}: what a decode step at {which} is made of",
-            f"{plan.dtype} weights, {plan.kv_dtype} KV cache, runtime {plan.runtime}; {where}",
+            f"{what}: components of a decode step at {which}",
+            f"{plan.dtype} weights, {plan.kv_dtype} KV cache, engine {plan.runtime}; {where}",
         )
     return figure
 
@@ -167,14 +167,14 @@ def _draw_areas(axes: Axes, size: Longs, layers: Sequence[Floats], stack: StepSt
 
 
 def _mark_memory(axes: Axes, full: float, size: Longs, *, write: bool) -> None:
-    """Mark from where on one GPU has no room for the KV cache."""
+    """Mark the sizes at which the KV cache no longer fits on one GPU."""
     if full >= size[-1]:
         return
     start = max(full, float(size[0]))
     axes.axvspan(start, float(size[-1]), facecolor="white", alpha=0.55, zorder=3)
     axes.axvline(start, color=INK, linewidth=1.2, linestyle="--", zorder=4)
     if write:
-        words = "the weights alone do not fit" if full <= 0 else f"KV cache full: {int(full):,}"
+        words = "the weights do not fit" if full <= 0 else f"KV cache full: {int(full):,}"
         near_end = start > float(size[0] * size[-1]) ** 0.5
         axes.annotate(
             words, (start, 1.0), xytext=(-5 if near_end else 5, -4), xycoords=("data", "axes fraction"),
@@ -184,7 +184,7 @@ def _mark_memory(axes: Axes, full: float, size: Longs, *, write: bool) -> None:
 
 
 def _label_shares(axes: Axes, stack: StepStack, shares: Sequence[Floats]) -> None:
-    """Name each component where its band ends."""
+    """Label each component at the end of its band."""
     tops = np.cumsum([share[-1] for share in shares])
     ends = [
         (float(top - share[-1] / 2.0), name, GROUPS[name])

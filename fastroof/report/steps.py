@@ -1,4 +1,4 @@
-"""The steps behind rows of a sweep's results, broken down by operator."""
+"""Breakdown by operator of the steps behind a sweep's rows, and their plot."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ GROUPS: Final = (
     "LM head",
     "runtime",
 )
-"""What a step's operators are summed up as, in the order in which they are drawn."""
+"""Groups of a step's operators, in drawing order."""
 
 _NEARLY_WHOLE: Final = 0.03
-"""Prompts a step that are so near a whole number are that many."""
+"""Prompts per step within this distance of an integer are rounded to it."""
 _MAX_TOKENS: Final = 8192
 _MAX_SEQS: Final = 1024
 
 
 class LeadingStep(NamedTuple):
-    """One step of a row, by operator."""
+    """A step of a row, broken down by operator."""
 
     name: str
     what: str
@@ -84,16 +84,16 @@ class StepSource:
     _tables: dict[str, Tables | None] = field(default_factory=dict, repr=False)
 
     def steps(self, row: Mapping[str, Any]) -> list[LeadingStep]:
-        """Break down the steps of one row; empty where that fails, which ``problems`` then says."""
+        """Break down the steps of one row; on failure return nothing and count the error in ``problems``."""
         try:
-            wanted = steps_of_row(self.results.kind.name, row)
-            return [self._explained(self._plan(row, wanted), step) for step in wanted]
+            steps = steps_of_row(self.results.kind.name, row)
+            return [self._explained(self._plan(row, steps), step) for step in steps]
         except FastroofError as error:
             self.problems[str(error)] = self.problems.get(str(error), 0) + 1
             return []
 
     def gpu(self, name: str) -> GpuSpec:
-        """Return the GPU that results call ``name``."""
+        """Return the GPU with this name in the results."""
         given = self._spec.get("gpus", [self._spec.get("gpu", name)])
         for gpu in (name, *given):
             try:
@@ -106,9 +106,9 @@ class StepSource:
 
     @property
     def stale(self) -> bool:
-        """Whether the measured tables are others than those the sweep was made from."""
+        """Return whether the measured tables have changed since the sweep."""
         loaded = [tables for tables in self._tables.values() if tables is not None]
-        # results of earlier versions know those sources alone that come first
+        # results of earlier versions record only the first sources
         then = self.results.metadata.get("fastroof.sources_hash", "")
         if then:
             return any(tables.sources_hash not in then for tables in loaded)
@@ -119,20 +119,20 @@ class StepSource:
     def _spec(self) -> dict[str, Any]:
         return self.results.metadata_json("fastroof.spec")
 
-    def _plan(self, row: Mapping[str, Any], wanted: Sequence[_Requests]) -> StepPlan:
+    def _plan(self, row: Mapping[str, Any], steps: Sequence[_Requests]) -> StepPlan:
         from fastroof.plan import compile_plan
 
-        tokens = max(sum(new for new, _ in step.requests) for step in wanted)
-        seqs = max(len(step.requests) for step in wanted)
+        tokens = max(sum(new for new, _ in step.requests) for step in steps)
+        seqs = max(len(step.requests) for step in steps)
         size = (_room(tokens, _MAX_TOKENS), _room(seqs, _MAX_SEQS))
-        words = [row.get(name) for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")]
+        values = [row.get(name) for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")]
         split = _split(row)
-        key = (*words, *split.values(), *size)
+        key = (*values, *split.values(), *size)
         if key not in self._plans:
-            model, gpu, tp, dtype, kv_dtype, runtime = words
+            model, gpu, tp, dtype, kv_dtype, runtime = values
             spec = self.gpu(str(gpu))
             with warnings.catch_warnings():
-                # that nothing was measured, which the page says in its own words
+                # the page itself reports that nothing was measured
                 warnings.simplefilter("ignore", UserWarning)
                 self._plans[key] = compile_plan(
                     self._model(str(model)),
@@ -162,7 +162,7 @@ class StepSource:
         return self._tables[gpu.name]
 
     def _model(self, name: str) -> Any:
-        """The preset of that name, or the spec's path of a model that is called so."""
+        """Return the spec's model with this name, or the preset."""
         for given in self._spec.get("models", ()):
             try:
                 model = load_model(given)
@@ -183,42 +183,42 @@ class StepSource:
         groups = dict.fromkeys(GROUPS, 0.0)
         for part in explanation.operators:
             groups[components.get(part.role, part.role.replace("_", " "))] += part.total_us
-        # the page lists what the engine adds by its group
+        # the page lists the engine's overheads by their group
         operators = tuple(part for part in explanation.operators if part.role != "runtime")
-        kept = {name: us for name, us in groups.items() if us > 0}
-        return LeadingStep(step.name, step.what, explanation.total_us, kept, operators)
+        present = {name: us for name, us in groups.items() if us > 0}
+        return LeadingStep(step.name, step.what, explanation.total_us, present, operators)
 
 
 def _split(row: Mapping[str, Any]) -> dict[str, Any]:
-    """How a row's model is split beside tp; results of before layouts say nothing of it."""
+    """Return a row's layout other than tp; results of early versions have none."""
     split: dict[str, Any] = {name: int(_number(row.get(name), 1)) for name in ("pp", "dp", "ep")}
     routing = row.get("routing")
     return split | {"routing": routing if routing in ROUTINGS else None}
 
 
 def _room(needed: int, usual: int) -> int:
-    """The usual size of a plan, or the next power of two: few sizes, so that rows share plans."""
+    """Return the usual size of a plan, or the next power of two, so that rows can share plans."""
     return usual if needed <= usual else 1 << (needed - 1).bit_length()
 
 
 def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
-    """Describe the steps that a row of results represents."""
+    """Return the representative steps of a row of results."""
     if kind == "steps":
         batch, kv_len = int(row["batch_size"] or 0), int(row["kv_len"])
         if not batch:
             raise FastroofError("no batch is within the limits")
         return [_decodes(batch, max(kv_len, 2))]
     if _number(row.get("num_draft_tokens"), 0.0) > 0.0:
-        raise FastroofError("a step that verifies draft tokens is not broken down by operator")
+        raise FastroofError("steps that verify draft tokens cannot be broken down by operator")
     numbers = {name: _number(row.get(name)) for name in _NEEDED}
     missing = [name for name in _NEEDED if math.isnan(numbers[name])]
     if missing:
         raise FastroofError(f"the row has no {', '.join(missing)}")
     workers = max(1, int(_number(row.get("replicas"), 0)), int(_number(row.get("decode_workers"), 0)))
-    # a worker's batches in flight are as many of them, each on tp GPUs
+    # each batch in flight counts as a worker on tp GPUs
     split = _split(row)
     workers *= split["pp"] * split["dp"]
-    # tokens a second of one of them; total_gpus counts those that prefill too, which hides it
+    # tokens/s of one worker; not from total_gpus, which includes prefill workers
     rate = _number(row.get("tokens_per_s")) / workers
     if math.isnan(rate):
         rate = numbers["tokens_per_s_per_gpu"] * numbers["tp"]
@@ -237,7 +237,7 @@ def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
     arrivals = rate / osl * step_s * new / mixed * (1.0 - 1.0 / running)
     prompts = max(1, round(arrivals / new))
     if abs(arrivals / new - prompts) < _NEARLY_WHOLE:
-        # as they come: measured GEMMs may take a quarter more time for a few tokens more or less
+        # whole prompts: measured GEMMs may take 25 % longer for a few tokens more or less
         arrivals = prompts * new
     tokens = max(1, min(round(arrivals), max(1, budget - batch)))
     return [decodes, _prompts("step with prompts", decodes.requests, tokens, new, cached)]
@@ -252,7 +252,7 @@ def _decodes(batch: int, kv_len: int) -> _Requests:
 
 
 def _prompts(name: str, decodes: list[tuple[int, int]], tokens: int, prompt: int, cached: int) -> _Requests:
-    """Prompt tokens as whole prompts, and one chunk half-way through its prompt for the rest of them."""
+    """Return prompt tokens as whole prompts, and the rest as one chunk half-way through its prompt."""
     whole, rest = divmod(tokens, prompt)
     chunks = [(prompt, cached)] * whole
     if rest:
@@ -270,7 +270,7 @@ def _number(value: Any, default: float = math.nan) -> float:
 
 
 def achieved(part: OperatorTime) -> tuple[float, float] | None:
-    """Place an operator under a roofline: FLOPs a byte, and FLOP/s; None where it computes nothing."""
+    """Return an operator's FLOPs per byte and FLOP/s; None if it computes nothing."""
     if part.flops <= 0 or part.moved_bytes <= 0 or part.total_us <= 0:
         return None
     return part.flops / part.moved_bytes, part.flops / part.total_us * US_PER_S
@@ -290,28 +290,28 @@ _GROUP_COLOURS: Final = dict(
 _INTENSITIES: Final = (0.3, 2e4)
 
 
-def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
-    """Draw what the decode steps of the best rows are made of, and where they are under the roofline.
+def draw_leading_steps(results: Results, **required: Any) -> Figure:
+    """Draw the decode steps of the best rows by component, and on the roofline.
 
     Parameters
     ----------
     results : Results
-        What :func:`fastroof.report.read_results` returns.
-    **wanted
-        Values that columns must hold, such as ``isl=4000``; None is any.
+        Results from :func:`fastroof.report.read_results`.
+    **required
+        Required values of columns, such as ``isl=4000``; None accepts any.
 
     Returns
     -------
     Figure
-        For :func:`fastroof.report.save_figure`; a row for each model, GPU, tp and dtype with the most
-        tokens/s per GPU: six of them, alternating between models.
+        For :func:`fastroof.report.save_figure`. It shows the row with the most tokens/s per GPU of each
+        model, GPU, tp and dtype: at most six, alternating between models.
 
     Raises
     ------
     FastroofError
-        If matplotlib is not installed, no row is left, or no row's plan can be compiled any more.
+        If matplotlib is not installed, no row matches, or no row's plan can be compiled any more.
     """
-    rows = rows_where(results, **wanted)
+    rows = rows_where(results, **required)
     best = _best_rows(results, rows)
     source = StepSource(results)
     columns = results.rows(np.sort(best))
@@ -334,13 +334,13 @@ def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
         what, workload = swept_words(results, rows)
         chosen = "decode step of the row with the most tokens/s per GPU, by setting"
         write_titles(
-            figure, f"{what}: what the best steps are made of", "; ".join(filter(None, (workload, chosen)))
+            figure, f"{what}: components of the best steps", "; ".join(filter(None, (workload, chosen)))
         )
     return figure
 
 
 def _best_rows(results: Results, rows: Any) -> Any:
-    """Best row within the limits of each model, GPU, tp and dtype, the highest rates of each model first."""
+    """Return the best row within the limits of each model, GPU, tp and dtype, alternating models."""
     rate = np.where(rows & results.is_within(), results.numbers(RateColumns.GPU), np.nan)
     usable = np.flatnonzero(np.isfinite(rate))
     if not len(usable):

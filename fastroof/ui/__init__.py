@@ -1,6 +1,5 @@
-"""The local page: a model on GPUs under a load, and all that plans say of it, as controls change.
+"""The local page: explore a model on GPUs under a load interactively, in a browser.
 
-What it answers are plans' own answers (:mod:`fastroof.ui.answers`, :mod:`fastroof.ui.answers`,
-:mod:`fastroof.ui.answers`); :mod:`fastroof.ui.server` serves it on this machine alone. Starlette and
-uvicorn are the extra ``ui``, and are imported when it is served.
+:mod:`fastroof.ui.answers` computes the numbers from plans; :mod:`fastroof.ui.server` serves the page on this
+machine only. Starlette and uvicorn, the extra ``ui``, are imported when it is served.
 """

@@ -1,4 +1,4 @@
-"""How many requests a second the view's layout serves within its limits, found by simulations."""
+"""Answers to the page's questions: a step, layouts over clients, and the capacity within limits."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 
 MOST_STEPS: Final = 2**24
-"""Of a simulation, as :func:`fastroof.simulation.settings.simulated_steps` counts them."""
+"""Maximum steps of a simulation, as counted by :func:`fastroof.simulation.settings.simulated_steps`."""
 
 
 def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer how many requests a second are served."""
+    """Return the request rate that the view's layout serves within its limits, found by simulation."""
     limits = capacity_limits(view)
     if not limits:
-        raise SimulationError("a capacity needs a limit: give one on TTFT or TPOT")
+        raise SimulationError("a capacity needs a limit: set one on TTFT or TPOT")
     prompts, outputs = lengths_written(view)
     workload = Workload(requests=CAPACITY_REQUESTS, input_tokens=prompts, output_tokens=outputs)
     plan = store.plan(view, view.capacity_sizes).plan
     _check_work(plan, workload, view)
-    # sizes of None are the engine's defaults
+    # None selects the engine's default
     options: dict[str, Any] = {"max_num_batched_tokens": view.max_batched_tokens}
     options |= {"max_num_seqs": None, "block_size": None, **limits}
     found = capacity(plan, workload, **options)
@@ -66,15 +66,15 @@ def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
     steps = simulated_steps(drawn, settings, ranks=ranks_of(plan))
     if steps > MOST_STEPS:
         raise SimulationError(
-            f"{len(drawn):,} requests may take {steps:,} steps, more than the {MOST_STEPS:,} of a simulation "
-            "for the page; use shorter outputs or the command line"
+            f"{len(drawn):,} requests may take {steps:,} steps, the page's maximum is {MOST_STEPS:,}; use "
+            "shorter outputs or the command line"
         )
 
 
 POINTS_A_DOUBLING: Final = 8
 LEAST_DECODES: Final = 8
 BEYOND_MEMORY: Final = 1.5
-"""Where a step's time ends: at so many decodes at least, and so much more than there is room for."""
+"""End of the step's curve, as a multiple of the decodes that fit in memory; at least LEAST_DECODES."""
 _ROUNDING: Final = 1e-9
 SERVING: Final = (
     "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu", "wait_ms", "effective_concurrency",
@@ -84,7 +84,7 @@ SERVING: Final = (
 
 
 def step_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer what the page shows first."""
+    """Return the step by operator, its curve, the roofline, and the clients' latency and throughput."""
     compiled = store.plan(view, view.step_sizes)
     plan = compiled.plan
     has_error = bool(plan.tables_hash)
@@ -134,11 +134,11 @@ def _plan_facts(plan: StepPlan) -> dict[str, Any]:
 
 
 def _step(plan: StepPlan, view: View, every: list[tuple[int, int]], explained: Explanation) -> dict[str, Any]:
-    words = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
+    components = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
     groups = dict.fromkeys(GROUPS, 0.0)
     operators = []
     for part in explained.operators:
-        group = words.get(part.role, part.role.replace("_", " "))
+        group = components.get(part.role, part.role.replace("_", " "))
         groups[group] = groups.get(group, 0.0) + part.total_us
         place = achieved(part)
         operators.append(
@@ -155,7 +155,7 @@ def _step(plan: StepPlan, view: View, every: list[tuple[int, int]], explained: E
     if added > _ROUNDING * explained.total_us:
         groups["runtime"] += added
     tokens = sum(new for new, _ in every)
-    # every stage busy with a batch: as fast as the slowest
+    # with a batch in every stage, the slowest stage sets the pace
     paced_us = explained.total_us
     if plan.layout.pp > 1:
         paced_us = plan.cycle_us(StepBatch.from_requests([every] * plan.layout.pp))
@@ -174,14 +174,14 @@ def _step(plan: StepPlan, view: View, every: list[tuple[int, int]], explained: E
 
 
 def spread_sizes(least: int, most: int, *others: int) -> Longs:
-    """Return sizes from one to another, as many each doubling, and others between."""
+    """Return sizes evenly spaced on a log scale from ``least`` to ``most``, and the others."""
     doublings = np.log2(most / least)
     evenly = least * 2.0 ** np.linspace(0.0, doublings, round(doublings * POINTS_A_DOUBLING) + 1)
     return np.unique([*np.round(evenly).astype(np.int64), *others])
 
 
 def _curve(plan: StepPlan, view: View, has_error: bool) -> dict[str, Any]:
-    """Time the step as it grows: over its decodes, or over the tokens of its prompt."""
+    """Return the step's time over its number of decodes, or over its prompt tokens."""
     prompt = view.prompt_tokens
     if view.kind == "prefill":
         name, at = "prompt tokens", prompt
@@ -192,7 +192,7 @@ def _curve(plan: StepPlan, view: View, has_error: bool) -> dict[str, Any]:
     else:
         name, at = "decodes", view.batch
         full = float(plan.memory.max_sequences(view.decode_kv_len))
-        # what lies far beyond the memory cannot run
+        # steps far beyond the memory cannot run
         most = max(LEAST_DECODES, int(BEYOND_MEMORY * full), int(BEYOND_MEMORY * at))
         sizes = spread_sizes(1, min(most, plan.max_seqs - bool(prompt), plan.max_tokens - prompt), at)
         batch = _growing(sizes, view.decode_kv_len - 1, prompt)
@@ -211,7 +211,7 @@ def _curve(plan: StepPlan, view: View, has_error: bool) -> dict[str, Any]:
 
 
 def _growing(sizes: Longs, context: int, prompt: int) -> StepBatch:
-    """Steps of so many decodes each, with a prompt where it has tokens."""
+    """Return steps with the given numbers of decodes, each with the prompt if it has tokens."""
     counts = sizes + bool(prompt)
     ends = np.cumsum(counts)
     new = np.ones(ends[-1], np.int64)
@@ -222,7 +222,7 @@ def _growing(sizes: Longs, context: int, prompt: int) -> StepBatch:
 
 
 def serving_numbers(store: PlanStore, view: View, clients: int) -> dict[str, Any]:
-    """Return what so many clients see, or why that is not known."""
+    """Return latency and throughput for a number of clients, or why they cannot be estimated."""
     try:
         plan = store.plan(view, view.serving_sizes(clients)).plan
         seen = estimate(
@@ -249,10 +249,8 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
         )
     elif share > 1.0:
         most = int(memory.max_sequences(view.decode_kv_len))
-        fits = f": {most:,} decodes at kv_len {view.decode_kv_len:,} do" if view.decodes else ""
-        notes.append(
-            f"the step's requests do not fit the KV cache{fits}. The time is of a step that does not fit"
-        )
+        fits = f", the maximum is {most:,} decodes at kv_len {view.decode_kv_len:,}" if view.decodes else ""
+        notes.append(f"the step's requests do not fit the KV cache{fits}; the step cannot run as shown")
     longest = max(new + context for _, new, context in view.requests)
     if longest > plan.model.max_position:
         notes.append(
@@ -262,7 +260,7 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
 
 
 def _kv_share(plan: StepPlan, view: View) -> float | None:
-    """Share of the room for KV cache that the step's requests take; None if unlimited."""
+    """Return the share of the KV cache that the step's requests take; None if there is no room for any."""
     memory = plan.memory
     held = sum(count * float(memory.kv_bytes(new + context)) for count, new, context in view.requests)
     return held / (memory.max_kv_tokens * memory.token_bytes) if memory.max_kv_tokens > 0 else None
@@ -273,11 +271,11 @@ COLUMNS: Final = (
     "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu", "wait_ms",
     "tpot_relative_error", "ttft_relative_error",
 )  # fmt: skip
-"""Fields of :class:`fastroof.serving.ServingEstimate` of each point."""
+"""Fields of :class:`fastroof.serving.ServingEstimate` for each point."""
 
 
 def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
-    """Answer how layouts compare."""
+    """Return the estimates of all layouts over clients, and the best within the limits."""
     clients = spread_sizes(1, min(MOST_CLIENTS, view.engine.scheduling.max_num_seqs))
     layouts = [_over_clients(store, view, split, clients) for split in splits_of(store, view)]
     limits = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}
@@ -297,7 +295,7 @@ def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
 
 
 def splits_of(store: PlanStore, view: View) -> Iterator[dict[str, int]]:
-    """Ways to split the view's model over up to its number of GPUs: tp, and with experts dp and ep too."""
+    """Yield layouts on up to the view's number of GPUs: tp, and for models with experts dp and ep too."""
     has_experts = store.model(view.model).has_experts
     own = {name: getattr(view, name) for name in ("tp", "pp", "dp", "ep")}
     sizes = [size for size in ALL_TP_SIZES if size <= view.gpus]
@@ -315,11 +313,11 @@ def splits_of(store: PlanStore, view: View) -> Iterator[dict[str, int]]:
 
 def _over_clients(store: PlanStore, view: View, split: dict[str, int], clients: Any) -> dict[str, Any]:
     check_stopped()
-    told: dict[str, Any] = {"split": split}
+    facts: dict[str, Any] = {"split": split}
     try:
         layout = Layout(**split)
-        told |= {"layout": str(layout), "gpus": layout.world_size}
-        told["is_shown"] = all(getattr(view, name) == size for name, size in split.items())
+        facts |= {"layout": str(layout), "gpus": layout.world_size}
+        facts["is_shown"] = all(getattr(view, name) == size for name, size in split.items())
         plan = store.plan(view, view.serving_sizes(1), split).plan
         seen = estimate(
             plan,
@@ -331,15 +329,15 @@ def _over_clients(store: PlanStore, view: View, split: dict[str, int], clients: 
             with_error=bool(plan.tables_hash),
         )
     except FastroofError as error:
-        return {"layout": ", ".join(f"{name} {size}" for name, size in split.items()), **told,
+        return {"layout": ", ".join(f"{name} {size}" for name, size in split.items()), **facts,
                 "problem": str(error)}  # fmt: skip
-    return {**told, "clients": clients, **{name: getattr(seen, name) for name in COLUMNS}}
+    return {**facts, "clients": clients, **{name: getattr(seen, name) for name in COLUMNS}}
 
 
 def _best(
     store: PlanStore, view: View, layouts: list[dict[str, Any]], limits: dict[str, float]
 ) -> dict[str, Any] | None:
-    """The point of most throughput a GPU within the limits; of equals that on fewer GPUs."""
+    """Return the point with the most throughput per GPU within the limits; ties go to fewer GPUs."""
     best: tuple[float, int, int] | None = None
     for number, each in enumerate(layouts):
         if "problem" in each or not each["within"].any():

@@ -1,4 +1,4 @@
-"""Plans behind the page: the models and GPUs that it lists, and what was compiled of them lately."""
+"""Plans behind the page: the models and GPUs that it lists, and a cache of compiled plans."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 PLANS_BYTES: Final = 2**27
-"""Of plans that are cached: some 180, those of two mixtures of experts in all their layouts."""
+"""Size of the plan cache: about 180 plans, those of two mixtures of experts in all their layouts."""
 
 ARENAS: Final = 4
-"""Arenas that a plan takes the bytes of, with the errors and lines that it works out later."""
+"""Memory of a plan in multiples of its arena, including the errors and lines that it computes later."""
 
 MOST_GPUS: Final = 4
-"""GPUs whose tables are kept, of up to some 100 MB each."""
+"""Number of GPUs whose tables are cached, up to about 100 MB each."""
 
 CHECK_EVERY_S: Final = 1.0
-"""Seconds after which files are looked at again, which takes some 3 ms."""
+"""Seconds between checks for changed files, which take about 3 ms."""
 
 T = TypeVar("T")
 
 
 class GpuTables(NamedTuple):
-    """A GPU, what was measured on it, and what :func:`fastroof.load_tables` took; None for nothing."""
+    """A GPU, its measured tables, and the argument of :func:`fastroof.load_tables`; None without tables."""
 
     gpu: GpuSpec
     tables: Tables | None
@@ -57,34 +57,34 @@ class CompiledPlan(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Kept(Generic[T]):
-    """What was made last, or the error that came of it, by its key."""
+class _RecentCache(Generic[T]):
+    """A cache of the most recently used values, or the errors of making them, by key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[Hashable, T | FastroofError] = OrderedDict()
+        self._cached: OrderedDict[Hashable, T | FastroofError] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what a key has, made where it is not there."""
-        kept: T | FastroofError
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            kept = self._kept[key]
+        """Return the value of a key; make it if it is not cached."""
+        cached: T | FastroofError
+        if key in self._cached:
+            self._cached.move_to_end(key)
+            cached = self._cached[key]
         else:
-            kept = self._kept[key] = _or_error(make)
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-                # tables and those in an engine's order hold each other
+            cached = self._cached[key] = _or_error(make)
+            while len(self._cached) > self._most:
+                self._cached.popitem(last=False)
+                # tables and their engine-specific views reference each other
                 gc.collect()
-        return _raised(kept)
+        return _raised(cached)
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
+        """Remove all values."""
+        self._cached.clear()
 
 
 def _or_error(make: Callable[[], T]) -> T | FastroofError:
-    """The plan or the reason it cannot be made, so that a failure is not repeated."""
+    """Return the value or the error of making it, so that a failure is not repeated."""
     try:
         return make()
     except FastroofError as error:
@@ -105,7 +105,7 @@ def _bytes_of(made: CompiledPlan | FastroofError) -> int:
 
 
 class PlanStore:
-    """Plans by their options, compiled on first use; thread-safe."""
+    """Plans by their options, compiled on first use and cached; thread-safe."""
 
     def __init__(
         self, models: Mapping[str, str] | None = None, gpus: Mapping[str, str] | None = None
@@ -113,7 +113,7 @@ class PlanStore:
         self.models = {**{name: name for name in model_names()}, **(models or {})}
         self.gpus = {**{name: name for name in gpu_names()}, **(gpus or {})}
         self._specs: dict[str, ModelSpec] = {}
-        self._tables: _Kept[GpuTables] = _Kept(MOST_GPUS)
+        self._tables: _RecentCache[GpuTables] = _RecentCache(MOST_GPUS)
         self._plans: BoundedCache[CompiledPlan | FastroofError] = BoundedCache(PLANS_BYTES)
         self._lock = Lock()
         self._read = FilesRead()
@@ -126,8 +126,8 @@ class PlanStore:
         """Return a model's command-line argument."""
         if name not in self.models:
             raise ModelError(
-                f"the page has no model {shown(name)}; `fastroof models` lists those it has, and "
-                "`fastroof ui --model PATH` adds that of a config.json"
+                f"the page has no model {shown(name)}; `fastroof models` lists the valid ones, and "
+                "`fastroof ui --model PATH` adds a config.json"
             )
         return self.models[name]
 
@@ -135,8 +135,8 @@ class PlanStore:
         """Return a GPU's command-line argument."""
         if name not in self.gpus:
             raise GpuError(
-                f"the page has no GPU {shown(name)}; it has {', '.join(self.gpus)}, and "
-                "`fastroof ui --gpu PATH` adds that of a gpu.toml"
+                f"the page has no GPU {shown(name)}; valid: {', '.join(self.gpus)}, and "
+                "`fastroof ui --gpu PATH` adds a gpu.toml"
             )
         return self.gpus[name]
 
@@ -147,7 +147,7 @@ class PlanStore:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Hold the lock; forget what was made from files that have changed, and record what is read."""
+        """Hold the lock, clear the caches if files have changed, and record the files read."""
         with self._lock:
             now = time.monotonic()
             if now - self._checked_s >= CHECK_EVERY_S:
@@ -180,16 +180,16 @@ class PlanStore:
             from fastroof.plan import compile_plan
 
             model, measured = self._model(view.model), self._measured(view.gpu)
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
                 plan = compile_plan(model, measured.gpu, measured.tables, **options)
-            return CompiledPlan(plan, tuple(str(each.message) for each in said))
+            return CompiledPlan(plan, tuple(str(each.message) for each in caught))
 
         with self._reading():
             return _raised(self._plans.get(key, lambda: _or_error(compiled), _bytes_of))
 
     def measured(self, name: str) -> GpuTables:
-        """Return a GPU with its tables, as a command loads them that names it."""
+        """Return a GPU with its tables, loaded as by a command."""
         with self._reading():
             return self._measured(name)
 
@@ -208,7 +208,7 @@ class PlanStore:
 
 
 class NamedStart(NamedTuple):
-    """A first view, and what the page lists for it besides known names."""
+    """The first view, and the custom models and GPUs that the page lists for it."""
 
     view: View
     models: dict[str, str]
@@ -216,7 +216,7 @@ class NamedStart(NamedTuple):
 
 
 def named_start(model: str | None = None, gpu: str | None = None) -> NamedStart:
-    """Return what the page starts with."""
+    """Return the first view for a given model and GPU, which may be paths."""
     models: dict[str, str] = {}
     gpus: dict[str, str] = {}
     chosen: dict[str, Any] = {} if model is None else {"tp": 1}

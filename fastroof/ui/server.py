@@ -1,4 +1,4 @@
-"""The page, served on this machine until it is stopped."""
+"""HTTP server of the page, on this machine only, until it is stopped."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from fastroof.ui.view import View, choices
 
 HOST: Final = "127.0.0.1"
 CLOSING_S: Final = 1.0
-"""Seconds that open questions have left once the page is closed."""
+"""Seconds for open questions to finish on shutdown."""
 
 
 class PageServer(HttpListener):
-    """The page, at this machine's own address, from when it is made to when it is drained."""
+    """Server of the page on the loopback address; it listens from its creation until it is drained."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class PageServer(HttpListener):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Return the address of the page."""
         return f"http://{HOST}:{self.port}/"
 
     def warm(self) -> None:
-        """Load the tables and loops of the first view meanwhile, so that the page need not wait for them."""
+        """Load the tables and loops of the first view in the background, to answer its questions sooner."""
 
         def answer() -> None:
-            # what is wrong with it the page says
+            # the page will show the error
             with suppress(FastroofError):
                 step_answer(self.store, self.start)
                 layouts_answer(self.store, self.start)
@@ -114,16 +114,16 @@ def serve_page(
 
 
 MOST_BYTES: Final = 2**12
-"""Of a view; the longest has an eighth."""
+"""Maximum size of a view; the longest valid one has an eighth."""
 
 MOST_CALLS: Final = 16
-"""Concurrent questions; a page asks three."""
+"""Maximum number of concurrent questions; a page has three."""
 
 MOST_CALL_S: Final = 300
-"""Seconds that a question may take: the first ones wait for tables, and for loops to be compiled."""
+"""Seconds that a question may take: the first ones wait for tables and for compilation."""
 
 MOST_BODIES_BYTES: Final = 2**20
-"""Of all views that are being read."""
+"""Maximum size of all views being read."""
 
 QUICK, LONG = 2, 2
 """Threads for quick answers, and for those that take longer."""
@@ -140,7 +140,7 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer."""
+"""Headers of every response."""
 
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -149,13 +149,13 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Files that are served, by how their names end."""
+"""Content types of the served files, by suffix."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def page_files() -> dict[str, bytes]:
-    """Return the page's files by their path beneath ``assets``."""
+    """Return the page's files by their path in ``assets``."""
     found: dict[str, bytes] = {}
 
     def read(folder: Any, path: str) -> None:
@@ -174,7 +174,7 @@ def _suffix(name: str) -> str:
 
 
 class PageApp:
-    """The application."""
+    """The page's web application: files, choices and questions."""
 
     def __init__(self, store: PlanStore, start: View) -> None:
         self._store = store
@@ -198,7 +198,7 @@ class PageApp:
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         async def answered(request: Request) -> Response:
             try:
-                check_host(request, LOCAL_HOSTS, "the page is of this machine alone")
+                check_host(request, LOCAL_HOSTS, "the page serves only this machine")
                 _check_site(request)
                 request.scope["state"][LET_IN]()
                 response = await endpoint(request)
@@ -220,10 +220,11 @@ class PageApp:
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = f"{request.method} {shown(request.url.path, 80)}"
-        words = (
-            f"{what} is not served: GET /, /choices and /assets/; POST /ask/step, /ask/layouts, /ask/capacity"
+        message = (
+            f"{what} is not served; valid: GET /, /choices, /assets/; "
+            "POST /ask/step, /ask/layouts, /ask/capacity"
         )
-        return refusal(error.status_code, words, {**dict(error.headers or {}), **HEADERS})
+        return refusal(error.status_code, message, {**dict(error.headers or {}), **HEADERS})
 
     async def _page(self, request: Request) -> Response:
         return Response(self._files["index.html"], media_type=TYPES[".html"])
@@ -243,9 +244,9 @@ class PageApp:
             view = View.of(parse_json(body, "a view", BatchError))
             return write_reply(for_json(answer(self._store, view)))
 
-        async def asked(request: Request) -> Response:
+        async def handled(request: Request) -> Response:
             if content_type(request) != JSON_TYPE:
-                raise Refused(415, f"a view is {JSON_TYPE}; got {shown(content_type(request))}")
+                raise Refused(415, f"a view must be {JSON_TYPE}, got {shown(content_type(request))}")
             self.calls.check()
             body = await read_body(request, MOST_BYTES, self._bodies)
             call = self.calls.take(request)
@@ -254,11 +255,11 @@ class PageApp:
             finally:
                 call.end()
 
-        return self._guarded(asked)
+        return self._guarded(handled)
 
 
 def _check_site(request: Request) -> None:
-    """Refuse what the browser says another site sent; a person's own navigation is of none."""
+    """Reject requests that the browser marks as sent by another site; navigation by the user is allowed."""
     site = request.headers.get("sec-fetch-site", "none")
     if site not in ("none", "same-origin") and request.headers.get("sec-fetch-mode") != "navigate":
-        raise Refused(403, f"the page answers itself alone, not what is {shown(site)}")
+        raise Refused(403, f"the page accepts only its own requests, got {shown(site)}")

@@ -1,4 +1,4 @@
-"""What the page shows: a model on GPUs, one step of it, a load and limits; read from JSON and checked."""
+"""State of the page: model, GPUs, step, load and limits; read from JSON, checked, written as commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS: Final = ("decode", "prefill", "mixed")
 """Decode, prefill and mixed steps."""
 
 PERCENTILES: Final = (50, 90, 95, 99)
-"""Of times that have limits, in capacities."""
+"""Percentiles that a capacity's limits can be on."""
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
     "tp": (1, 64),
@@ -40,11 +40,11 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "max_batched_tokens": (1, 2**16),
     "gpus": (1, 64),
 }
-"""Ranges of whole numbers: more would make the picture too slow."""
+"""Valid ranges of whole numbers: larger ones would make the page too slow."""
 
 STEP_TOKENS: Final = 8192
 STEP_SEQS: Final = 1024
-"""Default sizes that a plan is compiled for, in `fastroof step` and in Python."""
+"""Default plan sizes of `fastroof step` and Python."""
 
 _OPTIONAL: Final = ("kv_len", "chunk", "max_batched_tokens")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
@@ -82,7 +82,7 @@ class View:
     def __post_init__(self) -> None:
         for name, words in (("model", "fastroof models"), ("gpu", "fastroof gpus")):
             if not isinstance(getattr(self, name), str):
-                raise BatchError(f"{name} must be a name out of `{words}`, got {shown(getattr(self, name))}")
+                raise BatchError(f"{name} must be a name from `{words}`, got {shown(getattr(self, name))}")
         for name, allowed in (
             ("dtype", (AUTO, *DTYPES)),
             ("kv_dtype", (AUTO, *KV_DTYPES)),
@@ -110,37 +110,37 @@ class View:
 
     @classmethod
     def of(cls, document: Any) -> View:
-        """Read a view as JSON has it; what is not there has its default."""
+        """Create a view from JSON; missing keys have their defaults."""
         if not isinstance(document, Mapping):
-            raise BatchError(f"a view is an object like {{'model': 'llama-3.1-8b'}}, got {shown(document)}")
+            raise BatchError(f"a view must be an object like {{'model': 'qwen3-8b'}}, got {shown(document)}")
         names = [field.name for field in fields(cls)]
         unknown = [key for key in document if key not in names]
         if unknown:
-            raise BatchError(f"a view has no {shown(unknown[0])}; it has {', '.join(names)}")
+            raise BatchError(f"unknown key {shown(unknown[0])} of a view; valid: {', '.join(names)}")
         return cls(**document)
 
     def document(self) -> dict[str, Any]:
-        """Return all of it, as JSON has it."""
+        """Return the view as JSON values."""
         return asdict(self)
 
     @property
     def engine(self) -> EngineProfile:
-        """The engine's profile."""
+        """Return the engine's profile."""
         return load_engine(self.runtime)
 
     @property
     def budget(self) -> int:
-        """Tokens that a step of the engine holds at most."""
+        """Return the engine's maximum tokens per step."""
         return self.max_batched_tokens or self.engine.scheduling.max_num_batched_tokens
 
     @property
     def decode_kv_len(self) -> int:
-        """Tokens that a decode attends to: by default a prompt and half an output."""
+        """Return the tokens that a decode attends to: by default a prompt and half an output."""
         return max(2, self.isl + self.osl // 2) if self.kv_len is None else self.kv_len
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompt tokens of the step: by default one prompt's, as far as the engine's budget has room."""
+        """Return the prompt tokens of the step: by default one prompt, within the engine's budget."""
         if self.kind == "decode":
             return 0
         room = self.budget - (self.batch if self.kind == "mixed" else 0)
@@ -148,42 +148,42 @@ class View:
 
     @property
     def decodes(self) -> int:
-        """Requests that decode in the step."""
+        """Return the number of decoding requests of the step."""
         return 0 if self.kind == "prefill" else self.batch
 
     @property
     def requests(self) -> tuple[tuple[int, int, int], ...]:
-        """Equal requests of the step: how many, new tokens and context of each."""
+        """Return the step's requests as (count, new tokens, context) of equal ones."""
         decodes = ((self.batch, 1, self.decode_kv_len - 1),) * bool(self.decodes)
         return (*decodes, *(((1, self.prompt_tokens, 0),) * bool(self.prompt_tokens)))
 
     @property
     def step_sizes(self) -> dict[str, int]:
-        """Sizes of the plan that `fastroof step` compiles: its memory depends on them."""
+        """Return the sizes of the plan that `fastroof step` compiles, which its memory depends on."""
         tokens = sum(count * new for count, new, _ in self.requests)
         seqs = sum(count for count, _, _ in self.requests)
         return {"max_tokens": max(STEP_TOKENS, tokens), "max_seqs": max(STEP_SEQS, seqs)}
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
-        """Sizes of the plan that `fastroof serving` compiles for so many clients."""
+        """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""
         seqs = self.engine.scheduling.max_num_seqs
         return {"max_tokens": self.budget, "max_seqs": max(seqs, min(self.budget, clients))}
 
     @property
     def capacity_sizes(self) -> dict[str, int]:
-        """Sizes of the plan that `fastroof capacity` compiles."""
+        """Return the sizes of the plan that `fastroof capacity` compiles."""
         seqs = self.engine.scheduling.max_num_seqs
         return {"max_tokens": max(self.budget, seqs), "max_seqs": seqs}
 
     @property
     def plan_options(self) -> dict[str, Any]:
-        """Arguments of :func:`fastroof.compile_plan`, but for sizes."""
+        """Return the arguments of :func:`fastroof.compile_plan` other than sizes."""
         names = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled")
         return {name: getattr(self, name) for name in names}
 
 
 def choices(store: PlanStore, start: View) -> dict[str, Any]:
-    """Return what can be chosen, and what the page starts with."""
+    """Return the values of all controls, and the first view."""
     return {
         "version": __version__,
         "models": list(store.models),
@@ -211,7 +211,7 @@ def _gpu(store: PlanStore, name: str) -> dict[str, str]:
 
 
 CAPACITY_REQUESTS: Final = 1000
-"""Requests that a capacity is found with."""
+"""Number of simulated requests of a capacity."""
 
 
 def _number(value: float) -> str:
@@ -219,7 +219,7 @@ def _number(value: float) -> str:
 
 
 def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) -> list[str]:
-    """What all commands take of a view; the model goes first, which not all take by an option."""
+    """Return the options that all commands share; the model is separate, an argument of some."""
     options = ["--gpu", store.written_gpu(view.gpu)]
     sizes = {name: getattr(view, name) for name in ("tp", "pp", "dp", "ep")} | (split or {})
     for name, size in sizes.items():
@@ -233,7 +233,7 @@ def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) 
 
 
 def step_command(store: PlanStore, view: View) -> str:
-    """Return the command that answers what the step shows."""
+    """Return the command that prints the step."""
     words = ["fastroof", "step", "--model", store.written_model(view.model), *_options(store, view)]
     if view.decodes:
         words += ["--decode", f"{view.decodes}x{view.decode_kv_len}"]
@@ -243,7 +243,7 @@ def step_command(store: PlanStore, view: View) -> str:
 
 
 def serving_command(store: PlanStore, view: View, clients: int, split: dict[str, int] | None = None) -> str:
-    """Return the command that answers what so many clients see, of the view's layout or another."""
+    """Return the command that estimates a number of clients, for the view's layout or another."""
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
     words += ["--isl", str(view.isl), "--osl", str(view.osl), "--concurrency", str(clients)]
     if view.max_batched_tokens is not None:
@@ -252,7 +252,7 @@ def serving_command(store: PlanStore, view: View, clients: int, split: dict[str,
 
 
 def lengths_written(view: View) -> tuple[int | str, int | str]:
-    """Return the lengths of drawn prompts and outputs, as a workload and a command have them."""
+    """Return the lengths of prompts and outputs, as written in a workload and a command."""
     if not view.spread:
         return view.isl, view.osl
     sigma = _number(view.spread)
@@ -260,7 +260,7 @@ def lengths_written(view: View) -> tuple[int | str, int | str]:
 
 
 def capacity_limits(view: View) -> dict[str, float]:
-    """Return the limits that a capacity keeps, by the names that :func:`fastroof.capacity` has."""
+    """Return the limits of a capacity, as arguments of :func:`fastroof.capacity`."""
     limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
     return {f"{name}_p{view.percentile}_ms": float(ms) for name, ms in limits.items() if ms is not None}
 
@@ -279,14 +279,14 @@ def capacity_command(store: PlanStore, view: View) -> str:
 
 
 def step_python(store: PlanStore, view: View, clients: int) -> str:
-    """Return the Python that answers what the step and its clients show."""
+    """Return Python code that computes the step and its clients."""
     own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
     own |= {"max_tokens": STEP_TOKENS, "max_seqs": STEP_SEQS}
     model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
     where = store.measured(view.gpu).where
 
     def compiled(sizes: dict[str, int]) -> str:
-        # a plan's defaults are not printed
+        # leave out arguments that are at their defaults
         given = {
             name: value for name, value in {**view.plan_options, **sizes}.items() if own.get(name) != value
         }

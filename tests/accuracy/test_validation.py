@@ -420,7 +420,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
     assert "1  sglang-0.5.1.post1-qwen3-32b-bf16: a bad day" in done.stdout
     refused = command("--rows", str(mine), "--plot", str(tmp_path / "out.png"))
     assert refused.exit_code == 2
-    assert "nothing was judged" in refused.stderr
+    assert "has no rows" in refused.stderr
 
 
 @pytest.mark.slow

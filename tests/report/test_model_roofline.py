@@ -67,7 +67,7 @@ def test_picture_shows_the_steps(plans: list[fastroof.StepPlan]) -> None:
         assert lines[label].tolist() == [[s.intensity, s.flops_per_s / 1e12] for s in decodes]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
     words = "\n".join(text.get_text() for text in (*figure.texts, *axes.texts))
-    for word in ("llama-3.1-70b in fp8 on NVIDIA H100 SXM", "decodes at kv_len 4,096", "hollow: no room",
+    for word in ("llama-3.1-70b in fp8 on NVIDIA H100 SXM", "decodes at kv_len 4,096", "hollow: KV cache",
                  "fp8 1,979 TFLOP/s", "bf16 989.5 TFLOP/s", "HBM 3.35 TB/s", "batch 1", "256", "prefill",
                  "somewhere"):  # fmt: skip
         assert word in words
@@ -86,9 +86,9 @@ def test_picture_shows_the_steps(plans: list[fastroof.StepPlan]) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fastroof.Tables) -> None:
-    with pytest.raises(FastroofError, match="1 to 6 lines, got 0"):
+    with pytest.raises(FastroofError, match="1 to 6 plans, got 0"):
         draw_model_roofline([])
-    with pytest.raises(FastroofError, match="1 to 6 lines, got 8"):
+    with pytest.raises(FastroofError, match="1 to 6 plans, got 8"):
         draw_model_roofline(plans * 4)
     other = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     with pytest.raises(FastroofError, match="plans of one model"):
@@ -102,7 +102,7 @@ def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fast
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tp", "2"), "--tp goes with --model"),
+        (("--tp", "2"), "--tp needs --model"),
         (("--tp", "2", "--batch", "4"), "--tp, --batch need --model"),
         (("--model", "llama-3.1-8b", "--dtype", "bf16", "--dtype", "fp8"), "takes one --dtype"),
         (("--model", "llama-3.1-8b", "--tp", "1,x"), "--tp needs a whole number or a list"),

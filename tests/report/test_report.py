@@ -171,10 +171,10 @@ def test_wrong_files_are_refused(tmp_path: Path, deployed: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes(deployed.read_bytes()[:5000])
     assert "does not exist" in refused("absent.parquet")
     assert "is a folder" in refused(".")
-    assert "no Parquet file" in refused("results.csv")
-    assert "no Parquet file" in refused("cut.parquet")
+    assert "not a Parquet file" in refused("results.csv")
+    assert "not a Parquet file" in refused("cut.parquet")
     assert "lacks the columns" in refused("other.parquet")
-    assert "of deployments it lacks the columns ttft_ms" in refused("short.parquet")
+    assert "for deployments it lacks the columns ttft_ms" in refused("short.parquet")
     assert "column tpot_ms is string, need numbers" in refused("text.parquet")
     assert "has no rows" in refused("empty.parquet")
 

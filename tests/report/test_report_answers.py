@@ -108,7 +108,7 @@ def test_the_verdict_is_the_best_row_of_each_model(page: Browser, rows: list[dic
     ):
         assert words.startswith(f"{model} (isl 1,024, osl 128): run tp {row['tp']} on {row['tp']} x h100")
         assert f"{row['dtype']} weights, with {row['concurrency']} clients" in words
-        assert f"{rounded_words(row['tokens_per_s_per_gpu'])} tokens/s from each GPU" in words
+        assert f"{rounded_words(row['tokens_per_s_per_gpu'])} tokens/s per GPU" in words
         left = {name: 1 - row[name] / limit for name, limit in LIMITS.items()}
         nearest = min(left, key=lambda name: left[name])
         assert f"Nearest limit: {nearest.removesuffix('_ms').upper()} {row[nearest]:.4g} ms of" in words
@@ -122,7 +122,7 @@ def test_the_verdict_is_the_best_row_of_each_model(page: Browser, rows: list[dic
     assert "qwen3-8b" in text(page, "#selected") or "llama-3.1-8b" in text(page, "#selected")
     assert "&row=" in f"&{hash_of(page)[1:]}"
     # who pressed it with the keyboard is where they were
-    assert page.run("document.activeElement.textContent") == "Show it"
+    assert page.run("document.activeElement.textContent") == "Show"
 
 
 def kind(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -138,8 +138,8 @@ def test_the_verdict_follows_the_filters(page: Browser) -> None:
     page.click('#filters input[name="model"]', at=0)
     assert text(page, "#verdict p").startswith("qwen3-8b")
     page.click('#filters input[name="model"]', at=1)
-    assert "Nothing that the filters leave" in text(page, "#verdict p")
-    assert "take a filter off" in text(page, "#verdict p")
+    assert "No filtered row is within all limits" in text(page, "#verdict p")
+    assert "remove a filter" in text(page, "#verdict p")
 
 
 def test_nothing_within_the_limits_says_which_are_exceeded(
@@ -153,7 +153,7 @@ def test_nothing_within_the_limits_says_which_are_exceeded(
         for name in ("tpot", "ttft")
     }
     words = text(browser, "#verdict")
-    assert "within every limit" in words
+    assert "within all limits" in words
     assert all(f"{name} {count}" in words for name, count in counts.items())
 
 
@@ -202,7 +202,7 @@ def test_the_selected_row_has_words_units_and_limits(page: Browser, rows: list[d
         f"time to first token (TTFT){best['ttft_ms']:.4g} ms (at most 2,000 ms: "
     )
     assert told["isl"] == "prompt (isl)1,024 tokens"
-    assert told["concurrency"] == f"clients at once{best['concurrency']} clients"
+    assert told["concurrency"] == f"concurrent clients{best['concurrency']} clients"
     assert told["relative_error"] == "standard error of a step4 %"
     assert told["weight_bytes"].endswith(" GB")
     assert "prefill_workers" not in told

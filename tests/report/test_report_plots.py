@@ -156,7 +156,7 @@ def test_what_cannot_be_drawn_is_said(results: Results, rows: list[dict[str, Any
         draw_pareto(results, colour_by="ttft_ms")
     with pytest.raises(FastroofError, match="no column kv_len"):
         draw_pareto(results, kv_len=3)
-    with pytest.raises(FastroofError, match="has isl 3; there are 1024, 4000"):
+    with pytest.raises(FastroofError, match="has isl 3; valid: 1024, 4000"):
         draw_serving_curves(results, isl=3)
     with pytest.raises(FastroofError, match="no estimated row"):
         draw_serving_curves(results, isl=1024, osl=500)
@@ -203,7 +203,7 @@ def test_plot_commands(deployed: Path, tmp_path: Path, arguments: tuple[str, ...
 
 @pytest.mark.parametrize(
     ("where", "said"),
-    [("isl", "not COLUMN=VALUE"), ("colour=3", "the columns are"), ("isl=3", "there are 1024, 4000")],
+    [("isl", "not COLUMN=VALUE"), ("colour=3", "the columns are"), ("isl=3", "valid: 1024, 4000")],
 )
 def test_plot_command_refuses(deployed: Path, tmp_path: Path, where: str, said: str) -> None:
     arguments = ["plot", "pareto", str(deployed), "-o", str(tmp_path / "a.png"), "--where", where]

@@ -54,8 +54,8 @@ UNIT_SIZE = 5
 SLOW_CHILD = """
 import sys, time
 from fastroof.sweep import checkpoint
-from fastroof.sweep.deployments import DeploymentSweep, units as deployment_units
-from fastroof.sweep.steps import StepSweep, units as step_units
+from fastroof.sweep.deployments import DeploymentSweep, kind as deployment_units
+from fastroof.sweep.steps import StepSweep, spec as step_units
 checkpoint.PART_EVERY_S = 0.0
 step_units.EVALUATIONS_A_UNIT = step_units.ROWS_A_UNIT = {size}
 deployment_units.CANDIDATES_A_UNIT = deployment_units.KEPT_A_UNIT = {size}

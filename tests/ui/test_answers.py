@@ -272,7 +272,7 @@ def test_a_capacity_is_what_its_command_finds(store: PlanStore, name: str) -> No
 
 
 def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:
-    with pytest.raises(SimulationError, match="give one on TTFT or TPOT"):
+    with pytest.raises(SimulationError, match="set one on TTFT or TPOT"):
         capacity_answer(store, View(ttft_ms=None, tpot_ms=None))
     with pytest.raises(SimulationError, match="use shorter outputs"):
         capacity_answer(store, View(osl=2**16))

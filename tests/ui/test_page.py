@@ -190,7 +190,7 @@ def test_an_error_is_a_line_and_goes_away(opened: Browser) -> None:
     assert text(opened, "#tile-ttft .big") == "\N{EN DASH}"
     put(opened, "ttft_ms", "")
     put(opened, "tpot_ms", "")
-    assert "give one on TTFT or TPOT" in text(opened, "#capacity-words")
+    assert "set one on TTFT or TPOT" in text(opened, "#capacity-words")
 
 
 def test_a_view_is_its_address(opened: Browser, page: PageServer) -> None:

@@ -29,8 +29,8 @@ def test_a_view_is_its_document() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ([], "a view is an object"),
-        ({"card": "x"}, "a view has no 'card'; it has model"),
+        ([], "a view must be an object"),
+        ({"card": "x"}, "unknown key 'card' of a view; valid: model"),
         ({"model": 8}, "fastroof models"),
         ({"batch": 0}, "batch must be a whole number from 1 to 4,096, got 0"),
         ({"batch": True}, "batch must be"),

@@ -1,4 +1,4 @@
-"""Interactive pages that need nothing else: a sweep's results, and a simulated run."""
+"""Self-contained interactive pages: a sweep's results, and a simulated run."""
 
 from __future__ import annotations
 

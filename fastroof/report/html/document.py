@@ -16,11 +16,11 @@ from fastroof.errors import FastroofError
 _SUFFIXES: Final = (".html", ".htm")
 
 _ESCAPES: Final = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
-"""Signs that end a script or start a comment in HTML, or end a line in JavaScript."""
+"""Characters that end a script or start a comment in HTML, or end a line in JavaScript."""
 
 
 def checked_page_path(output: str | Path) -> Path:
-    """Return where a page can be written to, before any time goes into what it will be."""
+    """Return the path of a page, checked to be writable before the work starts."""
     output = Path(output)
     if output.suffix.lower() not in _SUFFIXES:
         raise FastroofError(f"output {output} must end in .html")
@@ -29,17 +29,17 @@ def checked_page_path(output: str | Path) -> Path:
 
 
 def plotly_js() -> str:
-    """Return plotly.js and its licence, as they can stand in a script element."""
+    """Return plotly.js with its licence, escaped for a script element."""
     folder = resources.files("fastroof.report.html") / "plotly"
     licence = (folder / "LICENSE").read_text(encoding="utf-8")
     program = (folder / "plotly-basic.min.js").read_text(encoding="utf-8")
-    # inside a script, where only a string could hold it, and there both spellings are one
+    # in JavaScript these occur only in strings, where the escaped spelling means the same
     safe = program.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     return f"/*\n{licence}*/\n{safe}"
 
 
 def embedded_json(document: Any) -> str:
-    r"""Write a JSON document that can stand in an HTML script element, whatever its texts are."""
+    r"""Return a document as JSON, escaped for an HTML script element."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.translate(_ESCAPES)
 
@@ -54,7 +54,7 @@ def write_page(
     scripts: Sequence[str],
     document: Any,
 ) -> int:
-    """Write a page."""
+    """Fill a template, write the page atomically, and return its size in bytes."""
     page = Template(_asset(template)).substitute(
         title=html.escape(heading),
         subtitle=html.escape(subtitle),

@@ -1,4 +1,4 @@
-"""A sweep's results as one interactive page."""
+"""The interactive page of a sweep's results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fastroof.report.steps import GROUPS, LeadingStep, StepSource
 from fastroof.units import MS_PER_S
 
 DIGITS: Final = 6
-"""Significant digits of what the page shows; the results file has them all."""
+"""Significant digits of numbers on the page; the results file has full precision."""
 
 
 def rounded(value: Any) -> Any:
-    """A number as the page holds it: None for what is not finite, few digits for the others."""
+    """Round a float for the page; None if it is not finite. Other values stay unchanged."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
@@ -33,7 +33,7 @@ def rounded(value: Any) -> Any:
 
 
 def packed_columns(results: Results, rows: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Pack columns as the page reads them."""
+    """Encode columns for the page."""
     return [_packed(results, name, values) for name, values in rows.items()]
 
 
@@ -53,14 +53,14 @@ def _packed(results: Results, name: str, values: Sequence[Any]) -> dict[str, Any
 
 
 def chart_facts(results: Results) -> dict[str, Any]:
-    """Say which columns the charts draw, and where limits are."""
+    """Return the columns that the charts draw, and the limits."""
     load = results.load()
     spec = results.metadata_json("fastroof.spec")
     workload = results.have(results.kind.workload)
     return {
         "x": RateColumns.USER,
         "y": RateColumns.GPU,
-        "best": _wanted_most(results, spec),
+        "best": _objective_column(results, spec),
         "is_complete": spec.get("keep") == "all",
         "load": load,
         "curves": results.have(results.kind.curves),
@@ -73,15 +73,15 @@ def chart_facts(results: Results) -> dict[str, Any]:
     }
 
 
-def _wanted_most(results: Results, spec: dict[str, Any]) -> str:
-    """Column of the sweep's objective."""
+def _objective_column(results: Results, spec: dict[str, Any]) -> str:
+    """Return the column of the sweep's objective."""
     objective = str(spec.get("objective", RateColumns.GPU))
     name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(objective, objective)
     return name if name in results else RateColumns.GPU
 
 
 def _limits(spec: dict[str, Any]) -> dict[str, float]:
-    """Limits of the sweep by the column that they are on."""
+    """Return the sweep's limits by column."""
     given = spec.get("constraints") or spec
     limits = {
         name: value
@@ -94,18 +94,18 @@ def _limits(spec: dict[str, Any]) -> dict[str, float]:
 
 
 def packed_steps(source: StepSource, chosen: ChosenRows, rows: dict[str, list[Any]]) -> dict[str, Any]:
-    """Break down the steps of the leading rows."""
+    """Return the broken-down steps of the leading rows, encoded for the page."""
     place = {index: i for i, index in enumerate(chosen.indices.tolist())}
     steps_of_row = {}
     for index in chosen.leaders.tolist():
         row = place[index]
         steps = source.steps({name: values[row] for name, values in rows.items()})
         if steps:
-            steps_of_row[str(row)] = [_charts_packed(step) for step in steps]
+            steps_of_row[str(row)] = [_packed_step(step) for step in steps]
     return steps_of_row
 
 
-def _charts_packed(step: LeadingStep) -> dict[str, Any]:
+def _packed_step(step: LeadingStep) -> dict[str, Any]:
     return {
         "name": step.name,
         "what": step.what,
@@ -125,7 +125,7 @@ def _charts_packed(step: LeadingStep) -> dict[str, Any]:
 
 
 def gpu_roofs(source: StepSource, names: list[str]) -> dict[str, Any]:
-    """Peaks and bandwidth of the GPUs, by the name that results call them; unknown ones are left out."""
+    """Return peaks and bandwidth of known GPUs by their name in the results."""
     roofs = {}
     for name in names:
         try:
@@ -141,7 +141,7 @@ def gpu_roofs(source: StepSource, names: list[str]) -> dict[str, Any]:
 
 
 MAX_ROWS: Final = 20_000
-"""Rows on a page by default: about 6 MB of data beside 1.2 MB of plotly.js, and still quick to filter."""
+"""Default maximum of rows on a page: about 6 MB of data plus 1.2 MB of plotly.js, still quick to filter."""
 
 _MOST_ROWS: Final = 200_000
 _SCRIPTS: Final = (
@@ -164,20 +164,20 @@ _SCRIPTS: Final = (
 
 
 class ReportFile(NamedTuple):
-    """What was written.
+    """A written report.
 
     Attributes
     ----------
     path : Path
-        The page.
+        Path of the page.
     num_bytes : int
-        Its size, B.
+        Size of the page, B.
     num_rows, num_shown : int
-        Rows of the results, and how many of them are on the page.
+        Number of rows in the results, and on the page.
     num_explained : int
-        Rows whose steps are broken down.
+        Number of rows whose steps are broken down.
     notes : tuple of str
-        What is left out and why, as the page says it.
+        Notes of the page on omitted data.
     """
 
     path: Path
@@ -191,19 +191,19 @@ class ReportFile(NamedTuple):
 def write_report(
     results: str | Path, output: str | Path, *, title: str | None = None, max_rows: int = MAX_ROWS
 ) -> ReportFile:
-    """Write a sweep's results as one interactive page that loads nothing else.
+    """Write a sweep's results as one self-contained interactive page.
 
     Parameters
     ----------
     results : str or Path
         Parquet file of a sweep over deployments or steps.
     output : str or Path
-        The page, ending in .html; a file of that name is replaced when all of it is there.
+        Path of the page, ending in .html; an existing file is replaced atomically.
     title : str, optional
-        Heading; by default what was swept.
+        Heading; by default the models and GPUs.
     max_rows : int
-        Rows on the page: of a larger sweep those of the Pareto fronts, the best of each setting, points of
-        their curves, and an even sample of the others.
+        Maximum number of rows on the page: of a larger sweep the Pareto fronts, the best of each setting,
+        points of their curves, and an even sample of the others.
 
     Returns
     -------
@@ -217,8 +217,8 @@ def write_report(
 
     Notes
     -----
-    Steps are broken down by plans compiled from the tables that the results' spec names, as they are now.
-    Rows whose plan cannot be compiled any more are on the page without a breakdown, which says why.
+    Steps are broken down by plans compiled from the current tables that the results' spec names. Rows whose
+    plan cannot be compiled any more have no breakdown; the page's notes give the reasons.
 
     Examples
     --------
@@ -265,10 +265,10 @@ def _title(results: Results) -> str:
 
 
 def _subtitle(results: Results) -> str:
-    """Where the numbers come from, in one line."""
+    """Return the sources of the numbers in one line."""
     words = [f"{results.num_rows:,} {results.kind.noun} of {results.path.name}"]
     version = results.metadata.get("fastroof.version")
-    words.append(f"swept with fastroof {version}" if version else "swept with an unknown fastroof")
+    words.append(f"swept with fastroof {version}" if version else "swept with an unknown version")
     tables = results.metadata.get("fastroof.tables_hash", "")
     words.append(f"measured tables {tables[:12]}" if tables else "no measured tables named")
     words.append(f"page by fastroof {__version__}")
@@ -285,15 +285,15 @@ def _notes(results: Results, source: StepSource, num_shown: int, num_leaders: in
     spec = results.metadata_json("fastroof.spec")
     if results.kind.name == "deployments" and spec.get("keep") == "best":
         notes.append(
-            f"The sweep kept the best {spec.get('k', 1)} of each group, which are often neighbours: with "
-            "keep = 'pareto' or 'all' there are fronts and curves."
+            f"The sweep kept only the best {spec.get('k', 1)} of each group, which are often neighbours: use "
+            "keep = 'pareto' or 'all' for fronts and curves."
         )
     counts = _counted(results.metadata_json("fastroof.counts"))
     if counts:
         notes.append(f"The sweep counted {counts}.")
     if source.stale:
         notes.append(
-            "The measured tables have changed since the sweep; steps are broken down by the new ones."
+            "The measured tables have changed since the sweep; steps are broken down with the new ones."
         )
     total = sum(source.problems.values())
     if total:
@@ -304,7 +304,7 @@ def _notes(results: Results, source: StepSource, num_shown: int, num_leaders: in
 
 
 def _counted(counts: dict[str, Any]) -> str:
-    """Counts by name as words; counts by reason follow what they are counted under."""
+    """Format counts by name as text, followed by their counts by reason."""
     words = []
     for name, value in counts.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A simulated run as one interactive page."""
+"""The interactive page of a simulated run."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 POINTS: Final = 240
-"""Points of a distribution."""
+"""Maximum number of points per distribution."""
 
 MOST_DOTS: Final = 2000
-"""Requests that are drawn one by one; of more, percentiles of stretches."""
+"""Maximum number of requests drawn as dots; more are drawn as percentiles over stretches of time."""
 
 STRETCHES: Final = 120
 FEWEST: Final = 20
-"""Mean requests per stretch: fewer make a percentile meaningless."""
+"""Minimum mean requests per stretch: fewer make a percentile meaningless."""
 
 
 def series_values(sim: Simulation) -> dict[str, list[Any]]:
-    """Return the series of a simulation as lists, few digits each."""
+    """Return the time series of a simulation as lists of rounded values."""
     table = sim.series()
     return {name: [rounded(value) for value in table[name].to_pylist()] for name in table.column_names}
 
 
 def requests_over_time(sim: Simulation, name: str) -> dict[str, Any]:
-    """Return a time of requests by their arrival: single ones, or percentiles of stretches."""
+    """Return a latency by arrival time: of each request, or percentiles over stretches of time."""
     values: Floats = getattr(sim.times, name)
     there = sim.times.is_finished & np.isfinite(values)
     arrival_s, times_ms = sim.outcomes.arrival_us[there] / US_PER_S, values[there]
@@ -66,7 +66,7 @@ def requests_over_time(sim: Simulation, name: str) -> dict[str, Any]:
 
 
 def cumulative(values: Floats) -> dict[str, list[Any]]:
-    """Return a distribution as shares of values up to each of some points, dense in its tail."""
+    """Return the cumulative distribution at some points, dense in the tail."""
     if not len(values):
         return {"ms": [], "share": []}
     ordered = np.sort(values)
@@ -75,7 +75,7 @@ def cumulative(values: Floats) -> dict[str, list[Any]]:
 
 
 def _ranks(count: int) -> Longs:
-    """Ranks to draw: evenly over all, and ever denser towards the last."""
+    """Return the ranks to draw: evenly spaced, and denser towards the largest."""
     if count <= POINTS:
         return np.arange(count)
     even = np.linspace(0, count - 1, POINTS // 2)
@@ -84,14 +84,14 @@ def _ranks(count: int) -> Longs:
 
 
 def _gaps(counts: Longs, middles_us: Floats) -> dict[str, list[Any]]:
-    """A distribution from a histogram."""
+    """Return the cumulative distribution of a histogram."""
     total = int(counts.sum())
     if not total:
         return {"ms": [], "share": []}
     there = np.flatnonzero(counts)
     upto = np.cumsum(counts[there])
-    kept = np.unique(np.searchsorted(upto, _ranks(total), side="right"))
-    return {"ms": _short(middles_us[there[kept]] / 1e3), "share": _short(upto[kept] / total)}
+    drawn = np.unique(np.searchsorted(upto, _ranks(total), side="right"))
+    return {"ms": _short(middles_us[there[drawn]] / 1e3), "share": _short(upto[drawn] / total)}
 
 
 def distributions(sim: Simulation, with_range: bool) -> dict[str, dict[str, Any]]:
@@ -135,25 +135,25 @@ def write_simulation_report(
     limits: Mapping[str, float] | None = None,
     answers: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a simulated run as one interactive page that loads nothing else.
+    """Write a simulated run as one self-contained interactive page.
 
     Parameters
     ----------
     sim : Simulation
-        What ``fastroof.simulation`` returned.
+        Simulation to show, from :func:`fastroof.simulate`.
     output : str or Path
-        The page, ending in .html; a file of that name is replaced when all of it is there.
+        Path of the page, ending in .html; an existing file is replaced atomically.
     title : str, optional
         Heading; by default the model, the GPUs and the trace.
     limits : mapping of str to float, optional
-        Limits of a request, ms, by ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``: drawn, and counted.
+        Limits of a request, ms, by ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``: drawn, and used for goodput.
     answers : mapping, optional
-        What ``sim.summary`` returned for them, if it was called before.
+        Result of ``sim.summary`` with these limits, if already computed.
 
     Returns
     -------
     Path
-        The page.
+        Path of the page.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def _subtitle(sim: Simulation) -> str:
 
 
 def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
-    """What stands above the charts, in words."""
+    """Return the figures above the charts as text."""
     mean_and_peak = {
         name: f"{_number(answers[name]['mean'], form)} ({answers[name]['peak']:{peak}})"
         for name, form, peak in (
@@ -270,19 +270,19 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _number(value: float, form: str) -> str:
-    """Format a number; a dash if there is none."""
+    """Format a number; NaN as a dash."""
     return "-" if math.isnan(value) else format(value, form)
 
 
 def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:
     notes = [
-        "Percentiles are over the requests that finished; those of ITL, over all gaps between two tokens "
-        "of a request, are of a histogram and within 0.4 %.",
+        "Percentiles are over finished requests; those of ITL are over all gaps between two tokens of a "
+        "request, from a histogram, and accurate to 0.4 %.",
     ]
     found = answers.get("range")
     if found is not None and found["relative_error"] is not None:
         notes.append(
-            f"The range is of the same requests on steps {found['relative_error']:.1%} faster and slower: "
+            f"The range is for the same requests on steps {found['relative_error']:.1%} faster and slower: "
             f"one standard error {found['basis']}."
         )
     elif found is not None:
@@ -291,7 +291,7 @@ def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:
         error = sim.step_error
         notes.append(
             f"One standard error of a step is {error.relative:.1%}, {error.basis}; the load is not near "
-            "saturation, where queues make more of it."
+            "saturation, where queues amplify it."
             if error.is_known
             else f"The error of a step is {error.basis}."
         )

@@ -127,12 +127,12 @@ class CapacitySweep:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs that the spec names."""
+        """Return the GPUs in the spec."""
         return self.spec.gpus
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """The runtimes that the spec names."""
+        """Return the engines in the spec."""
         return self.spec.runtime
 
     @property
@@ -196,8 +196,8 @@ def reduced_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
     """Return the best rows of each group, or all, in their given order."""
     if spec.keep == "all":
         return rows
-    kept = [place for places in _by_group(spec, rows).values() for place in places[: spec.k]]
-    return _taken(rows, sorted(kept))
+    selected = [place for places in _by_group(spec, rows).values() for place in places[: spec.k]]
+    return _taken(rows, sorted(selected))
 
 
 def ordered_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:

@@ -146,22 +146,22 @@ class DeploymentSweep:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs that the spec names."""
+        """Return the GPUs in the spec."""
         return self.spec.gpus
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """The runtimes that the spec names."""
+        """Return the engines in the spec."""
         return self.spec.runtime
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns of the results."""
+        """Return the columns of the results."""
         return COLUMNS
 
     @property
     def has_final_rows(self) -> bool:
-        """Whether all rows are kept."""
+        """Return whether units' rows are final, which they are if all are kept."""
         return self.spec.keep == "all"
 
     def units(self) -> list[WorkUnit]:

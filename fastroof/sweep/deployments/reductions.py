@@ -59,7 +59,7 @@ def reduced_rows(
         shape = (count, min(k, int(np.bincount(groups).max())))
         table = BestTable(np.empty(shape), np.empty(shape, np.int64), np.zeros(count, np.int64))
         reduce_best(groups, _objective(spec, rows), table)
-        kept = table.at[np.arange(shape[1]) < table.taken[:, None]]
+        selected = table.at[np.arange(shape[1]) < table.taken[:, None]]
     else:
         shape = (count, int(np.bincount(groups).max()))
         fronts = Fronts(
@@ -67,8 +67,8 @@ def reduced_rows(
         )
         per_user = np.nan_to_num(_column(rows, "tokens_per_s_per_user"), nan=0.0)
         reduce_pareto(groups, per_user, _column(rows, "tokens_per_s_per_gpu"), 0, fronts)
-        kept = fronts.at[np.arange(shape[1]) < fronts.taken[:, None]]
-    return rows.take(pa.array(np.sort(kept)))
+        selected = fronts.at[np.arange(shape[1]) < fronts.taken[:, None]]
+    return rows.take(pa.array(np.sort(selected)))
 
 
 def best_rows(spec: DeploymentSpec, rows: pa.Table) -> pa.Table:

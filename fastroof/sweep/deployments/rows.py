@@ -39,11 +39,11 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     decode_us = answers[closed_loops.DECODE_STEP_MS] * US_PER_MS
     mixed_us = answers[closed_loops.MIXED_STEP_MS] * US_PER_MS
     # one client with an output of one token: all steps are chunks of its prompt
-    alone = (decode_us == 0.0) & (mixed_us == 0.0)
+    is_single = (decode_us == 0.0) & (mixed_us == 0.0)
     own_us = answers[closed_loops.TTFT_MS] * US_PER_MS / np.ceil(new_tokens / budget)
-    mixed_us = np.where(alone, own_us, mixed_us)
-    prefill = np.where(alone, np.minimum(new_tokens, budget), prefill)
-    share = np.where(alone, 1.0, answers[closed_loops.MIXED_SHARE])
+    mixed_us = np.where(is_single, own_us, mixed_us)
+    prefill = np.where(is_single, np.minimum(new_tokens, budget), prefill)
+    share = np.where(is_single, 1.0, answers[closed_loops.MIXED_SHARE])
 
     verified = decodes * (queries - 1.0)
 

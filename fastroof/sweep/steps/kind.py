@@ -43,17 +43,17 @@ class StepSweep:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPU that the spec names."""
+        """Return the GPU in the spec."""
         return (self.spec.gpu,)
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """The runtime that the spec names."""
+        """Return the engine in the spec."""
         return (self.spec.runtime,)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns of the results."""
+        """Return the columns of the results."""
         return step_columns(self.spec.keep)
 
     def units(self) -> list[WorkUnit]:

@@ -1,4 +1,4 @@
-// Questions: one of each kind at a time, and the newest view next; an answer that is outdated is not shown.
+// Questions: one of each kind is open at a time, then the newest view follows; outdated answers are not shown.
 
 async function post(question, view) {
   const reply = await fetch(`ask/${question}`, {
@@ -9,16 +9,16 @@ async function post(question, view) {
   return answer;
 }
 
-// showsAll: answers on the way to the newest are shown too, as a picture follows a slider.
+// showsAll: outdated answers are shown too, so that the charts follow a slider.
 export function questioner(question, { delayMs = 0, showsAll = false, show, fail, waits = () => {} }) {
-  let wanted = null;
+  let pending = null;
   let isOpen = false;
   let timer = 0;
 
   async function next() {
-    if (isOpen || wanted === null) return;
-    const view = wanted;
-    wanted = null;
+    if (isOpen || pending === null) return;
+    const view = pending;
+    pending = null;
     isOpen = true;
     let shown;
     try {
@@ -26,10 +26,10 @@ export function questioner(question, { delayMs = 0, showsAll = false, show, fail
       shown = () => show(answer, view);
     } catch (error) {
       const gone = error instanceof TypeError;
-      shown = () => fail(gone ? "fastroof ui does not answer: it was closed, or never started" : error.message, view);
+      shown = () => fail(gone ? "fastroof ui does not respond: it is not running" : error.message, view);
     }
     isOpen = false;
-    if (wanted === null || showsAll) shown();
+    if (pending === null || showsAll) shown();
     next();
   }
 
@@ -37,12 +37,12 @@ export function questioner(question, { delayMs = 0, showsAll = false, show, fail
     clearTimeout(timer);
     waits();
     if (!delayMs) {
-      wanted = view;
+      pending = view;
       next();
       return;
     }
     timer = setTimeout(() => {
-      wanted = view;
+      pending = view;
       next();
     }, delayMs);
   };

@@ -1,11 +1,11 @@
-// The capacity: the largest rate within percentiles, and how these rise towards it.
+// The capacity: the highest rate within limits on percentiles, and the percentiles over the rate.
 
 import { Chart, clipped, groupName, ink, legend, line, text } from "./chart.js";
 import { byId, make, number, percent, showCommand } from "./words.js";
 import { showCapacityTile } from "./headline.js";
 
 const MOST = 2;
-const WORDS = { goodput: "goodput", throughput: "throughput: requests arrive faster than they are served", none: "nothing: even all requests at once keep the limits" };
+const WORDS = { goodput: "goodput", throughput: "throughput: requests arrive faster than they are served", none: "none: even all requests at one time stay within the limits" };
 
 let answer = null;
 let most = 1;
@@ -34,14 +34,14 @@ export function showCapacity(answered, view) {
   answer = answered;
   const names = Object.keys(answer.limits);
   const rows = answer.simulated.filter((one) => one.requests_per_s !== null);
-  const tokens = `${number(answer.requests_per_s_per_gpu * view.osl)} output tokens/s a GPU`;
-  const per = answer.requests_per_s ? `, ${answer.gpus > 1 ? `${number(answer.requests_per_s_per_gpu)} a GPU, ` : ""}${tokens}` : "";
+  const tokens = `${number(answer.requests_per_s_per_gpu * view.osl)} output tokens/s per GPU`;
+  const per = answer.requests_per_s ? `, ${answer.gpus > 1 ? `${number(answer.requests_per_s_per_gpu)} per GPU, ` : ""}${tokens}` : "";
   const at = Object.entries(answer.at_capacity).map(([name, ms]) => `${words(name)} ${number(ms)} ms`);
   const range = answer.relative_error === null ? "the error of its steps is unknown" : `${number(answer.low)} to ${number(answer.high)} with steps one standard error (${percent(answer.relative_error)}) longer and shorter`;
   const binds = WORDS[answer.limit] || words(answer.limit);
   byId("capacity-words").replaceChildren(
-    make("strong", answer.requests_per_s ? `${number(answer.requests_per_s)} requests/s` : "No rate keeps the limits"),
-    `${per}; ${range}. What binds: ${binds}.${at.length ? ` There: ${at.join(", ")}.` : ""} ${answer.requests.toLocaleString("en-US")} requests were simulated at ${answer.simulations} rates.`,
+    make("strong", answer.requests_per_s ? `${number(answer.requests_per_s)} requests/s` : "No rate is within the limits"),
+    `${per}; ${range}. Binding limit: ${binds}.${at.length ? ` At this rate: ${at.join(", ")}.` : ""} ${answer.requests.toLocaleString("en-US")} requests were simulated at ${answer.simulations} rates.`,
   );
   const isAny = rows.length > 0;
   byId("capacity").hidden = !isAny;

@@ -1,8 +1,8 @@
-// What the charts share: uPlot on a card, axes in the page's colours, points under the pointer.
+// Shared by all charts: uPlot on a card, axes in the page's colours, tooltips.
 
 import { byId, short } from "./words.js";
 
-// Asked for while a chart is drawn, the style of a page that has just changed is worked out again: so it is kept.
+// Cached: reading a style while a chart is drawn makes the browser recompute the layout of a changed page.
 const inks = new Map();
 
 export function ink(name) {
@@ -14,7 +14,7 @@ export const forgetInks = () => inks.clear();
 export const groupName = (i) => `--g${i % 8}`;
 export const groupColour = (i) => ink(groupName(i));
 
-// A colour of the page, as far towards the card that it lies on; both are written #rrggbb.
+// A colour of the page blended with its card's colour by a share; both are #rrggbb.
 export function faint(name, share = 0.42) {
   const [from, to] = [ink(name), ink("--card")].map((colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)));
   return `rgb(${from.map((part, i) => Math.round(part + (to[i] - part) * share)).join(" ")})`;
@@ -24,7 +24,7 @@ export const pixels = (u, x, y) => [u.valToPos(x, "x", true), u.valToPos(y, "y",
 const FONT = '12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif';
 const LOG = 3;
 
-// Powers of a base, or of several steps of it, as many as there is room for.
+// Powers of a base, spaced to fit the axis.
 function powers(base) {
   return (u, i, least, most, room, space) => {
     const from = Math.ceil(Math.log(least) / Math.log(base) - 1e-9);
@@ -65,7 +65,7 @@ export class Chart {
     if (this.plot && width && (width !== this.plot.width || height !== this.plot.height)) this.plot.setSize({ width, height });
   }
 
-  // Draw data; series are made anew where their names change.
+  // Draw data; series are created again if their names change.
   show(data, series, bands = []) {
     const made = JSON.stringify([series.map((one) => [one.label, one.key]), bands.map((band) => band.series)]);
     if (this.plot && made === this.made) {
@@ -123,7 +123,7 @@ export function hideTip() {
   byId("tip").hidden = true;
 }
 
-// The point nearest to the pointer, of some {x, y}, within so many pixels.
+// The nearest of some {x, y} points to the pointer, within a number of pixels.
 export function nearest(u, points, left, top, within = 26) {
   let best = null;
   let least = within * within;
@@ -135,7 +135,7 @@ export function nearest(u, points, left, top, within = 26) {
   return best;
 }
 
-// Draw within the plot's frame.
+// Draw clipped to the plot's frame.
 export function clipped(u, paint) {
   const { ctx, bbox } = u;
   ctx.save();
@@ -182,7 +182,7 @@ export function text(ctx, words, x, y, { colour = ink("--ink"), align = "left", 
   ctx.fillText(words, x, y);
 }
 
-// items: words, and the name of a colour, which follows the theme.
+// items: a text, and the name of a colour, which follows the theme.
 export function legend(id, items) {
   byId(id).replaceChildren(...items.map(([words, colour]) => {
     const item = document.createElement("li");

@@ -1,4 +1,4 @@
-// The controls: filled from what the server offers, and in step with the state.
+// The controls: filled with the server's choices, and synchronized with the state.
 
 import { byId, make } from "./words.js";
 import { change, current } from "./state.js";
@@ -49,7 +49,7 @@ export function fillControls(offered) {
     else if (type === "radio") change({ [name]: event.target.value });
     else typed(event.target);
   });
-  // a model is asked for when its name is whole: chosen from the list, or typed and left
+  // a model is requested when its name is complete: chosen from the list, or when the field loses focus
   const model = control("model");
   model.addEventListener("input", () => {
     if (offered.models.includes(model.value)) change({ model: model.value });
@@ -71,7 +71,7 @@ function typed(input) {
   if (!isWrong) change({ [input.name]: value });
 }
 
-// Show a view in the controls; the field being typed in is left alone.
+// Show a view in the controls, except in the field being edited.
 export function showControls(view) {
   for (const [name, value] of Object.entries(view)) {
     const element = control(name);
@@ -95,7 +95,7 @@ export function showControls(view) {
   byId("chunk-row").hidden = view.kind === "decode";
 }
 
-// What blanks stand for is in the answer.
+// Show the values that empty fields stand for, from the answer.
 export function showPlaceholders(answer) {
   const [, ...chunks] = [null, ...answer.step.requests.filter(([, added]) => added > 1)];
   control("chunk").placeholder = chunks.length ? String(chunks[0][1]) : "auto";

@@ -1,4 +1,4 @@
-// The step's time as its batch, or its prompt, grows: by part, with its standard error and what memory holds.
+// The step's time over its batch or prompt: by part, with its standard error and the memory limit.
 
 import { Chart, clipped, dot, faint, groupName, ink, legend, line, pixels, text } from "./chart.js";
 import { byId, count, error, number, time } from "./words.js";
@@ -14,7 +14,7 @@ let curve = null;
 let names = [];
 
 const chart = new Chart("curve", {
-  x: { label: "requests that decode", log: 2, range: (u, least, most) => [least, most] },
+  x: { label: "decoding requests", log: 2, range: (u, least, most) => [least, most] },
   y: { label: "ms", range: (u, least, most) => [0, Math.max(most, ...pinnedPoints().map(([, ms]) => ms)) * 1.06 || 1] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const { top, height, left, width } = u.bbox;
@@ -28,8 +28,8 @@ const chart = new Chart("curve", {
       const words = curve.fits >= 1 ? `KV cache full: ${count(Math.floor(curve.fits))}` : "no room for KV cache";
       text(ctx, words, at + (isLate ? -6 : 6) * ratio, top + 10 * ratio, { colour: ink("--quiet"), align: isLate ? "right" : "left" });
     }
-    const kept = pinnedPoints().map(([size, ms]) => pixels(u, size, ms));
-    line(ctx, kept, { colour: ink("--g5"), width: 2.5 * ratio, dash: [7 * ratio, 5 * ratio] });
+    const earlier = pinnedPoints().map(([size, ms]) => pixels(u, size, ms));
+    line(ctx, earlier, { colour: ink("--g5"), width: 2.5 * ratio, dash: [7 * ratio, 5 * ratio] });
     const here = curve.x.indexOf(curve.at);
     if (here < 0) return;
     const [x, y] = pixels(u, curve.at, curve.latency_us[here] / 1000);
@@ -51,17 +51,17 @@ const chart = new Chart("curve", {
   },
 });
 
-// Of the pinned view's curve what lies over the same sizes.
+// The pinned view's curve over the same sizes.
 function pinnedPoints() {
-  const kept = pinned()?.curve;
-  if (!kept || kept.x_name !== curve.x_name) return [];
-  return kept.x.map((size, i) => [size, kept.latency_us[i] / 1000]).filter(([size]) => size <= curve.x.at(-1));
+  const earlier = pinned()?.curve;
+  if (!earlier || earlier.x_name !== curve.x_name) return [];
+  return earlier.x.map((size, i) => [size, earlier.latency_us[i] / 1000]).filter(([size]) => size <= curve.x.at(-1));
 }
 
 export function showCurve(answer) {
   curve = answer.curve;
   names = Object.keys(curve.parts_us);
-  // areas lie one on the other, the sum of all behind the rest
+  // stacked areas: the sum of all is drawn first, behind the others
   const sums = [];
   let below = curve.x.map(() => 0);
   for (const name of names) {
@@ -79,13 +79,13 @@ export function showCurve(answer) {
   const own = { label: "step", stroke: () => ink("--ink"), width: 2, points: { show: false } };
   const first = areas.length + 1;
   const isPrompt = curve.x_name !== "decodes";
-  chart.options.x.label = isPrompt ? "prompt tokens of the step" : "requests that decode";
+  chart.options.x.label = isPrompt ? "prompt tokens of the step" : "decoding requests";
   areas.forEach((area) => { area.key = chart.options.x.label; });
   const fill = () => `${ink("--ink")}26`;
   chart.show(data, [...areas, ...edges, own], [{ series: [first, first + 1], fill }]);
   const here = curve.x.indexOf(curve.at);
   const what = isPrompt ? "prompt tokens" : "batch";
-  const words = `against its ${what}; band: one standard error; click to take a size`;
+  const words = `against its ${what}; band: one standard error; click to select a size`;
   byId("curve-words").textContent = answer.curve.relative_error ? words : words.replace("band: one standard error; ", "");
   const summary = here < 0 ? "" : `, ${time(curve.latency_us[here])} at ${count(curve.at)}`;
   byId("curve").setAttribute("aria-label", `Step time from ${number(total[0])} ms to ${number(total.at(-1))} ms${summary}`);

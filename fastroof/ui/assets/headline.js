@@ -1,4 +1,4 @@
-// In short: the step, what clients see, memory and capacity, each with its error, its origin and its limit.
+// The summary: step, latency, throughput, memory and capacity, each with its error, origin and limit.
 
 import { offPin } from "./pin.js";
 import { byId, count, error, gib, make, number, originChip, percent, time } from "./words.js";
@@ -17,14 +17,14 @@ function tile(id, big, unit, quiet, state = "", value = null) {
 
 export function sentence({ plan }) {
   const gpus = plan.gpus > 1 ? `${plan.gpus} × ${plan.gpu_title} (${plan.layout})` : plan.gpu_title;
-  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache, runtime ${plan.runtime}`;
+  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache, engine ${plan.runtime}`;
 }
 
 export function showHeadline(answer, view) {
   const { step, serving, plan } = answer;
   const [value, unit] = time(step.latency_us).split(" ");
   const origin = originChip(step.origin);
-  origin.title = "how the least known of its parts was found";
+  origin.title = "origin of its least certain part";
   tile("step", value, unit, [`${error(step.relative_error)} `, origin], "", step.latency_us);
   for (const [name, limit] of Object.entries(LIMIT)) {
     const ms = serving[limit];
@@ -36,7 +36,7 @@ export function showHeadline(answer, view) {
     else tile(name, number(ms), "ms", [`${error(serving[`${name}_relative_error`])}${wait}${words && ","}${words}`], state, ms);
   }
   if (serving.problem) tile("rate", "–", "", ["no client can be served"]);
-  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s a GPU", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} tokens/s each`], "", serving.tokens_per_s_per_gpu);
+  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s per GPU", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} tokens/s each`], "", serving.tokens_per_s_per_gpu);
   const { weights = 0, kv_cache: cache = 0 } = plan.memory_bytes;
   const held = Math.max(0, plan.gpu_bytes - weights - cache);
   const share = step.kv_share;
@@ -48,9 +48,9 @@ export function showHeadline(answer, view) {
     part.title = `${["weights", "working set and reserve", "KV cache"][i]} ${gib(bytes)}`;
     return part;
   }));
-  // said aloud where it is another one
-  const told = sentence(answer);
-  if (byId("sentence").textContent !== told) byId("sentence").textContent = told;
+  // screen readers announce it only if it changes
+  const summary = sentence(answer);
+  if (byId("sentence").textContent !== summary) byId("sentence").textContent = summary;
 }
 
 export function showCapacityTile(answer) {

@@ -1,4 +1,4 @@
-// Layouts beside each other: throughput a GPU against time per token, over clients, and the limits.
+// Comparison of layouts: throughput per GPU against time per token over clients, and the limits.
 
 import { Chart, clipped, dot, groupName, ink, legend, line, nearest, pixels, text } from "./chart.js";
 import { byId, count, error, make, number, percent, showCommand } from "./words.js";
@@ -15,7 +15,7 @@ let hovered = null;
 
 const chart = new Chart("pareto", {
   x: { label: "time per output token, ms", log: 2, range: (u, least, most) => [least, most] },
-  y: { label: "tokens/s a GPU", range: (u, least, most) => [0, most * 1.08 || 1] },
+  y: { label: "tokens/s per GPU", range: (u, least, most) => [0, most * 1.08 || 1] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const { top, height } = u.bbox;
     const limit = answer.limits.tpot_ms;
@@ -29,7 +29,7 @@ const chart = new Chart("pareto", {
     for (const curve of curves) {
       const colour = colourOf(curve);
       const places = curve.points.map((point) => pixels(u, point.x, point.y));
-      // beyond the limit on TTFT a curve is dashed
+      // dashed where the limit on TTFT is exceeded
       for (let i = 1; i < places.length; i += 1) {
         const isLate = curve.points[i].isLate;
         const width = (curve === hovered ? 3.5 : curve.is_shown ? 3 : 1.75) * ratio;
@@ -78,13 +78,13 @@ function pointsOf(curve) {
   const late = answer.limits.ttft_ms ?? Infinity;
   return curve.clients.map((clients, i) => ({
     curve, i, x: curve.tpot_ms[i], y: curve.tokens_per_s_per_gpu[i], isFront: curve.on_front[i], isLate: curve.ttft_ms[i] > late,
-    words: () => `${curve.layout}, ${count(clients)} clients\n${number(curve.tokens_per_s_per_gpu[i])} tokens/s a GPU\n`
+    words: () => `${curve.layout}, ${count(clients)} clients\n${number(curve.tokens_per_s_per_gpu[i])} tokens/s per GPU\n`
       + `TPOT ${number(curve.tpot_ms[i])} ms ${error(curve.tpot_relative_error?.[i])}\nTTFT ${number(curve.ttft_ms[i])} ms ${error(curve.ttft_relative_error?.[i])}`
       + `${curve.within[i] ? "\nwithin the limits" : ""}`,
   }));
 }
 
-// The point of a layout that the table has: the most throughput within the limits, else of all.
+// A layout's point in the table: the most throughput within the limits, otherwise of all.
 function chosenPoint(curve) {
   const isAny = curve.within.some(Boolean);
   let best = -1;
@@ -102,7 +102,7 @@ export function showLayouts(answered) {
   rows.forEach(([curve], rank) => { curve.rank = rank; });
   for (const curve of curves) curve.points = pointsOf(curve);
   points = curves.flatMap((curve) => curve.points);
-  // the least known stay behind
+  // draw the best last, in front
   curves.sort((a, b) => b.rank - a.rank);
   const xs = points.map((point) => point.x);
   const ys = points.map((point) => point.y);
@@ -118,20 +118,20 @@ export function showLayouts(answered) {
   byId("layouts").hidden = !rows.length;
   const refused = answer.layouts.filter((one) => one.problem);
   byId("refused").hidden = !refused.length;
-  byId("refused").firstElementChild.textContent = `${refused.length} ${refused.length === 1 ? "layout" : "layouts"} left out, and why`;
+  byId("refused").firstElementChild.textContent = `${refused.length} ${refused.length === 1 ? "layout" : "layouts"} left out, with reasons`;
   byId("refused").lastElementChild.replaceChildren(...refused.map((one) => make("li", `${one.layout}: ${one.problem}`)));
   showCommand("layouts-command", answer.best?.command);
 }
 
 function bestWords() {
-  if (!curves.length) return ["No layout can serve it: use more GPUs, another format or shorter requests."];
-  if (!answer.best) return ["No layout keeps the limits at any number of clients: use looser limits or more GPUs."];
+  if (!curves.length) return ["No layout can serve this load: use more GPUs, another format or shorter requests."];
+  if (!answer.best) return ["No layout is within the limits at any number of clients: use looser limits or more GPUs."];
   const curve = curves.find((one) => one.number === answer.best.layout);
   const i = answer.best.point;
   const margins = Object.entries(answer.best.margins).sort(([, a], [, b]) => a - b).map(([name, left]) => `${NAMES[name]} has ${percent(left)} left`);
   const gpus = curve.gpus === 1 ? "1 GPU" : `${curve.gpus} GPUs`;
-  const told = make("strong", `Best: ${curve.layout} with ${count(curve.clients[i])} clients a replica of ${gpus}`);
-  return [told, `: ${number(curve.tokens_per_s_per_gpu[i])} tokens/s a GPU${margins.length ? `; ${margins.join(", ")}` : ""}. Dots: nothing has more throughput in no more time per token; dashes: TTFT is above its limit.`];
+  const best = make("strong", `Best: ${curve.layout} with ${count(curve.clients[i])} clients per replica of ${gpus}`);
+  return [best, `: ${number(curve.tokens_per_s_per_gpu[i])} tokens/s per GPU${margins.length ? `; ${margins.join(", ")}` : ""}. Dots: Pareto front; dashes: TTFT is above its limit.`];
 }
 
 function row([curve, i, isWithin]) {
@@ -148,12 +148,12 @@ function row([curve, i, isWithin]) {
     make("td", curve.layout, "text name"), make("td", String(curve.gpus)), make("td", count(curve.clients[i])),
     make("td", number(curve.tokens_per_s_per_gpu[i])), make("td", number(curve.tpot_ms[i])), make("td", number(curve.ttft_ms[i])),
     make("td", number(1000 / curve.tpot_ms[i])),
-    make("td", isWithin ? "kept" : `${broken.join(", ")} broken`, isWithin ? "text good" : "text bad"), cell,
+    make("td", isWithin ? "within" : `${broken.join(", ")} exceeded`, isWithin ? "text good" : "text bad"), cell,
   );
   return line;
 }
 
-// Where the view's own clients are: an element of its own, so that a slider redraws no curve.
+// Mark the view's own clients with a separate element, so that a slider does not redraw the curves.
 export function showHere(serving) {
   here = serving.problem || !serving.tpot_ms ? null : { x: serving.tpot_ms, y: serving.tokens_per_s_per_gpu };
   if (chart.plot) placeMark(chart.plot);

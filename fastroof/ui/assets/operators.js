@@ -1,4 +1,4 @@
-// The step by operator: one bar of groups, and a table of all.
+// The step by operator: a bar of groups, and a table of all operators.
 
 import { groupName, legend } from "./chart.js";
 import { byId, fillRows, isUnsure, make, percent, scaled, showCommand, time } from "./words.js";

@@ -1,4 +1,4 @@
-// The page: whatever changes in the controls is asked at once, and what takes longer when they rest.
+// The page: changes of the controls send quick questions immediately, and slow ones once the controls rest.
 
 import { byId, copies, make, showCommand } from "./words.js";
 import { address, current, onChange, openState, reset, sizesOf } from "./state.js";
@@ -17,15 +17,15 @@ import { listenToTheme } from "./theme.js";
 const RESTS_MS = 120;
 const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled", "isl", "osl", "max_batched_tokens", "ttft_ms", "tpot_ms"];
 const OF = { layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
-const AT_ONCE = ["step-card", "curve", "roofline"];
+const IMMEDIATE = ["step-card", "curve", "roofline"];
 
 let groups = [];
 let changedAt = null;
 let last = null;
-const asked = {};
+const lastSettings = {};
 const waits = (id, isWaiting) => byId(id).classList.toggle("waiting", isWaiting);
 
-// How many answers are on the page so far, for whoever measures it.
+// Count the shown answers, for measurements.
 function countPicture() {
   const { dataset } = document.documentElement;
   dataset.pictures = 1 + Number(dataset.pictures || 0);
@@ -36,7 +36,7 @@ const askStep = questioner("step", {
   show: (answer, view) => {
     last = [answer, view];
     byId("problem").hidden = true;
-    for (const id of AT_ONCE) byId(id).classList.remove("stale");
+    for (const id of IMMEDIATE) byId(id).classList.remove("stale");
     showHeadline(answer, view);
     showOperators(answer, groups);
     showCurve(answer);
@@ -61,7 +61,7 @@ const askStep = questioner("step", {
     byId("problem").textContent = message;
     byId("sentence").textContent = `${view.model} on ${view.gpu}: no answer`;
     byId("notes").hidden = true;
-    for (const id of AT_ONCE) byId(id).classList.add("stale");
+    for (const id of IMMEDIATE) byId(id).classList.add("stale");
     countPicture();
   },
 });
@@ -94,13 +94,13 @@ const askCapacity = questioner("capacity", {
   },
 });
 
-// What a question depends on decides whether it is asked again.
+// Send a question again only if a setting that it depends on has changed.
 function askWhatChanged(view) {
   askStep(view);
   for (const [name, ask] of [["layouts", askLayouts], ["capacity", askCapacity]]) {
     const depends = sizesOf(OF[name]);
-    if (asked[name] !== depends) {
-      asked[name] = depends;
+    if (lastSettings[name] !== depends) {
+      lastSettings[name] = depends;
       ask(view);
     }
   }
@@ -140,5 +140,5 @@ async function begin() {
 
 begin().catch((error) => {
   byId("problem").hidden = false;
-  byId("problem").textContent = `the page cannot begin: ${error.message}`;
+  byId("problem").textContent = `the page cannot start: ${error.message}`;
 });

@@ -1,4 +1,4 @@
-// A view that is kept beside the next ones, to see what a change does: its curve, and how far off its times are.
+// A pinned view to compare with the next ones: its curve, and the differences of its times.
 
 import { byId } from "./words.js";
 import { sentence } from "./headline.js";
@@ -18,7 +18,7 @@ export function pinAnswer(answer) {
   byId("pinned").textContent = pin ? `Pinned, dashed in the chart and compared above: ${pin.words}` : "";
 }
 
-// How far a value is from the pinned one.
+// The difference of a value from the pinned one.
 export function offPin(name, value) {
   const before = pin?.values[name];
   if (!before || value === null || value === undefined) return "";

@@ -1,4 +1,4 @@
-// The step's operators under the GPU's roofs.
+// The step's operators on the GPU's roofline.
 
 import { Chart, clipped, dot, groupColour, ink, line, nearest, pixels, text } from "./chart.js";
 import { byId, percent, scaled, time } from "./words.js";
@@ -12,7 +12,7 @@ const LABELS = 5;
 const powerOf = (value) => 10 ** Math.floor(Math.log10(value));
 
 const chart = new Chart("roofline", {
-  x: { label: "FLOP a byte", log: 10, values: String, range: (u, least, most) => [least, most] },
+  x: { label: "FLOP per byte", log: 10, values: String, range: (u, least, most) => [least, most] },
   y: { label: "TFLOP/s", log: 10, values: String, range: (u, least, most) => [least, most] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const [least, most] = [u.scales.x.min, u.scales.x.max];
@@ -46,9 +46,9 @@ export function showRoofline(answer, order) {
   groups = order;
   bandwidth = gpu.hbm_bytes_per_s;
   const placed = step.operators.filter((part) => part.flops_per_s);
-  // peaks of the formats that are computed in: an operator's rate over its MFU
+  // peaks of the used formats: an operator's rate divided by its MFU
   const used = placed.map((part) => part.flops_per_s / part.mfu);
-  // of formats with one peak, those that the operators have
+  // among formats with the same peak, prefer those of the operators
   const formats = new Map();
   for (const [name, peak] of Object.entries(gpu.peaks)) {
     if (!used.some((one) => Math.abs(one / peak - 1) < 1e-6)) continue;
@@ -62,7 +62,7 @@ export function showRoofline(answer, order) {
     name: part.name, x: part.flops_per_byte, y: part.flops_per_s / 1e12, group: Math.max(0, groups.indexOf(part.group)),
     radius: Math.max(3.5, Math.sqrt(part.total_us / step.latency_us) * 22),
     words: `${part.name}, ${part.calls} calls\n${time(part.total_us)}, ${percent(part.total_us / step.latency_us)} of the step\n`
-      + `${scaled(part.flops_per_s, "FLOP/s")}, MFU ${percent(part.mfu)}\n${part.flops_per_byte.toFixed(1)} FLOP a byte, ${scaled(part.bytes_per_s, "B/s")}\n`
+      + `${scaled(part.flops_per_s, "FLOP/s")}, MFU ${percent(part.mfu)}\n${part.flops_per_byte.toFixed(1)} FLOP per byte, ${scaled(part.bytes_per_s, "B/s")}\n`
       + `bound by ${part.bound}, ${part.dtype}, ${part.origin}`,
   })).sort((a, b) => b.radius - a.radius);
   const xs = points.map((point) => point.x);
@@ -75,10 +75,10 @@ export function showRoofline(answer, order) {
   for (const part of step.operators) if (!part.flops_per_s) without[part.group] = (without[part.group] || 0) + part.total_us;
   if (step.groups_us.runtime) without.runtime = step.groups_us.runtime;
   const rest = Object.entries(without).map(([name, us]) => `${name} ${percent(us / step.latency_us)}`);
-  byId("roofline-words").textContent = `${gpu.title}, ${scaled(bandwidth, "B/s")}; areas as time`;
-  byId("roofline-rest").textContent = rest.length ? `Not on it, as they compute next to nothing: ${rest.join(", ")}.` : "";
-  const told = points.slice(0, LABELS).map((point) => `${point.name} ${point.y.toFixed(0)} TFLOP/s`);
-  byId("roofline").setAttribute("aria-label", `Roofline of ${gpu.title}: ${told.join(", ")}`);
+  byId("roofline-words").textContent = `${gpu.title}, ${scaled(bandwidth, "B/s")}; areas: time`;
+  byId("roofline-rest").textContent = rest.length ? `Not shown, as they compute next to nothing: ${rest.join(", ")}.` : "";
+  const labels = points.slice(0, LABELS).map((point) => `${point.name} ${point.y.toFixed(0)} TFLOP/s`);
+  byId("roofline").setAttribute("aria-label", `Roofline of ${gpu.title}: ${labels.join(", ")}`);
 }
 
 export const redrawRoofline = () => chart.redraw();

@@ -1,10 +1,10 @@
-// What is chosen: one view, in the page's address, so that it can be kept and shared.
+// The chosen settings: one view, stored in the page's address so that it can be bookmarked and shared.
 
 const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus"];
 const OPTIONAL = ["kv_len", "chunk", "max_batched_tokens", "ttft_ms", "tpot_ms"];
 const FLAGS = ["allow_modelled"];
 
-const RESTS_MS = 250; // browsers refuse addresses that change with every move of a slider
+const RESTS_MS = 250; // browsers limit how often the address may change, such as on every move of a slider
 let start = {};
 let view = {};
 const listeners = [];
@@ -13,7 +13,7 @@ let timer = 0;
 function read(name, text) {
   if (FLAGS.includes(name)) return text === "1";
   if (OPTIONAL.includes(name) && text === "") return null;
-  // text that is not a number goes to the server unchanged, which returns the valid values
+  // text that is not a number goes to the server, whose error lists the valid values
   if (NUMBERS.includes(name) || OPTIONAL.includes(name)) return text !== "" && Number.isFinite(+text) ? +text : text;
   return text;
 }
@@ -33,7 +33,7 @@ export function openState(first) {
 export const current = () => view;
 export const sizesOf = (names) => JSON.stringify(names.map((name) => view[name]));
 
-// Where the view is found again.
+// The address of the view.
 export function address() {
   const query = new URLSearchParams();
   for (const name of Object.keys(start)) if (view[name] !== start[name]) query.set(name, written(name, view[name]));

@@ -1,10 +1,10 @@
-// Light, dark, or as the system has it; kept by this browser, not in the address.
+// Light, dark or system theme; stored by the browser, not in the address.
 
 import { byId } from "./words.js";
 
 const KEY = "fastroof-look";
 
-function kept() {
+function stored() {
   try {
     return localStorage.getItem(KEY) || "auto";
   } catch {
@@ -19,13 +19,13 @@ function set(look) {
 
 export function listenToTheme(redraw) {
   const control = byId("theme");
-  control.value = kept();
+  control.value = stored();
   set(control.value);
   control.addEventListener("change", () => {
     set(control.value);
     try {
       localStorage.setItem(KEY, control.value);
-    } catch { /* a browser that keeps nothing shows it until the page is left */ }
+    } catch { /* without storage the choice lasts until the page is closed */ }
     redraw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

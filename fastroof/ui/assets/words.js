@@ -1,4 +1,4 @@
-// Numbers in words: a unit on each, as many digits as they are worth.
+// Formatting of numbers with units and significant digits, and helpers for elements.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -13,7 +13,7 @@ export function count(value) {
   return Math.round(value).toLocaleString("en-US");
 }
 
-// Three digits, and no more of large numbers than their whole part.
+// Three significant digits; large numbers without decimals.
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(1);
@@ -74,7 +74,7 @@ export function copies(button, text) {
   });
 }
 
-// Put rows of cells into a table's body, changing only what differs: text, or what makes an element.
+// Fill a table's body with rows of cells, changing only what differs.
 export function fillRows(body, rows, dress) {
   while (body.rows.length > rows.length) body.deleteRow(-1);
   rows.forEach((cells, i) => {
@@ -89,7 +89,7 @@ export function fillRows(body, rows, dress) {
   });
 }
 
-// A command, and a button that copies it; made once, then only its text changes.
+// A command with a button that copies it; created once, then only its text changes.
 export function showCommand(id, text) {
   const place = byId(id);
   if (!place.firstChild) {

@@ -166,7 +166,7 @@ def test_a_percentile_is_a_share_of_a_hundred(percentile: Any) -> None:
     ("changes", "said"),
     [
         ({"constraints": {"kv_share": 0.9}}, "percentile 99 needs a limit: set ttft_ms"),
-        ({"objective": "tokens_per_s_per_user"}, "is no matter of how many requests are served"),
+        ({"objective": "tokens_per_s_per_user"}, "does not depend on how many requests are served"),
     ],
 )
 def test_a_percentile_needs_limits_and_an_objective_of_rates(changes: dict[str, Any], said: str) -> None:

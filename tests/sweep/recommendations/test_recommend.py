@@ -270,7 +270,7 @@ def test_a_runtime_that_is_no_engine_has_no_command() -> None:
     deployment = found.deployments[0]
     assert deployment is not None
     assert deployment.servers == {}
-    assert "no serving engine" in deployment.notes[0]
+    assert "is not a server" in deployment.notes[0]
 
 
 def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> None:

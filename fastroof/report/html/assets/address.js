@@ -1,46 +1,46 @@
-// What is filtered, sorted and selected, in the page's address: a link shows what its sender saw.
+// Filters, sorting and selection in the page's address, so that a link shows the same view.
 
 const text = (each) => (each === null || each === undefined ? "" : String(each));
 
-// Only what is not as the page starts.
+// Write only what differs from the initial view.
 function writeAddress() {
-  const told = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const [name, list] of boxes) {
     const checked = list.filter((each) => each.box.checked);
     if (checked.length === list.length) continue;
-    if (!checked.length) told.append(`no-${name}`, "");
-    for (const each of checked) told.append(name, text(each.value));
+    if (!checked.length) parameters.append(`no-${name}`, "");
+    for (const each of checked) parameters.append(name, text(each.value));
   }
   for (const [name, { select, values }] of selects) {
     const start = select.querySelector("option[selected]");
     if (select.value === (start ? start.value : "")) continue;
-    if (select.value === "") told.append(`all-${name}`, "");
-    else told.append(name, text(values[Number(select.value)]));
+    if (select.value === "") parameters.append(`all-${name}`, "");
+    else parameters.append(name, text(values[Number(select.value)]));
   }
-  for (const [name, input] of limits) if (input.value !== "") told.append(`most-${name}`, input.value);
-  if (withinOnly && !withinOnly.checked) told.append("beyond", "");
-  if (state.sort !== null) told.append("sort", (state.sort.descending ? "-" : "") + state.sort.name);
-  if (state.colour !== state.firstColour) told.append("colour", state.colour);
-  if (byId("log-axes").checked) told.append("log", "");
-  if (state.isChosen) told.append("row", String(state.selected + 1));
-  const words = told.toString();
+  for (const [name, input] of limits) if (input.value !== "") parameters.append(`most-${name}`, input.value);
+  if (withinOnly && !withinOnly.checked) parameters.append("beyond", "");
+  if (state.sort !== null) parameters.append("sort", (state.sort.descending ? "-" : "") + state.sort.name);
+  if (state.colour !== state.firstColour) parameters.append("colour", state.colour);
+  if (byId("log-axes").checked) parameters.append("log", "");
+  if (state.isChosen) parameters.append("row", String(state.selected + 1));
+  const fragment = parameters.toString();
   const place = location.href.replace(/#.*/s, "");
-  history.replaceState(null, "", words ? `${place}#${words}` : place);
+  history.replaceState(null, "", fragment ? `${place}#${fragment}` : place);
 }
 
-// Set the page as an address says; false where that names a place of the page. What the page does not have is said.
+// Restore a view from the address, and report values that the page does not have; false for an anchor of the page.
 function readAddress() {
-  const words = location.hash.slice(1);
-  if (words && !words.includes("=")) return false;
-  const told = new URLSearchParams(words);
+  const fragment = location.hash.slice(1);
+  if (fragment && !fragment.includes("=")) return false;
+  const parameters = new URLSearchParams(fragment);
   const unknown = [];
   const known = new Set();
-  const given = (name) => { known.add(name); return told.getAll(name); };
+  const given = (name) => { known.add(name); return parameters.getAll(name); };
   for (const [name, list] of boxes) {
-    const wanted = given(name);
+    const requested = given(name);
     const isNone = given(`no-${name}`).length > 0;
-    const found = wanted.filter((each) => list.some((box) => text(box.value) === each));
-    unknown.push(...wanted.filter((each) => !found.includes(each)).map((each) => `${name} ${each}`));
+    const found = requested.filter((each) => list.some((box) => text(box.value) === each));
+    unknown.push(...requested.filter((each) => !found.includes(each)).map((each) => `${name} ${each}`));
     for (const each of list) each.box.checked = found.length ? found.includes(text(each.value)) : !isNone;
   }
   for (const [name, { select, values }] of selects) {
@@ -57,7 +57,7 @@ function readAddress() {
   const sort = (given("sort")[0] ?? "").replace(/^-/, "");
   const isSorted = tableColumns.includes(sort);
   if (sort && !isSorted) unknown.push(`a column ${sort}`);
-  state.sort = isSorted ? { name: sort, descending: told.get("sort").startsWith("-") } : null;
+  state.sort = isSorted ? { name: sort, descending: parameters.get("sort").startsWith("-") } : null;
   const colour = given("colour")[0];
   const isColour = [...byId("colour").options].some((option) => option.value === colour);
   if (colour && !isColour) unknown.push(`a column ${colour}`);
@@ -68,9 +68,9 @@ function readAddress() {
   if (row && !isRow) unknown.push(`row ${row}`);
   state.isChosen = isRow;
   state.selected = isRow ? Number(row) - 1 : null;
-  unknown.push(...[...new Set(told.keys())].filter((name) => !known.has(name)));
+  unknown.push(...[...new Set(parameters.keys())].filter((name) => !known.has(name)));
   byId("unknown").textContent = unknown.length
-    ? `The address asks for ${unknown.slice(0, 5).join(", ")}, which this page does not have.` : "";
+    ? `The address names ${unknown.slice(0, 5).join(", ")}, which this page does not have.` : "";
   byId("unknown").hidden = !unknown.length;
   return true;
 }

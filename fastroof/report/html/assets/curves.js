@@ -1,4 +1,4 @@
-// Curves over the load: the selected row's and the best of the other settings.
+// Curves over the load: the selected row's setting and the best of the others.
 
 const MOST_CURVES = 8;
 const LEAST_TICK = 1 / 8;
@@ -18,7 +18,7 @@ function series() {
   }, -1);
   const ranked = [...lines].map(([key, line]) => ({ key, line, rate: best(line) }));
   ranked.sort((a, b) => b.rate - a.rate || b.line.length - a.line.length);
-  // every model has its turn, or the smallest one would take all the places
+  // alternate between models, or the smallest one would take all places
   const turns = new Map();
   for (const each of ranked) {
     const model = value(each.line[0], "model");
@@ -70,7 +70,7 @@ function drawCurves() {
     ? `: ${curves.length} with the most tokens/s per GPU of each model, of ${whole.format(count)}` : "";
   const own = state.selected === null ? "" : " The first, thick one is the selected row's.";
   const dashed = limited.length ? ` Dashed: the sweep's limits, ${limited.join(" and ")}.` : "";
-  byId("curves-words").textContent = `One curve a setting${most}; rows beyond a limit are on it.${own}${dashed}`;
+  byId("curves-words").textContent = `One curve per setting${most}, including rows beyond a limit.${own}${dashed}`;
 }
 
 function range(curves, name) {
@@ -82,19 +82,19 @@ function range(curves, name) {
   return { low, high };
 }
 
-// An axis of loads: logarithmic where they span much, with ticks at loads that leave room for each other.
+// An axis of loads: logarithmic over a wide range, with ticks at loads that are far enough apart.
 function loadAxis(loads) {
   const found = loads.filter((load) => load > 0).sort((a, b) => a - b);
   const low = found[0], high = found[found.length - 1];
   const isLog = high >= 4 * low;
   const place = (load) => (isLog ? Math.log(load / low) / Math.log(high / low) : (load - low) / (high - low));
   const doubled = Array.from({ length: 40 }, (_, i) => 2 ** i).filter((load) => load >= low && load <= high);
-  const wanted = found.length <= 14 ? found : isLog ? doubled : [];
+  const candidates = found.length <= 14 ? found : isLog ? doubled : [];
   const tickvals = [];
-  for (const load of wanted) {
+  for (const load of candidates) {
     if (!tickvals.length || place(load) - place(tickvals[tickvals.length - 1]) >= LEAST_TICK) tickvals.push(load);
   }
-  // of loads that crowd on a linear axis even numbers say more
+  // loads that crowd on a linear axis are better labelled by round numbers
   const ticks = isLog || tickvals.length === found.length ? { tickvals, ticktext: tickvals.map((load) => write(load)) } : { nticks: 6 };
   return { type: isLog ? "log" : "linear", tickangle: 0, ...ticks };
 }

@@ -1,4 +1,4 @@
-// The rows, column by column.
+// Access to the rows, which are stored by column.
 
 const columns = new Map();
 for (const column of report.columns) {
@@ -34,7 +34,7 @@ const exceeds = (row) => {
 };
 const keyOf = (row, names) => JSON.stringify(names.map((name) => value(row, name)));
 
-// Columns that tell no rows apart which an earlier one does not: as total_gpus does, where there is one replica.
+// Columns that distinguish the same rows as an earlier one, such as total_gpus with a single replica.
 const alike = {};
 const varying = facts.settings.filter((name) => columns.get(name).varies);
 varying.forEach((name, i) => {
@@ -54,11 +54,10 @@ function isRenamed(a, b) {
   });
 }
 
-// What is chosen on the page; shown holds the rows that the filters leave, sort is null where the best are first,
-// and isChosen says that the user selected the row.
+// State of the page: shown are the filtered rows, sort is null for best first, isChosen if the user selected the row.
 const state = { shown: allRows, selected: null, isChosen: false, colour: null, sort: null, page: 0 };
 
-// Of two rows the better one first: those within the limits, then by what the sweep wanted most of.
+// Compare two rows, the better one first: rows within the limits, then by the sweep's objective.
 function byMerit(a, b) {
   const left = value(a, facts.best), right = value(b, facts.best);
   const missing = (found) => typeof found !== "number";

@@ -1,4 +1,4 @@
-// Distributions: shares of requests, or of gaps, up to a time; or beyond it.
+// Distributions: shares of requests, or of gaps, within or beyond a time.
 
 const QUANTITIES = { ttft_ms: "TTFT (ms)", tpot_ms: "TPOT (ms)", itl_ms: "ITL, all gaps (ms)", e2e_ms: "E2E (ms)" };
 const RUNS = [["here", "as simulated", 0], ["fast", "faster steps", 2], ["slow", "slower steps", 1]];
@@ -13,7 +13,7 @@ function drawDistributions() {
       if (!found || !found.ms.length) continue;
       low = Math.min(low, found.ms[0]);
       high = Math.max(high, found.ms[found.ms.length - 1]);
-      // the last is beyond nothing, which has no place on a logarithmic axis
+      // a share of 0 cannot be drawn on a logarithmic axis
       const shares = found.share.map((share) => (isTail ? (share < 1 ? 1 - share : null) : share));
       const style = run === "here" ? { width: 2.2 } : { width: 1.3, dash: "dot" };
       traces.push({
@@ -30,7 +30,7 @@ function drawDistributions() {
     });
   }
   byId("distributions-words").textContent = `Share of requests ${isTail ? "beyond" : "within"} a time`
-    + `, of ITL share of gaps.${Object.keys(facts.limits).length ? " Dashed: limits." : ""}`;
+    + `; for ITL, share of gaps.${Object.keys(facts.limits).length ? " Dashed: limits." : ""}`;
 }
 
 function buildLegend() {

@@ -1,6 +1,6 @@
 // Rows as CSV and on the clipboard.
 
-// Text that a spreadsheet would run as a formula gets an apostrophe in front, as in CSV that fastroof writes.
+// Prefix text that a spreadsheet would run as a formula with an apostrophe, as in CSV files of fastroof.
 const FORMULA = /^'*[=+\-@\t\r\n]/;
 
 function guarded(text) {
@@ -14,7 +14,7 @@ function field(found, separator) {
   return new RegExp(`[${separator}"\\r\\n]`).test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-// The rows that the filters leave, as the table sorts them, with every column of the results.
+// The filtered rows in the table's order, with all columns of the results.
 function rowsAsText(separator) {
   const names = [...columns.keys()];
   const lines = sorted().map((row) => names.map((name) => field(value(row, name), separator)).join(separator));
@@ -22,8 +22,8 @@ function rowsAsText(separator) {
 }
 
 function selectedAsText() {
-  const groups = toldRow(state.selected).map(([heading, told]) =>
-    [heading, ...told.map(([, words, found]) => `  ${words}: ${found}`)].join("\n"));
+  const groups = describedRow(state.selected).map(([heading, entries]) =>
+    [heading, ...entries.map(([, words, found]) => `  ${words}: ${found}`)].join("\n"));
   return [`${document.title}, row ${state.selected + 1}`, ...groups, ""].join("\n");
 }
 
@@ -32,7 +32,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // pages from a file have no clipboard in some browsers
+    // in some browsers, pages opened from a file have no clipboard
     const area = make("textarea", text, { "aria-hidden": "true", class: "offscreen" });
     const before = document.activeElement;
     document.body.append(area);
@@ -52,16 +52,16 @@ function save(text, name) {
 }
 
 function listenToExports() {
-  const tell = (id, words) => { byId(id).textContent = words; };
+  const showStatus = (id, words) => { byId(id).textContent = words; };
   byId("copy-rows").addEventListener("click", async () => {
     const done = await copy(rowsAsText("\t"));
-    tell("exported", done ? `${whole.format(state.shown.length)} rows copied` : "this browser does not let pages copy");
+    showStatus("exported", done ? `${whole.format(state.shown.length)} rows copied` : "this browser does not let pages copy");
   });
   byId("csv").addEventListener("click", () => {
     save(rowsAsText(","), `${document.title.replace(/[^A-Za-z0-9.-]+/g, "-").slice(0, 80)}.csv`);
-    tell("exported", `${whole.format(state.shown.length)} rows saved`);
+    showStatus("exported", `${whole.format(state.shown.length)} rows saved`);
   });
   byId("copy-selected").addEventListener("click", async () => {
-    tell("copied", (await copy(selectedAsText())) ? "copied" : "this browser does not let pages copy");
+    showStatus("copied", (await copy(selectedAsText())) ? "copied" : "this browser does not let pages copy");
   });
 }

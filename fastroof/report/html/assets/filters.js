@@ -1,4 +1,4 @@
-// The form on the left: which rows the charts and the table are about.
+// The form on the left: filters the rows of the charts and the table.
 
 const CHECKED_AT_MOST = 60;
 const boxes = new Map();
@@ -63,7 +63,7 @@ function buildFilters() {
   }
 }
 
-// On a narrow window the form starts folded: charts come first.
+// In a narrow window the form starts folded, so that the charts come first.
 function foldFilters() {
   const narrow = window.matchMedia("(max-width: 900px)");
   const fold = () => { byId("filters-fold").open = !narrow.matches; };
@@ -71,18 +71,18 @@ function foldFilters() {
   fold();
 }
 
-// Tests of a row; leave names filters that are not asked.
+// Predicates of a row, without the filters named in leave.
 function rowTests(leave) {
   const tests = [];
   for (const [name, list] of boxes) {
     if (leave.includes(name)) continue;
-    const wanted = new Set(list.filter((each) => each.box.checked).map((each) => each.value));
-    if (wanted.size < list.length) tests.push((row) => wanted.has(value(row, name)));
+    const checked = new Set(list.filter((each) => each.box.checked).map((each) => each.value));
+    if (checked.size < list.length) tests.push((row) => checked.has(value(row, name)));
   }
   for (const [name, { select, values }] of selects) {
     if (leave.includes(name) || select.value === "") continue;
-    const wanted = values[Number(select.value)];
-    tests.push((row) => value(row, name) === wanted);
+    const chosen = values[Number(select.value)];
+    tests.push((row) => value(row, name) === chosen);
   }
   if (!leave.includes("limits")) {
     if (withinOnly && withinOnly.checked) tests.push((row) => !exceeds(row));
@@ -99,7 +99,7 @@ function filtered(leave = []) {
   return allRows.filter((row) => tests.every((test) => test(row)));
 }
 
-// How many rows a box would bring, the other filters as they are.
+// Count the rows of each checkbox under the other filters.
 function countBoxes() {
   for (const [name, list] of boxes) {
     const many = new Map();

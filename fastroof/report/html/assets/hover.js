@@ -1,6 +1,6 @@
-// What a point of a chart says of its row.
+// The hover text of a chart's points.
 
-// Settings that tell rows apart, as words.
+// Describe a row by some settings.
 function words(row, names) {
   const isNone = (name) => /^(replicas|.*_workers)$/.test(name) && value(row, name) === 0;
   return names.filter((name) => !isNone(name)).map((name) => {

@@ -1,4 +1,4 @@
-// What the charts share: colours in light and dark, layout, drawing.
+// Shared by all charts: colours in light and dark themes, layout, drawing.
 
 const PALETTES = {
   light: ["#0072B2", "#D55E00", "#009E73", "#B4508C", "#56B4E9", "#C98A00", "#6A4FB3", "#444B55"],
@@ -43,7 +43,7 @@ const CONFIG = {
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
 };
 
-// Room that the chart's buttons take at its side; on a phone fingers do what they do.
+// Narrow windows get no chart buttons: touch gestures replace them.
 const isNarrow = () => window.innerWidth < 600;
 
 const listening = new Set();
@@ -65,7 +65,7 @@ function draw(id, traces, shape) {
   }
 }
 
-// A limit of the sweep as a line, where it is not far off what is drawn.
+// A limit of the sweep as a line, unless it is far outside the drawn range.
 function limitLine(name, along, largest) {
   const at = facts.limits[name];
   if (at === undefined || at > 1.5 * largest) return [];

@@ -1,11 +1,11 @@
-// What columns are called: short in charts and tables, in plain words and with units where one row is told.
+// Names of columns: short ones for charts and tables, descriptive ones with units for a single row.
 
 const LABELS = {
   tokens_per_s_per_user: "tokens/s per user",
   tokens_per_s_per_gpu: "tokens/s per GPU",
   tokens_per_s: "tokens/s",
   requests_per_s: "requests/s",
-  request_rate_per_s: "requests/s asked",
+  request_rate_per_s: "requested requests/s",
   ttft_ms: "TTFT (ms)",
   tpot_ms: "TPOT (ms)",
   itl_ms: "ITL (ms)",
@@ -15,33 +15,33 @@ const LABELS = {
 };
 
 const ROW_GROUPS = [
-  ["What runs", {
-    model: "model", gpu: "GPU", total_gpus: "GPUs in all", mode: "mode", replicas: "replicas",
-    prefill_workers: "workers that prefill", decode_workers: "workers that decode",
-    tp: "GPUs that share each layer (tp)", pp: "pipeline stages (pp)", dp: "ranks of attention (dp)",
-    ep: "groups of experts (ep)", routing: "how tokens spread over experts", dtype: "weights",
+  ["Deployment", {
+    model: "model", gpu: "GPU", total_gpus: "total GPUs", mode: "mode", replicas: "replicas",
+    prefill_workers: "prefill workers", decode_workers: "decode workers",
+    tp: "tensor-parallel size (tp)", pp: "pipeline stages (pp)", dp: "ranks of data-parallel attention (dp)",
+    ep: "expert-parallel groups (ep)", routing: "how tokens spread over experts", dtype: "weights",
     kv_dtype: "KV cache", runtime: "engine", kernels: "measured kernels",
-    max_batched_tokens: "a step holds at most", num_draft_tokens: "draft tokens", draft: "drafted by",
-    accepted: "tokens a step says",
+    max_batched_tokens: "max tokens per step", num_draft_tokens: "draft tokens", draft: "drafter",
+    accepted: "tokens per request and step",
   }],
-  ["What it is asked", {
-    isl: "prompt (isl)", osl: "output (osl)", kv_len: "attended to (kv_len)", concurrency: "clients at once",
-    request_rate_per_s: "rate asked for", batch_size: "batch", prefix_hit: "share of prompts in the prefix cache",
+  ["Load", {
+    isl: "prompt (isl)", osl: "output (osl)", kv_len: "context (kv_len)", concurrency: "concurrent clients",
+    request_rate_per_s: "requested rate", batch_size: "batch", prefix_hit: "share of prompts in the prefix cache",
   }],
-  ["What a user sees", {
+  ["Latency", {
     ttft_ms: "time to first token (TTFT)", tpot_ms: "time per output token (TPOT)",
-    itl_ms: "time between tokens (ITL)", request_latency_ms: "a whole request",
-    tokens_per_s_per_user: "tokens for each user", wait_ms: "of TTFT, waiting",
+    itl_ms: "inter-token latency (ITL)", request_latency_ms: "end-to-end latency (E2E)",
+    tokens_per_s_per_user: "output rate per user", wait_ms: "waiting, as part of TTFT",
   }],
-  ["What the GPUs give", {
-    tokens_per_s_per_gpu: "tokens from each GPU", tokens_per_s: "tokens from all", requests_per_s: "requests from all",
-    cost_per_million_tokens: "price of a million output tokens",
+  ["Throughput", {
+    tokens_per_s_per_gpu: "output rate per GPU", tokens_per_s: "output rate", requests_per_s: "request rate",
+    cost_per_million_tokens: "price per million output tokens",
   }],
-  ["Inside", {
-    effective_concurrency: "requests that run concurrently", step_us: "a step", decode_step_ms: "a decode-only step",
-    mixed_step_ms: "a step with prompts", mixed_share: "steps that hold prompts", kv_share: "KV cache in use",
-    weight_bytes: "weights on a GPU", max_kv_tokens: "room for KV cache", bound: "time is mostly bound by",
-    limited_by: "a larger batch is stopped by", exceeds: "limit exceeded", origin: "how times were made",
+  ["Details", {
+    effective_concurrency: "running requests", step_us: "step", decode_step_ms: "decode step",
+    mixed_step_ms: "mixed step", mixed_share: "share of mixed steps", kv_share: "KV cache in use",
+    weight_bytes: "weights per GPU", max_kv_tokens: "KV cache capacity", bound: "bound by",
+    limited_by: "larger batch prevented by", exceeds: "limit exceeded", origin: "origin of the times",
     relative_error: "standard error of a step",
   }],
 ];
@@ -56,7 +56,7 @@ const UNITS = {
 const SHARES = new Set(["prefix_hit", "mixed_share", "kv_share", "relative_error"]);
 const LOWER_IS_BETTER = /_(ms|us)$|^cost_|^relative_error$|^kv_share$|^total_gpus$/;
 
-// Columns that say nothing of a row that has none of what they count.
+// Values of columns that are not worth showing.
 const NOTHING = {
   replicas: 0, prefill_workers: 0, decode_workers: 0, num_draft_tokens: 0, pp: 1, dp: 1, ep: 1, routing: "none",
   prefix_hit: 0, wait_ms: 0,
@@ -78,8 +78,8 @@ function milliseconds(ms) {
   return Math.abs(ms) >= 1e4 ? `${short.format(ms / 1e3)} s` : `${short.format(ms)} ms`;
 }
 
-// A value with its unit, as one says it.
-function said(row, name) {
+// Format a value with its unit.
+function withUnit(row, name) {
   const found = value(row, name), column = columns.get(name);
   if (typeof found !== "number") return write(found, column);
   if (name === "weight_bytes") return write(found, { unit: "B" });

@@ -1,4 +1,4 @@
-// How the engine did over time.
+// Charts over time: requests, KV cache, tokens and latencies.
 
 const clock = () => axis("time (s)");
 

@@ -1,4 +1,4 @@
-// What is on the page, and how numbers and texts are written.
+// The page's data, and formatting of numbers and texts.
 
 const report = JSON.parse(document.getElementById("results").textContent);
 const facts = report.facts;
@@ -14,7 +14,7 @@ function write(found, column) {
   return Number.isInteger(found) || Math.abs(found) >= 1e4 ? whole.format(found) : short.format(found);
 }
 
-// Plotly reads some tags in its texts: names must be shown unchanged.
+// Escape text for Plotly, which interprets some tags.
 function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }

@@ -19,7 +19,7 @@ function front(rows) {
   return found.reverse();
 }
 
-// One point a cell of the chart: points that would cover each other are drawn once.
+// Keep one point per cell of the chart, so that overlapping points are drawn once.
 function thinned(rows) {
   if (rows.length <= MOST_POINTS) return rows;
   const largest = (name) => rows.reduce((most, row) => Math.max(most, number(row, name)), 0);
@@ -34,7 +34,7 @@ function thinned(rows) {
   }
 }
 
-// The values that have a colour, most frequent first; the others share the last one.
+// The most frequent values, which get their own colour; the others share the last one.
 function coloured(name) {
   const many = new Map();
   for (const row of allRows) many.set(value(row, name), (many.get(value(row, name)) || 0) + 1);
@@ -84,7 +84,7 @@ function drawPareto() {
     marker: { symbol: "circle-open", size: 19, color: ink("--ink"), line: { width: 2.5 } },
   });
   const type = byId("log-axes").checked ? "log" : "linear";
-  // neighbours, as the best few of a sweep are, would be one dot on axes from zero
+  // close neighbours, such as the best few of a sweep, would be one dot on axes from zero
   const rangemode = (name) => {
     const found = usable.map((row) => number(row, name));
     const low = found.reduce((least, each) => Math.min(least, each), Infinity);
@@ -96,8 +96,8 @@ function drawPareto() {
     xaxis: axis(label(facts.x), { type, rangemode: rangemode(facts.x) }),
     yaxis: axis(label(facts.y), { type, rangemode: rangemode(facts.y) }), shapes,
   });
-  const thin = drawn < usable.length ? ` ${whole.format(drawn)} of ${whole.format(usable.length)} points are drawn, one where several would cover each other.` : "";
-  const dashed = shapes.length ? " Dashed: the sweep's TPOT limit, to its right it is kept." : "";
+  const thin = drawn < usable.length ? ` ${whole.format(drawn)} of ${whole.format(usable.length)} points are drawn, without overlapping ones.` : "";
+  const dashed = shapes.length ? " Dashed: the sweep's TPOT limit; points to its right are within it." : "";
   byId("pareto-words").textContent =
     `Each point is one of the ${report.noun}; lines are the Pareto front of each ${state.colour.replaceAll("_", " ")}.${dashed}${thin}`;
 }

@@ -1,4 +1,4 @@
-// The table of percentiles, and its notes.
+// The table of percentiles, and the figures.
 
 const KEYS = ["mean", "p50", "p90", "p95", "p99"];
 
@@ -21,7 +21,7 @@ function buildPercentiles() {
     table.tBodies[0].append(line);
   }
   byId("percentiles-words").textContent = report.error === null ? ""
-    : `Below each: on steps ${(100 * report.error).toFixed(1)} % faster and slower, one standard error.`;
+    : `Below each value: its range with steps ${(100 * report.error).toFixed(1)} % (one standard error) faster and slower.`;
 }
 
 function buildFigures() {

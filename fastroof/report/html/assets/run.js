@@ -1,4 +1,4 @@
-// Putting the page of one run together.
+// Builds the page of a simulated run.
 
 function drawAll() {
   buildLegend();
@@ -13,7 +13,7 @@ function start() {
   for (const words of report.notes) byId("notes").append(make("li", words));
   const stretches = report.series.time_s;
   byId("time-words").textContent = stretches.length < 2 ? ""
-    : `Means of ${whole.format(stretches.length)} stretches of ${write(stretches[1] - stretches[0])} s.`;
+    : `Means over ${whole.format(stretches.length)} intervals of ${write(stretches[1] - stretches[0])} s.`;
   buildPercentiles();
   buildFigures();
   byId("tail").addEventListener("change", drawDistributions);

@@ -1,4 +1,4 @@
-// Putting it together: what is drawn again when something is chosen.
+// Builds the page of a sweep, and redraws it when the state changes.
 
 function drawAll() {
   drawPareto();
@@ -16,7 +16,7 @@ function select(row) {
   writeAddress();
 }
 
-// The row that a page starts with: the best within the limits, one with a breakdown first.
+// The initially selected row: the best within the limits, preferring rows with a breakdown.
 function leader() {
   let found = null, explained = null;
   for (const row of state.shown) {

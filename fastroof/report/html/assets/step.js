@@ -1,4 +1,4 @@
-// The steps of the selected row: time by group of operators, and the operators under the roofline.
+// The steps of the selected row: time by group of operators, and the operators on the roofline.
 
 const OPERATOR_COLUMNS = ["operator", "calls", "us", "share (%)", "TFLOP", "GB", "MFU (%)", "bound by", "origin"];
 const groupColour = (name) => colourAt(facts.groups.indexOf(name));
@@ -32,7 +32,7 @@ function drawStep() {
   const all = Object.keys(report.steps).length;
   byId("step-words").textContent = steps.length
     ? steps.map((step) => `${step.name}: ${step.what}, ${short.format(step.total_us / 1e3)} ms`).join("; ") + "."
-    : `This row's steps are not on the page; those of ${whole.format(all)} leading rows are, which the table and the chart's lines lead to.`;
+    : `The page has the steps of ${whole.format(all)} leading rows, such as those on the chart's lines, but not of this row.`;
   drawOperators(steps);
 }
 
@@ -65,7 +65,7 @@ function drawOperators(steps) {
   }));
 }
 
-// FLOPs a byte and TFLOP/s of operators together, or null where they compute nothing.
+// FLOPs per byte and TFLOP/s of some operators together; null if they compute nothing.
 function placed(operators, totalUs) {
   let work = 0, moved = 0;
   for (const [, , , flops, bytes, , bound] of operators) {
@@ -103,7 +103,7 @@ function drawRoofline() {
   const roof = row === null ? undefined : report.gpus[value(row, "gpu")];
   if (roof === undefined) {
     draw("roofline", [], { xaxis: axis(""), yaxis: axis("") });
-    byId("roofline-words").textContent = "The peaks of this GPU are not known here.";
+    byId("roofline-words").textContent = "The peaks of this GPU are unknown.";
     return;
   }
   const traces = roofTraces(roof);
@@ -138,5 +138,5 @@ function drawRoofline() {
     xaxis: axis("FLOP per compulsory byte", { type: "log" }), yaxis: axis("achieved TFLOP/s on one GPU", { type: "log" }),
   });
   byId("roofline-words").textContent =
-    `Peaks and memory bandwidth of ${roof.title}. Areas grow with the time an operator takes; those that compute nothing are not shown.`;
+    `Peaks and memory bandwidth of ${roof.title}. Areas grow with an operator's time; operators that compute nothing are not shown.`;
 }

@@ -1,4 +1,4 @@
-// The table: rows that the filters leave, sorted by any column.
+// The table of filtered rows, sorted by any column.
 
 const ROWS_A_PAGE = 100;
 const FIRST = [

@@ -1,4 +1,4 @@
-// What to run, in sentences: the best row of each model and workload that the filters leave.
+// The recommendation in sentences: the best filtered row of each model and workload.
 
 const MOST_VERDICTS = 4;
 const KIND = ["gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime"];
@@ -21,13 +21,13 @@ function layoutWords(row) {
   return replicas > 1 ? `${count(replicas, "replica")} of ${split} ${on}` : `${split} ${on}`;
 }
 
-function askedWords(row) {
+function loadWords(row) {
   if (columns.has("batch_size")) return `batch ${cell(row, "batch_size")} at kv_len ${cell(row, "kv_len")}`;
-  if (facts.load === "request_rate_per_s") return `${said(row, facts.load)} (${said(row, "concurrency")})`;
-  return said(row, "concurrency");
+  if (facts.load === "request_rate_per_s") return `${withUnit(row, facts.load)} (${withUnit(row, "concurrency")})`;
+  return withUnit(row, "concurrency");
 }
 
-// Limits by what is left of them, the nearest first.
+// Limits by their margin, the smallest first.
 function margins(row) {
   return Object.entries(facts.limits)
     .filter(([name]) => LOWER_IS_BETTER.test(name) && columns.has(name) && typeof value(row, name) === "number")
@@ -40,7 +40,7 @@ function marginWords(row) {
   const words = found.map(({ name, limit, left }) => {
     const title = label(name).replace(/ \(.*\)/, "");
     const most = SHARES.has(name) ? percent(limit) : name.endsWith("_ms") ? milliseconds(limit) : write(limit);
-    return `${title} ${said(row, name)} of ${most} (${percent(left)} left)`;
+    return `${title} ${withUnit(row, name)} of ${most} (${percent(left)} left)`;
   });
   const error = value(row, "relative_error");
   const near = found[0].left < error && found[0].name === "tpot_ms"
@@ -48,7 +48,7 @@ function marginWords(row) {
   return ` ${found.length > 1 ? "Nearest limit" : "Limit"}: ${words.join(", ")}.${near}`;
 }
 
-// The next best of another kind, where every row is here; else where the front ends, which the file keeps.
+// The next best of another kind if the file has all rows; otherwise the fastest row of the front.
 function otherWords(best, rows) {
   const rate = (row) => number(row, facts.best);
   if (facts.is_complete) {
@@ -57,14 +57,14 @@ function otherWords(best, rows) {
     const ratio = rate(other) / rate(best);
     const errors = [best, other].map((row) => value(row, "relative_error"));
     const isTie = errors.every((error) => typeof error === "number") && Math.abs(Math.log(ratio)) < Math.hypot(...errors);
-    const tie = isTie ? ", no further than the estimates' errors: measure both" : "";
-    const behind = Math.abs(1 - ratio) < 1e-6 ? "does as well" : `is ${percent(Math.abs(1 - ratio))} behind${tie}`;
-    return ` Next best of another kind: ${layoutWords(other)}, ${value(other, "dtype")}, with ${askedWords(other)}, ${behind}.`;
+    const tie = isTie ? ", within the errors of the estimates: measure both" : "";
+    const behind = Math.abs(1 - ratio) < 1e-6 ? "is equally good" : `is ${percent(Math.abs(1 - ratio))} behind${tie}`;
+    return ` Next best of another kind: ${layoutWords(other)}, ${value(other, "dtype")}, with ${loadWords(other)}, ${behind}.`;
   }
   const fast = rows.reduce((most, row) => (number(row, facts.x) > number(most, facts.x) ? row : most), best);
   if (!(number(fast, facts.x) > 1.05 * number(best, facts.x))) return "";
-  return ` Fastest for a user: ${layoutWords(fast)}, ${value(fast, "dtype")}, with ${askedWords(fast)}: ` +
-    `${said(fast, facts.x)} each, ${said(fast, facts.y)} from each GPU.`;
+  return ` Fastest for a user: ${layoutWords(fast)}, ${value(fast, "dtype")}, with ${loadWords(fast)}: ` +
+    `${withUnit(fast, facts.x)} per user, ${withUnit(fast, facts.y)} per GPU.`;
 }
 
 function verdict(rows) {
@@ -72,12 +72,12 @@ function verdict(rows) {
   const names = workload.length ? ` (${workload.map((name) => `${label(name).replace(/ \(.*\)/, "")} ${cell(best, name)}`).join(", ")})` : "";
   const line = make("p");
   line.append(make("strong", `${value(best, "model")}${names}`));
-  const what = facts.best === "cost_per_million_tokens" ? `${said(best, facts.best)} for a million output tokens`
-    : `${said(best, facts.best)}${facts.best === facts.y ? " from each GPU" : facts.best === facts.x ? " for each user" : ""}`;
-  const both = facts.best === facts.x ? "" : `, ${said(best, facts.x)} for each user`;
-  line.append(`: run ${layoutWords(best)}, ${value(best, "dtype")} weights, with ${askedWords(best)}: ${what}${both}.` +
+  const what = facts.best === "cost_per_million_tokens" ? `${withUnit(best, facts.best)} per million output tokens`
+    : `${withUnit(best, facts.best)}${facts.best === facts.y ? " per GPU" : facts.best === facts.x ? " per user" : ""}`;
+  const both = facts.best === facts.x ? "" : `, ${withUnit(best, facts.x)} per user`;
+  line.append(`: run ${layoutWords(best)}, ${value(best, "dtype")} weights, with ${loadWords(best)}: ${what}${both}.` +
     marginWords(best) + otherWords(best, rows) + " ");
-  const button = make("button", "Show it", { type: "button", "aria-label": `select the best row of ${value(best, "model")}${names}` });
+  const button = make("button", "Show", { type: "button", "aria-label": `select the best row of ${value(best, "model")}${names}` });
   button.addEventListener("click", () => {
     select(best);
     byId("selected-section").scrollIntoView({ block: "start" });
@@ -98,15 +98,15 @@ function drawVerdict() {
     .sort((a, b) => byMerit(a.best, b.best));
   const lines = ranked.slice(0, MOST_VERDICTS).map(({ rows }) => verdict(rows));
   const more = ranked.length - lines.length;
-  if (more > 0) lines.push(make("p", `${whole.format(more)} more models or workloads are in the table: filter for one.`));
+  if (more > 0) lines.push(make("p", `The table has ${whole.format(more)} more models or workloads: filter for one.`));
   if (!lines.length) {
     const beyond = state.shown.filter(exceeds);
     const many = new Map();
     for (const row of beyond) many.set(value(row, "exceeds"), (many.get(value(row, "exceeds")) || 0) + 1);
     const why = [...many].map(([name, count]) => `${name} ${whole.format(count)}`).join(", ");
     lines.push(make("p", beyond.length
-      ? `Nothing that the filters leave is within every limit; beyond one of them are: ${why}.`
-      : "Nothing that the filters leave is within every limit: take a filter off."));
+      ? `No filtered row is within all limits; rows beyond a limit: ${why}.`
+      : "No filtered row is within all limits: remove a filter."));
   }
   byId("verdict").replaceChildren(...lines);
 }
