@@ -104,7 +104,7 @@ def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
     model = load_model("qwen3-vl-8b")
     assert model.vision is not None
     unsaid = replace(model, vision=replace(model.vision, patch_size=None))
-    with pytest.raises(ModelError, match="patch_size stand in no vision_config"):
+    with pytest.raises(ModelError, match="vision_config does not define patch_size"):
         image_us(unsaid, h100, 1024)
 
 
@@ -176,7 +176,7 @@ def test_images_need_a_prompt_and_a_list_a_step(plan: StepPlan) -> None:
         plan.step_us(batch, images=[[], [(64, 64)]])
     with pytest.raises(BatchError, match="a step of decodes alone"):
         plan.explain([(1, 5)], images=[(64, 64)])
-    with pytest.raises(BatchError, match="an image is"):
+    with pytest.raises(BatchError, match="an image must be"):
         plan.encode([64])  # type: ignore[list-item]
     with pytest.raises(PlanError, match="more than 131,072 at once"):
         plan.encode([(4096, 4096)] * 3)
