@@ -106,7 +106,7 @@ class RoutedExperts:
             shared = [*shared, *after_shared(hidden, layout), norm] if shared else []
             after = [Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 3.0 * row_bytes)]
         if shared and execution.shared_beside:
-            calls += _beside(routed, shared)
+            calls += _in_parallel(routed, shared)
         else:
             calls += [*shared, *routed]
         return (*calls, *after)
@@ -185,7 +185,7 @@ class RoutedExperts:
         return max(rows, layout.dp * width, self.gemms * self.shared_intermediate // layout.tp)
 
 
-def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
+def _in_parallel(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
     """Run both paths in parallel in decode steps only: engines use two streams of a graph."""
 
     def in_steps(path: Sequence[RowOperator], kind: Steps) -> tuple[RowOperator, ...]:

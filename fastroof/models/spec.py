@@ -80,7 +80,7 @@ class ModelSpec:
 
     @property
     def num_blocks(self) -> float:
-        """Layers in units of one attention and one MLP, by launched kernels: one part alone counts half.
+        """Layers in units of one attention and one MLP, by launched kernels: a single part counts half.
 
         An engine's floor per layer uses this unit: it was fitted on layers with both parts.
 

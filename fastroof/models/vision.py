@@ -114,8 +114,8 @@ class Tiles:
             return min(grid[0] * self.side / width, grid[1] * self.side / height)
 
         enlarging = [grid for grid in grids if scale(grid) >= 1.0]
-        wanted = min(map(scale, enlarging)) if enlarging else max(map(scale, grids))
-        tiles = min(across * down for across, down in grids if scale((across, down)) == wanted)
+        target = min(map(scale, enlarging)) if enlarging else max(map(scale, grids))
+        tiles = min(across * down for across, down in grids if scale((across, down)) == target)
         pieces = tiles if tiles == 1 else tiles + 1
         of_tile = _grid(self.side, self.side, patch, merge)
         return ImagePieces(pieces, of_tile.patches, pieces * of_tile.tokens)

@@ -143,5 +143,5 @@ def test_what_is_no_image_or_not_known_is_said() -> None:
             known.pieces(*wrong)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="aspect ratio must be at most 200"):
         known.pieces(4020, 20)
-    with pytest.raises(ModelError, match="how images are resized for this encoder is not known"):
+    with pytest.raises(ModelError, match="how images are resized for this encoder is unknown"):
         encoder({"model_type": "llava", "vision_config": MINIMAX_M3}).pieces(10, 10)

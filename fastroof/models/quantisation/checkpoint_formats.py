@@ -94,8 +94,8 @@ def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
     """
     if not config_path.name.endswith(CONFIG_FILE):
         return None
-    beside = config_path.with_name(config_path.name.removesuffix(CONFIG_FILE) + _HF_QUANT_FILE)
-    return read_config(beside) if is_file(beside) else None
+    separate = config_path.with_name(config_path.name.removesuffix(CONFIG_FILE) + _HF_QUANT_FILE)
+    return read_config(separate) if is_file(separate) else None
 
 
 def quantised(
@@ -172,14 +172,14 @@ def quantised(
 def _read(
     quantisation: Mapping[str, Any] | None, hf_quant: Mapping[str, Any] | None, where: str
 ) -> Quantisation | None:
-    beside = None if hf_quant is None else _hf_quant(hf_quant, where)
+    separate = None if hf_quant is None else _hf_quant(hf_quant, where)
     if quantisation is None:
-        return None if beside is None else read_quantisation(beside)
+        return None if separate is None else read_quantisation(separate)
     own = Fields(quantisation, f"{where}: quantization_config")
     method = own.text("quant_method")
-    if beside is None or (method is not None and not method.casefold().startswith("modelopt")):
+    if separate is None or (method is not None and not method.casefold().startswith("modelopt")):
         return read_quantisation(own)
-    return read_quantisation(beside)
+    return read_quantisation(separate)
 
 
 def _hf_quant(hf_quant: Mapping[str, Any], where: str) -> Fields:
