@@ -232,7 +232,7 @@ class KernelChoices:
         object.__setattr__(self, "cold_decode", tuple(self.cold_decode))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
-        """Return the minimum decode attention beside prefill, ns per query head, KV token and layer; or 0."""
+        """Return the minimum decode attention with prefill, ns per query head, KV token and layer; or 0."""
         known = (one.ns for one in self.mixed_attention if one.is_for(gpu, head_dim, kv_dtype))
         return next(known, 0.0)
 
@@ -245,10 +245,10 @@ class KernelChoices:
     def of_version(self, version: str) -> KernelChoices:
         """Return the choices of one engine version: those with a matching range first."""
         ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
-        kept = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
+        retained = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
         graphs = [one for one in (g.of_version(version) for g in self.prefill_graphs) if one is not None]
         if any(is_ranged and k is not None for is_ranged, k in ranged):
-            return replace(self, operators=tuple(kept), prefill_graphs=tuple(graphs))
+            return replace(self, operators=tuple(retained), prefill_graphs=tuple(graphs))
         return replace(self, prefill_graphs=tuple(graphs)) if graphs else self
 
 

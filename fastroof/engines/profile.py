@@ -229,7 +229,7 @@ class CostForm:
         if isinstance(self.chosen, str):
             raise PlanError(f"chosen must be a list of names, got {self.chosen!r}")
         for name in self.chosen:
-            check_one_of("what is chosen", name, CHOSEN)
+            check_one_of("chosen", name, CHOSEN)
         object.__setattr__(self, "chosen", tuple(self.chosen))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
         if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):

@@ -122,8 +122,8 @@ def check_range(versions: str) -> None:
 
 def holds_for(versions: str, version: str) -> bool:
     """Return whether a range includes a version."""
-    wanted = _key(version)
-    return not versions or all(_COMPARED[sign](wanted, bound) for sign, bound in _bounds(versions))
+    key = _key(version)
+    return not versions or all(_COMPARED[sign](key, bound) for sign, bound in _bounds(versions))
 
 
 def is_version(version: str) -> bool:

@@ -159,10 +159,10 @@ class Command:
         """
         groups = []
         for group in self._groups(config_path):
-            words = [shlex.quote(word) for word in group]
+            quoted = [shlex.quote(word) for word in group]
             if raw and group[0] in raw:
-                words[1:] = [raw[group[0]]]
-            groups.append(" ".join(words))
+                quoted[1:] = [raw[group[0]]]
+            groups.append(" ".join(quoted))
         return _broken(groups, width)
 
     def _groups(self, config_path: str) -> list[tuple[str, ...]]:

@@ -40,7 +40,7 @@ def server(settings: LaunchSettings) -> Command:
             cache["dtype"] = _KV_DTYPES[settings.kv_dtype]
         else:
             unsaid.append(
-                f"a {settings.kv_dtype} KV cache: {settings.model} asks for {settings.checkpoint_kv_dtype}"
+                f"a {settings.kv_dtype} KV cache: {settings.model} sets {settings.checkpoint_kv_dtype}"
             )
     if settings.memory_fraction:
         cache["free_gpu_memory_fraction"] = settings.memory_fraction
