@@ -24,7 +24,7 @@ from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.checks import checked_model
 from fastroof.serving.scenarios import broadcast, engine_limits
-from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaAsked, positive, rate_curve
+from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaOptions, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
 from fastroof.units import GB
@@ -270,7 +270,7 @@ def least_gpus(
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:
         raise BatchError(f"prefix_hit must be from 0 to 1, got {prefix_hit!r}")
-    replica_options = ReplicaAsked(rules, kv_reservation, speculation, float(prefix_hit))
+    replica_options = ReplicaOptions(rules, kv_reservation, speculation, float(prefix_hit))
     for target in _with_drafts(plans, refused, speculation):
         if target.tokens > budget:
             raise BatchError(

@@ -202,7 +202,7 @@ class RateCurve(NamedTuple):
     room: int
 
 
-class ReplicaAsked(NamedTuple):
+class ReplicaOptions(NamedTuple):
     """The options with which every replica is estimated."""
 
     engine: EngineLimits
@@ -211,14 +211,14 @@ class ReplicaAsked(NamedTuple):
     prefix_hit: float
 
 
-def rate_curve(target: SpeculatedPlan, isl: float, osl: float, replica_options: ReplicaAsked) -> RateCurve:
+def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaOptions) -> RateCurve:
     """Estimate a replica for every candidate number of concurrent clients."""
-    plan, engine = target.plan, replica_options.engine
+    plan, engine = target.plan, options.engine
     memory = target.memory(max_seqs=engine.max_seqs)
     layout = plan.layout
     room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)
-    new = max(isl * (1.0 - replica_options.prefix_hit), 1.0)
+    new = max(isl * (1.0 - options.prefix_hit), 1.0)
     begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens), engine.is_prefill_first)
     held = memory.held_tokens
     for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
@@ -233,8 +233,8 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, replica_options: 
     clients = client_loads(fit[tightest])
     estimates = estimate(
         plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
-        kv_reservation=replica_options.kv_reservation, max_seqs=engine.max_seqs, speculation=replica_options.speculation,
-        prefix_hit=replica_options.prefix_hit, arrivals="random",
+        kv_reservation=options.kv_reservation, max_seqs=engine.max_seqs, speculation=options.speculation,
+        prefix_hit=options.prefix_hit, arrivals="random",
     )  # fmt: skip
     times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
     rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)

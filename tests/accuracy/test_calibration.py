@@ -578,4 +578,4 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
 def test_a_wrong_output_is_refused_before_the_fit(tmp_path):
     done = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "x.txt"), "--engine", "nowhere"])
     assert done.exit_code == 2
-    assert "is a .toml file" in done.stderr
+    assert "must be a .toml file" in done.stderr

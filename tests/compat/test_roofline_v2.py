@@ -568,7 +568,7 @@ def test_load_finds_the_tree_and_keeps_its_order(tmp_path: Path, sample: Golden)
         v2.load(root)
     with pytest.raises(MissingTableError, match="no tables of gpu 'b200'; it has a100, h100"):
         v2.load(root, gpu="b200")
-    with pytest.raises(MissingTableError, match=r"a100: no prefill table; need <attn_config>\.csv"):
+    with pytest.raises(MissingTableError, match=r"a100: no prefill table; expected <attn_config>\.csv"):
         v2.load(root, gpu="a100")
 
 
@@ -583,7 +583,7 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
     decode = root / "mha" / "decode" / "h100"
     for path in list(decode.iterdir()):
         path.rename(decode / path.name.replace("-tp", "_tp"))
-    with pytest.raises(MissingTableError, match=r"no decode table; need <attn_config>-tp<T>\.csv"):
+    with pytest.raises(MissingTableError, match=r"no decode table; expected <attn_config>-tp<T>\.csv"):
         v2.load(root)
 
 

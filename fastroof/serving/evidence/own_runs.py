@@ -29,7 +29,7 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
 
-BESIDE: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
+ARGS_FILES: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
 """Files with the engine's arguments that are looked for in a run's folder."""
 
 _ARRIVALS: Final = "closed"
@@ -143,13 +143,13 @@ def _few(names: Sequence[str]) -> str:
 
 def _arguments_file(run: GeneratorRun, given: Mapping[str, Any]) -> Path | None:
     folder = Path(run.path).parent
-    there = [folder / name for name in BESIDE if (folder / name).is_file()]
+    there = [folder / name for name in ARGS_FILES if (folder / name).is_file()]
     if len(there) > 1:
         raise TableError(f"{folder} has {' and '.join(path.name for path in there)}; keep one")
     if not there and not {"gpu", "engine", "model"} <= given.keys():
         raise TableError(
             f"{run.file}: no engine arguments; give --engine-args with its command line, put it "
-            f"next to the runs as {BESIDE[0]}, or give --gpu, --engine and --model"
+            f"next to the runs as {ARGS_FILES[0]}, or give --gpu, --engine and --model"
         )
     return there[0] if there else None
 

@@ -30,7 +30,7 @@ LEAST_RUNS: Final = 12
 LEAST_SHARE: Final = 0.05
 """A kind of operator is tested if it has at least this share of the steps in one run in four."""
 
-TOLD_APART: Final = 6.0
+MIN_DISTINCTION: Final = 6.0
 """Minimum difference between kinds: twice the log-likelihood ratio of their multipliers."""
 
 LEAST_GAIN: Final = 0.15
@@ -185,7 +185,7 @@ def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[Suspe
     others = tuple(
         kind
         for kind, other in sorted(fits.items(), key=lambda one: one[1])
-        if kind != best.kind and runs * math.log(other / squares) < TOLD_APART
+        if kind != best.kind and runs * math.log(other / squares) < MIN_DISTINCTION
     )
     return (replace(best, or_else=others),)
 
