@@ -524,7 +524,7 @@ def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = write_profile(profile, tmp_path / "mine.toml")
     assert load_engine(path) == profile
     assert path.read_text("utf-8") == profile_text(profile)
-    with pytest.raises(TableError, match=r"is a \.toml file"):
+    with pytest.raises(TableError, match=r"must be a \.toml file"):
         write_profile(profile, tmp_path / "mine.json")
     with pytest.raises(TableError, match="does not exist"):
         write_profile(profile, tmp_path / "nowhere" / "mine.toml")
