@@ -1,4 +1,4 @@
-"""How fast fastroof is on this machine: workloads, their baselines, the rounds that time them, a picture."""
+"""Speed of fastroof on this machine: workloads, baselines, timing and a plot."""
 
 from __future__ import annotations
 

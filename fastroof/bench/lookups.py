@@ -1,4 +1,4 @@
-"""Lookups: every operator of every source, by every method, at random points of the measured range."""
+"""Lookup workloads: every operator of every source and method, at random points in the measured range."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Arguments = dict[str, Any]
 
 
 def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | None = None) -> Arguments:
-    """Arguments of a lookup of one kernel, sizes log-uniform over its measured axes.
+    """Return arguments for lookups of one kernel, sizes log-uniform over its measured axes.
 
-    Uniform sizes would nearly all fall between the two largest measured ones. The kernel is that of
-    ``heads`` where it was measured, else, without a window, in bf16 and in CUDA graphs where there are
-    such, the one with most measured points.
+    Uniform sizes would nearly all lie between the two largest measured ones. The kernel is that of
+    ``heads`` if it was measured; otherwise the one with most measured points, preferably without a
+    window, in bf16 and in CUDA graphs.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
         arguments[axis.name] = _log_uniform(rng, int(measured.min()), int(measured.max()), count)
     arguments |= {name: arguments[other] for name, other in table.schema.equal_axes.items()}
     if "q_len" in arguments and "kv_len" in arguments:
-        # tokens attended to count the new ones
+        # the tokens attended to include the new ones
         arguments["kv_len"] = np.maximum(arguments["kv_len"], arguments["q_len"])
     return arguments
 
@@ -70,19 +70,19 @@ def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> L
 
 
 def lookup_workloads(setup: Setup, sources: dict[str, Tables]) -> Iterator[Workload]:
-    """Build one workload a source, operator and method, one after the other.
+    """Yield one workload per source, operator and method.
 
     Parameters
     ----------
     setup : Setup
-        For its sizes.
+        The setup, for its sizes.
     sources : dict of str to Tables
-        Tables of each source by its name.
+        Tables by source name.
 
     Yields
     ------
     Workload
-        Named ``<operator> <method>``, or ``<source> <operator> <method>`` where there are several sources.
+        Named ``<operator> <method>``, or ``<source> <operator> <method>`` if there are several sources.
     """
     from fastroof.bench.stream import stream_lookups
 

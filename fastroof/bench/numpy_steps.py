@@ -1,7 +1,7 @@
-"""Steps in NumPy: every lookup of a step by searchsorted, without a plan and without compiled loops.
+"""Step times in NumPy: every lookup by searchsorted, without a plan and without compiled loops.
 
-Only measured nodes are taken from fastroof, by public lookups; each interpolation is written out here,
-so that an agreement of the two is evidence.
+Only measured nodes come from fastroof, through public lookups; each interpolation is reimplemented
+here, so that agreement of the two is evidence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastroof.run import StepBatch
 from fastroof.tables import Tables
 
 CHUNK: Final = 16_384
-"""Steps at a time: what a chunk needs stays in the cache."""
+"""Steps per chunk, so that its arrays stay in the cache."""
 
 
 def searched(axis: Floats, value: Floats, x: Array) -> Floats:
-    """Interpolate linearly by searchsorted and gathers."""
+    """Interpolate linearly with searchsorted and gathers."""
     at = np.searchsorted(axis, x, side="right") - 1
     np.clip(at, 0, len(axis) - 2, out=at)
     low, left = value[at], axis[at]
@@ -39,11 +39,11 @@ class NodeGrid(NamedTuple):
     slope: float
 
     def position(self, x: Array) -> Floats:
-        """Where x lies on the axis that latency is linear in."""
+        """Return the position of x on the axis in which latency is linear."""
         return np.asarray((self.square * x + self.slope) * x)
 
     def __call__(self, batch: Array, x: Array) -> Floats:
-        """Values at points within the nodes, us."""
+        """Return the values at points within the nodes, us."""
         i = np.searchsorted(self.batch, batch, side="right") - 1
         j = np.searchsorted(self.x, x, side="right") - 1
         np.clip(i, 0, len(self.batch) - 2, out=i)
@@ -56,14 +56,14 @@ class NodeGrid(NamedTuple):
 
 
 class NumpySteps:
-    """A plan's steps in NumPy.
+    """A plan's step times in NumPy.
 
     Parameters
     ----------
     plan : StepPlan
-        What is timed; its head shape must have been measured.
+        The timed plan; its head shape must have been measured.
     tables : Tables
-        What it was compiled from.
+        The tables it was compiled from.
     """
 
     def __init__(self, plan: StepPlan, tables: Tables) -> None:
@@ -72,7 +72,7 @@ class NumpySteps:
         self.prefill_grid = _node_grid(plan, tables, ATTENTION_PREFILL)
         self.prefix_us = ATTENTION_PREFILL.prefix_us(tables, plan.heads)
         self.searches: dict[str, list[tuple[Floats, Floats]]] = {"tokens": [], "sequences": []}
-        # straight lines, as of streaming kernels, need no search: all of them are one line
+        # streaming kernels and similar curves need no search: together they are one straight line
         self.line = {"tokens": np.zeros(2), "sequences": np.zeros(2)}
         for curve in plan.row_curves:
             rows, value = curve.operator.rows, curve.operator.times * curve.value
@@ -84,9 +84,9 @@ class NumpySteps:
 
     @staticmethod
     def serves(plan: StepPlan, tables: Tables) -> bool:
-        """Whether the plan has one head shape, without a window, and it was measured.
+        """Return whether the plan has one measured head shape, without a window.
 
-        Nodes of a borrowed one are not public, and steps here are those of one kind of attention.
+        Nodes of a substituted shape are not public, and steps here have one kind of attention.
         """
         if len(plan.attention) > 1 or plan.heads.window:
             return False
@@ -96,7 +96,7 @@ class NumpySteps:
         return all(shape in tables.groups(name) for name in ATTENTION)
 
     def rows_us(self, rows: str, count: Array) -> Floats:
-        """All operators over tokens or over sequences, us."""
+        """Return the time of all operators over tokens or over sequences, us."""
         intercept, slope = self.line[rows]
         total = intercept + slope * count
         for axis, value in self.searches[rows]:
@@ -104,7 +104,7 @@ class NumpySteps:
         return np.asarray(total)
 
     def decode_us(self, batch_size: Array, kv_len: Array) -> Floats:
-        """``plan.decode_us``, in chunks."""
+        """Like ``plan.decode_us``, in chunks."""
         out = np.empty(len(batch_size))
         for start in range(0, len(out), CHUNK):
             part = slice(start, start + CHUNK)
@@ -114,7 +114,7 @@ class NumpySteps:
         return out
 
     def prefill_us(self, new_tokens: Array, context_len: Array, batch_size: Array) -> Floats:
-        """``plan.prefill_us`` of chunks of more than one token, in chunks of steps."""
+        """Like ``plan.prefill_us`` for chunks of more than one token, in chunks of steps."""
         out = np.empty(len(new_tokens))
         pair_us, token_us = self.prefix_us
         for start in range(0, len(out), CHUNK):
@@ -127,7 +127,7 @@ class NumpySteps:
         return out
 
     def step_us(self, batch: StepBatch) -> Floats:
-        """``plan.step_us`` of steps that all have requests: sums a step, then one lookup a step."""
+        """Like ``plan.step_us`` for steps that all have requests: sum each step, then one lookup per step."""
         starts = batch.offsets[:-1]
         new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
         is_decode = (new == 1) & (context > 0)
@@ -151,7 +151,7 @@ class NumpySteps:
         return out
 
     def grid_us(self, batch_size: Array, kv_len: Array) -> Floats:
-        """Every (batch_size, kv_len): searches an axis each, then broadcasting."""
+        """Evaluate every (batch_size, kv_len): one search per axis, then broadcasting."""
         batch, kv = batch_size.astype(np.float64), kv_len.astype(np.float64)
         grid = self.decode_grid
         i = np.clip(np.searchsorted(grid.batch, batch, side="right") - 1, 0, len(grid.batch) - 2)
@@ -166,7 +166,7 @@ class NumpySteps:
 
 
 def _node_grid(plan: StepPlan, tables: Tables, operator: AttentionOperator) -> NodeGrid:
-    """Latency at every combination of measured sizes, by public lookups: holes come back filled."""
+    """Return the latency at every combination of measured sizes from public lookups, which fill holes."""
     heads = plan.heads
     rows = tables.rows(operator, tuple(heads))
     plain = operator.plain_rows(rows)

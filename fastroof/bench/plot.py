@@ -1,4 +1,4 @@
-"""A picture of a report: time a unit of each workload and its baselines."""
+"""Plot of a report: time per unit of each workload and its baselines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROW_IN: Final = 0.36
 
 
 def draw_bench(report: BenchReport) -> Figure:
-    """Draw each workload's time a unit and its baselines' on one logarithmic axis.
+    """Plot each workload's and its baselines' time per unit on one logarithmic axis.
 
     Parameters
     ----------
     report : BenchReport
-        What :func:`fastroof.bench.run_workloads` returned.
+        Report of :func:`fastroof.bench.run_workloads`.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def draw_bench(report: BenchReport) -> Figure:
     """
     results = report.results
     if not results:
-        raise FastroofError("nothing was measured, so there is nothing to draw")
+        raise FastroofError("no workload was measured; nothing to plot")
     with style():
         figure = new_figure(11.0, 1.95 + ROW_IN * len(results))
         axes = figure.subplots()
@@ -58,17 +58,17 @@ def draw_bench(report: BenchReport) -> Figure:
                     ns, row, mark, color=colour, markersize=size, markeredgewidth=2.0 if mark == "|" else 1.0,
                     linestyle="none", zorder=3 if name == "fastroof" else 2,
                 )  # fmt: skip
-            words = f"{time_of_ns(one.ns_per_unit)} a {one.workload.unit}"
+            label = f"{time_of_ns(one.ns_per_unit)} per {one.workload.unit}"
             if "stream" in one.ratios:
-                words += f", {share_of(one.ratios['stream'])} of stream"
+                label += f", {share_of(one.ratios['stream'])} of stream"
             axes.annotate(
-                words, (max(times.values()), row), xytext=(9, 0), textcoords="offset points", va="center",
+                label, (max(times.values()), row), xytext=(9, 0), textcoords="offset points", va="center",
                 size=9.0, color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
             )  # fmt: skip
         axes.set_yticks(range(len(results)), [one.workload.name for one in results])
         axes.set_ylim(len(results) - 0.4, -0.6)
         low, high = axes.get_xlim()
-        # room for the words next to the slowest mark
+        # leave space for the labels next to the slowest mark
         axes.set_xlim(low, high * max(10.0, (high / low) ** 0.36))
         decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
         step = 1 + len(decades) // 8
@@ -76,7 +76,7 @@ def draw_bench(report: BenchReport) -> Figure:
         axes.minorticks_off()
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("median time a unit of work; left is faster")
+        axes.set_xlabel("median time per unit of work; left is faster")
         order = ["fastroof", *(name for name in shown if name != "fastroof")]
         axes.legend(
             [shown[name] for name in order], [_legend(name) for name in order], loc="lower left",
@@ -94,7 +94,7 @@ def draw_bench(report: BenchReport) -> Figure:
 
 
 def _decade(exponent: int) -> str:
-    """A power of ten of a ns, as in 100 us."""
+    """Return a power of ten of a ns as text: 100 us."""
     unit = ("ns", "us", "ms", "s")[min(3, max(0, exponent // 3))]
     return f"{10.0 ** (exponent - 3 * min(3, max(0, exponent // 3))):g} {unit}"
 

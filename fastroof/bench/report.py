@@ -1,4 +1,4 @@
-"""A run of workloads, and the document of it that programs read."""
+"""Run a set of workloads, and convert the results to a JSON document."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fastroof.checks import whole_number
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Measured workloads, and what they were measured on.
+    """Measured workloads, and the machine they were measured on.
 
     Attributes
     ----------
     machine : Machine
-        As it was before the first workload.
+        State before the first workload.
     load_average_after : float
-        As it was after the last.
+        Load average after the last.
     settings : dict
         model, gpu, threads, rounds and quick.
     results : tuple of Measured
-        In the order in which they ran.
+        In execution order.
     """
 
     machine: Machine
@@ -45,11 +45,11 @@ def run_workloads(
     Parameters
     ----------
     setup : Setup
-        What they were made of.
+        The setup that the workloads were built from.
     workloads : iterable of Workload
-        Each is made when the previous one is done, so that their arrays need not fit into memory together.
+        Each is built when the previous one is done, so that their arrays need not fit into memory together.
     rounds : int
-        Times that each is run after its first call.
+        Number of timed runs of each after its first call.
     progress : callable
         Called with a workload's name before it runs.
 
@@ -81,16 +81,16 @@ def run_workloads(
 
 
 def _without_arrays(measured: Measured) -> Measured:
-    """Let go of what the workload's functions hold."""
+    """Release the arrays that the workload's functions hold."""
     return replace(measured, workload=replace(measured.workload, run=_done, baselines=()))
 
 
 def _done() -> None:
-    """Stand for a workload that has run."""
+    """Replace the function of a workload that has run."""
 
 
 def report_document(report: BenchReport) -> dict[str, Any]:
-    """Return the report as the JSON document that ``fastroof bench --help`` describes."""
+    """Return the report as the JSON document described by ``fastroof bench --help``."""
     return {
         "machine": {
             "cpu": report.machine.cpu,
@@ -105,7 +105,7 @@ def report_document(report: BenchReport) -> dict[str, Any]:
 
 
 def result_document(one: Measured) -> dict[str, Any]:
-    """Return a measured workload as the JSON document has it."""
+    """Return a measured workload in the form of the JSON document."""
     return {
         "name": one.workload.name,
         "title": one.workload.title,

@@ -1,4 +1,4 @@
-"""Loops that only move a workload's bytes: no evaluation of the same arrays can be faster on one thread."""
+"""Loops that only move a workload's bytes: a lower limit of its time on one thread."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from fastroof.compiled.jit import jit
 
 @jit
 def stream_decodes(batch_size: Ints, kv_len: Ints, out: Floats) -> None:
-    """Read two sizes a step, write one float64."""
+    """Read two sizes per step, write one float64."""
     for i in range(len(out)):
         out[i] = batch_size[i] + kv_len[i]
 
 
 @jit
 def stream_prefills(new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats) -> None:
-    """Read three sizes a step, write one float64."""
+    """Read three sizes per step, write one float64."""
     for i in range(len(out)):
         out[i] = new_tokens[i] + context_len[i] + batch_size[i]
 
 
 @jit
 def stream_requests(new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> None:
-    """Read two sizes a request and one offset a step, write one float64 a step."""
+    """Read two sizes per request and one offset per step, write one float64 per step."""
     for i in range(len(out)):
-        # indices of a slice start at 0: of those that do not, LLVM cannot tell that none is negative,
-        # and the loop stays scalar and four times as slow
+        # slice indices start at 0: for others LLVM cannot prove that none is negative,
+        # and the loop stays scalar and is four times slower
         new = new_tokens[offsets[i] : offsets[i + 1]]
         context = context_len[offsets[i] : offsets[i + 1]]
         total = 0
@@ -36,14 +36,14 @@ def stream_requests(new_tokens: Ints, context_len: Ints, offsets: Ints, out: Flo
 
 @jit
 def stream_out(value: float, out: Floats) -> None:
-    """Write one float64 a point of a grid, whose axes stay in the cache."""
+    """Write one float64 per point of a grid, whose axes stay in the cache."""
     for i in range(len(out)):
         out[i] = value
 
 
 @jit
 def stream_lookups(a: Ints, b: Ints, c: Ints, latency_us: Floats, mfu: Floats, origin: Flags) -> None:
-    """Read up to three sizes a point (the same array may be given again), write what a lookup returns."""
+    """Read up to three sizes per point (arrays may repeat), write what a lookup returns."""
     for i in range(len(latency_us)):
         total = a[i] + b[i] + c[i]
         latency_us[i] = total

@@ -1,4 +1,4 @@
-"""Timing a workload and its baselines by turns, on which machine, and how times and rates are written."""
+"""Timing a workload and its baselines in alternation, the machine, and formatting of times and rates."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ NS_PER_S: Final = 1e9
 
 @dataclass(frozen=True)
 class Measured:
-    """How long a workload takes.
+    """Times of a workload and its baselines.
 
     Attributes
     ----------
     workload : Workload
-        What was timed.
+        The timed workload.
     first_s : float
         The first call, which compiles the loops or loads them from their cache, s.
     rounds_s : tuple of float
-        The later calls, s.
+        Times of the later calls, s.
     baseline_ns : dict of str to float
-        Median time a unit of each baseline, ns.
+        Median time per unit of each baseline, ns.
     """
 
     workload: Workload
@@ -44,27 +44,27 @@ class Measured:
 
     @property
     def ns_per_unit(self) -> float:
-        """Median time a unit, ns."""
+        """Median time per unit, ns."""
         return statistics.median(self.rounds_s) / self.workload.count * NS_PER_S
 
     @property
     def units_per_s(self) -> float:
-        """Units a second."""
+        """Units per second."""
         return NS_PER_S / self.ns_per_unit
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes of the caller's arrays that move a second, B/s; 0 where nothing streams."""
+        """Bytes of the caller's arrays moved per second, B/s; 0 for workloads without streams."""
         return self.workload.bytes_per_unit * self.units_per_s
 
     @property
     def ratios(self) -> dict[str, float]:
-        """How many times as fast as each baseline."""
+        """Speed relative to each baseline."""
         return {name: ns / self.ns_per_unit for name, ns in self.baseline_ns.items()}
 
 
 def check_agreement(workload: Workload, answers: Any) -> None:
-    """Compare a workload's answers with its baselines'.
+    """Check that a workload's answers agree with its baselines'.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def check_agreement(workload: Workload, answers: Any) -> None:
         mine = np.ravel(answers)[: len(other)]
         if len(mine) != len(other):
             raise FastroofError(
-                f"{workload.name}: fastroof and {baseline.name} differ in how many answers they give: "
+                f"{workload.name}: fastroof and {baseline.name} return different numbers of answers: "
                 f"{len(mine)} and {len(other)}"
             )
         within = np.abs(mine - other) <= baseline.rtol * np.abs(other)
@@ -96,19 +96,19 @@ def measure(workload: Workload, rounds: int) -> Measured:
     Parameters
     ----------
     workload : Workload
-        What to time.
+        The workload.
     rounds : int
-        Times that each of them is run after a first, untimed one.
+        Number of timed runs of each after a first, untimed one.
 
     Returns
     -------
     Measured
-        Medians over the rounds, the first call apart.
+        Medians over the rounds; the first call is separate.
 
     Raises
     ------
     FastroofError
-        If a baseline's answers are not fastroof's.
+        If a baseline's answers differ from fastroof's.
     """
     first_s, answers = seconds_of(workload)
     check_agreement(workload, answers)
@@ -127,7 +127,7 @@ def measure(workload: Workload, rounds: int) -> Measured:
 
 
 def seconds_of(work: Workload | Baseline) -> tuple[float, Any]:
-    """Run once: the seconds it took and its answers."""
+    """Run once, and return the seconds and the answers."""
     began = time.perf_counter()
     answers = work.run()
     took = time.perf_counter() - began
@@ -135,23 +135,23 @@ def seconds_of(work: Workload | Baseline) -> tuple[float, Any]:
 
 
 VECTORS: Final = ("avx512f", "avx2", "avx")
-"""Instruction sets that decide how many steps a loop takes at once, the widest first."""
+"""Instruction sets that determine the width of a loop, the widest first."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where figures come from.
+    """The machine that times come from.
 
     Attributes
     ----------
     cpu : str
-        Name of the processor, as the system gives it.
+        Name of the processor reported by the system.
     cores : int
-        Processors that this process may run on.
+        Processors available to this process.
     load_average : float
-        Mean number of runnable processes over the last minute; nan if the system has no such number.
+        Mean number of runnable processes over the last minute; nan if the system does not report it.
     versions : dict of str to str
-        Of fastroof, numba, numpy and python.
+        Versions of fastroof, numba, numpy and python.
     """
 
     cpu: str
@@ -161,7 +161,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look at the machine this runs on."""
+    """Return a description of this machine."""
     versions = {"fastroof": __version__, "numba": version("numba"), "numpy": version("numpy")}
     versions["python"] = platform.python_version()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
@@ -187,7 +187,7 @@ _RATES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def time_of_ns(ns: float) -> str:
-    """Write a time in the unit it is read in best.
+    """Format a time in the most readable unit.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def time_of_ns(ns: float) -> str:
 
 
 def rate_of(units_per_s: float) -> str:
-    """Write units a second: ``517 M/s``.
+    """Format a rate in units per second: ``517 M/s``.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def rate_of(units_per_s: float) -> str:
 
 
 def share_of(share: float) -> str:
-    """Write a share in percent.
+    """Format a share as a percentage.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: units of work, the bytes they move, baselines of the same units, sizes."""
+"""Elements of a benchmark: workloads with their units and bytes, baselines, and the setup."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from fastroof.run import StepBatch
 from fastroof.tables import Tables
 
 AGREEMENT: Final = 1e-9
-"""Largest relative difference of a baseline's answers from fastroof's; sums are added in another order."""
+"""Maximum relative difference of a baseline's answers from fastroof's; sums are added in another order."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another way to do the same units, timed in the same rounds.
+    """Another implementation of the same units, timed in the same rounds.
 
     Attributes
     ----------
     name : str
-        As in ``"NumPy"``; ``"stream"`` is the loop that only moves the workload's bytes.
+        Name such as ``"NumPy"``; ``"stream"`` is the loop that only moves the workload's bytes.
     run : callable
-        Does ``count`` units, the workload's first ones, and returns their answers.
+        Processes the workload's first ``count`` units and returns their answers.
     count : int
-        Units of one call.
+        Units per call.
     rtol : float or None
-        Largest relative difference from fastroof's answers; None where it gives no such answers.
+        Maximum relative difference from fastroof's answers; None if it returns no comparable answers.
     reports_seconds : bool
-        Whether ``run`` returns the seconds that the units took, which are fewer than its own.
+        Whether ``run`` returns the seconds that the units took, which are less than its total time.
     """
 
     name: str
@@ -48,26 +48,26 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Workload:
-    """One thing whose speed is measured.
+    """A task whose speed is measured.
 
     Attributes
     ----------
     name : str
-        Its name on the command line.
+        Name on the command line.
     title : str
-        What is done, with its sizes.
+        Description with sizes.
     unit : str
-        What is counted, in the singular: step, request, lookup, plan, call.
+        Unit of count, in the singular: step, request, lookup, plan, call.
     count : int
-        Units of one call.
+        Units per call.
     run : callable
-        Does them, and returns their answers in the units' order.
+        Processes the units and returns their answers in order.
     bytes_per_unit : float
-        Bytes of the caller's arrays that a unit reads and writes; 0 where nothing streams.
+        Bytes of the caller's arrays that a unit reads and writes; 0 for workloads without streams.
     baselines : tuple of Baseline
-        What it is compared with.
+        Baselines to compare with.
     reports_seconds : bool
-        As of a baseline.
+        As for :class:`Baseline`.
     """
 
     name: str
@@ -82,18 +82,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setup:
-    """What workloads are made of.
+    """The inputs that workloads are built from.
 
     Attributes
     ----------
     model, gpu, tables, plan
-        The plan that is timed and what it was compiled from.
+        The timed plan and its inputs.
     threads : int
         Threads of fastroof's own calls; baselines run on one.
     quick : bool
-        Sizes small enough that everything runs once within seconds: for tests, not for figures.
+        Whether sizes are small, so that everything runs once within seconds: for tests, not for results.
     folder : str or None
-        Where the tables lie, if not where that GPU's are shipped.
+        Folder of the tables, if not the one shipped for that GPU.
     """
 
     model: ModelSpec
@@ -105,7 +105,7 @@ class Setup:
     folder: str | None = None
 
     def size(self, full: int, quick: int) -> int:
-        """Choose a number of units."""
+        """Return the number of units for full or quick sizes."""
         return quick if self.quick else full
 
 
@@ -123,20 +123,20 @@ def new_setup(
     Parameters
     ----------
     model, gpu : str, Path, mapping or spec
-        What :func:`fastroof.compile_plan` takes.
+        As in :func:`fastroof.compile_plan`.
     tables : Tables
         Measured tables of that GPU.
     threads : int
         Threads of fastroof's own calls.
     quick : bool
-        Small sizes.
+        Whether to use small sizes.
     folder : str, optional
-        Where the tables lie, if not where that GPU's are shipped.
+        Folder of the tables, if not the one shipped for that GPU.
 
     Returns
     -------
     Setup
-        For the workloads.
+        The setup for all workloads.
 
     Raises
     ------
@@ -160,7 +160,7 @@ SEED: Final = 5
 
 
 def decode_sizes(setup: Setup, count: int, dtype: Any = np.int32) -> tuple[Array, Array]:
-    """Batch sizes up to 512 and kv_len over the measured range, uniform."""
+    """Return batch sizes up to 512 and kv_len over the measured range, both uniform."""
     rng = np.random.default_rng(SEED)
     kv_len = setup.tables.table(ATTENTION_DECODE.name).columns["kv_len"]
     longest = min(int(kv_len.max()), 65_536)
@@ -170,7 +170,7 @@ def decode_sizes(setup: Setup, count: int, dtype: Any = np.int32) -> tuple[Array
 
 
 def chunk_sizes(count: int, dtype: Any = np.int32) -> tuple[Array, Array, Array]:
-    """new_tokens, context_len and batch_size of equal chunks, together at most 8192 tokens."""
+    """Return new_tokens, context_len and batch_size of equal chunks, together at most 8192 tokens."""
     rng = np.random.default_rng(SEED)
     new = rng.integers(SHORTEST_CHUNK, LONGEST_CHUNK, count, endpoint=True, dtype=dtype)
     context = rng.integers(0, LONGEST_CONTEXT, count, dtype=dtype)
@@ -178,7 +178,7 @@ def chunk_sizes(count: int, dtype: Any = np.int32) -> tuple[Array, Array, Array]
 
 
 def ragged_decodes(steps: int, requests: int = MEAN_REQUESTS, dtype: Any = np.int32) -> StepBatch:
-    """Decode steps, half to one and a half times ``requests`` of them."""
+    """Return decode steps with half to one and a half times ``requests`` each."""
     rng = np.random.default_rng(SEED)
     sizes = rng.integers(max(1, requests // 2), requests + requests // 2, steps, endpoint=True)
     offsets = np.r_[0, np.cumsum(sizes)]
@@ -187,7 +187,7 @@ def ragged_decodes(steps: int, requests: int = MEAN_REQUESTS, dtype: Any = np.in
 
 
 def mixed_batch(steps: int, dtype: Any = np.int32) -> StepBatch:
-    """Steps of about 62 decodes and two prefill chunks, at random places among them."""
+    """Return steps of about 62 decodes and two prefill chunks at random positions."""
     batch = ragged_decodes(steps, dtype=dtype)
     rng = np.random.default_rng(SEED + 1)
     new, context = batch.new_tokens.copy(), batch.context_len.copy()
@@ -199,6 +199,6 @@ def mixed_batch(steps: int, dtype: Any = np.int32) -> StepBatch:
 
 
 def sweep_axes(setup: Setup) -> tuple[Array, Array]:
-    """256 batch sizes and 128 lengths of a cartesian grid."""
+    """Return 256 batch sizes and 128 lengths of a Cartesian grid."""
     batch = np.arange(1, setup.size(256, 32) + 1, dtype=np.int64) * 2
     return batch, np.arange(1, setup.size(128, 16) + 1, dtype=np.int64) * 32

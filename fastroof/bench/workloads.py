@@ -1,4 +1,4 @@
-"""The workloads of ``fastroof bench``: each a function from a setup to units, bytes and baselines."""
+"""The workloads of ``fastroof bench``: each function returns units, bytes and baselines for a setup."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DTYPES: Final = ("bf16", "fp8")
 
 
 def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
-    """Arguments of ``count`` distinct plans: presets and splits that compile, at growing depths."""
+    """Return the arguments of ``count`` distinct plans: presets, layouts and growing depths."""
     curves = TableCurves(setup.tables)
     fitting: list[dict[str, Any]] = []
     dense = [name for name in model_names() if _is_dense(load_model(name))]
@@ -66,7 +66,7 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
         if len(fitting) == count:
             break
     if not fitting:
-        raise PlanError(f"the tables of {setup.gpu.name} serve none of fastroof's models: nothing to sweep")
+        raise PlanError(f"the tables of {setup.gpu.name} support no model preset; use other tables")
     deeper = (
         {**request, "model": _deeper(request["model"], more)} for more in range(count) for request in fitting
     )
@@ -74,7 +74,7 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
 
 
 def _is_dense(model: ModelSpec) -> bool:
-    """Whether all layers are of grouped heads and an MLP without experts."""
+    """Return whether all layers have grouped-query attention and an MLP without experts."""
     return all(
         isinstance(kind.attention, GroupedQueryAttention) and not kind.mlp.has_experts for kind in model.kinds
     )
@@ -86,12 +86,12 @@ def _deeper(model: ModelSpec, more: int) -> ModelSpec:
 
 
 def sweep_plans(setup: Setup) -> list[StepPlan]:
-    """Compile a hundred plans, presets and splits."""
+    """Compile a hundred plans of presets and layouts."""
     return list(compile_plans(_requests(setup, setup.size(100, 4)), setup.gpu, setup.tables))
 
 
 def sweep_written(setup: Setup) -> Workload:
-    """Build every step of 100 plans x 128 lengths x 256 batch sizes, written out."""
+    """Build every step of 100 plans x 128 lengths x 256 batch sizes, written to memory."""
     from fastroof.bench.stream import stream_out
 
     plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
@@ -118,7 +118,7 @@ def sweep_written(setup: Setup) -> Workload:
 
 
 def sweep_best(setup: Setup) -> Workload:
-    """Build the same grid, of which the best batch of each plan and length is kept."""
+    """Build the same grid, of which only the best batch of each plan and length is stored."""
     plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
     baselines = []
     few = [plan for plan in plans[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
@@ -134,7 +134,7 @@ def sweep_best(setup: Setup) -> Workload:
 
 
 def numpy_best(plans: list[StepPlan], numpy: list[NumpySteps], batch: Any, kv_len: Any) -> list[Any]:
-    """For each plan and length the batch with the most tokens a second that memory has room for."""
+    """Return for each plan and length the batch with the most tokens/s that fits in memory."""
     best = []
     for plan, steps in zip(plans, numpy, strict=True):
         rate = batch[:, None] / steps.grid_us(batch, kv_len)
@@ -144,7 +144,7 @@ def numpy_best(plans: list[StepPlan], numpy: list[NumpySteps], batch: Any, kv_le
 
 
 def many_plans(setup: Setup) -> Workload:
-    """Build thousands of plans of a sweep, from curves that they share."""
+    """Build thousands of plans of a sweep from shared curves."""
     count = setup.size(10_000, 20)
     requests = _requests(setup, count)
     return Workload(
@@ -160,7 +160,7 @@ IMPORT: Final = (
 
 
 def _python(*arguments: str) -> str:
-    """What a fresh interpreter prints, which finds the fastroof that this process runs."""
+    """Return the output of a fresh interpreter that imports the fastroof of this process."""
     paths = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
@@ -172,7 +172,7 @@ def _python(*arguments: str) -> str:
 
 
 def import_seconds(setup: Setup) -> Workload:
-    """Build ``import fastroof`` in a fresh process; the interpreter's own start is left out."""
+    """Build ``import fastroof`` in a fresh process, without the interpreter's start."""
     return Workload(
         "import", "import fastroof, fresh process", "process", 1,
         lambda: float(_python("-c", IMPORT)), reports_seconds=True,
@@ -180,7 +180,7 @@ def import_seconds(setup: Setup) -> Workload:
 
 
 def step_command(setup: Setup) -> Workload:
-    """Build ``fastroof step`` from process start to answer; the first call warms the cache of loops."""
+    """Build ``fastroof step`` from process start to answer; the first call fills the cache of loops."""
     command = ("-m", "fastroof", "step", "--model", "llama-3.1-8b", "--decode", "64x4096")
     return Workload(
         "command", "fastroof step ..., process start to answer, warm cache", "process", 1,
@@ -239,7 +239,7 @@ def prefill(setup: Setup) -> Workload:
 
 
 def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
-    """Build ``plan.step_us`` over a ragged batch; its unit is a request."""
+    """Build ``plan.step_us`` over a ragged batch; the unit is a request."""
     from fastroof.bench.stream import stream_requests
 
     steps, requests = batch.num_steps, len(batch.new_tokens)
@@ -268,7 +268,7 @@ def _ragged_steps(setup: Setup) -> int:
 
 
 def _calls(setup: Setup, name: str, title: str, call: Callable[[], Any]) -> Workload:
-    """Build one call after another, as a Python loop makes them."""
+    """Build consecutive calls, as a Python loop makes them."""
     count = setup.size(20_000, 200)
 
     def run() -> None:
@@ -279,7 +279,7 @@ def _calls(setup: Setup, name: str, title: str, call: Callable[[], Any]) -> Work
 
 
 def _decode_calls(setup: Setup, name: str, title: str, call: Callable[[int, int], Any]) -> Workload:
-    """Build calls of two ints, without another call around each: some take less than that."""
+    """Build calls of two ints without a wrapper, whose call would take longer than some of them."""
     count = setup.size(1_000_000, 1_000)
 
     def run() -> None:
@@ -295,12 +295,12 @@ def scalar(setup: Setup) -> Workload:
 
 
 def scalar_callable(setup: Setup) -> Workload:
-    """Build the callable that ``plan.scalar`` is."""
+    """Build calls of ``plan.scalar``."""
     return _decode_calls(setup, "scalar-callable", "plan.scalar(64, 4096)", setup.plan.scalar)
 
 
 def one_row(setup: Setup) -> Workload:
-    """Build ``plan.decode_us`` of arrays of one step."""
+    """Build ``plan.decode_us`` of arrays with one step."""
     decode_us = setup.plan.decode_us
     batch, kv_len, out = np.array([64], np.int32), np.array([4096], np.int32), np.empty(1)
     return _calls(
@@ -317,7 +317,7 @@ def one_step(setup: Setup) -> Workload:
 
 
 def one_plan(setup: Setup) -> Workload:
-    """Build one plan from curves that exist."""
+    """Build one plan from cached curves."""
     count = setup.size(50, 2)
     curves = TableCurves(setup.tables)
 
@@ -331,7 +331,7 @@ def one_plan(setup: Setup) -> Workload:
 
 
 def pack(setup: Setup) -> Workload:
-    """Pack what one model needs of the tables: GEMMs of a dtype, attention of a head shape."""
+    """Pack the tables that one model needs: GEMMs of a dtype, attention of a head shape."""
     measured, gpu = setup.tables.measured, setup.tables.gpu
     dtypes = sorted(set(setup.tables.table(GEMM.name).columns["dtype"].tolist()) & {"bf16", "fp8"})[:1]
 
@@ -363,4 +363,4 @@ WORKLOADS: Final[dict[str, Callable[[Setup], Workload]]] = {
     "import": import_seconds,
     "command": step_command,
 }
-"""Every workload of steps, plans and starts, by name, in the order in which they are reported."""
+"""All workloads of steps, plans and starts by name, in report order."""

@@ -1,5 +1,5 @@
-"""Other methods of predicting step times, reproduced exactly: their lookups, averages and fallbacks.
+"""Other methods of predicting step times, reproduced exactly with their lookups, averages and fallbacks.
 
-What fastroof itself answers is in the package's public names; these modules are for comparing with it,
-and for those who come from the programs they reproduce.
+fastroof's own predictions are in the package's public names; these modules serve comparison, and users of
+the programs that they reproduce.
 """

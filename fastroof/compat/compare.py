@@ -1,4 +1,4 @@
-"""Steps timed by fastroof, roofline V1 and V2, InferSim and the datasheet model, with reasons."""
+"""Comparing steps timed by fastroof, roofline V1 and V2, InferSim and the datasheet model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def compare(
     infersim_root: str | Path | None = None,
     roofline_v1: Calibration | None = None,
 ) -> Comparison:
-    """Time steps by every method, by component, with the reasons for their differences."""
+    """Time steps with every method, by component, with the reasons for their differences."""
     steps = _steps(decode, prefill)
     for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
         if not isinstance(root, str | Path | None):
@@ -110,13 +110,13 @@ def compare(
         "datasheet": {f"{name} efficiency": kind.efficiency for name, kind in CLASSES.items()}
         | {f"{name} launch us": kind.launch_us for name, kind in CLASSES.items()},
     }
-    own = f"measured tables of {spec.name}"
+    measured = f"measured tables of {spec.name}"
     modelled = modelled_components(case.plan, steps[0])
     trees = {
-        "fastroof": own + (f"; modelled, in part or whole: {', '.join(modelled)}" if modelled else ""),
+        "fastroof": measured + (f"; modelled, in part or whole: {', '.join(modelled)}" if modelled else ""),
         "roofline_v1": "none",
-        "roofline_v2": "none" if case.roofline_v2 is None else _place(own, "bf16", roofline_v2_root),
-        "infersim": _place(own, case.dtype, infersim_root),
+        "roofline_v2": "none" if case.roofline_v2 is None else _place(measured, "bf16", roofline_v2_root),
+        "infersim": _place(measured, case.dtype, infersim_root),
         "datasheet": "none",
     }
     if roofline_v1 is None:
@@ -138,11 +138,11 @@ def compare_case(
     roofline_v1: Calibration | None = None,
     **options: Any,
 ) -> Case:
-    """Plans, trees and configs that all methods time steps with; arguments as of :func:`compare`."""
+    """Return the plans, trees and configs with which all methods time steps; arguments as in compare."""
     if model.window is not None:
         raise ModelError(
-            f"{model.name} attends within a window of {model.window} tokens, and the methods compared "
-            "know full attention only: compare(model.with_full_attention(), ...)"
+            f"{model.name} attends within a window of {model.window} tokens, but the compared methods "
+            "support full attention only; use compare(model.with_full_attention(), ...)"
         )
     sizes = ComparedModel.of(model)
     max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
@@ -151,7 +151,7 @@ def compare_case(
     plan = compile_plan(model, gpu, tables, **options)
     dtype = gemm_dtype(plan)
     with warnings.catch_warnings():
-        # it stands next to the measured one, so it cannot be mistaken for it
+        # labelled separately, so that it is not confused with the measured one
         warnings.simplefilter("ignore", UserWarning)
         datasheet = compile_plan(model, gpu, None, **options)
     why_not = {
@@ -209,7 +209,7 @@ def _roofline_v2_tables(
 def _infersim_tables(
     tables: Tables, gpu: GpuSpec, root: str | Path | None, model: ComparedModel, dtype: str
 ) -> tuple[infersim.InfersimTables, bool, str]:
-    """InferSim's tree, whether it has the rows of the tables, and what format its GEMMs are in."""
+    """Return InferSim's tree, whether it has the tables' rows, and the format of its GEMMs."""
     constants = constants_of(gpu)
     if root is None:
         return infersim_tree(tables, constants, dtype=dtype, model=model), True, dtype
@@ -243,7 +243,7 @@ def _compared(case: Case, step: Step) -> ComparedStep:
     }
     if case.roofline_v1 is None:
         del timed["roofline_v1"]
-    times, told = [own], []
+    times, causes = [own], []
     for method, time_step in timed.items():
         why_not = case.why_not.get(method, "")
         try:
@@ -252,8 +252,8 @@ def _compared(case: Case, step: Step) -> ComparedStep:
             time = MethodTime(method, {}, float("nan"), str(error))
         times.append(time)
         if not time.why_not:
-            told += differences(own, time, facts[method](time))
-    return ComparedStep(step, tuple(times), tuple(told))
+            causes += differences(own, time, facts[method](time))
+    return ComparedStep(step, tuple(times), tuple(causes))
 
 
 def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[Step, ...]:
@@ -262,11 +262,11 @@ def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[S
         try:
             batch_size, kv_len = pair
         except (TypeError, ValueError):
-            raise BatchError(f"decode needs pairs of (batch_size, kv_len), got {shown(pair)}") from None
+            raise BatchError(f"decode must hold pairs of (batch_size, kv_len), got {shown(pair)}") from None
         steps.append(Step("decode", _size("batch_size", batch_size, 1), _size("kv_len", kv_len, 2)))
     steps += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in _listed("prefill", prefill)]
     if not steps:
-        raise BatchError("nothing to compare: give decode=[(32, 4096)], prefill=[2048], or both")
+        raise BatchError("nothing to compare; give decode=[(32, 4096)], prefill=[2048], or both")
     return tuple(steps)
 
 

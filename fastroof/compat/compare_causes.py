@@ -1,4 +1,4 @@
-"""Why the methods differ: every known cause as data, its condition, its size and its sentence."""
+"""Why the methods differ: every known cause as data, with its condition, size and sentence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from fastroof.compat.compare_steps import COMPONENTS, Difference, MethodTime
 
 TOLD_FROM: Final = 0.1
-"""A component is explained from this difference on, as a share of fastroof's."""
+"""Differences from this share of fastroof's time on are explained."""
 MENTIONED_FROM: Final = 0.02
-"""A cause is mentioned from this size on, as a share of fastroof's component."""
+"""Causes are reported from this share of fastroof's component on."""
 
 
 class Cause(NamedTuple):
@@ -50,7 +50,7 @@ ROOFLINE_V2: Final = (
     _v2("linear", "weights floor", "always", "linear_floor_us",
         "no GEMM is faster than its weights at {tb_per_s:.2f} TB/s, the peak times its bandwidth factor"),
     _v2("linear", "larger GEMM", "unmeasured_pairs", "linear_mfu_us",
-        "k x n of {pairs} was not measured: the next larger measured one lends its MFU"),
+        "k x n of {pairs} was not measured: the next larger measured one provides its MFU"),
     _v2("linear", "MFU between rows", "unmeasured_m", "linear_mfu_us",
         "between the measured m it interpolates MFU, not time, at m = {m}"),
     _v2("linear", "tables", "given_tree", "linear_mfu_us",
@@ -61,7 +61,7 @@ ROOFLINE_V2: Final = (
     _v2("linear", "separate GEMMs", "always", "apart_us",
         "q, k, v, gate and up are separate GEMMs; an engine fuses them into two"),
     _v2("linear", "TP scaling", "split", "linear_tp_us",
-        "un-split GEMMs are timed and divided by tp = {tp}, whatever a GPU's own smaller GEMMs take"),
+        "un-split GEMMs are timed and divided by tp = {tp}, regardless of the time of a GPU's smaller GEMMs"),
     _v2("attention", "causal factor", "causal", "causal_us",
         "causal FLOPs are the square's / 1.8, and the MFUs in its files count half of the square: 11 % more"),
     _v2("attention", "bucket", "bucketed", "bucket_us",
@@ -89,7 +89,7 @@ ROOFLINE_V2: Final = (
     _v2("elementwise", "no norms", "always", "no_elementwise_us",
         "it has no norms, rotary embedding, KV write or activation"),
     _v2("memory", "bytes of the step", "always", "memory_us",
-        "the step takes what all its bytes take at {tb_per_s:.2f} TB/s where that is longer than its FLOPs"),
+        "the step takes the time of all its bytes at {tb_per_s:.2f} TB/s if that is longer than its FLOPs"),
     _v2("overhead", "overhead per layer", "always", "overhead_us",
         "it adds {layer_overhead_us:g} us x {layers} layers / tp {tp}; fastroof's `kernels` runtime "
         "adds none"),
@@ -103,16 +103,16 @@ INFERSIM: Final = (
     _infersim("linear", "one MFU for the MLP", "always", "one_mfu_us",
         "down has the MFU that was looked up for gate and up"),
     _infersim("linear", "larger GEMM", "unmeasured_pairs", "linear_mfu_us",
-        "k x n of {pairs} was not measured: the next larger one lends its MFU, {linear_mfu:.4f} on average "
+        "k x n of {pairs} was not measured: the next larger one has MFU {linear_mfu:.4f} on average "
         "where fastroof's times mean {linear_effective_mfu:.4f}"),
     _infersim("linear", "MFU of the row below", "linear_rounded", "linear_mfu_us",
         "MFU is that of the largest measured m below {m}, to 3 decimals: {linear_mfu:.4f} on average, where "
         "fastroof's times mean {linear_effective_mfu:.4f}"),
     _infersim("linear", "default MFU", "linear_default", "linear_mfu_us",
-        "no measured row answers for {default_parts}: the default MFU {default_mfu:g} does, where fastroof's "
+        "no measured row for {default_parts}: the default MFU {default_mfu:g} is used, where fastroof's "
         "times mean {linear_effective_mfu:.4f}"),
     _infersim("linear", "MFU of another format", "linear_other_format", "linear_mfu_us",
-        "its tree has the MFUs of {its_dtype} kernels, {linear_mfu:.4f} on average, and takes them of the "
+        "its tree has the MFUs of {its_dtype} kernels, {linear_mfu:.4f} on average, and applies them to the "
         "{dtype} peak, where fastroof's times mean {linear_effective_mfu:.4f}"),
     _infersim("linear", "tables", "linear_given_tree", "linear_mfu_us",
         "its tree has MFU {linear_mfu:.4f} on average, where fastroof's times mean "
@@ -126,19 +126,19 @@ INFERSIM: Final = (
     _infersim("experts", "one MFU for the projections", "always", "expert_one_mfu_us",
         "gate, up and down all take the larger MFU of up, {up_mfu:.3f}, and down, {down_mfu:.3f}"),
     _infersim("experts", "default MFU", "expert_default", "expert_tree_us",
-        "no row of this layer on so many GPUs answers for {m} tokens a GPU: the default MFU {default_mfu:g}, "
+        "no row of this layer and number of GPUs for {m} tokens per GPU: the default MFU {default_mfu:g}, "
         "where fastroof's time means {expert_effective_mfu:.4f}"),
     _infersim("experts", "MFU of one row", "expert_row", "expert_row_us",
-        "{m} tokens a GPU take the MFU of the row of {row_tokens}, {expert_row_mfu:.4f} by its time, where "
+        "{m} tokens per GPU take the MFU of the row of {row_tokens}, {expert_row_mfu:.4f} by its time, where "
         "fastroof's time means {expert_effective_mfu:.4f}"),
     _infersim("experts", "MFU to 3 decimals", "expert_rounded", "expert_mfu_us",
         "it reads that row's MFU to 3 decimals: {expert_mfu:.3f}, not {expert_row_mfu:.4f}"),
     _infersim("experts", "MFU of drawn tokens", "expert_drawn", "expert_mfu_us",
-        "the MFU in that row's file, {expert_mfu:.3f}, is of the tokens that its script drew; of those that "
-        "the row names, {row_tokens} a GPU, it is {expert_row_mfu:.4f}"),
+        "the MFU in that row's file, {expert_mfu:.3f}, is for the tokens its script drew; for those that "
+        "the row names, {row_tokens} per GPU, it is {expert_row_mfu:.4f}"),
     _infersim("experts", "MFU of another format", "expert_other_format", "expert_tree_us",
-        "its tree has the MFUs of {its_dtype} kernels, {expert_mfu:.3f} here, and takes them of the {dtype} "
-        "peak, where fastroof's time means {expert_effective_mfu:.4f}"),
+        "its tree has the MFUs of {its_dtype} kernels, {expert_mfu:.3f} here, and applies them to {dtype} "
+        "peaks, where fastroof's time means {expert_effective_mfu:.4f}"),
     _infersim("experts", "tables", "expert_given_tree", "expert_tree_us",
         "its tree has MFU {expert_mfu:.3f}, where fastroof's time means {expert_effective_mfu:.4f}"),
     _infersim("experts", "routing", "uneven", "routing_us",
@@ -170,9 +170,9 @@ INFERSIM: Final = (
         "{its_exchange_us:,.0f} us without a launch; fastroof's all-gather and reduce-scatter take "
         "{own_exchange_us:,.0f} us"),
     _infersim("communication", "exchange", "gathers", "exchange_us",
-        "it gathers the tokens of all {tp} GPUs before and after the MLP as for experts, dense or not"),
+        "it gathers the tokens of all {tp} GPUs before and after the MLP as for experts, even if dense"),
     _infersim("communication", "all-reduce", "split", "allreduce_us",
-        "one all-reduce a layer, of bytes at {nvlink_gb_per_s:.0f} GiB/s, where there are two with "
+        "one all-reduce per layer, its bytes at {nvlink_gb_per_s:.0f} GiB/s, where there are two with "
         "a launch each"),
     _infersim("lm_head", "no LM head", "always", "no_lm_head_us", "it has no LM head"),
     _infersim("elementwise", "no norms", "always", "no_elementwise_us",
@@ -201,12 +201,12 @@ DATASHEET: Final = (
 )  # fmt: skip
 
 CAUSES: Final = (*ROOFLINE_V1, *ROOFLINE_V2, *INFERSIM, *DATASHEET)
-"""Known causes, by method and in the order in which they are reported."""
+"""Known causes by method, in report order."""
 
 
 def differences(own: MethodTime, other: MethodTime, facts: Mapping[str, Any]) -> list[Difference]:
-    """Tell why a method's components differ from fastroof's by more than 10 %."""
-    told = []
+    """Return why a method's components differ from fastroof's by more than 10 %."""
+    found = []
     for component in COMPONENTS:
         own_us = own.components_us[component]
         apart_us = other.components_us[component] - own_us
@@ -219,11 +219,11 @@ def differences(own: MethodTime, other: MethodTime, facts: Mapping[str, Any]) ->
             us = float(facts[cause.us])
             left_us -= us
             if us and abs(us) >= MENTIONED_FROM * own_us:
-                told.append(
+                found.append(
                     Difference(other.method, component, cause.name, us, cause.sentence.format_map(facts))
                 )
         if abs(left_us) > TOLD_FROM * own_us + 1e-9 * abs(apart_us):
-            told.append(
+            found.append(
                 Difference(other.method, component, "unexplained", left_us, "no known cause: unexplained")
             )
-    return told
+    return found

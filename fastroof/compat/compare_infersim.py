@@ -41,23 +41,23 @@ BALANCED: Final = "balanced"
 """Routing of the rows given to InferSim, which has no routing model."""
 
 ROUNDING: Final = 0.0005000001
-"""What an MFU to 3 decimals is off by at most."""
+"""Maximum rounding error of an MFU with 3 decimals."""
 
 UP_SHARE: Final = 2.0 / 3.0
-"""Gate and up are two of an expert's three projections, and have the MFU of up."""
+"""Gate and up are two of an expert's three projections, and use the MFU of up."""
 
 
 def experts_facts(
     case: Case, step: Step, by_role: Mapping[str, float], row: Mapping[str, Any], its_share: float
 ) -> dict[str, Any]:
-    """Facts of the experts: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
+    """Return facts of the experts: each ``_us`` is one peculiarity's effect; they sum to the difference."""
     experts, layout = case.model.experts, case.layout
     assert experts is not None
     layers_us = case.model.num_layers * US_PER_S
     routed_us, load_us = row["routed_s"] * layers_us, row["moe_load_s"] * layers_us
     up, down, row_tokens = _its_row(case, step)
     at_peak_us = routed_us * its_share
-    # 0 is an MFU too, of a row whose own has nothing in 3 decimals
+    # 0 is a valid MFU, of a row whose MFU rounds to 0
     both = max(up, down) * (UP_SHARE / up + (1.0 - UP_SHARE) / down) if up and down else 1.0
     apart_us = at_peak_us * both
     own_us = by_role["experts"]
@@ -112,7 +112,7 @@ def experts_facts(
 
 
 def has_other_format(case: Case) -> bool:
-    """Whether InferSim's tree has MFUs of fp8 kernels for a case in bf16, or the other way round."""
+    """Return whether InferSim's tree has MFUs of fp8 kernels for a case in bf16, or vice versa."""
     return bool(case.infersim_dtype) and is_fp8(case.infersim_dtype) != is_fp8(case.dtype)
 
 
@@ -120,7 +120,7 @@ _SHARED_ROLES: Final = ("shared_gate_up", "shared_down", "shared_gate")
 
 
 def _its_row(case: Case, step: Step) -> tuple[float, float, int]:
-    """MFU of up and of down that InferSim reads, and the tokens a GPU of their row; 0 without a row."""
+    """Return the MFUs of up and down that InferSim reads, and the tokens per GPU of their row, or 0."""
     experts, tables = case.model.experts, case.infersim
     assert experts is not None
     world, tp, gpu = infersim_world(case.model, case.layout), case.layout.tp, case.plan.gpu.name
@@ -148,7 +148,7 @@ def _its_row(case: Case, step: Step) -> tuple[float, float, int]:
 
 
 def _least_us(case: Case, tokens: int) -> float:
-    """Time of the routed experts of so many tokens a GPU at the peak of their format."""
+    """Return the time of the routed experts of some tokens per GPU at the peak of their format."""
     experts, layout = case.model.experts, case.layout
     assert experts is not None
     shape = (case.model.hidden, experts.intermediate, experts.topk, layout.moe_tp, layout.ep)
@@ -157,7 +157,7 @@ def _least_us(case: Case, tokens: int) -> float:
 
 
 def _evenly_routed_us(case: Case, tokens: int, own_us: float) -> float:
-    """Time of the routed experts by fastroof's tables with even routing; ``own_us`` without such rows."""
+    """Return the experts' time from fastroof's tables with even routing; ``own_us`` without such rows."""
     experts, layout = case.model.experts, case.layout
     assert experts is not None
     try:
@@ -179,14 +179,14 @@ def _evenly_routed_us(case: Case, tokens: int, own_us: float) -> float:
 
 
 LIKE: Final = "h800"
-"""Whose default MFU and network a GPU gets that InferSim does not know: the nearest to an H100."""
+"""GPU that provides the default MFU and network of GPUs unknown to InferSim: closest to an H100."""
 
 COARSE_MFU: Final = 0.025
 """Below it, rounding to 3 decimals changes an MFU by more than 2 %."""
 
 
 def constants_of(gpu: GpuSpec) -> infersim.InfersimGpu:
-    """InferSim's constants of a GPU, in its own convention where it has no entry for it."""
+    """Return InferSim's constants of a GPU, in its convention if it has no entry for it."""
     known = infersim.GPUS.get(gpu.name)
     if known is not None:
         return known
@@ -204,7 +204,7 @@ def constants_of(gpu: GpuSpec) -> infersim.InfersimGpu:
 
 
 def hf_config(model: ModelSpec) -> dict[str, Any]:
-    """Fields of a model's config.json that InferSim reads."""
+    """Return the fields of a model's config.json that InferSim reads."""
     sizes = ComparedModel.of(model)
     config = {
         "model_type": "llama",
@@ -229,7 +229,7 @@ def hf_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def _row(case: Case, step: Step) -> dict[str, Any]:
-    """InferSim's answer: one row, with the prefix of its phase taken off."""
+    """Return InferSim's answer: one row, without the prefix of its phase."""
     answer: dict[str, Any] = infersim.evaluate(
         case.infersim,
         case.hf_config,
@@ -242,7 +242,7 @@ def _row(case: Case, step: Step) -> dict[str, Any]:
             "decode_bs": step.batch_size,
             "target_tgs": 1.0,
             "target_tpot": 1.0,
-            # the average context is the input's and half of the output's
+            # the average context is the input plus half of the output
             "isl": step.tokens,
             "osl": 0,
             "fp8_gemm": int(is_fp8(case.dtype)),
@@ -256,7 +256,7 @@ def _row(case: Case, step: Step) -> dict[str, Any]:
 
 
 def infersim_time(case: Case, step: Step) -> MethodTime:
-    """Time of a step by component: InferSim's TPOT or TTFT, its layers' parts and its constant."""
+    """Return the time of a step by component: InferSim's TPOT or TTFT, its layers' parts and constant."""
     row = _row(case, step)
     if row["error"] is not None:
         why = ": an MFU in its tables is 0 to 3 decimals" if row["error"] == ZERO_MFU else ""
@@ -275,7 +275,7 @@ def infersim_time(case: Case, step: Step) -> MethodTime:
 
 
 def infersim_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -> dict[str, Any]:
-    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
+    """Return facts of a step: each ``_us`` is one peculiarity's effect; they sum to the difference."""
     row = _row(case, step)
     constants = case.infersim.gpus[case.plan.gpu.name]
     gemm_tflops = constants.fp8_tflops if is_fp8(case.dtype) else constants.fp16_tflops

@@ -1,4 +1,4 @@
-"""The columns of roofline V2 and V1 in a comparison, and the facts that explain their differences."""
+"""The columns of roofline V1 and V2 in a comparison, and the facts that explain their differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CAUSAL_DIVISOR: Final = 1.8
 FIRST_BUCKET: Final = 512
 LAST_BUCKET: Final = 65536
 SAME_GEMMS: Final = (2, 2, 2, 1)
-"""q and o, k and v, gate and up, down: GEMMs of each of its sizes."""
+"""Number of GEMMs of each size: q and o, k and v, gate and up, down."""
 
 
 class _Parts(NamedTuple):
@@ -41,14 +41,14 @@ class _Parts(NamedTuple):
 
 
 def _step(step: Step) -> tuple[list[tuple[int, int]], list[int]]:
-    """Progress is what a request has before the step: a decode's kv_len less its new token."""
+    """Return a step's requests; progress is the tokens before the step, for a decode kv_len - 1."""
     if step.phase == "decode":
         return [], [step.tokens - 1] * step.batch_size
     return [(0, step.tokens)] * step.batch_size, []
 
 
 def roofline_v1_time(case: Case, step: Step) -> MethodTime:
-    """Time of a step by component; its total is :func:`fastroof.compat.roofline_v1.step_us`'s."""
+    """Return the time of a step by component; the total is :func:`fastroof.compat.roofline_v1.step_us`'s."""
     assert case.roofline_v1 is not None
     arguments = (case.model_config, case.hardware, case.roofline_v1, case.plan.tp, [_step(step)])
     prefill, decode = roofline_v1.phases(*arguments)
@@ -62,7 +62,7 @@ def roofline_v1_time(case: Case, step: Step) -> MethodTime:
 
 
 def roofline_v1_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -> dict[str, Any]:
-    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
+    """Return facts of a step: each ``_us`` is one peculiarity's effect; they sum to the difference."""
     fitted = case.roofline_v1
     assert fitted is not None
     is_decode = step.phase == "decode"
@@ -79,7 +79,7 @@ def roofline_v1_facts(case: Case, step: Step, own: MethodTime, other: MethodTime
 
 
 def roofline_v2_time(case: Case, step: Step) -> MethodTime:
-    """Time of a step by component; its total is :func:`fastroof.compat.roofline_v2.step_us`'s."""
+    """Return the time of a step by component; the total is :func:`fastroof.compat.roofline_v2.step_us`'s."""
     total, seconds = roofline_v2.step_us(
         _tree(case), case.model_config, case.hardware, case.plan.tp, [_step(step)], components=True
     )
@@ -135,7 +135,7 @@ def _parts(case: Case, step: Step) -> _Parts:
 
 
 def roofline_v2_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -> dict[str, Any]:
-    """Facts of a step: every ``_us`` is what one peculiarity adds, and they add up to the difference."""
+    """Return facts of a step: each ``_us`` is one peculiarity's effect; they sum to the difference."""
     hardware = Hardware.from_config(case.hardware)
     model, sizes = case.model, ModelSizes.from_config(case.model_config)
     facts: dict[str, Any] = {
@@ -195,10 +195,10 @@ def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
     parts = _parts(case, step)
     own_us = own.components_us["attention"]
     shape = roofline_v2.nearest_attention(tables, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
-    wanted = f"{sizes.num_heads}-{sizes.num_kv_heads}-{sizes.head_dim}"
+    own_shape = f"{sizes.num_heads}-{sizes.num_kv_heads}-{sizes.head_dim}"
     right_dim = model.head_dim / sizes.head_dim
     peak = Hardware.from_config(case.hardware).peak_flops_per_s
-    facts: dict[str, Any] = {"shape": shape, "wanted": wanted, "attention_mfu": parts.mfu}
+    facts: dict[str, Any] = {"shape": shape, "wanted": own_shape, "attention_mfu": parts.mfu}
     own_tree = case.own_trees["roofline_v2"]
     if step.phase == "decode":
         left_us = parts.attention_us * right_dim
@@ -209,7 +209,7 @@ def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
         facts["its_tp"] = min(served, key=lambda have: (abs(have - tp), have))
         hole, on_grid = _decode_cells(case, step, shape)
         rules = {
-            "other_shape": shape != wanted,
+            "other_shape": shape != own_shape,
             "other_tp": facts["its_tp"] != tp,
             "hole": hole,
             "between": not on_grid,
@@ -235,11 +235,11 @@ def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
         work = decode_attention_flops(model.num_q_heads, model.head_dim, step.tokens, step.new_tokens) / 2.0
         facts |= {"bucket": bucket, "tokens": step.tokens, "bucketed": bucket != step.tokens}
         lengths = _prefill_lengths(case, shape)
-        rules = {"other_shape": shape != wanted, "between": step.tokens not in lengths}
-    told = False
+        rules = {"other_shape": shape != own_shape, "between": step.tokens not in lengths}
+    explained = False
     for name, holds in rules.items():
-        facts[name] = holds and own_tree and not told
-        told = told or holds
+        facts[name] = holds and own_tree and not explained
+        explained = explained or holds
     return facts | {
         "causal": step.phase == "prefill",
         "causal_us": causal_us,
@@ -252,7 +252,7 @@ def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
 
 
 def _decode_cells(case: Case, step: Step, shape: str) -> tuple[bool, bool]:
-    """Whether an unmeasured cell takes part in a decode lookup, and whether the point is a measured one."""
+    """Return whether a decode lookup uses an unmeasured cell, and whether its point was measured."""
     tables = _tree(case)
     arena, at = tables.arena, decode_at(tables, shape, case.plan.tp)
     rows, columns = int(arena[at]), int(arena[at + 1])
@@ -265,7 +265,7 @@ def _decode_cells(case: Case, step: Step, shape: str) -> tuple[bool, bool]:
         held = float(np.clip(value, axis[0], axis[-1]))
         upper = int(np.searchsorted(axis, held))
         lower = upper if axis[upper] == held else upper - 1
-        # one token less than the measured kv_len is as good as measured
+        # one token less than the measured kv_len counts as measured
         exact = exact and bool(np.abs(axis - value).min() <= 1)
         corners.append(sorted({lower, upper}))
     return bool((cells[np.ix_(*corners)] == 0.0).any()), exact
@@ -277,7 +277,7 @@ def _prefill_lengths(case: Case, shape: str) -> set[int]:
 
 
 def _axis(arena: Floats, at: int) -> set[int]:
-    """Measured sizes of a curve's block, whose last node only closes it."""
+    """Return the measured sizes of a curve's block, whose last node only closes it."""
     return {int(x) for x in arena[at + 2 : at + 2 + int(arena[at]) - 1]}
 
 
@@ -291,7 +291,7 @@ GROUPED_COLUMNS: Final = (
 
 
 def roofline_v2_tree(tables: Tables) -> roofline_v2.RooflineV2Tables:
-    """Write measured tables as roofline V2's, bf16 rows only."""
+    """Return measured tables as roofline V2's, bf16 rows only."""
     prefill = _prefill(tables)
     decode = {
         (_name((nh * tp, nkv * tp, width)), tp): columns
@@ -314,14 +314,14 @@ def infersim_tree(
     dtype: str = "bf16",
     model: ComparedModel | None = None,
 ) -> infersim.InfersimTables:
-    """Write measured tables as InferSim's, GEMMs of one dtype: its GEMM file has none."""
+    """Return measured tables as InferSim's, with GEMMs of one dtype: its GEMM file has no dtype."""
     gpu = tables.gpu.name
     files = {f"gemm/{gpu}/data.csv": _csv(("m", "k", "n", "latency_us", "mfu"), _gemm(tables, dtype), {})}
     if model is not None and model.experts is not None:
         experts = _experts(tables, model, model.experts, dtype)
         text = _csv(tuple(experts), experts, {})
-        # few tokens and many are one kernel here; InferSim takes the nearest row of one file, in decode,
-        # and in prefill the row below of the other
+        # few and many tokens use one kernel here; InferSim takes the nearest row of one file in decode,
+        # and the row below of the other file in prefill
         files |= {f"grouped_gemm/{phase}/{gpu}/data.csv": text for phase in ("decode", "prefill")}
     for heads, columns in _prefill(tables).items():
         header = ("dtype", "seq_len", "latency_us", "mfu")
@@ -340,14 +340,14 @@ def _gemm(tables: Tables, dtype: str = "bf16") -> dict[str, Array]:
     if not tables.serves("gemm", (dtype,)):
         raise MissingTableError(f"no {dtype} GEMM was measured on {tables.gpu.name}; both methods need them")
     columns = tables.serving("gemm", (dtype,)).columns
-    kept = columns["dtype"] == dtype
-    k, n, m = np.unique(np.stack([columns[name][kept] for name in ("k", "n", "m")]), axis=1)
+    selected = columns["dtype"] == dtype
+    k, n, m = np.unique(np.stack([columns[name][selected] for name in ("k", "n", "m")]), axis=1)
     latency_us = tables.lookup("gemm", m=m, n=n, k=k, dtype=dtype).latency_us
     return {"m": m, "k": k, "n": n} | _timed(tables.gpu, gemm_flops(m, n, k), latency_us, dtype)
 
 
 def _experts(tables: Tables, model: ComparedModel, experts: RoutedExperts, dtype: str) -> dict[str, Array]:
-    """Columns of InferSim's files of grouped GEMMs, in their order; empty if no such layer was measured."""
+    """Return the columns of InferSim's grouped-GEMM files; empty if no such layer was measured."""
     layer = (model.hidden, experts.intermediate, experts.topk, experts.num_experts)
     keys = tables.every_key("moe") if "moe" in tables.measured.tables else []
     parts = [np.empty((7, 0))]
@@ -395,15 +395,15 @@ def _decode(tables: Tables) -> dict[Heads, dict[str, Array]]:
 
 
 def _prefill(tables: Tables) -> dict[Heads, dict[str, Array]]:
-    """One sequence without a prefix; causal FLOPs are half of the square, as both methods' files have it."""
+    """Return single sequences without a prefix; causal FLOPs are half the square, as in both methods."""
     by_heads = {}
     for heads, batch_size, q_len, kv_len in _shapes(
         tables, "attention_prefill", ("batch_size", "q_len", "kv_len")
     ):
-        alone = (batch_size == 1) & (q_len == kv_len)
-        if not alone.any():
+        single = (batch_size == 1) & (q_len == kv_len)
+        if not single.any():
             continue
-        seq_len = q_len[alone]
+        seq_len = q_len[single]
         nh, nkv, width = heads
         latency_us = tables.lookup(
             "attention_prefill",
@@ -419,10 +419,10 @@ def _prefill(tables: Tables) -> dict[Heads, dict[str, Array]]:
 
 
 def _shapes(tables: Tables, operator: str, axes: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Each measured head shape with its points, sorted and without repeats."""
+    """Return each measured head shape with its points, sorted and without duplicates."""
     columns = _measured(tables, operator)
-    kept = (columns["kv_dtype"] == "bf16") & (columns["window"] == 0)
-    points = np.unique(np.stack([columns[name][kept] for name in (*HEADS, *axes)]), axis=1)
+    selected = (columns["kv_dtype"] == "bf16") & (columns["window"] == 0)
+    points = np.unique(np.stack([columns[name][selected] for name in (*HEADS, *axes)]), axis=1)
     heads, first = np.unique(points[: len(HEADS)], axis=1, return_index=True)
     parts = np.split(points[len(HEADS) :], first[1:], axis=1)
     return [(tuple(map(int, shape)), *part) for shape, part in zip(heads.T, parts, strict=True)]
@@ -446,9 +446,9 @@ def _name(heads: Heads) -> str:
     return "-".join(map(str, heads))
 
 
-def _csv(header: Sequence[str], columns: Mapping[str, Array], words: Mapping[str, str]) -> str:
+def _csv(header: Sequence[str], columns: Mapping[str, Array], labels: Mapping[str, str]) -> str:
     rows = len(next(iter(columns.values())))
-    listed = [[words[name]] * rows if name in words else columns[name].tolist() for name in header]
+    listed = [[labels[name]] * rows if name in labels else columns[name].tolist() for name in header]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)

@@ -1,4 +1,4 @@
-"""What a comparison consists of: steps, each method's time of them by component, and reasons."""
+"""Data of a comparison: steps, each method's time by component, and reasons."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fastroof.units import DTYPE_BYTES, US_PER_S
 
 LAYER_GEMMS: Final = ("qkv", "o", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
 INFERSIM_DTYPES: Final = ("bf16", "fp8", "fp8_block")
-"""Formats that InferSim has: two bytes a weight and the fp16 peak, or one and the fp8 peak."""
+"""Formats that InferSim supports: two bytes per weight with the fp16 peak, or one with the fp8 peak."""
 
 
 class ComparedModel(NamedTuple):
-    """Sizes of a model whose layers are all alike."""
+    """Sizes of a model whose layers are all identical."""
 
     num_layers: int
     hidden: int
@@ -41,7 +41,7 @@ class ComparedModel(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelSpec) -> ComparedModel:
-        """Read a model's sizes."""
+        """Return a model's sizes."""
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
         is_known = isinstance(attention, GroupedQueryAttention) and isinstance(mlp, GatedMlp | RoutedExperts)
@@ -49,9 +49,9 @@ class ComparedModel(NamedTuple):
             raise ModelError(
                 f"{model.name} cannot be compared: its layers are {kind.name}"
                 + (f" within {attention.window} tokens" if attention.window else "")
-                + ", and the methods have grouped-query attention over all tokens in common, with a gated "
-                "MLP or with experts; model.with_full_attention() takes windows away, and "
-                "fastroof.compat.infersim answers for MLA alone"
+                + "; all methods support only grouped-query attention over all tokens, with a gated "
+                "MLP or with experts; model.with_full_attention() removes windows, and "
+                "fastroof.compat.infersim supports MLA"
             )
         assert isinstance(attention, GroupedQueryAttention)
         assert isinstance(mlp, GatedMlp | RoutedExperts)
@@ -67,21 +67,21 @@ class ComparedModel(NamedTuple):
 
 
 def gemm_dtype(plan: StepPlan) -> str:
-    """Format that all GEMMs of a plan's layers compute in, the router aside; several are joined by commas."""
+    """Return the format of all GEMMs of a plan's layers except the router; several are joined by commas."""
     calls = (curve.operator for curve in plan.row_curves)
     dtypes = {call.dtype for call in calls if isinstance(call, Gemm | Experts) and call.role in LAYER_GEMMS}
     return ", ".join(sorted(dtypes))
 
 
 def infersim_world(model: ComparedModel, layout: Layout) -> int:
-    """GPUs passed to InferSim: ranks of a dense model share nothing, those of experts do."""
+    """Return the GPUs passed to InferSim: ranks of a dense model share nothing, those of experts do."""
     return layout.tp * layout.dp if model.experts else layout.tp
 
 
 def infersim_obstacle(model: ComparedModel, layout: Layout, dtype: str) -> str:
-    """Why InferSim cannot represent a case; empty where it can."""
+    """Return why InferSim cannot represent a case; empty if it can."""
     if dtype not in INFERSIM_DTYPES:
-        return f"its GEMMs are all bf16 or all fp8, these are {dtype}"
+        return f"its GEMMs are all bf16 or all fp8, not {dtype}"
     experts = model.experts
     if experts is None:
         return ""
@@ -89,48 +89,48 @@ def infersim_obstacle(model: ComparedModel, layout: Layout, dtype: str) -> str:
         return "its experts have three projections, these two"
     if (layout.ep, layout.moe_tp) != (layout.dp, layout.tp):
         return (
-            f"it splits experts as attention: each over tp GPUs, and groups of them over the dp ranks; here "
+            f"it splits experts like attention: each over tp GPUs, and groups over the dp ranks; here "
             f"that is ep {layout.dp} with moe_tp {layout.tp}, not ep {layout.ep} with moe_tp {layout.moe_tp}"
         )
     return ""
 
 
 def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
-    """Why roofline V2 cannot represent a case; empty where it can."""
+    """Return why roofline V2 cannot represent a case; empty if it can."""
     if model.experts:
-        return f"{NO_EXPERTS}; and V2's tables have no MFU of any"
+        return f"{NO_EXPERTS}; and V2's tables have no MFUs of experts"
     return _bf16_only(dtype)
 
 
 def roofline_v1_obstacle(model: ComparedModel, dtype: str) -> str:
-    """Why roofline V1 cannot represent a case; empty where it can."""
+    """Return why roofline V1 cannot represent a case; empty if it can."""
     return NO_EXPERTS if model.experts else _bf16_only(dtype)
 
 
 def _bf16_only(dtype: str) -> str:
     if dtype == "bf16":
         return ""
-    return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
+    return f"GEMMs and attention share one peak and one weight size: bf16, not {dtype}"
 
 
 def is_fp8(dtype: str) -> bool:
-    """Whether a format of GEMMs is one of fp8."""
+    """Return whether a format of GEMMs is an fp8 format."""
     return DTYPE_BYTES[dtype] < DTYPE_BYTES["bf16"]
 
 
 COMPONENTS: Final = (
     "linear", "experts", "attention", "communication", "lm_head", "elementwise", "memory", "overhead",
 )  # fmt: skip
-"""Parts of a step. ``experts`` are routed and shared ones, with their router; ``memory`` is what
-roofline V2's bytes of the whole step take beyond its FLOPs."""
+"""Parts of a step. ``experts`` are routed and shared experts with their router; ``memory`` is the time of
+roofline V2's bytes of the whole step beyond its FLOPs."""
 
 METHODS: Final = ("fastroof", "roofline_v1", "roofline_v2", "infersim", "datasheet")
-"""The methods, in the order in which they are shown; roofline V1 only with its calibration."""
+"""The methods in display order; roofline V1 only with its calibration."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: decodes of ``batch_size`` requests at ``tokens`` of kv_len, or a prompt of ``tokens``."""
+    """One step: ``batch_size`` decodes at a kv_len of ``tokens``, or a prompt of ``tokens``."""
 
     phase: Literal["decode", "prefill"]
     batch_size: int
@@ -172,7 +172,7 @@ class ComparedStep:
     differences: tuple[Difference, ...]
 
     def time(self, method: str) -> MethodTime:
-        """One method's time."""
+        """Return one method's time."""
         return next(time for time in self.times if time.method == method)
 
 
@@ -197,7 +197,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What the methods time a step with."""
+    """The inputs with which all methods time a step."""
 
     plan: StepPlan
     datasheet: StepPlan
@@ -216,7 +216,7 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        """How the model is split."""
+        """Layout of the model."""
         return self.plan.layout
 
 
@@ -230,14 +230,14 @@ DATASHEET_CLASS: Final = {
 
 
 def requests_of(step: Step) -> list[tuple[int, int]]:
-    """Requests of a step as (new_tokens, context_len)."""
+    """Return the requests of a step as (new_tokens, context_len)."""
     if step.phase == "decode":
         return [(1, step.tokens - 1)] * step.batch_size
     return [(step.tokens, 0)] * step.batch_size
 
 
 def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
-    """Time of a step by component, as a plan has it."""
+    """Return the time of a step by component, from a plan."""
     requests = requests_of(step)
     components = dict.fromkeys(COMPONENTS, 0.0)
     for name, us in _by_component(plan, plan.explain(requests)).items():
@@ -247,7 +247,7 @@ def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
 
 
 def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
-    """Time of each component and what its roofline, without launches, would be."""
+    """Return the time of each component, and of its roofline without launches."""
     of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
     by_component: dict[str, dict[str, float]] = {}
@@ -264,7 +264,7 @@ def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[st
 
 
 def modelled_components(plan: StepPlan, step: Step) -> list[str]:
-    """Components of a step of which a part comes from the datasheet, in the order of the components."""
+    """Return the components of a step that are partly from the datasheet, in component order."""
     of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     parts = plan.explain(requests_of(step)).operators
     modelled = {of_role.get(part.role, "attention") for part in parts if part.source == DATASHEET_SOURCE}
@@ -272,7 +272,7 @@ def modelled_components(plan: StepPlan, step: Step) -> list[str]:
 
 
 def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
-    """Time of a step by what its calls do in it, us."""
+    """Return the time of a step by the role of its calls, us."""
     by_role: dict[str, float] = {}
     for part in plan.explain(requests_of(step)).operators:
         by_role[part.role] = by_role.get(part.role, 0.0) + part.total_us
@@ -280,7 +280,7 @@ def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
 
 
 def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
-    """Facts that explain the datasheet model's differences."""
+    """Return the facts that explain the datasheet model's differences."""
     measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
     assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
     facts: dict[str, Any] = {}
@@ -298,7 +298,7 @@ def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
 
 
 def linear_us(tables: Tables, m: int, gemms: list[tuple[int, int, int]]) -> float:
-    """Sum of GEMMs (count, k, n) as fastroof's tables time them, us."""
+    """Return the total time of GEMMs (count, k, n) from fastroof's tables, us."""
     counts, k, n = zip(*gemms, strict=True)
     each_us = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
     return float(sum(count * us for count, us in zip(counts, each_us.tolist(), strict=True)))

@@ -1,15 +1,15 @@
-"""Roofline V1, the calibrated model that roofline V2 replaced: one constant MFU a phase, no tables.
+"""Roofline V1, the calibrated model that roofline V2 replaced: one constant MFU per phase, no tables.
 
-For comparison only. The description it follows gives its structure and three constants; what it leaves
-open is settled here as follows, by roofline V2's own conventions wherever it has one:
+Only for comparison. The description that it follows gives its structure and three constants; where it is
+incomplete, this module follows roofline V2's conventions as far as possible:
 
-* FLOPs are V2's: seven GEMMs a layer of 2 m k n; attention 4 num_heads new_tokens context head_dim, where
+* FLOPs are V2's: seven GEMMs per layer of 2 m k n; attention 4 num_heads new_tokens context head_dim, where
   a chunk's context is progress + new_tokens and a decode's is progress; no LM head.
-* Bytes are V2's: the weights once a phase, activations, KV written and KV read with its discounts.
-* GEMM time and attention time add up, since attention has a separate peak.
-* tp divides FLOPs and bytes alike: decode by tp, prefill by tp^0.68. The bandwidth factor of prefill is
+* Bytes are V2's: the weights once per phase, activations, KV written, and KV read with its discounts.
+* GEMM time and attention time are added, since attention has a separate peak.
+* tp divides both FLOPs and bytes: by tp in decode, by tp^0.68 in prefill. The bandwidth factor of prefill is
   1, and the MFU multipliers are 1.
-* No overhead is added, no floor applies, and a step without requests takes 0.
+* There is no overhead and no floor, and a step without requests takes 0.
 * ``bwEfficiencyFactor`` and ``perLayerOverhead`` of a hardware dict belong to V2 and have no effect.
 """
 
@@ -39,7 +39,7 @@ from fastroof.units import US_PER_S
 
 @dataclass(frozen=True)
 class Calibration:
-    """What roofline V1 was fitted with."""
+    """Fitted constants of roofline V1."""
 
     mfu_prefill: float
     mfu_decode: float
@@ -62,7 +62,7 @@ class Calibration:
 
 
 class Parts(NamedTuple):
-    """Seconds of one phase of every step: GEMMs, attention, what its bytes add to them, and the total."""
+    """Seconds of one phase of every step: GEMMs, attention, the excess of its bytes, and the total."""
 
     gemm_s: Floats
     attention_s: Floats
@@ -72,7 +72,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Phase:
-    """What a phase is divided by."""
+    """Divisors of a phase."""
 
     gemm_flops_per_s: float
     attention_flops_per_s: float
@@ -87,7 +87,7 @@ class _Phase:
         return Parts(*(part / self.gpus for part in parts))
 
 
-@np.errstate(all="ignore")  # what is not finite is refused
+@np.errstate(all="ignore")  # infinite results are rejected below
 def step_us(
     model_config: Mapping[str, Any],
     hardware: Mapping[str, Any],
@@ -95,7 +95,7 @@ def step_us(
     tp: int,
     steps: Steps,
 ) -> Floats:
-    """Time steps with a constant MFU a phase.
+    """Time steps with a constant MFU per phase.
 
     Parameters
     ----------
@@ -118,12 +118,12 @@ def step_us(
     Raises
     ------
     BatchError, ModelError, GpuError, PlanError
-        If a request, model_config, hardware, or calibration or tp is wrong.
+        If a request, model_config, hardware, calibration or tp is invalid.
 
     Notes
     -----
     A phase takes ``max(GEMM FLOPs / (peak * MFU) + attention FLOPs / (0.1 * peak), bytes / (bandwidth *
-    factor)) / tp ** exponent``; a mixed step the mean of its two phases, weighted by their new tokens.
+    factor)) / tp ** exponent``; a mixed step the mean of its two phases, weighted by new tokens.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def phases(
     tp: int,
     steps: Steps,
 ) -> tuple[tuple[Floats, Parts], tuple[Floats, Parts]]:
-    """New tokens and seconds by part of every step's prefill and decode; arguments as of :func:`step_us`."""
+    """Return the new tokens and seconds by part of every step's phases; arguments as in :func:`step_us`."""
     sizes = ModelSizes.from_config(model_config)
     gpu = Hardware.from_config(hardware)
     gpus = np.float64(checked_tp(tp))
@@ -188,7 +188,7 @@ def phases(
 def _phase(
     sizes: ModelSizes, phase: _Phase, progress: Longs, new_tokens: Longs, context: Longs, offsets: Longs
 ) -> tuple[Floats, Parts]:
-    """New tokens and seconds of one phase of every step; 0 if a step has no such requests."""
+    """Return the new tokens and seconds of one phase of every step; 0 for a step without such requests."""
     num_steps = len(offsets) - 1
     step = np.repeat(np.arange(num_steps), np.diff(offsets))
 

@@ -1,4 +1,4 @@
-"""GPUs that a step is predicted for, and where bench_data lies."""
+"""GPUs for which steps are predicted, and the location of bench_data."""
 
 from __future__ import annotations
 

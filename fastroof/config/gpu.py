@@ -1,12 +1,12 @@
-"""GPUs: the facts of a card, read from ``bench_data/<gpu>/gpu.toml``.
+"""GPUs: the specification of a card, read from ``bench_data/<gpu>/gpu.toml``.
 
-The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (else the folder's), ``aliases`` and
-``l2_mib``, and three tables: ``[peak_tflops]``, dense, by dtype (``bf16``, which is a must, ``fp8``, ``fp4``,
-``int8``); ``[memory]`` with ``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or
-``pcie_gb_per_s``, each way, and optionally ``linked_gpus``, how many GPUs that link joins (8), and
-``inter_node_gb_per_s``, what one GPU has to those beyond, and ``kernels_of``, another card with the same link
-and switches, whose measured exchanges stand in where this one's were not measured. Every figure has limits
-(:data:`LIMITS`) far beyond any card: one outside is a slip of its unit.
+The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (default: the folder's), ``aliases`` and
+``l2_mib``, and three tables. ``[peak_tflops]``: dense peak by dtype (``bf16``, required, ``fp8``, ``fp4``,
+``int8``). ``[memory]``: ``hbm_tb_per_s`` and ``hbm_gib``. ``[links]``: ``nvlink_gb_per_s`` or
+``pcie_gb_per_s``, per direction; optionally ``linked_gpus``, the number of GPUs that the link joins (8),
+``inter_node_gb_per_s``, the bandwidth of one GPU to GPUs beyond them, and ``kernels_of``, a card with the
+same link and switches whose measured exchanges replace missing ones. Every value has limits
+(:data:`LIMITS`) far beyond any card: a value outside has a wrong unit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GPU_FILE: Final = "gpu.toml"
 LONGEST_NAME: Final = 200
 
 NODE_GPUS: Final = 8
-"""GPUs of a node, unless a card's file says otherwise."""
+"""GPUs per node, unless a card's file sets another number."""
 
 LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "peak_tflops": (1e-3, 1e7),
@@ -45,45 +45,45 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "num_sms": (1, 1e6),
     "linked_gpus": (1, 1e6),
 }
-"""Least and most that a figure of a gpu.toml may be, in its own unit."""
+"""Minimum and maximum of the values in a gpu.toml, in their units."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """The datasheet facts of one GPU.
+    """Datasheet specification of one GPU.
 
     Attributes
     ----------
     name : str
         Folder name under bench_data: ``"h100"``.
     title : str
-        Name a person reads: ``"NVIDIA H100 SXM"``.
+        Display name: ``"NVIDIA H100 SXM"``.
     aliases : tuple of str
-        Other names :func:`load_gpu` accepts.
+        Other names that :func:`load_gpu` accepts.
     peak_flops_per_s : mapping of str to float
-        Dense peak by dtype, FLOP/s; a dtype the card has no units for is absent.
+        Dense peak by dtype, FLOP/s; dtypes without hardware units are absent.
     hbm_bytes_per_s, hbm_bytes : float, int
         Memory bandwidth (B/s) and capacity (B).
     nvlink_bytes_per_s : float
-        Bandwidth to other GPUs each way, B/s; for cards without NVLink that of PCIe.
+        Bandwidth to other GPUs per direction, B/s; PCIe bandwidth for cards without NVLink.
     num_sms : int
         Streaming multiprocessors.
     l2_bytes : int
-        L2 cache, B; 0 where the source does not say.
+        L2 cache, B; 0 if the source does not give it.
     source : str
-        Where the figures come from.
+        Source of the values.
     linked_gpus : int
-        GPUs that the link joins: those of a node, or of a rack whose nodes are behind one switch.
+        GPUs that the link joins: those of a node, or of a rack whose nodes share one switch.
     inter_node_bytes_per_s : float
-        Bandwidth of one GPU to GPUs beyond them, each way, B/s; 0 if unknown.
+        Bandwidth of one GPU to GPUs beyond them, per direction, B/s; 0 if unknown.
     links_of : str
-        A GPU with the same link and switches, whose exchanges stand in for what was not measured; empty
+        A GPU with the same link and switches, whose exchanges are used if not measured; empty
         without one.
 
     Raises
     ------
     GpuError
-        If a field cannot be a card's, in specs that are made by hand too.
+        If a field is outside a card's limits, also in specs built by hand.
     """
 
     name: str
@@ -101,7 +101,7 @@ class GpuSpec:
     links_of: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no card has; numbers become Python's."""
+        """Reject invalid fields; convert numbers to Python's."""
         for name, may_be_empty in _TEXTS.items():
             value = getattr(self, name)
             if not isinstance(value, str) or not (value.strip() or may_be_empty) or not value.isprintable():
@@ -111,7 +111,7 @@ class GpuSpec:
             or self.name in (".", "..")
             or len(self.name) > LONGEST_NAME
         ):
-            raise GpuError(f"GpuSpec: name must be that of a folder, got {shown(self.name)}")
+            raise GpuError(f"GpuSpec: name must be a folder name, got {shown(self.name)}")
         if not isinstance(self.aliases, tuple) or not all(isinstance(alias, str) for alias in self.aliases):
             raise GpuError(f"GpuSpec: aliases must be a tuple of names, got {shown(self.aliases)}")
         peaks = self.peak_flops_per_s
@@ -122,7 +122,7 @@ class GpuSpec:
         ):
             known = ", ".join(sorted(set(PEAK_DTYPE.values())))
             raise GpuError(
-                f"GpuSpec: peak_flops_per_s must have bf16, and may of {known}, got {shown(peaks)}"
+                f"GpuSpec: peak_flops_per_s must have bf16; valid keys are {known}, got {shown(peaks)}"
             )
         in_floats = {
             dtype: _figure(f"peak of {dtype}", peak, "peak_tflops", TFLOP) for dtype, peak in peaks.items()
@@ -137,22 +137,22 @@ class GpuSpec:
             object.__setattr__(self, name, int(value) if is_whole else float(value))
 
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s of the units that a kernel of ``dtype`` computes on.
+        """Return the peak FLOP/s of the units on which a kernel of ``dtype`` computes.
 
         Raises
         ------
         GpuError
-            If the card has no units for that dtype.
+            If the card has no units for the dtype.
         """
         units = PEAK_DTYPE.get(dtype)
         if units is None or units not in self.peak_flops_per_s:
             have = ", ".join(sorted(self.peak_flops_per_s))
-            raise GpuError(f"{self.title} has no peak for dtype {dtype!r}; it has {have}")
+            raise GpuError(f"{self.title} has no peak for dtype {dtype!r}; valid: {have}")
         return self.peak_flops_per_s[units]
 
 
 _TEXTS: Final = {"name": False, "title": False, "source": True, "links_of": True}
-"""Fields of text, and whether they may be empty."""
+"""Text fields, and whether they may be empty."""
 
 _FIGURES: Final = {
     "hbm_bytes_per_s": ("hbm_tb_per_s", TB, False, False),
@@ -163,14 +163,14 @@ _FIGURES: Final = {
     "linked_gpus": ("linked_gpus", 1, True, False),
     "inter_node_bytes_per_s": ("inter_node_gb_per_s", GB, False, True),
 }
-"""Fields that are numbers: whose limits they have, in which unit, whether they are whole and may be 0."""
+"""Numeric fields: whose limits they have, their unit, whether they are integers and may be 0."""
 
 _ROUNDED: Final = 1e-6
-"""By how much of itself a figure in bytes may lie beyond a limit, of which it was rounded."""
+"""Relative tolerance of the limits, for values in bytes that were rounded from them."""
 
 
 def _figure(name: str, value: Any, key: str, unit: float) -> Any:
-    """A number within the limits of a key, in base units, or an error that names the field."""
+    """Return a number within the limits of a key, in base units, or raise an error naming the field."""
     least, most = (limit * unit for limit in LIMITS[key])
     if not is_number(value) or not least * (1.0 - _ROUNDED) <= float(value) <= most * (1.0 + _ROUNDED):
         raise GpuError(f"GpuSpec: {name} must be a number from {least:g} to {most:g}, got {shown(value)}")
@@ -178,7 +178,7 @@ def _figure(name: str, value: Any, key: str, unit: float) -> Any:
 
 
 def gpu_names() -> list[str]:
-    """Return the GPUs that bench_data has a gpu.toml for, sorted.
+    """Return the GPUs that have a gpu.toml in bench_data, sorted.
 
     Returns
     -------
@@ -194,26 +194,26 @@ def gpu_names() -> list[str]:
 
 
 def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
-    """Load the facts of one GPU.
+    """Load the specification of one GPU.
 
     Parameters
     ----------
     name_or_path : str, Path or mapping
-        A name out of :func:`gpu_names` or an alias of one, where case, spaces, hyphens and
-        underscores do not matter; the path of a gpu.toml or of the folder that holds it; or the
-        contents of a gpu.toml with the key ``name``. A name wins over a path of the same spelling, whatever
-        the file is called.
+        A name from :func:`gpu_names` or an alias (case, spaces, hyphens and underscores
+        do not matter); the path of a gpu.toml or of its folder; or the
+        contents of a gpu.toml with the key ``name``. A name takes precedence over a path of the same
+        spelling.
 
     Returns
     -------
     GpuSpec
-        In FLOP/s, B/s and B.
+        The specification in FLOP/s, B/s and B.
 
     Raises
     ------
     GpuError
-        If the GPU is unknown, or its gpu.toml lacks a key, has one too many or a value that no
-        card can have.
+        If the GPU is unknown, or its gpu.toml lacks a key, has an unknown key or a value outside
+        the limits.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
     if isinstance(name_or_path, Mapping):
         return _parse(name_or_path, "GPU description", None)
     if not isinstance(name_or_path, str | Path):
-        raise GpuError(f"a GPU is a name, a path or a mapping, got {type(name_or_path).__name__}")
+        raise GpuError(f"a GPU must be a name, a path or a mapping, got {type(name_or_path).__name__}")
     if isinstance(name_or_path, str) and (spec := gpu_named(name_or_path)) is not None:
         return spec
     path = Path(name_or_path)
@@ -237,7 +237,7 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
 
 
 def _key(name: str) -> str:
-    """Spelling by which names are compared."""
+    """Return the spelling by which names are compared."""
     return re.sub(r"[\s_-]+", "", name.casefold()).removeprefix("nvidia")
 
 
@@ -262,7 +262,7 @@ def _unknown(name: str) -> str:
     specs = [_shipped(folder) for folder in gpu_names()]
     for spec in specs:
         rest = _key(name).removeprefix(_key(spec.name))
-        # "l40pcie" begins as l4 does, and is another card
+        # "l40pcie" starts like l4, but is another card
         is_variant = rest != _key(name) and not re.match(r"\d+(?!\d|gb)", rest)
         if is_variant and re.search("pcie|nvl", rest):
             variants = [s for s in specs if re.match(rf"{spec.name}(?!\d)", s.name)]
@@ -301,12 +301,12 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
     link = [name for name in links if name in _LINKS]
     if len(link) != 1:
         got = ", ".join(link) or "none"
-        raise GpuError(f"{where}: links needs one of {' and '.join(_LINKS)}, got {got}")
+        raise GpuError(f"{where}: links must have one of {' and '.join(_LINKS)}, got {got}")
     if "bf16" not in peaks:
         raise GpuError(f"{where}: key peak_tflops.bf16 is missing")
     name = data.get("name", folder)
     if name is None:
-        raise GpuError(f"{where}: key name is missing; a mapping has no folder to be named after")
+        raise GpuError(f"{where}: key name is missing; a mapping has no folder name to use instead")
     beyond = "inter_node_gb_per_s"
     num_sms = _count(data, "num_sms", where, "")
     return GpuSpec(
@@ -331,7 +331,7 @@ def _known(table: Mapping[str, Any], known: tuple[str, ...] | list[str], where: 
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"; did you mean {prefix}{close[0]}?" if close else ""
-            raise GpuError(f"{where}: unknown key {prefix}{key}; known are {', '.join(known)}{hint}")
+            raise GpuError(f"{where}: unknown key {prefix}{key}; valid are {', '.join(known)}{hint}")
 
 
 def _value(table: Mapping[str, Any], key: str, where: str, prefix: str = "") -> Any:
@@ -362,7 +362,7 @@ def _aliases(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _count(table: Mapping[str, Any], key: str, where: str, prefix: str) -> int:
-    """Value of a key that counts something, at least 1."""
+    """Return a count of at least 1."""
     value = _amount(table, key, 1, where, prefix)
     if not value.is_integer():
         raise GpuError(f"{where}: {prefix}{key} must be a whole number, got {table[key]!r}")
@@ -370,7 +370,7 @@ def _count(table: Mapping[str, Any], key: str, where: str, prefix: str) -> int:
 
 
 def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix: str) -> float:
-    """Value of a key in base units, above zero."""
+    """Return the value of a key in base units, above zero."""
     value = _value(table, key, where, prefix)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GpuError(f"{where}: {prefix}{key} must be a number, got {value!r}")
@@ -379,5 +379,5 @@ def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix:
     least, most = LIMITS[key if key in LIMITS else prefix.rstrip(".")]
     if not least <= value <= most:
         raise GpuError(f"{where}: {prefix}{key} must be from {least:g} to {most:g}, got {shown(value, 40)}")
-    # In decimal, because 2.039 * 1e12 in float is not 2.039e12.
+    # decimal, because 2.039 * 1e12 in float is not 2.039e12
     return float(Decimal(repr(value)) * Decimal(unit))

@@ -1,4 +1,4 @@
-"""Where measured tables lie: those that ship, in a wheel or beside the package in a clone, and the user's."""
+"""Location of measured tables: shipped ones in the wheel or next to the package, and the user's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 from fastroof.errors import FastroofError, TableError
 
 TABLES_FOLDER: Final = "FASTROOF_TABLES"
-"""Environment variable that names another folder for the user's tables."""
+"""Environment variable that sets another folder for the user's tables."""
 
 
 def bench_data_root() -> Path:
-    """Return the folder that holds one folder a GPU."""
+    """Return the folder that contains one folder per GPU."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "bench_data", package.parent / "bench_data"):
         if folder.is_dir():
@@ -26,21 +26,21 @@ def bench_data_root() -> Path:
 
 
 def user_tables_root() -> Path:
-    """Return the folder of the user's own and imported tables: one folder a GPU, as in bench_data."""
+    """Return the folder of the user's and imported tables: one folder per GPU, as in bench_data."""
     given = os.environ.get(TABLES_FOLDER)
     if given:
         return Path(given).absolute()
     root = _user_data_root()
-    # without a home some releases of platformdirs return "~/.local/share": below the working directory
+    # without a home some versions of platformdirs return "~/.local/share", below the working directory
     if not root.is_absolute():
-        raise TableError(f"there is no home folder for tables; set {TABLES_FOLDER} to a folder")
+        raise TableError(f"no home folder for tables; set {TABLES_FOLDER} to a folder")
     return root / "tables"
 
 
 def _user_data_root() -> Path:
-    """Return the user's data folder of fastroof as platformdirs defines it, on Linux also without it."""
+    """Return the user's data folder as platformdirs defines it; on Linux also without platformdirs."""
     try:
-        # here, so that what knows cards alone needs the standard library alone
+        # imported here, so that GPU specifications need only the standard library
         import platformdirs
     except ImportError:
         if sys.platform != "linux":

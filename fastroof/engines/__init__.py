@@ -1,7 +1,7 @@
-"""Serving engines: what each adds to its kernels, how it schedules and reserves memory, and the evidence.
+"""Serving engines: what each adds to its kernels, its scheduling and memory rules, and the evidence.
 
-One TOML in ``profiles`` is an engine in a range of its versions, one in ``recipes`` what is known of how a
-public benchmark launched it. It needs the standard library alone.
+A TOML in ``profiles`` describes an engine in a range of versions, one in ``recipes`` how a public benchmark
+launched it. Only the standard library is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an engine runs ranks of attention data parallelism: which wait for each other, what experts see."""
+"""How an engine runs ranks of attention data parallelism: which wait for each other, what experts compute."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fastroof.engines.values import MOST, check_one_of, check_text
 from fastroof.errors import PlanError
 
 LOCKSTEPS: Final = ("experts", "all")
-"""Which ranks step together: those that share routed experts, or those of dense models too."""
+"""Which ranks step together: only those that share routed experts, or also those of dense models."""
 
 PADDINGS: Final = ("sum", "fullest", "graphs", "half_full")
-"""What experts compute: the tokens of all ranks, or the fullest rank's for each of them: always, in steps
-that run as CUDA graphs, or where the ranks together have at least half of that."""
+"""Tokens that experts compute: those of all ranks, or for each rank the fullest rank's: always, in steps
+that run as CUDA graphs, or if the ranks together have at least half of that."""
 
 ASSIGNMENTS: Final = ("least_load", "round_robin", "fewest_tokens")
-"""The rank of a request: the least loaded (a waiting request counts as four running ones), each in turn, or
-the one with the fewest tokens to compute of those with room for it."""
+"""How a request gets its rank: least loaded (a waiting request counts as four running ones), round robin, or
+fewest tokens to compute among ranks with room for it."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,23 @@ class DataParallel:
     Attributes
     ----------
     lockstep : str
-        ``experts``: ranks that share routed experts start their steps together, ranks of dense models are
-        replicas; ``all``: ranks of dense models start theirs together too.
+        ``experts``: ranks that share routed experts start their steps together, and ranks of dense models are
+        replicas; ``all``: ranks of dense models start their steps together too.
     prompt_tokens, decode_tokens : str
-        Tokens that experts compute in a step in which a rank has a prompt, and in one of decodes alone:
+        Tokens that experts compute in a step in which a rank has a prompt, and in a decode-only step:
         ``sum``, ``fullest``, ``graphs`` or ``half_full`` (:data:`PADDINGS`).
     graph_tokens : int
-        Most tokens of a rank's step that runs as CUDA graphs, for ``graphs``.
+        Maximum tokens of a rank's step that runs as CUDA graphs, for ``graphs``.
     idle_tokens : int
-        Tokens of a rank without requests in a step of the others: 1 where it runs a dummy request.
+        Tokens of a rank without requests in a step of the others: 1 if it runs a dummy request.
     assignment : str
         How a request gets its rank: ``least_load``, ``round_robin`` or ``fewest_tokens``
         (:data:`ASSIGNMENTS`).
     balance_steps : int
-        Prompts wait until every rank has one, until a rank has no decodes, or so many steps; 0: they do not
+        Prompts wait until every rank has one, until a rank has no decodes, or at most this many steps; 0: no
         wait.
     source : str
-        Where this is from: files and versions; and versions that were not read.
+        Files and versions that this was read in, and versions that were not read.
     """
 
     lockstep: str = "experts"
@@ -57,7 +57,7 @@ class DataParallel:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse invalid values."""
+        """Reject invalid values."""
         check_one_of("lockstep", self.lockstep, LOCKSTEPS)
         for name in ("prompt_tokens", "decode_tokens"):
             check_one_of(name, getattr(self, name), PADDINGS)
@@ -68,4 +68,4 @@ class DataParallel:
 
 
 ONE_SUM: Final = DataParallel()
-"""Ranks whose experts see the tokens of all, whatever the step: profiles that say nothing."""
+"""Experts compute the tokens of all ranks in every step: the default of profiles without this part."""

@@ -1,8 +1,8 @@
 """Recipes: how a public benchmark launched an engine, by version, date, GPU, model and format.
 
-One TOML an engine in ``recipes``: facts out of launch scripts, each with its file and commit. They say what
-runs that were measured with them had for a KV cache, a layout and a draft, where the rows say nothing or
-something else; your own plans name these explicitly.
+Each TOML in ``recipes`` holds the facts of one engine's launch scripts, each with its file and commit. They
+give the KV cache, layout and draft of runs measured with them, where the rows lack these or contradict them;
+your own plans set them explicitly.
 """
 
 from __future__ import annotations
@@ -33,70 +33,70 @@ _NUMBERS: Final = ("accepted", "accepted_dp", "batched_tokens_per_isl", "memory_
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an engine was launched, where its conditions hold; what a script does not set is empty or 0.
+    """How an engine was launched under some conditions; what a script does not set is empty or 0.
 
     Attributes
     ----------
     engine : str
-        Which engine.
+        Engine name.
     file, commit, reason : str
-        Where that is from, and what else there is to say of it.
+        Source of the facts, and remarks.
     versions : str
-        Range of its versions; empty for any.
+        Range of the engine's versions; empty for any.
     builds : tuple of str
         Names of builds that are not versions (``nightly-dev``); ``""`` is a run without a version.
     measured : tuple of str
-        First and last day of the runs; empty for any. Runs without a date are of any day.
+        First and last day of the runs; empty for any. Runs without a date match any day.
     gpus, formats : tuple of str
-        Of which GPUs, and of linear layers of which dtype; empty for any.
+        GPUs, and dtypes of linear layers; empty for any.
     models : tuple of str
-        Beginnings of the names of models; empty for any.
+        Prefixes of model names; empty for any.
     min_tp : int
-        From which tensor-parallel size on.
+        Minimum tensor-parallel size.
     labelled : tuple of int
-        Of which tp, dp and ep as a row says them; empty for any.
+        tp, dp and ep as the row labels them; empty for any.
     speculative : bool
         Whether requests verify draft tokens.
     kv_dtype : str
-        KV cache.
+        Format of the KV cache.
     attention, experts : str
-        ``tp`` where attention is split by tensor parallelism whatever a row says of data parallelism, and
-        experts too whatever it says of groups; ``ep`` where experts are groups on all GPUs.
+        ``tp`` if attention is split by tensor parallelism whatever data parallelism a row has, and
+        experts too whatever groups it has; ``ep`` if experts are groups on all GPUs.
     moe_backend, moe_backend_dp, attention_backend : str
-        Kernels that it asks for, by the engine's own words; with data-parallel attention, if others.
+        Requested kernels, by the engine's names; with data-parallel attention, if different.
     ep_from, dp_from : tuple of (str, int)
         Clients from which experts are groups on all GPUs, and attention is data parallel, by tensor-parallel
-        size, prompt and output, ``4x1024x1024``. In a TOML a table.
+        size, prompt and output: ``4x1024x1024``. A table in TOML.
     num_draft_tokens, num_draft_tokens_dp : int
-        Tokens drafted for a request a step; with data-parallel attention.
+        Tokens drafted per request and step; with data-parallel attention.
     accepted, accepted_dp : float
-        Tokens that a request says in a step.
+        Tokens that a request produces per step.
     max_num_batched_tokens, max_num_seqs : int
-        What a step holds.
+        Limits of a step.
     batched_tokens_per_isl : float
-        The first of both, where it goes by the length of prompts.
+        The first limit, if it depends on the length of prompts.
     client_seqs : bool
-        Whether the second is the number of clients.
+        Whether the second limit is the number of clients.
     memory_fraction : float
-        Of the GPU's memory, by the engine's own measure.
+        Share of the GPU's memory, by the engine's definition.
     cuda_graphs : str
-        In words.
+        Description of the CUDA-graph settings.
     fused_allreduce, async_scheduling : bool
-        Whether it asks for all-reduces that norms are fused with, and for the next step to be scheduled
-        during one, where that is not the version's default.
+        Whether it requests all-reduces fused with norms, and scheduling of the next step during the
+        current one, if that is not the version's default.
     stream_interval : int
-        Tokens sent to a client together.
+        Number of tokens sent to a client together.
     wait_steps : tuple of (int, int)
-        From how many clients on prompts wait for others for how many steps (TensorRT-LLM's
+        Number of clients from which prompts wait for others, and for how many steps (TensorRT-LLM's
         ``batch_wait_timeout_iters``, SGLang's ``scheduler_recv_interval``), fewest clients first.
     wait_lengths : tuple of int
-        Of which nominal isl and osl alone; empty for any.
+        Nominal isl and osl that this applies to; empty for any.
     wait_below_tp : int
-        Below which tensor-parallel size alone; 0 for any.
+        Tensor-parallel size below which this applies; 0 for any.
     requests_per_client : int
-        Where they are not 10.
+        Requests per client, if not 10.
     by_rows : tuple of str
-        Which of these no script says: they were chosen by the runs themselves.
+        Fields that no script sets: they were chosen by the runs themselves.
     """
 
     engine: str
@@ -140,11 +140,11 @@ class Recipe:
     by_rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no recipe says."""
+        """Reject invalid recipes."""
         for name in _LISTS:
             value: Any = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(one, str) for one in value):
-                raise PlanError(f"{name} must be a list of words, got {value!r}")
+                raise PlanError(f"{name} must be a list of names, got {value!r}")
             object.__setattr__(self, name, tuple(value))
         if len(self.measured) not in (0, 2):
             raise PlanError(f"measured must be a first and a last day, got {list(self.measured)!r}")
@@ -175,7 +175,7 @@ class Recipe:
             object.__setattr__(self, name, _clients(name, getattr(self, name)))
         if self.speculative != bool(self.num_draft_tokens):
             raise PlanError(
-                f"a recipe that is speculative drafts tokens, another none: got speculative "
+                f"num_draft_tokens must be above 0 exactly if speculative, got speculative "
                 f"{self.speculative} and num_draft_tokens {self.num_draft_tokens}"
             )
         check_range(self.versions)
@@ -189,7 +189,7 @@ class Recipe:
         layout: tuple[int, int, int] | None = None,
         measured_on: str = "",
     ) -> bool:
-        """Whether a run was launched so, as :func:`recipe_for` asks."""
+        """Return whether a run matches the conditions, as :func:`recipe_for` needs."""
         is_version_of = self.versions != "" and is_version(version) and holds_for(self.versions, version)
         days = self.measured or ("", "")
         return (
@@ -205,9 +205,9 @@ class Recipe:
     def layout(
         self, tp: int, dp: int, ep: int, *, isl: float = 0, osl: float = 0, clients: float = 0
     ) -> tuple[int, int, int]:
-        """Return tp, dp and ep as they ran, of those that a row says.
+        """Return the tp, dp and ep that ran, given those that a row reports.
 
-        Where they go by prompts, outputs and clients, these are needed too.
+        If they depend on prompts, outputs and clients, these are needed too.
 
         Examples
         --------
@@ -229,7 +229,7 @@ class Recipe:
         return tp, dp, ep
 
     def steps_to_wait(self, isl: float, osl: float, tp: int, clients: float) -> int:
-        """Return the steps that prompts wait for other prompts; 0 if none do.
+        """Return the number of steps that prompts wait for other prompts; 0 if they do not.
 
         Examples
         --------
@@ -242,7 +242,7 @@ class Recipe:
         return max((steps for least, steps in self.wait_steps if clients >= least), default=0)
 
     def drafts(self, dp: int) -> tuple[int, float]:
-        """Return tokens drafted and accepted per request and step; 0 and 0.0 if unknown."""
+        """Return the tokens drafted and accepted per request and step; 0 and 0.0 if unknown."""
         if dp > 1 and self.num_draft_tokens_dp:
             return self.num_draft_tokens_dp, self.accepted_dp
         return self.num_draft_tokens, self.accepted
@@ -279,7 +279,7 @@ def recipes_of(engine: str) -> tuple[Recipe, ...]:
 def _recipe(engine: str, keys: Mapping[str, Any]) -> Recipe:
     unknown = sorted(set(keys) - {key.name for key in fields(Recipe)})
     if unknown:
-        raise PlanError(f"[[recipes]] of {engine} do not know {', '.join(unknown)}")
+        raise PlanError(f"[[recipes]] of {engine} has unknown keys {', '.join(unknown)}")
     return Recipe(engine=engine, **keys)
 
 
@@ -299,16 +299,16 @@ def recipe_for(
     Parameters
     ----------
     engine, version : str
-        As rows have them; the version may be the name of a build, or empty.
+        As in rows; the version may be the name of a build, or empty.
     gpu, model, dtype : str
         GPU, the model's preset or architecture, and the dtype of its linear layers.
     layout : tuple of int, optional
-        tp, dp and ep as the row says them; recipes of one layout alone are not found without it.
+        tp, dp and ep as the row reports them; recipes for one layout need it.
     measured_on : str
-        Day of the run, ``2026-03-28``; empty where it is not known.
+        Day of the run, ``2026-03-28``; empty if unknown.
     speculative : bool, optional
-        Whether the run is known to verify draft tokens or not to; None takes the first that holds, which is
-        one without drafts where there are both.
+        Whether the run is known to verify draft tokens; None takes the first matching recipe, which is
+        one without drafts if both exist.
 
     Returns
     -------

@@ -14,26 +14,26 @@ from fastroof.errors import PlanError
 
 @dataclass(frozen=True)
 class MixedAttention:
-    """How long decodes attend at least in a step that also prefills.
+    """Minimum attention time of decodes in a step that also prefills.
 
     Its decodes take ``max(decode attention, ns x query heads of a GPU x KV tokens of all decodes x layers)``:
-    one call serves chunks and decodes, which reads the cache for each query head by itself and does not split
-    it. Decode-only and prefill-only steps are not touched.
+    one call serves chunks and decodes; it reads the cache separately for each query head and does not split
+    it. Decode-only and prefill-only steps are unaffected.
 
     Attributes
     ----------
     ns : float
-        A query head of one GPU, KV token and layer, ns.
+        Time per query head of one GPU, KV token and layer, ns.
     interval_ns : tuple of float
-        Lowest and highest that the evidence allows, ns; empty where unknown.
+        Lowest and highest value that the evidence allows, ns; empty if unknown.
     gpu : str
-        Of which GPU; empty for any.
+        GPU; empty for any.
     head_dim : int
-        Of which size of heads; 0 for any.
+        Head width; 0 for any.
     kv_dtype : str
-        Of which format of the KV cache; empty for any.
+        Format of the KV cache; empty for any.
     reason, evidence : str
-        Why the engine's kernel does so, and which runs chose and judged the figure.
+        Why the engine's kernel behaves this way, and the runs that determined and tested the value.
     """
 
     ns: float
@@ -45,26 +45,26 @@ class MixedAttention:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse invalid times and empty names."""
+        """Reject invalid times and empty names."""
         if not is_number(self.ns) or not self.ns > 0:
             raise PlanError(f"ns of mixed_attention must be a number above 0, got {self.ns!r}")
         object.__setattr__(self, "ns", check_number("ns of mixed_attention", self.ns))
         object.__setattr__(self, "interval_ns", _interval(self.interval_ns, self.ns))
         for name in ("gpu", "kv_dtype", "reason", "evidence"):
             if not isinstance(getattr(self, name), str):
-                raise PlanError(f"{name} of mixed_attention must be a text, got {getattr(self, name)!r}")
+                raise PlanError(f"{name} of mixed_attention must be text, got {getattr(self, name)!r}")
         if not isinstance(self.head_dim, int) or isinstance(self.head_dim, bool) or self.head_dim < 0:
             raise PlanError(
                 f"head_dim of mixed_attention must be a whole number of at least 0, got {self.head_dim!r}"
             )
 
     def is_for(self, gpu: str, head_dim: int, kv_dtype: str) -> bool:
-        """Whether it is known of such heads on a GPU."""
+        """Return whether this applies to such heads on a GPU."""
         return self.gpu in ("", gpu) and self.head_dim in (0, head_dim) and self.kv_dtype in ("", kv_dtype)
 
 
 def _interval(given: Any, ns: float) -> tuple[float, ...]:
-    """Two numbers with the figure between them, or none."""
+    """Return two numbers with the value between them, or an empty tuple."""
     ends = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not ends:
         return ()
@@ -84,35 +84,35 @@ LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
 
 @dataclass(frozen=True)
 class OperatorKernel:
-    """Which measured kernel an engine runs for an operator, where.
+    """The measured kernel that an engine runs for an operator, and where it does.
 
     Attributes
     ----------
     operator : str
-        As tables call it, such as ``gemm``.
+        Name of the operator in tables, such as ``gemm``.
     versions : str
-        Of which versions of the engine, a range within the profile's; empty for all of them. One with a range
-        counts in a profile that was loaded for a version, as ``vllm-0.17.0``.
+        Range of engine versions within the profile's; empty for all of them. A kernel with a range
+        applies only to a profile loaded for a version, as ``vllm-0.17.0``.
     gpu, format : str
-        Of which GPU, and of linear layers of which dtype; empty for any.
+        GPU, and dtype of linear layers; empty for any.
     architecture : str
-        Of which models: a Hugging Face class, such as ``MiniMaxM2ForCausalLM``; empty for any.
+        Hugging Face class of the models, such as ``MiniMaxM2ForCausalLM``; empty for any.
     layout : tuple of (str, int)
-        Of which sizes of the layout, such as ``("tp", 8)``; those that are not named may be any. In a
-        TOML a table, ``{tp = 8}``.
+        Sizes of the layout, such as ``("tp", 8)``; unnamed sizes may be any. In TOML
+        a table, ``{tp = 8}``.
     source : str
-        The source of the tables that measured it; empty where the tables' own choice does.
+        Source of the tables that measured it; empty for the tables' own choice.
     required : bool
-        Whether tables that serve another source's rows are refused; otherwise they replace it.
+        Whether tables that serve another source's rows are rejected; otherwise it replaces them.
     shared_experts : str
-        For the operator ``moe``: how shared experts run with these kernels, where not as
-        :class:`KernelChoices` says; empty where so.
+        For the operator ``moe``: how shared experts run with these kernels, if not as
+        :class:`KernelChoices` sets; empty otherwise.
     engine : str
         The engine whose measured kernels replace it, under any source name.
     reason : str
-        Why they do, where they are another engine's.
+        Why another engine's kernels replace it.
     version, dtype, kernel : str
-        Of the library, that the kernel computes in, and its name: what a reader can check a source by.
+        Version of the library, compute dtype and name of the kernel, by which a reader can check a source.
     """
 
     operator: str
@@ -131,12 +131,12 @@ class OperatorKernel:
     shared_experts: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what names no kernel."""
+        """Reject incomplete kernels."""
         for key in fields(self):
             if key.name not in ("layout", "required"):
                 check_text(key.name, getattr(self, key.name))
         if not self.operator:
-            raise PlanError("a kernel needs the operator that it is of")
+            raise PlanError("a kernel needs the name of its operator")
         if not isinstance(self.required, bool):
             raise PlanError(f"required must be true or false, got {self.required!r}")
         if self.shared_experts:
@@ -154,7 +154,7 @@ class OperatorKernel:
     def is_for(
         self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
     ) -> bool:
-        """Whether it is run for an operator on a GPU, in a format and layout, by models of a class."""
+        """Return whether it runs for an operator on a GPU, in a format and layout, in models of a class."""
         return (
             self.operator == operator
             and self.versions == ""
@@ -165,7 +165,7 @@ class OperatorKernel:
         )
 
     def of_version(self, version: str) -> OperatorKernel | None:
-        """Return the kernel as a version of the engine has it; None if its range does not hold it."""
+        """Return the kernel as of an engine version; None outside its range."""
         if not self.versions:
             return self
         return replace(self, versions="") if holds_for(self.versions, version) else None
@@ -173,34 +173,34 @@ class OperatorKernel:
 
 @dataclass(frozen=True)
 class KernelChoices:
-    """Which kernels an engine runs.
+    """The kernels that an engine runs.
 
     Attributes
     ----------
     gemm_smoothing : str
         How small bf16 GEMMs are smoothed along m before they are summed: none or median3.
     fp8_scales : str
-        Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
+        Whether fp8 GEMMs compute the scale of their input (dynamic) or know it (static).
     shared_experts : str
-        Whether shared experts have their own time (apart), or run in parallel with the routed ones in
+        Whether shared experts have a separate time (apart), or run in parallel with the routed ones in
         decode steps, which then take the longer of both (beside).
     latent_attention : str
-        How blocks of latent attention are timed: as they were measured, projections and all, where the tables
-        have sound ones (whole), or projections, absorbed products and attention each by itself (parts).
+        How blocks of latent attention are timed: as measured, including projections, where the tables
+        have valid rows (whole), or as separate projections, absorbed products and attention (parts).
     engines : tuple of str
-        Engines whose measured kernels replace its own on GPUs without them, the nearest first; its own
+        Engines whose measured kernels replace its own on GPUs without them, in order of preference; its own
         always come first.
     operators : tuple of OperatorKernel
-        Operators whose kernel is known; of several that apply the first counts. A plan reads them from the
-        source or engine that is named, and refuses tables that serve a named source's from another.
+        Operators with a known kernel; the first that applies counts. A plan reads them from the named
+        source or engine, and rejects tables that serve a named source's rows from another.
     mixed_attention : tuple of MixedAttention
-        How long decodes attend at least in steps that prefill too, by GPU; of several that apply the first
+        Minimum attention time of decodes in steps that also prefill, by GPU; the first that applies
         counts; if none applies, decodes take as long as in a decode step.
     cold_decode : tuple of str
         GPUs on which decode attention reads its KV cache from memory in every step, though tables have calls
-        that found it in the L2; elsewhere decodes take as long as those calls.
+        that found it in the L2; on others, decodes take as long as those calls.
     prefill_graphs : tuple of PrefillGraphs
-        Number of tokens that prefill steps are padded to, by version; of several that apply the first counts.
+        Number of tokens that prefill steps are padded to, by version; the first that applies counts.
     """
 
     gemm_smoothing: str = "none"
@@ -214,7 +214,7 @@ class KernelChoices:
     prefill_graphs: tuple[PrefillGraphs, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be chosen."""
+        """Reject invalid choices."""
         if isinstance(self.engines, str) or not all(isinstance(name, str) for name in self.engines):
             raise PlanError(f"engines must be a list of names, got {self.engines!r}")
         object.__setattr__(self, "engines", tuple(self.engines))
@@ -232,23 +232,23 @@ class KernelChoices:
         object.__setattr__(self, "cold_decode", tuple(self.cold_decode))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
-        """Return what decodes take at least beside prefill, ns a query head, KV token and layer; or 0."""
+        """Return the minimum decode attention with prefill, ns per query head, KV token and layer; or 0."""
         known = (one.ns for one in self.mixed_attention if one.is_for(gpu, head_dim, kv_dtype))
         return next(known, 0.0)
 
     def of(
         self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
     ) -> OperatorKernel | None:
-        """Return the kernel of an operator on a GPU, in a format and layout; None where it is not known."""
+        """Return the kernel of an operator on a GPU, in a format and layout; None if unknown."""
         return next((k for k in self.operators if k.is_for(operator, gpu, dtype, layout, architecture)), None)
 
     def of_version(self, version: str) -> KernelChoices:
-        """Return the choices of one version of the engine: those of its range come before those of any."""
+        """Return the choices of one engine version: those with a matching range first."""
         ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
-        kept = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
+        retained = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
         graphs = [one for one in (g.of_version(version) for g in self.prefill_graphs) if one is not None]
         if any(is_ranged and k is not None for is_ranged, k in ranged):
-            return replace(self, operators=tuple(kept), prefill_graphs=tuple(graphs))
+            return replace(self, operators=tuple(retained), prefill_graphs=tuple(graphs))
         return replace(self, prefill_graphs=tuple(graphs)) if graphs else self
 
 

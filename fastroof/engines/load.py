@@ -1,4 +1,4 @@
-"""Loading engine profiles: packaged ones by name or by engine and version, and your own files."""
+"""Loading engine profiles: packaged ones by name or by engine and version, and user files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS: Final[dict[str, type]] = {
 
 @cache
 def engine_names() -> tuple[str, ...]:
-    """Return the packaged profiles that :func:`load_engine` knows, sorted; ``kernels`` is the pure sum."""
+    """Return the names of the packaged profiles, sorted; ``kernels`` is the plain sum of kernels."""
     folder = resources.files("fastroof.engines") / "profiles"
     return tuple(sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")))
 
@@ -50,7 +50,7 @@ def _narrowed(name: str, version: str) -> EngineProfile:
 
 
 def serving_engines() -> tuple[str, ...]:
-    """Return the serving engines that packaged profiles describe, sorted.
+    """Return the serving engines that have packaged profiles, sorted.
 
     Examples
     --------
@@ -68,13 +68,13 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     engine : str
         One of :func:`serving_engines`.
     version : str
-        Its version; empty where it is unknown.
+        Its version; empty if unknown.
 
     Returns
     -------
     EngineProfile
-        The one whose range holds the version, with that version's kernels; of a version before all ranges the
-        oldest; if none does, or it is unknown or not a version, the newest.
+        The profile whose range includes the version, with that version's kernels; the oldest for a version
+        before all ranges; if no range includes it, or it is unknown or not a version, the newest.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
 
 
 def _before_all(engine: str, version: str) -> str:
-    """Name of the oldest profile of an engine, where a version is before its range; else nothing."""
+    """Return the name of an engine's oldest profile if a version precedes its range; else an empty string."""
     for name in engine_names():
         profile = _packaged(name)
         ends = [bound for bound in profile.versions.split(",") if bound.strip().startswith("<")]
@@ -100,14 +100,14 @@ def _before_all(engine: str, version: str) -> str:
 
 
 def _of_version(engine: str, version: str) -> EngineProfile:
-    """The profile whose range includes a version, or the open-ended one if no version is given."""
+    """Return the profile whose range includes a version, or the open-ended one if no version is given."""
     profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
     for profile in profiles:
         is_open = "<" not in profile.versions and "==" not in profile.versions
         if holds_for(profile.versions, version) if version else is_open:
             return _narrowed(profile.name, version)
     ranges = ", ".join(f"{profile.name} ({profile.versions})" for profile in profiles)
-    raise PlanError(f"no profile is of {engine} {version}; there are {ranges}")
+    raise PlanError(f"no profile for {engine} {version}; valid: {ranges}")
 
 
 def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> EngineProfile:
@@ -122,7 +122,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     Returns
     -------
     EngineProfile
-        Checked.
+        The validated profile.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def _profile(content: dict[str, Any], where: str) -> EngineProfile:
     misplaced = [key for key in content if key in parts and key not in _PARTS]
     if misplaced:
         key = misplaced[0]
-        raise PlanError(f"{where}: {key} belongs into its part [{parts[key]}], not beside the name")
+        raise PlanError(f"{where}: {key} belongs in [{parts[key]}], not at the top level")
     _check_keys(content, [key.name for key in fields(EngineProfile)], where, "an engine profile")
     if not isinstance(content.get("name"), str):
         raise PlanError(f"{where} needs a name")
@@ -183,25 +183,25 @@ def _part(name: str, made: type, keys: Any, where: str) -> Any:
     values = dict(keys)
     if made is KernelChoices and "operators" in values:
         if not isinstance(values["operators"], list | tuple):
-            raise PlanError("operators must be a list of tables, each of an operator")
+            raise PlanError("operators must be a list of tables, one per operator")
         values["operators"] = [_kernel(one, where) for one in values["operators"]]
     if made is StepCosts and "layers" in values:
         if not isinstance(values["layers"], list | tuple):
-            raise PlanError("layers must be a list of tables, each of an architecture")
+            raise PlanError("layers must be a list of tables, one per architecture")
         values["layers"] = [_layer_cost(one, where) for one in values["layers"]]
     if made is KernelChoices and "mixed_attention" in values:
         if not isinstance(values["mixed_attention"], list | tuple):
-            raise PlanError("mixed_attention must be a list of tables, each of a GPU")
+            raise PlanError("mixed_attention must be a list of tables, one per GPU")
         values["mixed_attention"] = [_mixed_attention(one, where) for one in values["mixed_attention"]]
     if made is KernelChoices and "prefill_graphs" in values:
         if not isinstance(values["prefill_graphs"], list | tuple):
-            raise PlanError("prefill_graphs must be a list of tables, each of some versions")
+            raise PlanError("prefill_graphs must be a list of tables, one per range of versions")
         values["prefill_graphs"] = [_prefill_graphs(one, where) for one in values["prefill_graphs"]]
     if made is CostForm and not isinstance(values.get("costs"), list | tuple):
         raise PlanError("[fit] needs costs, a list of names")
     if made is CostForm and "left_out" in values:
         if not isinstance(values["left_out"], list | tuple):
-            raise PlanError("left_out must be a list of tables, each of runs")
+            raise PlanError("left_out must be a list of tables, one per group of runs")
         values["left_out"] = [_not_fitted(one, where) for one in values["left_out"]]
     return made(**values)
 
@@ -244,4 +244,4 @@ def _prefill_graphs(keys: Any, where: str) -> PrefillGraphs:
 def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:
     unknown = sorted(map(str, set(keys) - set(known)))
     if unknown:
-        raise PlanError(f"{where} does not know {', '.join(unknown)}: {what} has {', '.join(known)}")
+        raise PlanError(f"{where}: unknown {', '.join(unknown)}; {what} has {', '.join(known)}")

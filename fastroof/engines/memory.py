@@ -1,4 +1,4 @@
-"""How an engine keeps memory: what it leaves for KV cache, and what requests reserve of that."""
+"""How an engine uses memory: what it leaves for KV cache, and what requests reserve of it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
 KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
-"""Share of its output that a request holds KV cache for on average: as it grows, or from the beginning."""
+"""Mean share of its output for which a request holds KV cache: as it grows, or from the start."""
 
 ROOMS: Final[dict[str, str]] = {
-    "datasheet": "of the datasheet's memory, less weights and the working set of a step",
-    "all": "of all memory, less weights and a profiling run",
+    "datasheet": "of the datasheet's memory, minus weights and the working set of a step",
+    "all": "of all memory, minus weights and a profiling run",
     "free": "of the memory that weights and a profiling run leave free",
     "static": "of the memory free before loading, minus weights",
 }
-"""What the fraction is a fraction of, by the name of the rule."""
+"""What the memory fraction refers to, by the name of the rule."""
 
 FAST_LINK_BYTES_PER_S: Final = 400 * GB
-"""NVLink of Hopper GPUs has 450 GB/s each way, that of A100 300."""
+"""Limit between fast and slow links: NVLink of Hopper GPUs has 450 GB/s per direction, of A100 300."""
 
 MOST_SEQS: Final = 2**20
 LEAST_FRACTION: Final = 1e-3
-"""Of memory: what is below leaves nothing that a model could be served in."""
+"""Minimum memory fraction: less leaves no room to serve a model."""
 _AMOUNTS: Final = (
     "context_gib",
     "group_gib",
@@ -45,7 +45,7 @@ def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def checked_fraction(name: str, value: Any) -> float:
-    """Return a fraction of a GPU's memory, checked: above 0, at most 1."""
+    """Return a checked fraction of a GPU's memory: above 0, at most 1."""
     if not is_number(value) or not 0 < value <= 1:
         raise PlanError(f"{name} must be a number above 0 and at most 1, got {shown(value)}")
     if value < LEAST_FRACTION:
@@ -55,7 +55,7 @@ def checked_fraction(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class StaticReserve:
-    """Bytes an engine leaves free if no memory fraction is given, by the engine's own formula."""
+    """Bytes that an engine leaves free by its own formula if no memory fraction is given."""
 
     mib: float = 0.0
     mib_per_token: float = 0.0
@@ -68,7 +68,7 @@ class StaticReserve:
     graphs: tuple[tuple[float, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an invalid reserve."""
+        """Reject an invalid reserve."""
         for key in fields(self):
             if key.name not in ("graphs", "least_tokens"):
                 object.__setattr__(self, key.name, check_number(key.name, getattr(self, key.name)))
@@ -87,7 +87,7 @@ class StaticReserve:
         object.__setattr__(self, "graphs", tuple((float(row[0]), *row[1:]) for row in given))
 
     def bytes(self, gpu_bytes: int, tokens: int, tp: int, pp: int, ranks: int) -> int:
-        """Bytes that are left on a GPU of so many, by the tokens of a step and the layout of a replica."""
+        """Return the bytes left free on one GPU, by the tokens of a step and the layout of a replica."""
         gib = gpu_bytes / GIB
         graph = next((batches[tp >= 4] for below, *batches in self.graphs if below == 0 or gib < below), 0)
         mib = self.mib + self.mib_per_token * max(tokens, self.least_tokens)
@@ -101,38 +101,38 @@ class StaticReserve:
 
 @dataclass(frozen=True)
 class KvMemory:
-    """How an engine reserves memory, and KV cache of it.
+    """How an engine reserves memory, and KV cache in it.
 
     Attributes
     ----------
     kv_reservation : str
-        ``mean``: a request takes KV cache as it grows, half its output on average; ``full``: it reserves
-        its whole output before it starts.
+        ``mean``: a request takes KV cache as it grows, for half its output on average; ``full``: it
+        reserves its whole output before it starts.
     room : str
-        What is left for KV cache: ``fraction``, one of :data:`ROOMS`.
+        Rule for the KV-cache size: what ``fraction`` refers to, one of :data:`ROOMS`.
     fraction : float
-        ``gpu_memory_utilization``, ``free_gpu_memory_fraction`` or ``mem_fraction_static``; 0, of the static
-        rule alone, is what ``reserve`` leaves.
+        ``gpu_memory_utilization``, ``free_gpu_memory_fraction`` or ``mem_fraction_static``; 0, only with the
+        static rule, is what ``reserve`` leaves.
     context_gib : float
-        CUDA context, handles and workspaces of libraries on each GPU, GiB.
+        CUDA context, handles and library workspaces on each GPU, GiB.
     group_gib, slow_group_gib : float
-        Buffers of collectives where a replica has several GPUs, GiB: over links of at least
+        Buffers of collectives in a replica of several GPUs, GiB: over links of at least
         ``FAST_LINK_BYTES_PER_S``, whose switches multicast, and over slower ones.
     graphs_gib : float
-        CUDA graphs, where the engine counts them before it reserves KV cache, GiB.
+        CUDA graphs, if the engine counts them before it reserves KV cache, GiB.
     activation : float
-        What the profiling run's forward pass takes, in working sets of a step (``activation_bytes`` of the
+        Memory of the profiling run's forward pass, in working sets of a step (``activation_bytes`` of the
         datasheet rule).
     sample_bytes : float
-        What its sampling takes for every request and entry of the vocabulary; the larger of both counts.
+        Memory of its sampling per request and vocabulary entry; the larger of both counts.
     small_gib, small_seqs : float, int
-        On GPUs below so many GiB the engine runs at most that many concurrent requests; 0 for none.
+        On GPUs smaller than this (GiB) the engine runs at most this many concurrent requests; 0 for no limit.
     small_gpus : tuple of str
-        Larger GPUs on which it does not either.
+        Larger GPUs with the same limit.
     block_tokens : int
-        Tokens of a block of KV cache.
+        Tokens per block of KV cache.
     reserve : StaticReserve, optional
-        Of the static rule; a table in a TOML.
+        For the static rule; a table in TOML.
     """
 
     kv_reservation: str = "mean"
@@ -151,7 +151,7 @@ class KvMemory:
     reserve: StaticReserve | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no engine does."""
+        """Reject invalid values."""
         _one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
         _one_of("room", self.room, tuple(ROOMS))
         for name in _AMOUNTS:
@@ -167,29 +167,29 @@ class KvMemory:
             known = [key.name for key in fields(StaticReserve)]
             unknown = sorted(str(key) for key in given if key not in known)
             if unknown:
-                raise PlanError(f"reserve does not know {', '.join(unknown)}: it has {', '.join(known)}")
+                raise PlanError(f"reserve: unknown {', '.join(unknown)}; it has {', '.join(known)}")
             object.__setattr__(self, "reserve", StaticReserve(**given))
         elif given is not None and not isinstance(given, StaticReserve):
             raise PlanError(f"reserve must be a table, got {shown(given)}")
         if self.room == "static" and self.fraction == 0 and is_number(self.fraction):
             if self.reserve is None:
-                raise PlanError("a fraction of 0 needs a reserve, which it then is")
+                raise PlanError("a fraction of 0 needs a reserve")
             object.__setattr__(self, "fraction", 0.0)
             return
         object.__setattr__(self, "fraction", checked_fraction("fraction", self.fraction))
 
     @property
     def osl_reserved(self) -> float:
-        """Share of its output that a request holds KV cache for on average."""
+        """Mean share of its output for which a request holds KV cache."""
         return KV_RESERVATIONS[self.kv_reservation]
 
     def seqs(self, gpu: str, gpu_bytes: int, most: int) -> int:
-        """Requests that a profiling run samples for, of those that the engine runs at most."""
+        """Return the requests that a profiling run samples for, at most the engine's maximum."""
         is_small = gpu_bytes < self.small_gib * GIB or gpu in self.small_gpus
         return min(most, self.small_seqs) if is_small else most
 
     def context_bytes(self, link_bytes_per_s: float, gpus: int) -> int:
-        """Bytes of contexts, collectives and CUDA graphs on one of a replica's GPUs."""
+        """Return the bytes of contexts, collectives and CUDA graphs on one of a replica's GPUs."""
         gib = self.context_gib + self.graphs_gib
         if gpus > 1:
             gib += self.group_gib if link_bytes_per_s >= FAST_LINK_BYTES_PER_S else self.slow_group_gib
@@ -197,17 +197,17 @@ class KvMemory:
 
 
 DATASHEET_MEMORY: Final = KvMemory()
-"""What a profile has that says nothing of memory."""
+"""Memory rules of a profile without a memory part."""
 
 
 EP_SIZES: Final = ("any", "one_or_all")
-"""Groups of experts: any that the GPUs of a stage divide by, or one, or as many as GPUs."""
+"""Valid groups of experts: any that divide the GPUs of a stage, or one, or as many as GPUs."""
 
 ATTENTION_SPLITS: Final = ("both", "tp_or_dp")
-"""Whether attention can be split by tp and data parallel together."""
+"""Whether attention can be split by tp and data parallelism together."""
 
 ALLTOALL_RULES: Final = ("asked", "over_topk")
-"""When tokens are sent to their experts alone unless a plan says how: never, or on some GPUs where groups of
+"""When tokens are sent only to their experts unless a plan sets it: never, or on some GPUs if groups of
 experts outnumber the experts of a token."""
 
 _TOKEN_SHARES: Final = ("never", "with_ep", "always")
@@ -238,7 +238,7 @@ class LayoutRules:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse an invalid rule."""
+        """Reject invalid rules."""
         allowed = {
             "ep": EP_SIZES,
             "attention": ATTENTION_SPLITS,
@@ -264,24 +264,24 @@ class LayoutRules:
                     raise PlanError(f"{key.name} must be true or false, got {value!r}")
             elif isinstance(key.default, str):
                 if not isinstance(value, str):
-                    raise PlanError(f"{key.name} must be a text, got {value!r}")
+                    raise PlanError(f"{key.name} must be text, got {value!r}")
             else:
                 if isinstance(value, str) or not all(isinstance(name, str) for name in value):
                     raise PlanError(f"{key.name} must be a list of names, got {value!r}")
                 object.__setattr__(self, key.name, tuple(value))
 
     def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
-        """List why an engine does not run a mixture of experts this way, each with a valid value."""
+        """Return why an engine cannot run a mixture of experts with these sizes, each with a valid value."""
         tp, dp, ep = (sizes[name] for name in ("tp", "dp", "ep"))
         ranks, reasons = tp * dp, []
         if self.ep == "one_or_all" and ep not in (1, ranks):
             reasons.append(
-                f"{engine} splits experts over all GPUs of a stage or none: ep {ep} of tp {tp} x dp {dp} "
-                f"would have to be 1 or {ranks}"
+                f"{engine} splits experts over all GPUs of a stage or none: ep must be 1 or {ranks} "
+                f"with tp {tp} x dp {dp}, got {ep}"
             )
         if self.attention == "tp_or_dp" and tp > 1 and dp > 1:
             reasons.append(
-                f"{engine} splits attention by tp or data parallel, not by both: "
+                f"{engine} splits attention by tp or data parallelism, not both: use "
                 f"tp {ranks} with dp 1, or tp 1 with dp {ranks}"
             )
         return reasons
@@ -296,7 +296,7 @@ def _element_bytes(value: Any) -> tuple[tuple[str, float], ...]:
         isinstance(name, str) and is_number(size) and 0.01 <= size <= 2.0 for name, size in sizes
     ):
         raise PlanError(
-            f"gathered_bytes must be a table of formats and bytes an element, 0.01 to 2: "
+            f"gathered_bytes must be a table of formats and bytes per element, 0.01 to 2: "
             f"{{nvfp4 = 0.5625}}, got {value!r}"
         )
     return tuple((name, float(size)) for name, size in sizes)
@@ -313,4 +313,4 @@ def _two_tokens(value: Any) -> tuple[int, ...]:
 
 
 ANY_LAYOUT: Final = LayoutRules()
-"""Of no engine: every layout that fills its GPUs."""
+"""No engine: every layout that fills its GPUs."""

@@ -1,4 +1,4 @@
-"""Steps with prompts that an engine replays from graphs, whose tokens it pads to a captured number."""
+"""Steps with prompts that an engine replays from CUDA graphs, padding tokens to a captured number."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastroof.errors import PlanError
 
 @dataclass(frozen=True)
 class PrefillGraphs:
-    """Number of tokens that an engine pads a prefill step to.
+    """The number of tokens to which an engine pads a prefill step.
 
     Attributes
     ----------
     multiples : tuple of (int, int)
-        Up to how many tokens, rising, the captured numbers are multiples of what: ``((32, 4), (256, 16))``. A
-        step of more tokens than the last is not replayed, and not padded.
+        Pairs of a maximum number of tokens, rising, and the multiple captured up to it: ``((32, 4), (256,
+        16))``. A step of more tokens than the last is neither replayed nor padded.
     versions : str
-        Of which versions of the engine, a range within the profile's; empty for all of them. One with a range
-        counts in a profile that was loaded for a version, as ``sglang-0.5.14``.
+        Range of engine versions within the profile's; empty for all of them. Graphs with a range
+        apply only to a profile loaded for a version, as ``sglang-0.5.14``.
     reason : str
-        Where that was read.
+        Where this was read.
     """
 
     multiples: tuple[tuple[int, int], ...]
@@ -30,14 +30,14 @@ class PrefillGraphs:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what names no numbers of tokens."""
+        """Reject invalid multiples."""
         for key in ("versions", "reason"):
             check_text(f"{key} of prefill_graphs", getattr(self, key))
         check_range(self.versions)
         object.__setattr__(self, "multiples", _multiples(self.multiples))
 
     def padded(self, tokens: int) -> int:
-        """Tokens that a step of so many runs.
+        """Return the tokens that a step of ``tokens`` runs.
 
         Examples
         --------
@@ -51,14 +51,14 @@ class PrefillGraphs:
         return tokens
 
     def of_version(self, version: str) -> PrefillGraphs | None:
-        """Return the graphs as a version of the engine has them; None if its range does not hold it."""
+        """Return the graphs as of an engine version; None outside its range."""
         if not self.versions:
             return self
         return replace(self, versions="") if holds_for(self.versions, version) else None
 
 
 def _multiples(given: Any) -> tuple[tuple[int, int], ...]:
-    """Pairs of a number of tokens, rising, and what it and those below it are multiples of."""
+    """Return checked pairs of a rising number of tokens and the multiple up to it."""
     pairs = given if isinstance(given, list | tuple) else ()
     if not pairs or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise PlanError(

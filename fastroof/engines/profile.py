@@ -1,4 +1,4 @@
-"""What is known of a serving engine: what it adds to its kernels, how it schedules, how it keeps memory."""
+"""A serving engine's profile: costs added to its kernels, scheduling, memory and evidence."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run before them in separate steps."""
 
 CHOSEN: Final = ("form", "gemm_smoothing", "fp8_scales")
-"""What rows may choose when costs are fitted."""
+"""What rows may select when costs are fitted."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What a layer of one architecture takes beside its kernels: kernels of it that no table has.
+    """Time that a layer of one architecture adds to its measured kernels: kernels without a table.
 
     Attributes
     ----------
     architecture : str
         Hugging Face class of the models: ``"GlmMoeDsaForCausalLM"``.
     layer_us : float
-        Added to every step for each layer, us.
+        Time added to every step per layer, us.
     versions : str
-        Of the engine, such as ``>=0.5.9,<0.5.10``; empty for all of its profile's.
+        Range of engine versions, such as ``>=0.5.9,<0.5.10``; empty for all of its profile's.
     evidence : str
-        On which runs it was found, and how well it held on those of another GPU.
+        The runs it was found on, and how well it held on those of another GPU.
     """
 
     architecture: str
@@ -54,41 +54,41 @@ class LayerCost:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an invalid cost of an architecture."""
+        """Reject an invalid cost."""
         for key in ("architecture", "versions", "evidence"):
             check_text(key, getattr(self, key))
         if not self.architecture:
-            raise PlanError("a cost of layers needs the architecture that it is of")
+            raise PlanError("a cost of layers needs its architecture")
         object.__setattr__(self, "layer_us", check_number("layer_us", self.layer_us))
         check_range(self.versions)
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step costs beside its kernels: ``max(kernels + added, floor x layers)``.
+    """Costs of a step in addition to its kernels: ``max(kernels + added, floor x layers)``.
 
-    All that is constant within a plan, as the costs of its layers and all-reduces, is one number of it.
+    Costs that are constant within a plan, such as those of layers and all-reduces, form one number of it.
 
     Attributes
     ----------
     step_us : float
-        Added to every step, us: scheduling, input preparation, launching a CUDA graph.
+        Time added to every step, us: scheduling, input preparation, launching a CUDA graph.
     sequence_us : float
-        Added for every sequence whose logits a step needs, us: sampling, detokenising, bookkeeping.
+        Time added per sequence whose logits a step needs, us: sampling, detokenising, bookkeeping.
     prefill_us : float
-        Added to a step that holds prefill, us.
+        Time added to a step that contains prefill, us.
     prefill_floor_layer_us : float
-        A step that holds prefill takes at least this a layer, us: kernels that are launched one by one,
-        without a CUDA graph, are not faster than the host.
+        Minimum time per layer of a step that contains prefill, us: kernels launched one by one, without
+        a CUDA graph, are not faster than the host.
     allreduce_us : float
-        Added for every all-reduce of a step, us: GPUs that wait for each other.
+        Time added per all-reduce of a step, us: GPUs that wait for each other.
     layer_us : float
-        Added to every step for each layer, us: launching its kernels from the host.
+        Time added to every step per layer, us: launching its kernels from the host.
     prefill_layer_us : float
-        Added to a step that holds prefill for each layer, us: the same where only decodes run in CUDA
+        Time added to a step that contains prefill per layer, us: the same if only decodes run in CUDA
         graphs.
     residual : float
-        Relative standard error that is left on models which a fit has not seen; 0 where unknown.
+        Relative standard error on models unseen by the fit; 0 if unknown.
     """
 
     step_us: float = 0.0
@@ -102,16 +102,16 @@ class StepCosts:
     layers: tuple[LayerCost, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse invalid costs, also in profiles built by hand."""
+        """Reject invalid costs, also in profiles built by hand."""
         for cost in fields(self):
             if cost.name != "layers":
                 object.__setattr__(self, cost.name, check_number(cost.name, getattr(self, cost.name)))
         object.__setattr__(self, "layers", tuple(self.layers))
 
     def of_step_us(self, architecture: str, layers: float, allreduces: int) -> float:
-        """What is added to every step of a model, us: its sequences and prompts aside.
+        """Return the time added to every step of a model, us, without its sequences and prompts.
 
-        Of an architecture's costs in several versions the last counts: the newest.
+        If an architecture has costs in several versions, the last (newest) applies.
 
         Examples
         --------
@@ -125,28 +125,28 @@ class StepCosts:
         return self.step_us + self.allreduce_us * allreduces + (self.layer_us + own_us) * layers
 
     def of_prefill_us(self, layers: float) -> float:
-        """What is added to a step that holds prefill, us."""
+        """Return the time added to a step that contains prefill, us."""
         return self.prefill_us + self.prefill_layer_us * layers
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """What an engine puts into a step, by its own defaults.
+    """How an engine fills a step, by its defaults.
 
     Attributes
     ----------
     order : str
         ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in separate steps, and
-        decodes only when none waits.
+        decodes only if no prompt waits.
     chunked_prefill : bool
-        Whether prompts are cut where a step has no room for the whole.
+        Whether prompts are split if a step has no room for the whole.
     max_num_batched_tokens : int
-        Tokens that a step holds at most; of prompts, where they run first.
+        Maximum tokens per step; of prompts, if they run first.
     max_num_seqs : int
         Maximum number of concurrent requests.
     async_scheduling : bool
-        Whether a step is scheduled while the one before it runs, so that what has ended or come meanwhile is
-        seen a step late. For simulations only: the closed form has no equivalent.
+        Whether a step is scheduled while the previous one runs, so that requests that ended or arrived
+        meanwhile are noticed one step late. Only for simulations: the closed form has no equivalent.
     """
 
     order: str = "mixed"
@@ -156,7 +156,7 @@ class Scheduling:
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an invalid schedule."""
+        """Reject an invalid schedule."""
         check_one_of("order", self.order, STEP_ORDERS)
         for name in ("chunked_prefill", "async_scheduling"):
             if not isinstance(getattr(self, name), bool):
@@ -167,14 +167,14 @@ class Scheduling:
 
 @dataclass(frozen=True)
 class NotFitted:
-    """Runs that an engine's costs are not fitted to, since they say nothing of them.
+    """Runs that an engine's costs are not fitted to, because they are not informative.
 
     Attributes
     ----------
     reason : str
-        Why: a defect of a version, or of a table that was found without these runs.
+        Reason: a defect of a version, or of a table that was found without these runs.
     model, gpu, format, versions : str
-        Which: of a model with all of its formats, on a GPU, in a format, in a range of the engine's versions;
+        Conditions: a model in all of its formats, a GPU, a format, a range of the engine's versions;
         empty for any.
     """
 
@@ -185,7 +185,7 @@ class NotFitted:
     versions: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what names no runs."""
+        """Reject conditions that match no runs."""
         for key in fields(self):
             check_text(key.name, getattr(self, key.name))
         if not self.reason:
@@ -195,22 +195,22 @@ class NotFitted:
 
 @dataclass(frozen=True)
 class CostForm:
-    """Which of its costs are fitted to measured rows, and how much a row that lies far off counts.
+    """Which costs are fitted to measured rows, and how much outliers count.
 
     Attributes
     ----------
     costs : tuple of str
-        Of :class:`StepCosts`; the others stay 0.
+        Names of :class:`StepCosts` fields; the others stay 0.
     outlier : float
         Relative error from which the squared error grows like the absolute one (soft L1); 0 for plain
         least squares.
     chosen : tuple of str
-        What the rows choose, of ``form`` (both of these), ``gemm_smoothing`` and ``fp8_scales``; the others
-        are as the profile has them.
+        What the rows select, of ``form`` (both of these), ``gemm_smoothing`` and ``fp8_scales``; the others
+        are those of the profile.
     layers : tuple of (str, str)
-        Architectures whose layers have their own cost, and the range of versions; empty for any.
+        Architectures whose layers have a separate cost, and the range of versions; empty for any.
     left_out : tuple of NotFitted
-        Runs that are judged, and not fitted.
+        Runs that are evaluated but not fitted.
     """
 
     costs: tuple[str, ...]
@@ -220,7 +220,7 @@ class CostForm:
     left_out: tuple[NotFitted, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse costs that there are not."""
+        """Reject unknown costs."""
         known = [cost.name for cost in fields(StepCosts) if cost.name not in ("residual", "layers")]
         for name in self.costs:
             check_one_of("a cost to fit", name, known)
@@ -229,7 +229,7 @@ class CostForm:
         if isinstance(self.chosen, str):
             raise PlanError(f"chosen must be a list of names, got {self.chosen!r}")
         for name in self.chosen:
-            check_one_of("what is chosen", name, CHOSEN)
+            check_one_of("chosen", name, CHOSEN)
         object.__setattr__(self, "chosen", tuple(self.chosen))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
         if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):
@@ -244,22 +244,22 @@ class CostForm:
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """A serving engine, in a range of its versions.
+    """A serving engine in a range of its versions.
 
     Attributes
     ----------
     name : str
-        What the profile is called: the ``runtime`` of a plan.
+        Name of the profile: the ``runtime`` of a plan.
     engine : str
         The engine that it describes; empty for the plain sum of kernels.
     versions : str
-        Of that engine, such as ``>=0.12,<0.14``; empty for any.
+        Range of the engine's versions, such as ``>=0.12,<0.14``; empty for any.
     costs : StepCosts
-        What a step costs beside its kernels.
+        Costs of a step in addition to its kernels.
     scheduling : Scheduling
-        What a step holds.
+        How a step is filled.
     memory : KvMemory
-        How memory is reserved, and KV cache of it.
+        How memory and KV cache are reserved.
     kernels : KernelChoices
         Which kernels it runs.
     layout : LayoutRules
@@ -267,11 +267,11 @@ class EngineProfile:
     data_parallel : DataParallel
         Which ranks of attention data parallelism wait for each other, and what their experts compute.
     errors : ServingErrors
-        How far off its serving estimates are on runs that no fit has seen.
+        Errors of its serving estimates on runs that no fit has seen.
     fit : CostForm, optional
         How its costs are fitted to measured rows; None if they are not.
     evidence : mapping
-        What the costs were fitted on, by which command, and their confidence intervals.
+        What the costs were fitted on, the command, and confidence intervals.
     """
 
     name: str
@@ -288,7 +288,7 @@ class EngineProfile:
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse invalid names and ranges; the parts check themselves."""
+        """Reject invalid names and ranges; the parts check themselves."""
         for key in ("name", "engine", "versions"):
             check_text(key, getattr(self, key))
         check_range(self.versions)
@@ -296,9 +296,9 @@ class EngineProfile:
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
 
     def at(self, version: str) -> EngineProfile:
-        """Return the engine as it is in one of its versions: without other versions' layers and kernels.
+        """Return the engine as of one of its versions: without other versions' layers and kernels.
 
-        A build that is not a version gets only what all versions have.
+        A build that is not a version has only what all versions have.
         """
         is_known = is_version(version)
         layers = tuple(
@@ -312,5 +312,5 @@ class EngineProfile:
         return replace(self, costs=replace(self.costs, layers=layers), kernels=kernels)
 
     def kernels_alone(self) -> EngineProfile:
-        """Return the engine without what it adds to its kernels."""
+        """Return the engine without costs in addition to its kernels."""
         return replace(self, costs=StepCosts(residual=self.costs.residual))

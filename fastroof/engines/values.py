@@ -1,4 +1,4 @@
-"""What values of profiles may be: each check raises PlanError with the name and what was given."""
+"""Checks of profile values; each raises PlanError with the name and the given value."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fastroof.checks import is_number, whole_number
 from fastroof.errors import PlanError
 
 MOST: Final = 2**20
-"""Most tokens or requests that a step holds."""
+"""Maximum tokens or requests of a step."""
 
 LEAST_FIGURE: Final = 1e-30
 MOST_FIGURE: Final = 1e9
-"""Between these lies every figure of a profile that is not 0, be it us, ns, MiB, GiB or a share.
+"""Limits of every nonzero value of a profile, in us, ns, MiB, GiB or as a share.
 
-A cost of 1e9 us is a quarter of an hour; what a fit finds to be nothing may be tiny.
+A cost of 1e9 us is a quarter of an hour; a fit may yield a tiny value for a cost that is absent.
 """
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return a number of at least 0: one that is not 0 lies between the limits of all figures."""
+    """Return a number of at least 0; if not 0, it must be within the limits of all values."""
     if not is_number(value) or value < 0:
         raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
     if value != 0 and not LEAST_FIGURE <= value <= MOST_FIGURE:
@@ -32,51 +32,51 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_size(name: str, value: Any) -> None:
-    """Refuse anything but an integer of at least 1."""
+    """Reject values that are not integers of at least 1."""
     whole_number(name, value, most=MOST, error=PlanError)
 
 
 def check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Refuse anything but the allowed names."""
+    """Reject values other than the allowed names."""
     if value not in allowed:
         raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse anything but text."""
+    """Reject values that are not text."""
     if not isinstance(value, str):
-        raise PlanError(f"{name} must be a text, got {value!r}")
+        raise PlanError(f"{name} must be text, got {value!r}")
 
 
 @dataclass(frozen=True)
 class ServingErrors:
-    """Errors of an engine's estimates, as measured serving shows them.
+    """Errors of an engine's estimates on measured serving runs.
 
     Attributes
     ----------
     tpot, ttft : float
-        One standard error of the time per output token, and of the time to first token where requests do
-        not queue, over the time (in ln): 80 % of the runs of models, GPUs and versions that a fit has not
-        seen are within 1.28 of them. 0 where unknown.
+        One standard error of the time per output token, and of the time to first token without queueing,
+        relative to the time (in ln): 80 % of the runs of models, GPUs and versions that a fit has not
+        seen are within 1.28 of them. 0 if unknown.
 
     Raises
     ------
     PlanError
-        If one is not a number of at least 0.
+        If a value is not a number of at least 0.
     """
 
     tpot: float = 0.0
     ttft: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse an invalid error."""
+        """Reject an invalid error."""
         for error in fields(self):
             value = check_number(f"{error.name} of [errors]", getattr(self, error.name))
             object.__setattr__(self, error.name, value)
 
 
 NO_ERRORS: Final = ServingErrors()
-"""Nothing is known."""
+"""Unknown errors."""
 
 
 _VERSION: Final = re.compile(r"(\d+(?:\.\d+)*)(?:[.-]?(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\+.*)?")
@@ -93,7 +93,7 @@ _Key = tuple[tuple[int, ...], tuple[int, str, int], int]
 
 
 def _key(version: str) -> _Key:
-    """What versions are ordered by: 1.1.0rc2 before 1.1 and 1.1.0, which are one, before 1.1.0.post1."""
+    """Return the sort key of a version: 1.1.0rc2 before 1.1 and 1.1.0 (equal), before 1.1.0.post1."""
     match = _VERSION.fullmatch(version)
     if match is None:
         raise PlanError(f"{version!r} is not a version such as 0.12.0 or 1.1.0rc2")
@@ -115,17 +115,17 @@ def _bounds(versions: str) -> list[tuple[str, _Key]]:
 
 
 def check_range(versions: str) -> None:
-    """Raise PlanError unless it is a range of versions; an empty one is every version."""
+    """Raise PlanError unless it is a range of versions; an empty one includes every version."""
     if versions:
         _bounds(versions)
 
 
 def holds_for(versions: str, version: str) -> bool:
-    """Whether a range holds a version."""
-    wanted = _key(version)
-    return not versions or all(_COMPARED[sign](wanted, bound) for sign, bound in _bounds(versions))
+    """Return whether a range includes a version."""
+    key = _key(version)
+    return not versions or all(_COMPARED[sign](key, bound) for sign, bound in _bounds(versions))
 
 
 def is_version(version: str) -> bool:
-    """Whether a text is a version that ranges can hold, as ``1.1.0rc2`` is and ``nightly`` is not."""
+    """Return whether a text is a version that ranges can include: ``1.1.0rc2``, not ``nightly``."""
     return _VERSION.fullmatch(version) is not None

@@ -1,4 +1,4 @@
-"""Models: layers of one or several kinds, where they are read from, and how they are split over GPUs."""
+"""Models: the layers of a transformer, loading them, and splitting them over GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of a layer: what one GPU runs of it, what it weighs, and what it keeps of a token."""
+"""Grouped-query attention of a layer: its calls, weights and KV cache on one GPU."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ VARIANCE_BYTES = 4
 
 
 class Attention(Protocol):
-    """What a layer kind asks of its attention. ``hidden`` is the width of the residual stream."""
+    """Interface of a layer kind's attention; ``hidden`` is the width of the residual stream."""
 
     @property
     def heads_text(self) -> str:
-        """Heads as model lists show them; empty if the layer has none."""
+        """Return the heads as model lists show them; empty if the layer has none."""
 
     @property
     def window(self) -> int | None:
-        """Tokens that a query attends within; None for all."""
+        """Tokens that a query attends to; None for all."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """Why it cannot be split this way; empty if it can."""
+        """Return why this layout cannot split it; empty if it can."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer."""
+        """Return the KV-cache bytes per token of one layer on one GPU."""
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length, of one layer; 0.0 without a state."""
+        """Return the fixed state bytes per sequence of one layer on one GPU; 0.0 without a state."""
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms and biases."""
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
 
 
 class AttentionShard(NamedTuple):
-    """What one GPU runs of grouped-query attention."""
+    """One GPU's share of grouped-query attention."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -61,7 +61,7 @@ class AttentionShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class GroupedQueryAttention:
-    """Softmax attention whose query heads share KV heads; as many of both is multi-head attention."""
+    """Softmax attention whose query heads share KV heads; one KV head per query head is MHA."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -83,7 +83,7 @@ class GroupedQueryAttention:
     post_norm: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "num_q_heads", "num_kv_heads", "head_dim")
         check_sizes(self, *(name for name in ("window", "v_head_dim") if getattr(self, name) is not None))
         if self.num_q_heads % self.num_kv_heads:
@@ -91,21 +91,21 @@ class GroupedQueryAttention:
 
     @property
     def value_dim(self) -> int:
-        """Width of a head's values."""
+        """Width of the values of one head."""
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one KV head."""
+        """Number of query heads that share one KV head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         q_heads, kv_heads, tp = self.num_q_heads, self.num_kv_heads, layout.tp
         reasons = []
         if q_heads % tp:
@@ -115,7 +115,7 @@ class GroupedQueryAttention:
         return reasons
 
     def shard(self, layout: Layout) -> AttentionShard:
-        """What one GPU runs."""
+        """Return one GPU's share of the layer."""
         q_heads = self.num_q_heads // layout.tp
         kv_heads = max(1, self.num_kv_heads // layout.tp)
         qkv_out = (q_heads + kv_heads) * self.head_dim + kv_heads * self.value_dim * self.has_values
@@ -123,7 +123,7 @@ class GroupedQueryAttention:
         return AttentionShard(q_heads, kv_heads, qkv_out, q_heads * self.value_dim)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         shard, kv_dtype = self.shard(layout), execution.kv_dtype
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         head_bytes = float(self.head_dim * ACTIVATION_BYTES)
@@ -150,7 +150,7 @@ class GroupedQueryAttention:
         return tuple(calls)
 
     def _norms(self, shard: AttentionShard, qk_bytes: float, layout: Layout) -> list[RowOperator]:
-        """Norms of queries, keys and values."""
+        """Return the norms of queries, keys and values."""
         calls: list[RowOperator] = []
         if self.qk_norm and self.qk_norm_spans_heads and layout.tp > 1:
             calls.append(Elementwise("qk_norm", "qk squares", 2, 0.5 * qk_bytes + VARIANCE_BYTES))
@@ -165,24 +165,24 @@ class GroupedQueryAttention:
         return calls
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: its keys and values."""
+        """Return the KV-cache bytes per token of one layer on one GPU: keys and values."""
         return self._kv_elements(layout) * DTYPE_BYTES[kv_dtype]
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length, of one layer: none."""
+        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
         return 0.0
 
     def _kv_elements(self, layout: Layout) -> int:
-        """Keys and values of a token, on one GPU."""
+        """Return the number of key and value elements of a token on one GPU."""
         return self.shard(layout).num_kv_heads * (self.head_dim + self.value_dim)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         shard = self.shard(layout)
         return {"qkv": shard.qkv_out * hidden, "o": hidden * shard.o_in}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms and biases."""
         shard = self.shard(layout)
         heads = shard.num_q_heads + shard.num_kv_heads if self.qk_norm_spans_heads else 2
         norms = hidden * (1 + self.post_norm) + heads * self.head_dim * (
@@ -192,6 +192,6 @@ class GroupedQueryAttention:
         return norms + biases + shard.num_q_heads * (self.sinks + hidden * self.head_gate)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         shard = self.shard(layout)
         return shard.qkv_out + shard.o_in

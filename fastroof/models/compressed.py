@@ -1,8 +1,8 @@
-"""Attention over a compressed cache: CSA and HCA of DeepSeek-V4, and its layers with a window alone.
+"""Attention over a compressed KV cache: CSA and HCA of DeepSeek-V4, and its window-only layers.
 
-Every 4 tokens (CSA) or 128 (HCA) make one cache entry, key and value of all heads together. Next to the
-entries a query attends to the tokens of a short window, of which the cache has one each. CSA's indexer scores
-all entries and picks some; HCA attends to all of them; a ratio of 0 leaves the window alone.
+Every 4 tokens (CSA) or 128 tokens (HCA) form one cache entry, which holds the key and value of all heads. A
+query also attends to the tokens of a short window, which are cached individually. CSA's indexer scores all
+entries and picks some; HCA attends to all of them; layers with a ratio of 0 have only the window.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fastroof.units import ACTIVATION_BYTES
 _NO_ENTRIES: Final = 0
 _NAMES: Final[Mapping[int, str]] = {CSA: "CSA", HCA: "HCA", _NO_ENTRIES: "window"}
 _OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", _NO_ENTRIES: "hca"}
-"""Operators by the tokens that an entry of the cache is made of."""
+"""Operators by the number of tokens per cache entry."""
 
 STATE_BYTES: Final = 4
-"""Compressors keep the tokens of an open entry in float32."""
+"""Compressors hold the tokens of an incomplete entry in float32."""
 SCALED: Final = 64
-"""Elements of an entry that share a scale byte in fp8."""
+"""Number of elements of an entry that share one scale byte in fp8."""
 FP8_ALIGNMENT: Final = 8
-"""The scales of an entry are padded to so many bytes."""
+"""The scales of an entry are padded to this many bytes."""
 
 
 class CompressedWidths(NamedTuple):
@@ -62,7 +62,7 @@ class CompressedWidths(NamedTuple):
 
 
 def measured_as(hidden: int, widths: CompressedWidths) -> str:
-    """Name of the model whose blocks have these widths."""
+    """Return the name of the measured model whose blocks have these widths."""
     for name, shape in COMPRESSED_SHAPES.items():
         if shape.has_entries and widths == _widths_of(shape) and hidden == shape.hidden:
             return name
@@ -83,7 +83,7 @@ def _widths_of(shape: CompressedShape) -> CompressedWidths:
 @dataclass(frozen=True)
 @checked_fields
 class CompressedAttention:
-    """Attention of one layer of DeepSeek-V4: a block that was measured whole, projections and all."""
+    """DeepSeek-V4 attention of one layer, measured as one block including its projections."""
 
     widths: CompressedWidths
     ratio: int
@@ -91,7 +91,7 @@ class CompressedAttention:
     is_recurrent = False
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has."""
+        """Reject invalid ratios and windows."""
         if self.ratio not in _OPERATORS:
             raise UnsupportedModelError(
                 f"a compress_ratio of {self.ratio} has no operator: "
@@ -105,26 +105,26 @@ class CompressedAttention:
 
     @property
     def attended(self) -> int:
-        """Tokens beyond which a query costs no more, the indexer's scores apart; 0 where it always grows."""
+        """Tokens beyond which a query costs no more (indexer scores aside); 0 if the cost always grows."""
         return CSA * self.widths.topk if self.ratio == CSA else 0
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.widths.num_heads} {_NAMES[self.ratio]} {self.widths.head_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         groups = self.widths.o_groups
         if groups % layout.tp:
             return [f"{groups} groups of {self.widths.num_heads} query heads do not divide by {layout.tp}"]
         return []
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         heads = self.widths.num_heads // layout.tp
-        # attention computes in bf16 whatever the cache is: the one dtype that was measured
+        # attention computes in bf16 whatever the cache format: the only measured dtype
         model = measured_as(hidden, self.widths) + ("" if self.ratio else WINDOW_ALONE)
         key = (execution.kernel("q_up"), execution.kv_dtype, "bf16", model, heads)
         operator = _OPERATORS[self.ratio]
@@ -136,7 +136,7 @@ class CompressedAttention:
         )
 
     def entry_bytes(self, kv_dtype: str) -> int:
-        """Bytes of an entry of the cache: in fp8 what is not rotated, with a scale for every 64 elements."""
+        """Return the bytes of a cache entry; in fp8 the unrotated part has one scale per 64 elements."""
         width, rotated = self.widths.head_dim, self.widths.rope_dim
         if kv_dtype == "bf16":
             return width * ACTIVATION_BYTES
@@ -144,19 +144,19 @@ class CompressedAttention:
         return width - rotated + rotated * ACTIVATION_BYTES + scales
 
     def index_bytes(self, kv_dtype: str) -> int:
-        """Bytes of the indexer's key of an entry: in fp8 with one float32 scale."""
+        """Return the bytes of an entry's indexer key; in fp8 with one float32 scale."""
         width = self.widths.index_dim
         return width * ACTIVATION_BYTES if kv_dtype == "bf16" else width + STATE_BYTES
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: its share of an entry, whatever tp is."""
+        """Return a token's share of a cache entry in bytes; tp does not reduce it."""
         if self.ratio == _NO_ENTRIES:
             return float(self.entry_bytes(kv_dtype))
         index = self.index_bytes(kv_dtype) if self.ratio == CSA else 0
         return (self.entry_bytes(kv_dtype) + index) / self.ratio
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length, of one layer."""
+        """Return the fixed state bytes per sequence of one layer on one GPU."""
         if self.ratio == _NO_ENTRIES:
             return 0.0
         w = self.widths
@@ -167,7 +167,7 @@ class CompressedAttention:
         return float(w.window * self.entry_bytes("fp8") + compressors)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         w, tp = self.widths, layout.tp
         heads_width = w.num_heads * w.head_dim // tp
         weights = {
@@ -180,7 +180,7 @@ class CompressedAttention:
         return weights
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, sinks, compressors."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms, sinks, compressors."""
         w = self.widths
         norms = hidden + w.q_lora_rank + w.head_dim + w.num_heads // layout.tp
         if self.ratio == _NO_ENTRIES:
@@ -194,5 +194,5 @@ class CompressedAttention:
         return norms + compressor(w.head_dim) + indexer
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU: queries and their outputs."""
+        """Return the elements per token of the widest kernel on one GPU: queries and their outputs."""
         return 2 * self.widths.num_heads * self.widths.head_dim // layout.tp

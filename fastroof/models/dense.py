@@ -1,4 +1,4 @@
-"""Dense transformers whose layers are all alike, with every size at one level."""
+"""Dense transformers whose layers are all identical, with every size on one class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastroof.models.spec import ModelSpec, padded_rows
 
 
 class DenseSizes(Protocol):
-    """Sizes that tensor parallelism splits, of a :class:`DenseModel` or of a model that is only measured."""
+    """Sizes that tensor parallelism splits, of a :class:`DenseModel` or a measured-only model."""
 
     @property
     def num_q_heads(self) -> int:
@@ -49,7 +49,7 @@ class DenseShard(NamedTuple):
 
 
 def split(sizes: DenseSizes, tp: int) -> DenseShard:
-    """Divide sizes over ``tp`` GPUs, for any number of them that divides the heads and the MLP."""
+    """Divide sizes over ``tp`` GPUs; ``tp`` must divide the heads and the MLP."""
     layout = Layout(tp)
     attention = GroupedQueryAttention(sizes.num_q_heads, sizes.num_kv_heads, sizes.head_dim)
     width = GatedMlp(sizes.intermediate).shard(layout)
@@ -58,7 +58,7 @@ def split(sizes: DenseSizes, tp: int) -> DenseShard:
 
 @dataclass(frozen=True)
 class DenseModel:
-    """The sizes of a dense transformer of one kind of layer: what other programs call a model.
+    """Sizes of a dense transformer with one kind of layer: what other programs call a model.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class DenseModel:
     num_layers, hidden, intermediate : int
         Transformer layers, width of the residual stream, width of the MLP.
     num_q_heads, num_kv_heads, head_dim : int
-        Attention heads of the whole model, and the width of one.
+        Attention heads of the whole model, and width of one head.
     vocab, tie_embeddings, max_position, torch_dtype
         As in :class:`ModelSpec`.
     qkv_bias, o_bias, mlp_bias : bool
@@ -75,7 +75,7 @@ class DenseModel:
     qk_norm : bool
         Whether queries and keys are normalised per head.
     sliding_window : int or None
-        Tokens every layer attends within; None for full attention.
+        Tokens that every layer attends to; None for full attention.
 
     Examples
     --------
@@ -105,12 +105,12 @@ class DenseModel:
 
     @classmethod
     def of(cls, model: ModelSpec) -> DenseModel:
-        """Read a model's sizes.
+        """Return the sizes of a dense model.
 
         Raises
         ------
         ModelError
-            If it is something else than dense layers of one kind, or has parts that these sizes do not say.
+            If its layers are not dense or of several kinds, or it has parts that this class cannot represent.
         """
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
@@ -146,7 +146,7 @@ class DenseModel:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one KV head."""
+        """Number of query heads that share one KV head."""
         return self.num_q_heads // self.num_kv_heads
 
     @property
@@ -159,12 +159,12 @@ class DenseModel:
         return self.spec().padded_vocab(tp)
 
     def spec(self) -> ModelSpec:
-        """The model as plans take it.
+        """Return the model as plans take it.
 
         Raises
         ------
         ModelError
-            If it has sizes that no model has.
+            If a size is invalid.
         """
         try:
             check_sizes(self, "num_layers")

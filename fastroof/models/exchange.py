@@ -1,13 +1,13 @@
-"""What GPUs send each other for a layer: after its attention, and before and after its experts.
+"""Communication between GPUs for a layer: after its attention, and before and after its experts.
 
-By what the layout and the engine's rules (:class:`ExchangeRules`) say:
+It depends on the layout and the engine's rules (:class:`ExchangeRules`):
 
-* attention by tp alone: every GPU has every token, and both sums of a layer are all-reduced;
-* ranks of attention data parallelism: the tokens of all are gathered before the experts, and their sums
-  scattered after them. Where a rank is split by tp as well, either each of its GPUs gathers over the ranks
-  and the sums are all-reduced over tp too, or each takes a share of the rank's tokens there and gathers the
-  rank's afterwards;
-* all-to-all: each GPU sends its share of tokens to the GPUs of their experts, and gets their outputs back.
+* attention split by tp only: every GPU has every token, and both sums of a layer are all-reduced;
+* attention data parallelism: the tokens of all ranks are gathered before the experts, and their sums
+  scattered afterwards. If a rank is split by tp too, either each of its GPUs gathers over the ranks and the
+  sums are all-reduced over tp, or each takes a share of the rank's tokens and gathers the rank's tokens
+  afterwards;
+* all-to-all: each GPU sends its share of tokens to the GPUs of their experts and receives the outputs.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from fastroof.operators.calls import AllReduce, Collective, Dispatch, Role, RowO
 from fastroof.units import ACTIVATION_BYTES
 
 UNASKED: Final = "default"
-"""Format that a library sends by default."""
+"""Format in which a library sends by default."""
 
 SENT_AS: Final = {
     ("trtllm_deepep_ht", "dispatch"): (("fp8", "bf16"),),
     ("trtllm_deepep_ht", "combine"): (("fp8", "bf16"),),
     ("trtllm_deepep_ll", "combine"): (("nvfp4", "fp4"),),
 }
-"""Formats that a library sends in place of the experts': as aiconfigurator-core 0.12.0 collects and reads its
-rows (communication_dtype_for of its operations/moe_comm.py)."""
+"""Formats that a library sends instead of the experts' format, as aiconfigurator-core 0.12.0 collects and
+reads its rows (``communication_dtype_for`` in operations/moe_comm.py)."""
 
 PREPARING: Final = ("nvlink_two_sided",)
-"""Libraries whose GPUs first exchange counts in a separate kernel."""
+"""Libraries whose GPUs exchange counts in a separate kernel first."""
 
 
 class Routed(Protocol):
-    """The options of expert parallelism."""
+    """Sizes of routed experts that their exchange depends on."""
 
     @property
     def num_experts(self) -> int:
-        """Experts of the layer."""
+        """Number of experts in the layer."""
 
     @property
     def topk(self) -> int:
-        """How many of them a token is routed to."""
+        """Number of experts per token."""
 
 
 def sends_to_experts(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
-    """Whether tokens are sent to the GPUs of their experts alone."""
+    """Return whether tokens are sent only to the GPUs of their experts."""
     if layout.ep == 1 or layout.moe_tp > 1 or (rules.alltoall_needs_dp and layout.dp == 1):
         return False
     return rules.alltoall == "always" or (rules.alltoall == "over_topk" and layout.ep > topk)
 
 
 def experts_send(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
-    """Whether the experts' own kernel sends their tokens."""
+    """Return whether the experts' own kernel sends their tokens."""
     return SENDING_EXPERTS in rules.libraries and sends_to_experts(layout, rules, topk)
 
 
 def shares_tokens(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
-    """Whether each GPU of a rank takes a share of its tokens to the experts."""
+    """Return whether each GPU of a rank takes a share of the rank's tokens to the experts."""
     if layout.sharers == 1:
         return False
     if sends_to_experts(layout, rules, topk):
@@ -69,7 +69,7 @@ def shares_tokens(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
 
 
 def after_attention(hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
-    """What adds up the parts of a layer's attention."""
+    """Return the calls that sum the partial attention outputs of a layer."""
     if layout.tp == 1:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)
@@ -80,7 +80,7 @@ def after_attention(hidden: int, layout: Layout, execution: Execution) -> list[R
 
 
 def before_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
-    """What brings the tokens of every attention-data-parallel rank to the GPUs of their experts."""
+    """Return the calls that bring the tokens of all attention ranks to the GPUs of their experts."""
     rules = execution.exchange
     if sends_to_experts(layout, rules, experts.topk):
         return _exchange("dispatch", hidden, layout, execution, experts)
@@ -96,7 +96,7 @@ def before_experts(hidden: int, layout: Layout, execution: Execution, experts: R
 
 
 def back_from_experts(width: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
-    """What brings each rank the experts' outputs of its tokens; ``width`` is that which experts have."""
+    """Return the calls that bring the expert outputs back to each rank; ``width`` is the experts' width."""
     rules = execution.exchange
     if sends_to_experts(layout, rules, experts.topk):
         return _exchange("combine", width, layout, execution, experts)
@@ -113,11 +113,11 @@ def back_from_experts(width: int, layout: Layout, execution: Execution, experts:
 
 
 def add_up_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
-    """What adds up the experts' outputs over a rank's GPUs, or gathers the tokens that these share."""
+    """Return the calls that sum the expert outputs over a rank's GPUs, or gather the tokens they share."""
     if layout.sharers == 1:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)
-    # without ranks and without an all-to-all no tokens are shared
+    # without attention ranks and all-to-all no tokens are shared
     if shares_tokens(layout, execution.exchange, experts.topk):
         share = row_bytes / layout.sharers
         return [Collective("tokens_gather", "tokens all-gather", 1, "all_gather", layout.sharers, share)]
@@ -125,7 +125,7 @@ def add_up_experts(hidden: int, layout: Layout, execution: Execution, experts: R
 
 
 def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
-    """The call that adds the outputs of shared experts outside the routed experts' sum."""
+    """Return the call that sums shared experts which are not part of the routed experts' sum."""
     if layout.tp == 1:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)
@@ -133,7 +133,7 @@ def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
 
 
 def _group(layout: Layout, rules: ExchangeRules, topk: int) -> tuple[int, int, int]:
-    """GPUs that gather and scatter, how far apart they are, and how many share a rank's tokens."""
+    """Return the GPUs that gather and scatter, their stride, and how many share a rank's tokens."""
     if shares_tokens(layout, rules, topk):
         return layout.stage_gpus, 1, layout.sharers
     return layout.dp, layout.sharers, 1
@@ -142,7 +142,7 @@ def _group(layout: Layout, rules: ExchangeRules, topk: int) -> tuple[int, int, i
 def _exchange(
     phase: str, hidden: int, layout: Layout, execution: Execution, experts: Routed
 ) -> list[RowOperator]:
-    """One phase of the all-to-all, as the libraries of both kinds of steps send it."""
+    """Return one phase of the all-to-all, as the libraries of both kinds of steps send it."""
     rules = execution.exchange
     if SENDING_EXPERTS in rules.libraries:
         return []
@@ -166,7 +166,7 @@ def _exchange(
 
 
 def _sent_as(experts: str, library: str, phase: str, rules: ExchangeRules) -> str:
-    """Format in which a library sends tokens of experts in a format."""
+    """Return the format in which a library sends the tokens of experts."""
     dtype = "fp8" if experts == "fp8_block" else experts
     if dtype not in rules.comm_dtypes:
         return UNASKED

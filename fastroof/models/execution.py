@@ -1,4 +1,4 @@
-"""How an engine runs a model: formats of weights and cache, how tokens are routed, what runs in parallel."""
+"""How an engine runs a model: weight and cache formats, token routing, parallel streams."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fastroof.models.hf import checked_fields
 from fastroof.units import DTYPE_BYTES
 
 ALLTOALL: Final = ("never", "over_topk", "always")
-"""Whether tokens are sent to their experts alone: also where expert groups outnumber a token's experts."""
+"""When tokens are sent only to their experts; ``over_topk``: if expert groups outnumber a token's experts."""
 
 TOKEN_SHARES: Final = ("never", "with_ep", "always")
-"""Whether the GPUs of a rank, where attention is split by tp and dp at once, each take a share of its tokens
-to the experts: also only with groups of experts."""
+"""When each GPU of a rank takes a share of the rank's tokens to the experts, if attention is split by tp and
+dp together; ``with_ep``: only with expert groups."""
 
 SENDING_EXPERTS: Final = "megamoe"
-"""What stands in the place of a library where the experts' own kernel sends tokens."""
+"""Library name that stands for experts whose own kernel sends tokens."""
 
 ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
-"""How the sums of attention are formed where tokens are then shared."""
+"""How attention outputs are summed if tokens are then shared."""
 
 
 class ExchangeRules(NamedTuple):
@@ -39,7 +39,7 @@ class ExchangeRules(NamedTuple):
 
 
 AUTO: Final = "auto"
-"""The format that the checkpoint has."""
+"""The checkpoint's format."""
 
 DTYPES: Final = (
     "bf16",
@@ -56,17 +56,17 @@ DTYPES: Final = (
 )
 """Formats of linear layers and experts.
 
-fp8 is per tensor, fp8_block per block of 128 x 128 weights, mxfp8 per 32 of a row; int8 is weights and
-activations, int8_wo, int4_wo and nvfp4_wo weights alone; w4afp8 is int4 weights against fp8 activations.
+fp8 is per tensor, fp8_block per block of 128 x 128 weights, mxfp8 per 32 weights of a row. int8 is weights
+and activations; int8_wo, int4_wo and nvfp4_wo weights only; w4afp8 int4 weights and fp8 activations.
 """
 KV_DTYPES: Final = ("bf16", "fp8")
 
 ROUTINGS: Final = ("balanced", "power_law_1.01", "power_law_1.2")
-"""How tokens are drawn over experts in the measured tables."""
+"""Distribution of tokens over experts in the measured tables."""
 ROUTING: Final = "power_law_1.2"
-"""Of 1,584 public serving runs mixtures of experts come out at 10.3 % (TPOT MAPE) with it, at 10.0 with
-power_law_1.01 and at 13.6 with balanced routing: real routing is skewed, and between the two skews the data
-do not decide; the published tables' own engine takes this one for most models."""
+"""Default routing. On 1,584 public serving runs mixtures of experts have a TPOT MAPE of 10.3 % with it, 10.0
+with power_law_1.01 and 13.6 with balanced routing: real routing is skewed, and the data do not decide
+between the two skews. The published tables' own engine uses this one for most models."""
 
 Formats = tuple[tuple[str, str], ...]
 """Formats of a layer's modules that are not bf16, by the role of their call."""
@@ -92,26 +92,26 @@ class Execution(NamedTuple):
     two_batches_from: tuple[int, ...] = ()
 
     def stored(self, module: str) -> str:
-        """Format in which the weights of a module are stored, such as ``qkv`` or ``experts``."""
+        """Return the format in which the weights of a module, such as ``qkv`` or ``experts``, are stored."""
         return self.dtype if self.formats is None else dict(self.formats).get(module, "bf16")
 
     @property
     def head_dtype(self) -> str:
-        """Format of the LM head: bf16 unless the checkpoint says otherwise."""
+        """Format of the LM head: bf16 unless the checkpoint specifies another."""
         return "bf16" if self.formats is None else self.stored("lm_head")
 
     def of_head(self) -> Execution:
-        """Return the execution with the head's format alone."""
+        """Return the execution with only the LM head's format."""
         return self._replace(formats=(("lm_head", self.head_dtype),))
 
     def kernel(self, module: str) -> str:
-        """Format that the kernels of a module compute in."""
+        """Return the format in which the kernels of a module compute."""
         stored = self.stored(module)
         return dict(self.kernels).get(stored, stored)
 
 
 def weight_bytes(weights: dict[str, int], execution: Execution) -> float:
-    """Bytes of a layer's linear weights and their scales, each module in its own format."""
+    """Return the bytes of a layer's linear weights and scales, each module in its own format."""
     scale_bytes = dict(execution.scale_bytes)
 
     def bytes_of(dtype: str) -> float:
@@ -121,7 +121,7 @@ def weight_bytes(weights: dict[str, int], execution: Execution) -> float:
 
 
 _MOST_SCALE_BYTES: Final = 8
-"""Of a weight: a separate scale takes less."""
+"""Maximum scale bytes per weight: one separate scale takes less."""
 
 
 def check_formats(given: Iterable[str]) -> None:
@@ -134,7 +134,7 @@ def check_formats(given: Iterable[str]) -> None:
 @dataclass(frozen=True)
 @checked_fields
 class Checkpoint:
-    """Formats of a published checkpoint; which modules have them, its kinds of layers say."""
+    """Formats of a published checkpoint; its layer kinds record which modules have them."""
 
     dtype: str = "bf16"
     kv_dtype: str | None = None
@@ -144,7 +144,7 @@ class Checkpoint:
     static_scales: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse formats that nothing is known of."""
+        """Reject unknown formats."""
         check_formats((self.dtype, self.head_dtype, self.kv_dtype or "bf16", *dict(self.scale_bytes)))
         for name, scale_bytes in self.scale_bytes:
             if not 0 <= scale_bytes <= _MOST_SCALE_BYTES:
@@ -153,9 +153,9 @@ class Checkpoint:
 
     @property
     def formats(self) -> tuple[str, str]:
-        """What ``auto`` means of the linear layers, and of the cache."""
+        """Formats that ``auto`` stands for: of the linear layers and of the KV cache."""
         return self.dtype, self.kv_dtype or "bf16"
 
 
 UNQUANTISED = Checkpoint()
-"""Weights in bf16."""
+"""A checkpoint with weights in bf16."""

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router, routed experts, shared ones, and what GPUs exchange for them."""
+"""Mixtures of experts: router, routed and shared experts, and the communication between GPUs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ PHASES_OF_WIDE_EXPERTS: Final[tuple[tuple[str, Steps], ...]] = (
     ("generation", "decode_only"),
     ("context", "with_prefill"),
 )
-"""Two ways to run wide experts, and the steps of each."""
+"""Two ways to run wide experts, with the steps that each applies to."""
 
 GATED_GEMMS = 3
 NONGATED_GEMMS = 2
-# before and after either MLP, after their sum, and the scale of the router's own
+# norms before and after either MLP and after their sum, and the scale of the router's own norm
 NORMS_APART = 6
 
 
 @dataclass(frozen=True)
 @checked_fields
 class RoutedExperts:
-    """Experts of which a router picks some for each token, and shared ones that every token takes."""
+    """Routed experts, of which a router picks some per token, and shared experts, which see every token."""
 
     num_experts: int
     topk: int
@@ -52,7 +52,7 @@ class RoutedExperts:
     has_experts = True
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "num_experts", "topk", "intermediate")
         check_sizes(self, *(name for name in ("shared_intermediate", "latent") if getattr(self, name)))
         if self.topk > self.num_experts:
@@ -60,15 +60,15 @@ class RoutedExperts:
 
     @property
     def gemms(self) -> int:
-        """GEMMs of an expert."""
+        """Number of GEMMs of an expert."""
         return GATED_GEMMS if self.is_gated else NONGATED_GEMMS
 
     def width(self, hidden: int) -> int:
-        """Width of a token as the routed experts take it, and as it is sent to them."""
+        """Return the width of a token as routed experts receive it."""
         return self.latent or hidden
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         reasons = []
         if self.num_experts % layout.ep:
             reasons.append(f"{self.num_experts} experts do not divide by ep {layout.ep}")
@@ -81,7 +81,7 @@ class RoutedExperts:
         return reasons
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         row_bytes = float(hidden * ACTIVATION_BYTES)
         norm_rows = 4.0 if self.adds_residual else 2.0
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, norm_rows * row_bytes)]
@@ -101,12 +101,12 @@ class RoutedExperts:
             after = [*returned, *after]
         if self.apart:
             norm = Elementwise("mlp_norm", "experts rmsnorm", 1, 2.0 * row_bytes)
-            # the router's own norm and that of the experts come before, one after
+            # the router's and the experts' norms run first, one after the other
             routed = [norm, norm, *routed, *after, norm]
             shared = [*shared, *after_shared(hidden, layout), norm] if shared else []
             after = [Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 3.0 * row_bytes)]
         if shared and execution.shared_beside:
-            calls += _beside(routed, shared)
+            calls += _in_parallel(routed, shared)
         else:
             calls += [*shared, *routed]
         return (*calls, *after)
@@ -123,7 +123,7 @@ class RoutedExperts:
         ]
 
     def _experts(self, width: int, layout: Layout, execution: Execution) -> list[RowOperator]:
-        """The fused kernel; wide ones, and those that send, are others in prompts than in decodes."""
+        """Return the fused kernel; wide and sending experts use different kernels for prompts and decodes."""
         call = Experts(
             "experts", "experts", 1, width, self.intermediate, self.topk, self.num_experts, layout.moe_tp,
             layout.ep, execution.kernel("experts"), execution.routing, self.is_gated,
@@ -154,7 +154,7 @@ class RoutedExperts:
         return calls
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         expert = self.gemms * self.width(hidden) * (self.intermediate // layout.moe_tp)
         weights = {"experts": self.num_experts // layout.ep * expert}
         if self.latent:
@@ -165,28 +165,28 @@ class RoutedExperts:
         return weights
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: the norm, the router, biases."""
+        """Return the weights of one layer on one GPU that stay in bf16: the norm, the router, biases."""
         router = self.num_experts * (hidden + self.router_bias) + hidden * self.shared_gate
         width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + self.width(hidden)
         norms = hidden * (NORMS_APART if self.apart else 1) + self.latent * self.latent_norm
         return norms + router + self.num_experts // layout.ep * width * self.expert_bias
 
     def idle_weights(self, hidden: int) -> int:
-        """Weights of the experts that a token is not routed to, of one whole layer."""
+        """Return the weights of one whole layer's experts that a token is not routed to."""
         width = self.width(hidden)
         biases = ((self.gemms - 1) * self.intermediate + width) * self.expert_bias
         return (self.num_experts - self.topk) * (self.gemms * width * self.intermediate + biases)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         width = self.width(hidden)
         routed = self.topk * (width + self.gemms * self.intermediate // layout.moe_tp)
         rows = -(-layout.dp // layout.ep) * routed
         return max(rows, layout.dp * width, self.gemms * self.shared_intermediate // layout.tp)
 
 
-def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
-    """Both paths in parallel, in decode steps only: engines run them on two streams of a graph."""
+def _in_parallel(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
+    """Run both paths in parallel in decode steps only: engines use two streams of a graph."""
 
     def in_steps(path: Sequence[RowOperator], kind: Steps) -> tuple[RowOperator, ...]:
         return tuple(replace(call, steps=kind) for call in path if call.steps in ("all", kind))

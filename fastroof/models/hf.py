@@ -1,6 +1,6 @@
-"""Reading Hugging Face config.json files: fields checked by hand, and the text model within a wrapper.
+"""Reading Hugging Face config.json files: checked fields, and the text model within a wrapper.
 
-What a missing field means is what the model class in transformers takes it to mean.
+Missing fields have the defaults of the model class in transformers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fastroof.errors import ModelError
 
 CONFIG_FILE: Final = "config.json"
 TEXT_CONFIG: Final = "text_config"
-"""Where a model that also takes images or sound keeps its text model."""
+"""Field that holds the text model in files of multimodal models."""
 
-# What a wrapper may say of its text model, where that says nothing itself.
+# Fields of a wrapper that apply to its text model if missing there.
 _SHARED: Final = ("tie_word_embeddings", "torch_dtype", "dtype", "_name_or_path")
 _MAX_SIZE = 2**31 - 1
 _MOST_LAYERS = 4096
@@ -41,22 +41,22 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 class Fields:
-    """Checked access to the fields of one config.json; every error names the file and the field."""
+    """Checked access to the fields of one config.json; each error names the file and the field."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config = config
         self.where = where
 
     def error(self, message: str) -> ModelError:
-        """Error about this file."""
+        """Return an error about this file."""
         return ModelError(f"{self.where}: {message}")
 
     def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is present and not null."""
         return self.config.get(key) is not None
 
     def text_model(self) -> Fields:
-        """Fields of the text model: of ``text_config`` in a wrapper, these themselves elsewhere."""
+        """Return the text model's fields: ``text_config`` in a wrapper, else these fields."""
         inner = self.config.get(TEXT_CONFIG)
         if inner is None:
             return self
@@ -66,11 +66,11 @@ class Fields:
         return Fields({**shared, **inner}, f"{self.where}, {TEXT_CONFIG}")
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same fields, and what missing ones mean."""
+        """Return the fields with defaults for missing ones."""
         return Fields({**defaults, **self.config}, self.where)
 
     def size(self, key: str, *others: str) -> int:
-        """Value of a required field that counts something: a whole number of at least 1."""
+        """Return a required size: a whole number of at least 1."""
         named = next((name for name in (key, *others) if name in self.config), None)
         if named is None:
             raise self.error(f"field {key} is missing")
@@ -79,29 +79,29 @@ class Fields:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model; no list of more than a few thousand is made."""
+        """Number of layers of the model, limited to a few thousand so that lists of them stay small."""
         named = f"{self.where}: field num_hidden_layers"
         if "num_hidden_layers" not in self.config:
             raise self.error("field num_hidden_layers is missing")
         return whole_number(named, self.config["num_hidden_layers"], most=_MOST_LAYERS, error=ModelError)
 
     def optional_size(self, key: str, default: int | None = None) -> int | None:
-        """As :meth:`size`, or the default where the field is null or missing."""
+        """Like :meth:`size`, or the default if the field is null or missing."""
         return self.size(key) if self.has(key) else default
 
     def size_or(self, key: str, default: int) -> int:
-        """As :meth:`size`, or the default where the field is null or missing."""
+        """Like :meth:`size`, or the default if the field is null or missing."""
         return self.size(key) if self.has(key) else default
 
     def count(self, key: str, default: int = 0) -> int:
-        """Value of a field that counts something of which there may be none."""
+        """Return a count that may be 0."""
         value = self.config.get(key)
         if value is None:
             return default
         return whole_number(f"{self.where}: field {key}", value, least=0, most=_MAX_SIZE, error=ModelError)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Value of a true/false field; null counts as missing."""
+        """Return a true/false field; null counts as missing."""
         value = self.config.get(key)
         if value is None:
             return default
@@ -110,28 +110,28 @@ class Fields:
         return value
 
     def text(self, key: str) -> str | None:
-        """Value of a text field, or None where it is null or missing."""
+        """Return a text field, or None if it is null or missing."""
         value = self.config.get(key)
         if value is not None and (not isinstance(value, str) or not value):
             raise self.error(f"field {key} must be text, got {value!r}")
         return value
 
     def texts(self, key: str) -> list[str] | None:
-        """Value of a field that lists names, or None where it is null or missing."""
+        """Return a list of names, or None if the field is null or missing."""
         value = self.config.get(key)
         if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
             raise self.error(f"field {key} must be a list of names, got {value!r}")
         return value
 
     def numbers(self, key: str) -> list[int] | None:
-        """Value of a field that lists whole numbers from 0, or None where it is null or missing."""
+        """Return a list of whole numbers from 0, or None if the field is null or missing."""
         value = self.config.get(key)
         if value is not None and not (isinstance(value, list) and all(is_whole_number(v, 0) for v in value)):
             raise self.error(f"field {key} must be a list of whole numbers, got {value!r}")
         return value
 
     def parts(self, key: str) -> list[Fields] | None:
-        """Value of a field that lists objects, or None where it is null or missing."""
+        """Return a list of objects, or None if the field is null or missing."""
         value = self.config.get(key)
         if value is None:
             return None
@@ -140,7 +140,7 @@ class Fields:
         return [Fields(part, f"{self.where}, {key}[{i}]") for i, part in enumerate(value)]
 
     def part(self, key: str) -> Fields | None:
-        """Value of a field that is an object, or None where it is null or missing."""
+        """Return an object, or None if the field is null or missing."""
         value = self.config.get(key)
         if value is None:
             return None
@@ -149,26 +149,26 @@ class Fields:
         return Fields(value, f"{self.where}, {key}")
 
     def of_layers(self, key: str, values: list[Any] | None, num_layers: int) -> list[Any] | None:
-        """A list with a value a layer; of another length it is an error."""
+        """Return a list with one value per layer; another length is an error."""
         if values is not None and len(values) != num_layers:
             raise self.error(f"{key} has {len(values)} layers, num_hidden_layers is {num_layers}")
         return values
 
 
 MOST: Final = 2**31 - 1
-"""No size of a model is larger, nor are its sizes in configurations."""
+"""Maximum of sizes in configurations and of a model."""
 
 Part = TypeVar("Part", bound=type)
 _Check = Callable[[Any], bool]
 
 
 def checked_fields(part: Part) -> Part:
-    """Have a dataclass refuse fields that are not of their declared types: stands below ``@dataclass``."""
+    """Decorate a dataclass to reject fields not of their declared types; use below ``@dataclass``."""
     own: Any = getattr(part, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
-        """Refuse what its fields cannot be."""
-        # once, all fields together, where a class that extends another calls that one's too
+        """Check all fields against their declared types."""
+        # run once for all fields, even if a subclass calls this method of its base class too
         if type(self).__post_init__ is __post_init__:
             _check_fields(self)
         if own is not None:
@@ -199,7 +199,7 @@ def _checks(of: Any) -> tuple[tuple[str, _Check, str, bool], ...]:
 
 
 def _check_of(hint: Any) -> tuple[_Check, str]:
-    """What tells a value of a type, and how a message calls it."""
+    """Return the check for a type, and its description in messages."""
     if hint is Any or isinstance(hint, TypeVar):
         return lambda value: True, "anything"
     if hint is None or hint is type(None):
@@ -214,7 +214,7 @@ def _check_of(hint: Any) -> tuple[_Check, str]:
     if origin in (Union, types.UnionType):
         several = [_check_of(one) for one in arguments]
         return lambda value: any(check(value) for check, _ in several), " or ".join(
-            said for _, said in several
+            text for _, text in several
         )
     if origin is typing.Literal:
         listed = ", ".join(map(repr, arguments))
@@ -226,12 +226,12 @@ def _check_of(hint: Any) -> tuple[_Check, str]:
         names = _methods(kind)
         return lambda value: all(
             hasattr(value, name) for name in names
-        ), f"what answers as {kind.__name__} does"
-    return lambda value: isinstance(value, kind), "a text" if kind is str else f"a {kind.__name__}"
+        ), f"an object with the methods of {kind.__name__}"
+    return lambda value: isinstance(value, kind), "text" if kind is str else f"a {kind.__name__}"
 
 
 def _methods(protocol: type) -> list[str]:
-    # above protocols there are protocols alone, and what Python has there has no public functions
+    # the bases of a protocol are protocols, and Python's own have no public functions
     return [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if not name.startswith("_")]
 
 
@@ -240,25 +240,25 @@ def _check_of_tuple(arguments: tuple[Any, ...]) -> tuple[_Check, str]:
         check, needed = _check_of(arguments[0])
         return lambda value: isinstance(value, tuple) and all(map(check, value)), f"a tuple, each {needed}"
     several = [_check_of(one)[0] for one in arguments]
-    words = ", ".join(_check_of(one)[1] for one in arguments)
+    text = ", ".join(_check_of(one)[1] for one in arguments)
 
     def check_all(value: Any) -> bool:
         is_one = isinstance(value, tuple) and len(value) == len(several)
         return is_one and all(check(one) for check, one in zip(several, value, strict=True))
 
-    return check_all, f"a tuple of {words}"
+    return check_all, f"a tuple of {text}"
 
 
 _POSITIONS: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
 _SCALED: Final = ("linear", "dynamic", "ntk", "yarn")
-"""Types of scaling whose factor counts; with others (llama3, longrope) the positions have it already."""
+"""Scaling types whose factor counts; for others (llama3, longrope) the positions include it."""
 
 
 def longest_context(fields: Fields, family: str) -> int:
-    """Tokens that a sequence may have."""
+    """Return the maximum number of tokens of a sequence, scaled as in vLLM's ``max_model_len``."""
     positions = fields.size(_POSITIONS)
-    # transformers 5 writes rope_parameters where 4 wrote rope_scaling
+    # transformers 5 writes rope_parameters instead of rope_scaling
     scaling = fields.part("rope_scaling") or fields.part("rope_parameters")
     if scaling is None or family.startswith("gemma3"):
         return positions
@@ -269,7 +269,7 @@ def longest_context(fields: Fields, family: str) -> int:
     if not is_number(factor) or not math.isfinite(factor) or factor <= 0.0:
         raise scaling.error(f"field factor must be a number above 0, got {shown(factor)}")
     own = scaling.size(_ORIGINAL) if kind == "yarn" and scaling.has(_ORIGINAL) else positions
-    # bounded before it becomes an integer: a product beyond floats is inf
+    # limited before it becomes an integer: an overflowing product is inf
     return max(positions, int(min(own * factor, MOST)))
 
 
@@ -296,7 +296,7 @@ _OF_SOME_FAMILIES: Final = {
 
 
 def missing_operators(fields: Fields) -> list[str]:
-    """Return the operators that this model needs and a plan lacks, each with its field."""
+    """Return the operators that this model needs and plans do not support, each with its field."""
     config = fields.config
     text = config.get(TEXT_CONFIG)
     inner = text if isinstance(text, Mapping) else config
@@ -311,17 +311,17 @@ def missing_operators(fields: Fields) -> list[str]:
 
 
 def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[str]:
-    """Return parts that a text model's file has and its family does not, each with its field."""
+    """Return parts in a text model's file that its family does not support, each with its field."""
     config = fields.config
     found = {key: what for key, what in _OF_SOME_FAMILIES.items() if config.get(key) and key not in reads}
-    parts = [f"{_said(config, (key,))} means {what}" for key, what in found.items()]
+    parts = [f"{_fields_text(config, (key,))} means {what}" for key, what in found.items()]
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and _LINEAR in kinds and not set(_SAYS_LINEAR).intersection(reads):
         parts.append(f"layer_types {_LINEAR} means linear attention")
     return [f"{part}, which {family} models do not have" for part in parts]
 
 
-def _said(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+def _fields_text(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
     def shown(value: Any) -> str:
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:37]}..."

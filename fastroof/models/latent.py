@@ -1,4 +1,4 @@
-"""Latent attention (MLA): queries, keys and values of all heads expanded from one narrow vector a token."""
+"""Latent attention (MLA): the keys and values of all heads are expanded from one latent vector per token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastroof.operators.widths import LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 ATTENTION_DTYPE = "bf16"
-"""What attention kernels of measured models compute in, whatever their cache is stored in."""
+"""Compute dtype of attention kernels of measured models, whatever their cache format."""
 
 PROJECTIONS: tuple[Role, ...] = ("q_down", "q_up", "kv_up", "o")
 
@@ -29,7 +29,7 @@ PROJECTIONS: tuple[Role, ...] = ("q_down", "q_up", "kv_up", "o")
 @dataclass(frozen=True)
 @checked_fields
 class LatentAttention:
-    """Softmax attention whose keys and values are kept as one latent vector a token, for all heads."""
+    """Softmax attention that caches one latent vector per token, from which all heads expand."""
 
     num_heads: int
     kv_lora_rank: int
@@ -43,33 +43,33 @@ class LatentAttention:
     window = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "num_heads", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
         if self.q_lora_rank is not None:
             check_sizes(self, "q_lora_rank")
 
     @property
     def latent_dim(self) -> int:
-        """Elements that are kept of a token: its latent vector, and the rotary key of all heads."""
+        """Elements cached per token: the latent vector, and the rotary key shared by all heads."""
         return self.kv_lora_rank + self.rope_dim
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.num_heads} MLA {self.kv_lora_rank}+{self.rope_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         if self.num_heads % layout.tp:
             return [f"{self.num_heads} heads do not divide by {layout.tp}"]
         return []
 
     def heads(self, layout: Layout) -> int:
-        """Query heads on one GPU: what kernels are measured by."""
+        """Return the query heads on one GPU, by which kernels are measured."""
         return self.num_heads // layout.tp
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         norm = Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
         block = self._block(hidden, layout, execution)
         gate = self._gate(hidden, layout)
@@ -77,7 +77,7 @@ class LatentAttention:
         return (norm, *calls, *after_attention(hidden, layout, execution))
 
     def _block(self, hidden: int, layout: Layout, execution: Execution) -> MixerCall | None:
-        """The whole block as one call; None where it is run by parts."""
+        """Return the whole block as one call; None if it runs in parts."""
         dtypes = {execution.kernel(role) for role in PROJECTIONS}
         widths = (self.q_lora_rank, self.kv_lora_rank, self.nope_dim, self.rope_dim, self.v_dim)
         model = shape_name(LatentShape(hidden, *widths))
@@ -97,7 +97,7 @@ class LatentAttention:
         ]
 
     def _parts(self, hidden: int, layout: Layout, execution: Execution, gate: list[Call]) -> list[Call]:
-        """Projections, absorbed products and attention, each by itself."""
+        """Return the projections, absorbed products and attention as separate calls."""
         heads, kv_dtype = self.heads(layout), execution.kv_dtype
         q_lora = self.q_lora_rank or 0
         norm_bytes = 2.0 * (q_lora + self.kv_lora_rank) * ACTIVATION_BYTES
@@ -131,20 +131,20 @@ class LatentAttention:
         return calls + linear_calls("o", "o_quantise", hidden, heads * self.v_dim, execution)
 
     def _product(self, part: str, head_dim: int, heads: int, execution: Execution) -> LatentProduct:
-        """What decodes absorb: queries to latent ones, latent outputs to values."""
+        """Return a product that decodes absorb: queries to latent queries, latent outputs to values."""
         dtype, name = execution.kernel("kv_up"), f"absorbed product {part}"
         return LatentProduct("latent_products", name, 1, part, heads, head_dim, self.kv_lora_rank, dtype)
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: every GPU of tp has the whole of it."""
+        """Return the KV-cache bytes per token of one layer; every GPU of tp stores the whole vector."""
         return self.latent_dim * DTYPE_BYTES[kv_dtype]
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence, whatever its length, of one layer: none."""
+        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
         return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         heads, q_lora = self.heads(layout), self.q_lora_rank or 0
         return {
             "q_down": hidden * (q_lora + self.latent_dim),
@@ -154,12 +154,12 @@ class LatentAttention:
         }
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, biases and the gate."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms, biases and the gate."""
         q_lora = self.q_lora_rank or 0
         biases = (q_lora + self.latent_dim + hidden) * self.bias
         gate = hidden * self.heads(layout) * self.v_dim * self.output_gate
         return hidden + q_lora + self.kv_lora_rank + biases + gate
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU: attention of prompts."""
+        """Return the elements per token that the widest kernel (prompt attention) reads and writes."""
         return self.heads(layout) * 2 * (self.nope_dim + self.rope_dim + self.v_dim)

@@ -1,4 +1,4 @@
-"""Layers: kinds of them, and how many of each a model has."""
+"""Kinds of layers, and how many of each a model has."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fastroof.operators.calls import Call
 @dataclass(frozen=True)
 @checked_fields
 class LayerKind:
-    """A kind of layer: an attention and an MLP, and what they answer together for one layer of it.
+    """A kind of layer: an attention and an MLP, with the sizes and calls of one such layer.
 
     Attributes
     ----------
     attention : Attention
-        A dataclass of :mod:`fastroof.models.attention`, or what answers alike.
+        A dataclass of :mod:`fastroof.models.attention`, or an object with the same methods.
     mlp : Mlp
-        A dataclass of :mod:`fastroof.models.mlp`, or what answers alike.
+        A dataclass of :mod:`fastroof.models.mlp`, or an object with the same methods.
     name : str
-        What a person calls it, where a model has several kinds: ``"windowed"``.
+        Label of the kind in a model with several kinds: ``"windowed"``.
     formats : Formats
-        Modules that the checkpoint stores in another format than bf16, by the role of their call.
+        Modules that the checkpoint does not store in bf16, by the role of their call.
     connections : HyperConnections, AttentionResiduals or None
-        Streams of the residual, and what mixes them; None where it is one that outputs are added to.
+        Residual streams and their mixing; None for a plain residual.
     """
 
     attention: Attention
@@ -41,12 +41,12 @@ class LayerKind:
     connections: HyperConnections | AttentionResiduals | None = None
 
     def __post_init__(self) -> None:
-        """Refuse formats that nothing is known of."""
+        """Reject unknown formats."""
         check_formats(name for _, name in self.formats)
 
     @property
     def residual_rows(self) -> int:
-        """Rows of the residual a token."""
+        """Rows of the residual per token."""
         return 1 if self.connections is None else self.connections.streams
 
     @property
@@ -55,11 +55,11 @@ class LayerKind:
         return 1 if self.connections is None else self.connections.embedded_rows
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """Why a layer cannot be split this way; empty if it can."""
+        """Return why this layout cannot split a layer; empty if it can."""
         return [*self.attention.obstacles(layout), *self.mlp.obstacles(layout)]
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in the order in which a step's time is summed."""
+        """Return the calls of one layer on one GPU, in the order in which a step's time is summed."""
         execution = self.run_as(execution)
         calls = (
             *self.attention.calls(hidden, layout, self._attends_as(execution, layout)),
@@ -71,52 +71,52 @@ class LayerKind:
         return (before, *calls, *after)
 
     def _attends_as(self, execution: Execution, layout: Layout) -> Execution:
-        """How attention runs before this kind's MLP: its sums are scattered where experts share tokens."""
+        """Return how attention runs before this MLP: reduce-scatter if experts share tokens."""
         rules = execution.exchange
         if rules.attention_sum == "all_reduce" or not isinstance(self.mlp, RoutedExperts):
             return execution
         return execution._replace(scatters_attention=shares_tokens(layout, rules, self.mlp.topk))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer."""
+        """Return the KV-cache bytes per token of one layer on one GPU."""
         return self.attention.kv_bytes_per_token(layout, kv_dtype)
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length, of one layer."""
+        """Return the fixed state bytes per sequence of one layer on one GPU."""
         return self.attention.state_bytes(layout)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         return self.attention.linear_weights(hidden, layout) | self.mlp.linear_weights(hidden, layout)
 
     def weight_bytes(self, hidden: int, layout: Layout, execution: Execution) -> float:
-        """Bytes of the linear layers' weights on one GPU, of one layer, copies of experts among them."""
+        """Return the bytes of one layer's linear weights on one GPU, replicated experts included."""
         weights = self.linear_weights(hidden, layout)
         if execution.num_slots and isinstance(self.mlp, RoutedExperts):
             weights["experts"] = weights["experts"] * execution.num_slots // self.mlp.num_experts
         return weight_bytes(weights, self.run_as(execution))
 
     def run_as(self, execution: Execution) -> Execution:
-        """Return the execution with this kind's formats, if the checkpoint's are requested."""
+        """Return the execution with this kind's formats, if the checkpoint's formats are requested."""
         return execution if execution.formats is None else execution._replace(formats=self.formats)
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, biases, what mixes streams."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms, biases, stream mixing."""
         mixing = 0 if self.connections is None else self.connections.weights(hidden)
         return self.attention.other_weights(hidden, layout) + self.mlp.other_weights(hidden, layout) + mixing
 
     def num_parameters(self, hidden: int) -> int:
-        """Weights of one whole layer."""
+        """Return the number of weights of one whole layer."""
         whole = Layout()
         return sum(self.linear_weights(hidden, whole).values()) + self.other_weights(hidden, whole)
 
     def active_parameters(self, hidden: int) -> int:
-        """Weights of one whole layer that a token passes."""
+        """Return the number of weights of one whole layer that a token passes."""
         idle = self.mlp.idle_weights(hidden) if isinstance(self.mlp, RoutedExperts) else 0
         return self.num_parameters(hidden) - idle
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         attention, mlp = self.attention, self.mlp
         return max(attention.activation_width(hidden, layout), mlp.activation_width(hidden, layout))
 
@@ -124,56 +124,56 @@ class LayerKind:
 @dataclass(frozen=True)
 @checked_fields
 class LayerGroup:
-    """Layers of one kind; where in the model they stand does not matter to a step's time."""
+    """A number of layers of one kind; their position in the model does not affect a step's time."""
 
     kind: LayerKind
     count: int
 
     def __post_init__(self) -> None:
-        """Refuse counts no model has."""
+        """Reject invalid counts."""
         check_sizes(self, "count")
 
 
 @dataclass(frozen=True)
 @checked_fields
 class _Skipped:
-    """Nothing runs, weighs or is kept."""
+    """A part of a layer that has no calls, weights or cache."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so: nothing."""
+        """Return why this layout cannot split it: always empty."""
         return []
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU: none."""
+        """Return the calls of one layer on one GPU: none."""
         return ()
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU: none."""
+        """Return the linear weights of one layer on one GPU: none."""
         return {}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU: none, the norm is skipped too."""
+        """Return the weights on one GPU that stay in bf16: 0, since the norm is skipped too."""
         return 0
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         return 0
 
 
 @dataclass(frozen=True)
 @checked_fields
 class NoAttention(_Skipped):
-    """A layer without attention, which keeps nothing of a token."""
+    """A layer without attention, which caches nothing."""
 
     window = None
     heads_text = ""
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: none."""
+        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
         return 0.0
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length, of one layer: none."""
+        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
         return 0.0
 
 

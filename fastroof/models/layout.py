@@ -13,16 +13,16 @@ from fastroof.operators.calls import Elementwise, Gemm, Role, RowOperator
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 TP_SIZES: Final = (1, 2, 4, 8)
-"""Tensor-parallel sizes on one node: what sweeps and searches take by default."""
+"""Tensor-parallel sizes on one node: the default of sweeps and searches."""
 
 ALL_TP_SIZES: Final = (*TP_SIZES, 16, 32, 64)
-"""Those that a plan can have: beyond a node, or within a rack behind one NVLink switch."""
+"""All valid tensor-parallel sizes: also beyond a node, or within a rack behind one NVLink switch."""
 
 SIZES_OF_TP: Final = ", ".join(map(str, ALL_TP_SIZES))
 
 
 MOST_GPUS: Final = 2**16
-"""No size of a layout is larger."""
+"""Maximum of every size of a layout."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Layout:
     pp : int
         Pipeline stages: layers one after another on groups of GPUs.
     dp : int
-        Ranks of attention data parallelism; batches are those of one rank.
+        Ranks of attention data parallelism; batch sizes are those of one rank.
     ep : int
-        Groups of experts, each on its own GPUs.
+        Groups of experts, each on separate GPUs.
     moe_tp : int
-        GPUs that share each expert; None when made: what tp x dp x cp / ep leaves.
+        GPUs that share each expert; None stands for ``tp x dp x cp / ep``.
     cp : int
-        GPUs that share the new tokens of each prompt (context parallelism of prefill), each a whole cache.
+        GPUs that share the new tokens of each prompt (prefill context parallelism); each has a full cache.
 
     Raises
     ------
@@ -67,8 +67,8 @@ class Layout:
         for name in ("tp", "pp", "dp", "ep", "cp"):
             if not is_whole_number(getattr(self, name), 1, MOST_GPUS):
                 sizes = f"a whole number from 1 to {MOST_GPUS:,}"
-                wanted = f"one of {SIZES_OF_TP}" if name == "tp" else sizes
-                raise PlanError(f"{name} must be {wanted}, got {shown(getattr(self, name))}")
+                valid = f"one of {SIZES_OF_TP}" if name == "tp" else sizes
+                raise PlanError(f"{name} must be {valid}, got {shown(getattr(self, name))}")
             object.__setattr__(self, name, int(getattr(self, name)))
         ranks = self.stage_gpus
         if self.moe_tp is None and ranks % self.ep == 0:
@@ -78,34 +78,34 @@ class Layout:
         if self.moe_tp is None or self.moe_tp * self.ep != ranks:
             cp = f" x cp {self.cp}" if self.cp > 1 else ""
             raise PlanError(
-                f"tp {self.tp} x dp {self.dp}{cp} is {ranks} GPUs a stage, which ep {self.ep}"
+                f"tp {self.tp} x dp {self.dp}{cp} is {ranks} GPUs per stage, which ep {self.ep}"
                 f"{'' if self.moe_tp is None else f' x moe_tp {self.moe_tp}'} does not fill: "
                 f"tp x dp{' x cp' if cp else ''} must be moe_tp x ep"
             )
 
     @property
     def world_size(self) -> int:
-        """GPUs of the replica."""
+        """Number of GPUs of the replica."""
         return self.stage_gpus * self.pp
 
     @property
     def stage_gpus(self) -> int:
-        """GPUs of a pipeline stage."""
+        """Number of GPUs of a pipeline stage."""
         return self.tp * self.dp * self.cp
 
     @property
     def sharers(self) -> int:
-        """GPUs that have the same tokens of a decode step."""
+        """Number of GPUs that have the same tokens of a decode step."""
         return self.tp * self.cp
 
     @property
     def of_prompts(self) -> Layout:
-        """How steps with prefill are split: GPUs that share a prompt have their own tokens, like ranks."""
+        """Return the layout of prefill steps: GPUs that share a prompt have separate tokens, like ranks."""
         return self if self.cp == 1 else Layout(self.tp, self.pp, self.dp * self.cp, self.ep, self.moe_tp)
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that its GPUs work on concurrently: one per rank and pipeline stage."""
+        """Number of batches that the GPUs process concurrently: one per rank and pipeline stage."""
         return self.pp * self.dp
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Layout:
 
 
 def split_words(row: Mapping[str, int]) -> str:
-    """Say how a row of results, or a layout, is split: its tp, and the other sizes that are more than one."""
+    """Return the layout of a result row as text: its tp, and other sizes above 1."""
     others = {name: row.get(name, 1) for name in ("pp", "cp", "dp", "ep", "moe_tp")}
     return ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in others.items() if size > 1)])
 
@@ -128,7 +128,7 @@ def check_sizes(part: Any, *names: str) -> None:
 
 
 def linear_calls(role: Role, quantise: Role, n: int, k: int, execution: Execution) -> list[RowOperator]:
-    """One linear layer of n outputs and k inputs, after what quantises its input if a kernel does."""
+    """Return one linear layer of n outputs and k inputs, preceded by a quantise kernel if it has one."""
     dtype = execution.kernel(role)
     gemm = Gemm(role, role, 1, n, k, dtype)
     if dtype != "fp8" or not execution.quantise_inputs:

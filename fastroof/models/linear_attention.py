@@ -1,4 +1,4 @@
-"""Linear attention in place of softmax attention: layers that keep a state of fixed size, no KV cache."""
+"""Linear attention instead of softmax attention: layers with a state of fixed size and no KV cache."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fastroof.operators.calls import Call, Elementwise, Gemm, MixerCall, MixerKe
 from fastroof.units import ACTIVATION_BYTES
 
 STATE_DTYPES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of an element of the state, by the name that a config.json has for it."""
+"""Bytes of a state element, by its dtype's name in config.json."""
 
 _OPERATOR: Final = "mamba2"
 
 
 class MambaShard(NamedTuple):
-    """What one GPU runs of a layer."""
+    """One GPU's share of a layer."""
 
     num_heads: int
     num_groups: int
@@ -33,7 +33,7 @@ class MambaShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class Mamba2:
-    """State space duality (arXiv:2405.21060) between two projections, with a gated norm after it."""
+    """Mamba-2: state space duality (arXiv:2405.21060) between two projections, with a gated norm."""
 
     num_heads: int
     head_dim: int
@@ -47,7 +47,7 @@ class Mamba2:
     window = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "num_heads", "head_dim", "state_dim", "num_groups", "conv_width", "chunk_size")
         if self.num_heads % self.num_groups:
             raise ModelError(f"{self.num_heads} heads do not divide into {self.num_groups} groups")
@@ -57,11 +57,11 @@ class Mamba2:
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.num_heads} SSM {self.head_dim}x{self.state_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so: GPUs share whole groups, or all have the only one."""
+        """Return why this layout cannot split it: GPUs take whole groups, or all have the only one."""
         reasons = []
         if self.num_heads % layout.tp:
             reasons.append(f"{self.num_heads} heads of Mamba do not divide by {layout.tp}")
@@ -70,7 +70,7 @@ class Mamba2:
         return reasons
 
     def shard(self, layout: Layout) -> MambaShard:
-        """What one GPU runs."""
+        """Return one GPU's share of the layer."""
         heads = self.num_heads // layout.tp
         groups = max(1, self.num_groups // layout.tp)
         inner = heads * self.head_dim
@@ -78,7 +78,7 @@ class Mamba2:
         return MambaShard(heads, groups, inner, channels, inner + channels + heads)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         shard = self.shard(layout)
         calls: list[Call] = [
             Elementwise("attention_norm", "mamba rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
@@ -98,37 +98,37 @@ class Mamba2:
         return MixerKernel(_OPERATOR, (phase, part, self.conv_width, *sizes))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: none."""
+        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
         return 0.0
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence, of one layer: the last taps and the state of every head."""
+        """Return the state bytes per sequence of one layer on one GPU: convolution taps and head states."""
         shard = self.shard(layout)
         taps = (self.conv_width - 1) * shard.channels * ACTIVATION_BYTES
         return float(taps + shard.inner * self.state_dim * STATE_DTYPES[self.state_dtype])
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         shard = self.shard(layout)
         return {"state_in": shard.in_out * hidden, "state_out": hidden * shard.inner}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, the convolution, A, D and biases."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms, convolution, A, D, biases."""
         shard = self.shard(layout)
         convolution = shard.channels * (self.conv_width + self.conv_bias)
-        # a head's A and D, and the bias of its time step
+        # A and D of a head, and the bias of its time step
         heads = 3 * shard.num_heads
         biases = (shard.in_out + hidden) * self.bias
         return hidden + shard.inner + convolution + heads + biases
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         shard = self.shard(layout)
         return shard.in_out + shard.inner
 
 
 class DeltaShard(NamedTuple):
-    """What one GPU runs of a layer."""
+    """One GPU's share of a layer."""
 
     num_k_heads: int
     num_v_heads: int
@@ -139,7 +139,7 @@ class DeltaShard(NamedTuple):
 @dataclass(frozen=True)
 @checked_fields
 class DeltaRule(ABC):
-    """A short causal convolution and a recurrence that corrects its state, between two projections."""
+    """A short causal convolution and a delta-rule recurrence between two projections."""
 
     num_k_heads: int
     head_k_dim: int
@@ -152,7 +152,7 @@ class DeltaRule(ABC):
     title: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "conv_width")
         if self.num_v_heads % self.num_k_heads:
             raise ModelError(
@@ -164,11 +164,11 @@ class DeltaRule(ABC):
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.num_v_heads} {self.operator.upper()} {self.head_k_dim}x{self.head_v_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so: GPUs share whole heads."""
+        """Return why this layout cannot split it: GPUs take whole heads."""
         of = {"keys": self.num_k_heads, "values": self.num_v_heads}
         return [
             f"{heads} heads of {what} of linear attention do not divide by {layout.tp}"
@@ -177,25 +177,25 @@ class DeltaRule(ABC):
         ]
 
     def shard(self, layout: Layout) -> DeltaShard:
-        """What one GPU runs."""
+        """Return one GPU's share of the layer."""
         k_heads, v_heads = self.num_k_heads // layout.tp, self.num_v_heads // layout.tp
         values = v_heads * self.head_v_dim
         return DeltaShard(k_heads, v_heads, values, 2 * k_heads * self.head_k_dim + values)
 
     @abstractmethod
     def state_in(self, shard: DeltaShard) -> int:
-        """Outputs of the projection to queries, keys, values and their gate."""
+        """Return the outputs of the projection to queries, keys, values and their gate."""
 
     @abstractmethod
     def decay_gemms(self, hidden: int, shard: DeltaShard) -> list[tuple[int, int]]:
-        """Outputs and inputs of the small projections to decays and steps, in bf16."""
+        """Return the outputs and inputs of the small bf16 projections to decays and steps."""
 
     @abstractmethod
     def decay_weights(self, shard: DeltaShard) -> int:
-        """Weights of decays by themselves: their scales and biases."""
+        """Return the weights of the decays outside projections: scales and biases."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         shard = self.shard(layout)
         calls: list[Call] = [
             Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
@@ -217,29 +217,29 @@ class DeltaRule(ABC):
         return (*calls, *after_attention(hidden, layout, execution))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: none."""
+        """Return the KV-cache bytes per token of one layer on one GPU: 0."""
         return 0.0
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence, of one layer: the last taps and the state of every head."""
+        """Return the state bytes per sequence of one layer on one GPU: convolution taps and head states."""
         shard = self.shard(layout)
         taps = (self.conv_width - 1) * shard.channels * ACTIVATION_BYTES
         return float(taps + shard.values * self.head_k_dim * STATE_DTYPES[self.state_dtype])
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         shard = self.shard(layout)
         return {"state_in": self.state_in(shard) * hidden, "state_out": hidden * shard.values}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, the convolution, decays and steps."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms, convolution, decays, steps."""
         shard = self.shard(layout)
         small = sum(n * k for n, k in self.decay_gemms(hidden, shard))
         convolution = shard.channels * self.conv_width
         return hidden + self.head_v_dim + convolution + small + self.decay_weights(shard)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         shard = self.shard(layout)
         return self.state_in(shard) + shard.values
 
@@ -247,50 +247,50 @@ class DeltaRule(ABC):
 @dataclass(frozen=True)
 @checked_fields
 class GatedDeltaNet(DeltaRule):
-    """A gated delta rule with one decay and one step a head of values (arXiv:2412.06464)."""
+    """A gated delta rule with one decay and one step per value head (arXiv:2412.06464)."""
 
     operator = "gdn"
     title = "gated delta net"
 
     def state_in(self, shard: DeltaShard) -> int:
-        """Queries, keys, values, and a gate as wide as these."""
+        """Return the width of queries, keys, values and an equally wide gate."""
         return shard.channels + shard.values
 
     def decay_gemms(self, hidden: int, shard: DeltaShard) -> list[tuple[int, int]]:
-        """A decay and a step a head, which checkpoints in fp8 and nvfp4 leave in bf16."""
+        """Return one decay and one step per head, which fp8 and nvfp4 checkpoints leave in bf16."""
         return [(2 * shard.num_v_heads, hidden)]
 
     def decay_weights(self, shard: DeltaShard) -> int:
-        """A scale and a bias a head."""
+        """Return the weights of decays: one scale and one bias per head."""
         return 2 * shard.num_v_heads
 
 
 @dataclass(frozen=True)
 @checked_fields
 class KimiDeltaAttention(DeltaRule):
-    """Kimi delta attention (arXiv:2510.26692): a delta rule with a decay a channel of the keys."""
+    """Kimi delta attention (arXiv:2510.26692): a delta rule with one decay per key channel."""
 
     gate_rank: int | None = None
     operator = "kda"
     title = "Kimi delta attention"
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has."""
+        """Reject invalid sizes."""
         super().__post_init__()
         if self.gate_rank is not None:
             check_sizes(self, "gate_rank")
 
     def state_in(self, shard: DeltaShard) -> int:
-        """Queries, keys, values, and their gate where it has full rank."""
+        """Return the width of queries, keys, values, and of their gate if it has full rank."""
         return shard.channels + (shard.values if self.gate_rank is None else 0)
 
     def decay_gemms(self, hidden: int, shard: DeltaShard) -> list[tuple[int, int]]:
-        """Decays through a head's width, which every GPU has whole, and a step a head; a gate alike."""
+        """Return low-rank decays (through a head's width, whole on every GPU), steps, and a low-rank gate."""
         rank = self.gate_rank or 0
         through = [(self.head_k_dim + shard.num_v_heads + rank, hidden)]
         decays = (shard.num_k_heads * self.head_k_dim, self.head_k_dim)
         return [*through, decays, *([(shard.values, rank)] if rank else [])]
 
     def decay_weights(self, shard: DeltaShard) -> int:
-        """A scale a head, and a bias a channel."""
+        """Return the weights of decays: one scale per head and one bias per channel."""
         return shard.num_v_heads + shard.num_k_heads * self.head_k_dim

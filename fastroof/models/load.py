@@ -1,4 +1,4 @@
-"""Loading models: the sizes of a transformer, from a preset or a Hugging Face config.json."""
+"""Loading models from a preset or a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastroof.models.hf import (
     unread_parts,
 )
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.named import PRESETS, model_names, preset_config, preset_named, unknown_name
+from fastroof.models.named import PRESETS, preset_config, preset_named, unknown_name
 from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
 from fastroof.models.spec import ModelSpec
 from fastroof.models.vision import vision_encoder
@@ -34,22 +34,22 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     Parameters
     ----------
     name_or_path : str, Path or mapping
-        A preset out of :func:`model_names` or the Hugging Face id of one, in any case; the path of
-        a config.json or of the folder that holds it; or the contents of a config.json. A preset
-        wins over a path of the same spelling.
+        A preset from :func:`model_names` or its Hugging Face id, case-insensitive; the path of
+        a config.json or of its folder; or the contents of a config.json. A preset
+        takes precedence over a path of the same spelling.
     name : str, optional
-        What to call the model instead of the preset's, folder's or architecture's name.
+        Name of the model (default: that of the preset, folder or architecture).
 
     Returns
     -------
     ModelSpec
-        The model as a whole, in the formats of its checkpoint; a ``Layout`` splits it over GPUs. Beside a
-        config.json a hf_quant_config.json is read too.
+        The model as a whole, in the formats of its checkpoint; a ``Layout`` splits it over GPUs. A
+        hf_quant_config.json next to the config.json is read too.
 
     Raises
     ------
     UnsupportedModelError
-        If the architecture needs an operator that a plan does not have; every one is named.
+        If the architecture needs operators that plans do not support; all are named.
     ModelError
         If the model is unknown, the file is not a config.json, or a field is missing or malformed.
 
@@ -61,7 +61,7 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     if isinstance(name_or_path, Mapping):
         return _parse(name_or_path, "model config", name)
     if not isinstance(name_or_path, str | Path):
-        raise ModelError(f"a model is a name, a path or a mapping, got {type(name_or_path).__name__}")
+        raise ModelError(f"a model must be a name, a path or a mapping, got {type(name_or_path).__name__}")
     if isinstance(name_or_path, str) and (preset := preset_named(name_or_path)) is not None:
         return _parse(preset_config(preset), f"preset {preset}", name or preset)
     path = Path(name_or_path)
@@ -73,8 +73,8 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
         return _parse(read_config(path), str(path), name or called, read_hf_quant(path))
     if isinstance(name_or_path, Path) or path.suffix == ".json":
         raise ModelError(
-            f"{path} does not exist; give a config.json, the folder that holds one, or a preset: "
-            f"{', '.join(model_names())}"
+            f"{path} does not exist; give a config.json, the folder that holds one, or a preset "
+            "(`fastroof models` lists them)"
         )
     raise ModelError(unknown_name(name_or_path))
 
@@ -120,7 +120,7 @@ def _layer_kinds(fields: Fields, family: Family) -> list[LayerKind]:
     try:
         return family.layers(fields)
     except ModelError as error:
-        # what a layer refuses knows no file; what its fields refuse names it
+        # errors of a layer do not name the file; errors of its fields do
         message = str(error)
         if message.startswith(fields.where):
             raise
@@ -128,17 +128,17 @@ def _layer_kinds(fields: Fields, family: Family) -> list[LayerKind]:
 
 
 def _torch_dtype(fields: Fields) -> str | None:
-    # transformers 5 writes dtype where 4 wrote torch_dtype.
+    # transformers 5 writes dtype instead of torch_dtype
     dtype = fields.text("torch_dtype") or fields.text("dtype")
     return None if dtype is None else dtype.removeprefix("torch.")
 
 
 _FORMATS: Final = ("fp8", "nvfp4", "static", "mxfp4", "int4", "awq", "gptq")
-"""What the names of presets end in where they are another format of a model."""
+"""Suffixes of presets that are another format of the same model."""
 
 
 class Published(NamedTuple):
-    """A checkpoint that an engine can be given."""
+    """A checkpoint that an engine can load."""
 
     name: str
     dtype: str
@@ -147,7 +147,7 @@ class Published(NamedTuple):
 
 
 def published_checkpoint(given: str | Path, dtype: str) -> Published:
-    """Return the checkpoint of a model to serve in a format."""
+    """Return the checkpoint to serve a model from in a format."""
     model = load_model(given)
     own = Published(_name(given), *model.checkpoint.formats, True)
     preset = preset_named(str(given))
@@ -160,12 +160,12 @@ def published_checkpoint(given: str | Path, dtype: str) -> Published:
 
 
 def _weights(preset: str) -> str:
-    """What presets of the same weights are called but for their formats; sizes alone may be another's."""
+    """Return a preset's name without its format; a preset with equal sizes may have other weights."""
     return re.sub(rf"(-({'|'.join(_FORMATS)}))+$", "", preset)
 
 
 def _name(given: str | Path) -> str:
-    """What to pass to an engine for a model with this name."""
+    """Return the name to pass to an engine for a model with this name."""
     preset = preset_named(str(given))
     if preset is None:
         path = Path(given)

@@ -1,4 +1,4 @@
-"""The MLP of a layer: what one GPU runs of it, and what it weighs."""
+"""The MLP of a layer: its calls and weights on one GPU."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fastroof.units import ACTIVATION_BYTES
 
 
 class Mlp(Protocol):
-    """What a layer kind asks of its MLP. ``hidden`` is the width of the residual stream."""
+    """Interface of a layer kind's MLP; ``hidden`` is the width of the residual stream."""
 
     @property
     def has_experts(self) -> bool:
-        """Whether the layout's ep and moe_tp split it."""
+        """Return whether the layout's ep and moe_tp split it."""
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """Why it cannot be split this way; empty if it can."""
+        """Return why this layout cannot split it; empty if it can."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms and biases."""
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
 
 
 @dataclass(frozen=True)
 @checked_fields
 class _SplitMlp:
-    """Projections up, an activation, and one down, split over GPUs by their width."""
+    """An up projection, an activation and a down projection, split over GPUs by their width."""
 
     intermediate: int
     bias: bool = False
@@ -48,21 +48,21 @@ class _SplitMlp:
     activation: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "intermediate")
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         if self.intermediate % layout.tp:
             return [f"an MLP width of {self.intermediate} does not divide by {layout.tp}"]
         return []
 
     def shard(self, layout: Layout) -> int:
-        """Width of the MLP on one GPU."""
+        """Return the width of the MLP on one GPU."""
         return self.intermediate // layout.tp
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         width, hidden_bytes = self.shard(layout), float(hidden * ACTIVATION_BYTES)
         row_bytes = (self.ups + 1.0) * width * ACTIVATION_BYTES
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes)]
@@ -76,16 +76,16 @@ class _SplitMlp:
         return tuple(calls)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         weights = hidden * self.shard(layout)
         return {"gate_up": self.ups * weights, "down": weights}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: the norm and biases."""
+        """Return the weights of one layer on one GPU that stay in bf16: the norm and biases."""
         return hidden * (1 + self.post_norm) + (self.ups * self.shard(layout) + hidden) * self.bias
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         return (self.ups + 1) * self.shard(layout)
 
 
@@ -101,7 +101,7 @@ class GatedMlp(_SplitMlp):
 @dataclass(frozen=True)
 @checked_fields
 class UngatedMlp(_SplitMlp):
-    """One projection up, squared ReLU, and one down; attributes as those of :class:`GatedMlp`."""
+    """One up projection, squared ReLU, and a down projection; attributes as in :class:`GatedMlp`."""
 
     ups = 1
     activation = "relu2"

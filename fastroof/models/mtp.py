@@ -1,4 +1,4 @@
-"""Multi-token prediction: the layer that a model drafts its own next tokens with."""
+"""Multi-token prediction: the layer with which a model drafts its next tokens."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from fastroof.units import ACTIVATION_BYTES
 @dataclass(frozen=True)
 @checked_fields
 class MtpLayer(LayerKind):
-    """A layer that first joins a token's embedding with the hidden state that came before it."""
+    """A layer that first joins a token's embedding with the preceding hidden state."""
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of the layer on one GPU, in their order."""
+        """Return the calls of the layer on one GPU, in execution order."""
         norms = Elementwise("mtp_norms", "mtp rmsnorms", 2, 2.0 * hidden * ACTIVATION_BYTES)
         joined = Gemm("mtp_projection", "mtp projection", 1, hidden, 2 * hidden, "bf16")
         return (norms, joined, *super().calls(hidden, layout, execution))
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU: norms, biases and the projection."""
+        """Return the weights on one GPU that stay in bf16: norms, biases and the projection."""
         return super().other_weights(hidden, layout) + 2 * hidden + 2 * hidden * hidden
 
 
 def mtp_model(model: ModelSpec) -> ModelSpec:
-    """Return what a model drafts with: one layer like its last ones, with its own embedding and LM head."""
+    """Return the draft model: one layer like the model's last ones, with its embedding and LM head."""
     kind = _whole(model)
     layer = MtpLayer(**{field.name: getattr(kind, field.name) for field in fields(kind)})
     return replace(model, name=f"{model.name} mtp", layers=(LayerGroup(layer, 1),))
 
 
 def _whole(model: ModelSpec) -> LayerKind:
-    """The last kind of layers; what it is without is that of the last kind that has it."""
+    """Return the last layer kind; parts that it lacks come from the last kind that has them."""
     kind = model.layers[-1].kind
     without_attention, without_mlp = _without(kind)
     if without_attention == without_mlp:
@@ -53,6 +53,6 @@ def _whole(model: ModelSpec) -> LayerKind:
 
 
 def _without(kind: LayerKind) -> tuple[bool, bool]:
-    """Whether a kind has no attention over tokens, and whether it has no MLP."""
+    """Return whether a kind lacks attention over tokens, and whether it lacks an MLP."""
     whole = Layout()
     return not kind.attention.kv_bytes_per_token(whole, "bf16"), isinstance(kind.mlp, NoMlp)

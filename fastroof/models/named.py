@@ -238,16 +238,15 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "step-3.7-flash-fp8": ("stepfun-ai/Step-3.7-Flash-FP8",),
     "yi-34b": ("01-ai/Yi-34B",),
 }
-"""Preset names, and the Hugging Face models that have exactly these layers, in the same formats: those that
-families name, and the others.
+"""Preset names and the Hugging Face models that have exactly these layers in the same formats.
 
-Where base and instruct models differ in ``max_position_embeddings`` the preset has the instruct model's.
+Where base and instruct models differ in ``max_position_embeddings`` the preset uses the instruct model's.
 """
 
-# In names of models with another family's layers that were trained on these families' answers.
+# parts of names of distilled models, which have another family's layers
 _DISTILLED: Final = ("distill", "llama", "qwen3-8b")
 
-# Parts of a name that tell models of one family apart, and say nothing of its layers.
+# parts of a name that distinguish models of one family but not their layers
 _SIZE: Final = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]|a\d+(\.\d+)?b|\d+e")
 _VARIANT: Final = re.compile(
     r"base|chat|hf|instruct|it|thinking|sft|rl|v\d+(\.\d+)?|\d{4}|awq|gptq|w?\d*a?\d*fp\d+|int\d|nvfp4"
@@ -255,7 +254,7 @@ _VARIANT: Final = re.compile(
 
 
 def model_names() -> list[str]:
-    """Return the presets that :func:`load_model` knows, sorted.
+    """Return the names of the packaged presets, sorted.
 
     Returns
     -------
@@ -281,12 +280,12 @@ def _spellings() -> dict[str, str]:
 
 
 def preset_named(name: str) -> str | None:
-    """The preset with this name or Hugging Face id, case-insensitive; None if there is none."""
+    """Return the preset with this name or Hugging Face id, case-insensitive; None if unknown."""
     return _spellings().get(name.casefold())
 
 
 def preset_config(preset: str) -> dict[str, Any]:
-    """Return the contents of a preset: a config.json with the fields that are read."""
+    """Return the contents of a preset: a config.json with the fields that fastroof reads."""
     # The folder is package data; as_file also serves a package imported from a zip.
     with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
         config = dict(read_config(path))
@@ -295,13 +294,13 @@ def preset_config(preset: str) -> dict[str, Any]:
 
 
 def _family(name: str) -> tuple[str, ...]:
-    """What a name has in common with those of its family: llama, 3.1 of ``org/Llama-3.1-9B-Instruct``."""
+    """Return the part of a name that its family shares: llama, 3.1 for ``org/Llama-3.1-9B-Instruct``."""
     parts = name.rpartition("/")[2].casefold().split("-")
     return tuple(p for p in parts if p and not _SIZE.fullmatch(p) and not _VARIANT.fullmatch(p))
 
 
 def _relatives(given: str) -> list[str]:
-    """Presets whose names begin alike: two words, or all that a preset's family is called."""
+    """Return presets of the same family: equal in the first two parts, or in all parts of the family."""
     own, shared = _family(given), dict[str, int]()
     for name in PRESETS:
         family = _family(name)
@@ -322,7 +321,7 @@ def unknown_name(given: str) -> str:
     if _is_distilled(given):
         relatives = [name for name in relatives if _is_distilled(name)]
     spelled = difflib.get_close_matches(given.casefold(), _spellings(), n=MOST_SUGGESTED)
-    # of one family the closest name first
+    # within a family the closest name comes first
     close = sorted(
         dict.fromkeys([*relatives, *(_spellings()[name] for name in spelled)]),
         key=lambda name: (

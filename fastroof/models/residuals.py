@@ -1,8 +1,8 @@
-"""Attention residuals: every sublayer reads a mix of what blocks of layers before it put out.
+"""Residual alternatives: attention residuals (Kimi K3) and hyper-connections (DeepSeek-V4).
 
-They stand in the place of adding to one residual: the outputs of a block of layers are summed up, and a
-sublayer's input is the softmax-weighted mix of the sums of all earlier blocks, of the embedding, and of its
-own block so far (arXiv:2603.15031, section on blocks).
+Attention residuals replace the single residual: the outputs of each block of layers are summed, and the
+input of a sublayer is the softmax-weighted mix of the sums of all earlier blocks, the embedding, and the
+current block so far (arXiv:2603.15031, section on blocks).
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ SITES = 2
 @dataclass(frozen=True)
 @checked_fields
 class AttentionResiduals:
-    """The sums that a layer's sublayers read, and how many are kept."""
+    """The block sums that a layer's sublayers read, and how many rows are stored."""
 
     streams: int
     sealed: float
 
     def __post_init__(self) -> None:
-        """Refuse what no layer has."""
+        """Reject invalid values."""
         check_sizes(self, "streams")
         if not 1.0 <= self.sealed <= self.streams:
-            raise ModelError(f"of {self.streams} rows of a token no layer reads {self.sealed}")
+            raise ModelError(f"sealed must be from 1 to streams {self.streams}, got {self.sealed}")
 
     @property
     def embedded_rows(self) -> int:
-        """Rows that an embedding is written to: the others are sums of layers."""
+        """Rows that an embedding is written to; the other rows are layer sums."""
         return 1
 
     def calls(self, hidden: int) -> tuple[Elementwise, ...]:
-        """What runs before both sublayers of one layer."""
+        """Return the calls before both sublayers of one layer."""
         row_bytes = (self.sealed + 2.0) * hidden * ACTIVATION_BYTES
         return (Elementwise("hyper_connection", "attention residuals", SITES, row_bytes),)
 
     def weights(self, hidden: int) -> int:
-        """Weights of one layer: a query and the norm of the keys, of each sublayer."""
+        """Return the weights of one layer: a query and a key norm per sublayer."""
         return SITES * 2 * hidden
 
 
@@ -60,16 +60,16 @@ class HyperConnections:
     sinkhorn_iterations: int
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has."""
+        """Reject invalid sizes."""
         check_sizes(self, "streams", "sinkhorn_iterations")
 
     @property
     def embedded_rows(self) -> int:
-        """Rows that an embedding is written to: all of them begin with it."""
+        """Rows that an embedding is written to: every stream starts with it."""
         return self.streams
 
     def calls(self, hidden: int) -> tuple[HyperConnection, HyperConnection]:
-        """What runs before both sublayers of one layer, and after both."""
+        """Return the calls before and after both sublayers of one layer."""
 
         def call(stage: str) -> HyperConnection:
             name = f"hyper-connections, {stage}"
@@ -80,6 +80,6 @@ class HyperConnections:
         return call("pre"), call("post")
 
     def weights(self, hidden: int) -> int:
-        """Weights of one layer: what projects all streams to their mixing weights, its biases and scales."""
+        """Return the weights of one layer: the projection to mixing weights, biases, scales."""
         mixing = self.streams * (self.streams + 2)
         return SITES * (mixing * self.streams * hidden + mixing + 3)

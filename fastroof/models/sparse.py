@@ -1,8 +1,8 @@
 """Sparse attention with an indexer: DeepSeek's over latent vectors (DSA), MiniMax's over blocks (MSA).
 
-An indexer scores every token for every query, and attention goes over the best ones: its cost grows with
-kv_len without end, that of attention up to there. Both blocks were measured whole, from the input of their
-first projection to the output of their last, so a layer calls one kernel between its norm and its sum.
+An indexer scores every token for every query, and attention covers only the best ones: the indexer's cost
+keeps growing with kv_len, attention's stops there. Both blocks were measured from the input of their first
+projection to the output of the last, so a layer calls one kernel between its norm and its all-reduce.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fastroof.operators.widths import LATENT_SHAPES, LatentShape, shape_name
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 ATTENTION_DTYPE: Final = "bf16"
-"""What attention computes in, in every table of such blocks."""
+"""Compute dtype of attention in all tables of these blocks."""
 
 INDEX_DTYPE: Final = "fp8"
 INDEX_GROUP: Final = 128
 INDEX_SCALE_BYTES: Final = 4
-"""The indexer's keys of DSA, in every engine: fp8, and a float32 scale of as many elements."""
+"""DSA indexer keys in every engine: fp8, with one float32 scale per ``INDEX_GROUP`` elements."""
 
 MSA_MODEL: Final = "minimax-m3"
 MSA_HEAD_DIM: Final = 128
-"""Of the one model whose blocks of MSA were measured, of its heads and of its indexer's."""
+"""Model and head width (attention and indexer) of the measured MSA blocks."""
 
 
 def _block_calls(
@@ -41,7 +41,7 @@ def _block_calls(
     layout: Layout,
     execution: Execution,
 ) -> tuple[Call, ...]:
-    """The norm, a block that was measured whole, and what GPUs exchange after it."""
+    """Return the norm, a block measured as a whole, and the communication after it."""
     norm_bytes = 4.0 * hidden * ACTIVATION_BYTES
     decode, prefill = (MixerKernel(f"{operator}_{phase}", key) for phase in ("decode", "prefill"))
     return (
@@ -52,7 +52,7 @@ def _block_calls(
 
 
 def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
-    """Format that most of a block's weights are computed in; of equal ones that of the output projection."""
+    """Return the format of most of a block's weights; on a tie, that of the output projection."""
     totals: dict[str, int] = {}
     for role, count in weights.items():
         dtype = execution.kernel(role)
@@ -78,15 +78,15 @@ class SparseLatentAttention:
     topk: int
     shares_index: bool = False
     window = None
-    """It keeps every token, since it may pick any."""
+    """No window: every token stays cached, since the indexer may pick any."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         names = ("num_heads", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
         check_sizes(self, *names, "index_heads", "index_dim", "topk")
 
     def module(self, hidden: int) -> str:
-        """Name under which blocks of its widths were measured."""
+        """Return the name under which blocks of these widths were measured."""
         index = (0, 0) if self.shares_index else (self.index_heads, self.index_dim)
         shape = LatentShape(
             hidden,
@@ -109,24 +109,24 @@ class SparseLatentAttention:
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.num_heads} DSA {self.kv_lora_rank}+{self.rope_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         if self.num_heads % layout.tp:
             return [f"{self.num_heads} query heads do not divide by {layout.tp}"]
         return []
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order."""
+        """Return the calls of one layer on one GPU, in execution order."""
         dtype = _block_dtype(self.linear_weights(hidden, layout), execution)
         heads = self.num_heads // layout.tp
         key = (dtype, execution.kv_dtype, ATTENTION_DTYPE, self.module(hidden), heads)
         return _block_calls("dsa", key, self.topk, hidden, layout, execution)
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that every GPU keeps of a token, of one layer: its latent vector, and the indexer's key."""
+        """Return the KV-cache bytes per token of one layer on every GPU: latent vector and indexer key."""
         latent = (self.kv_lora_rank + self.rope_dim) * DTYPE_BYTES[kv_dtype]
         if self.shares_index:
             return latent
@@ -134,11 +134,11 @@ class SparseLatentAttention:
         return latent + self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length: none."""
+        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
         return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         heads, latent = self.num_heads // layout.tp, self.kv_lora_rank
         weights = {
             "q_down": hidden * (self.q_lora_rank + latent + self.rope_dim),
@@ -156,7 +156,7 @@ class SparseLatentAttention:
         return hidden + self.q_lora_rank + self.kv_lora_rank + index
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         heads = self.num_heads // layout.tp
         return heads * (self.nope_dim + self.rope_dim + self.kv_lora_rank + self.rope_dim)
 
@@ -177,7 +177,7 @@ class BlockSparseAttention:
     """It keeps every token, since it may pick any."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        """Reject invalid sizes, also in layers built or modified by hand."""
         names = ("num_q_heads", "num_kv_heads", "head_dim", "index_heads", "index_dim")
         check_sizes(self, *names, "topk_blocks", "block_size")
         if self.num_q_heads % self.num_kv_heads:
@@ -185,16 +185,16 @@ class BlockSparseAttention:
 
     @property
     def topk(self) -> int:
-        """Tokens that a query attends to at most."""
+        """Maximum number of tokens that a query attends to."""
         return self.topk_blocks * self.block_size
 
     @property
     def heads_text(self) -> str:
-        """Heads, as lists of models show them."""
+        """Return the heads as model lists show them."""
         return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim} MSA"
 
     def obstacles(self, layout: Layout) -> list[str]:
-        """What keeps it from being split so."""
+        """Return why this layout cannot split it; empty if it can."""
         heads, tp = (self.num_q_heads, self.num_kv_heads), layout.tp
         reasons = [f"{heads[0]} query heads do not divide by {tp}"] if heads[0] % tp else []
         if heads[1] % tp and tp % heads[1]:
@@ -202,7 +202,7 @@ class BlockSparseAttention:
         return reasons
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
-        """Calls of one layer on one GPU, in their order; projections to attention are one measured block."""
+        """Return the calls of one layer on one GPU in execution order; projections and attention are one."""
         dtype = _block_dtype(self.linear_weights(hidden, layout), execution)
         key = (dtype, execution.kv_dtype, ATTENTION_DTYPE, MSA_MODEL, self.num_q_heads // layout.tp)
         return _block_calls("msa", key, self.topk, hidden, layout, execution)
@@ -211,16 +211,16 @@ class BlockSparseAttention:
         return max(1, self.num_kv_heads // layout.tp)
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a token, of one layer: keys and values, and the indexer's key."""
+        """Return the KV-cache bytes per token of one layer on one GPU: keys, values and the indexer key."""
         keys_and_values = 2 * self._kv_heads(layout) * self.head_dim * DTYPE_BYTES[kv_dtype]
         return keys_and_values + self.index_dim * ACTIVATION_BYTES
 
     def state_bytes(self, layout: Layout) -> float:
-        """Bytes that one GPU keeps of a sequence whatever its length: none."""
+        """Return the fixed state bytes per sequence of one layer on one GPU: 0."""
         return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
-        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
         q_width = self.num_q_heads // layout.tp * self.head_dim
         index_heads = max(1, self.index_heads // layout.tp)
         return {
@@ -230,9 +230,9 @@ class BlockSparseAttention:
         }
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms, of queries and keys too."""
+        """Return the weights of one layer on one GPU that stay in bf16: norms, including those of q and k."""
         return hidden + 2 * self.head_dim + 2 * self.index_dim
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
+        """Return the elements per token that the widest kernel reads and writes on one GPU."""
         return 2 * (self.num_q_heads // layout.tp + self._kv_heads(layout)) * self.head_dim

@@ -1,4 +1,4 @@
-"""A whole model: its layers, and what stands before and after them."""
+"""A whole model: its layers, and the parts before and after them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ VOCAB_PADDING: Final = 64
 @dataclass(frozen=True)
 @checked_fields
 class ModelSpec:
-    """A transformer: layers of one or several kinds, between an embedding and an LM head.
+    """A transformer: layers of one or several kinds between an embedding and an LM head.
 
     Attributes
     ----------
     name : str
-        Preset name, or what the configuration is called.
+        Preset name, or name of the configuration.
     architecture : str
         Hugging Face class: ``"LlamaForCausalLM"``.
     hidden : int
@@ -37,15 +37,15 @@ class ModelSpec:
     tie_embeddings : bool
         Whether the LM head is the embedding.
     max_position : int
-        Longest context, tokens, with the rope scaling that the configuration asks for.
+        Longest context, tokens, including the configuration's rope scaling.
     torch_dtype : str or None
-        Dtype the weights are published in; what a plan runs in is chosen there.
+        Dtype of the published weights; a plan chooses its own.
     layers : tuple of LayerGroup
         Kinds of layers, and how many of each.
     checkpoint : Checkpoint
-        What its weights are published in; kinds of layers say which modules have it.
+        Formats of the published weights; layer kinds record which modules have them.
     vision : VisionEncoder or None
-        The encoder of images that stands before it; no part of a step.
+        The image encoder before the text model; not part of a step.
     """
 
     name: str
@@ -60,29 +60,29 @@ class ModelSpec:
     vision: VisionEncoder | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes no model has, in specs that were built or changed by hand too."""
+        """Reject invalid sizes, also in specs built or modified by hand."""
         try:
             check_sizes(self, "hidden", "vocab", "max_position")
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from None
         if not self.layers:
-            raise ModelError(f"{self.name}: a model has layers")
+            raise ModelError(f"{self.name}: a model needs at least one layer")
         if all(isinstance(kind.attention, NoAttention) for kind in self.kinds):
             raise ModelError(
-                f"{self.name}: none of {self.num_layers} layers has attention, and a plan needs one that "
-                "has; of a model with some, fewer pipeline stages have one each"
+                f"{self.name}: none of {self.num_layers} layers has attention, and a plan needs one "
+                "with it; use fewer pipeline stages so that each has one"
             )
 
     @property
     def num_layers(self) -> int:
-        """Layers of all kinds."""
+        """Number of layers of all kinds."""
         return sum(group.count for group in self.layers)
 
     @property
     def num_blocks(self) -> float:
-        """Layers of an attention and an MLP each, by the kernels that are launched: one thing alone is half.
+        """Layers in units of one attention and one MLP, by launched kernels: a single part counts half.
 
-        What an engine's floor of a layer is counted in: it was fitted on layers of both.
+        An engine's floor per layer uses this unit: it was fitted on layers with both parts.
 
         Examples
         --------
@@ -94,12 +94,12 @@ class ModelSpec:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """Kinds of layers, without their counts: with the other sizes, what a plan's lookups depend on."""
+        """Kinds of layers without their counts; with the other sizes, they determine a plan's lookups."""
         return tuple(group.kind for group in self.layers)
 
     @property
     def only_kind(self) -> LayerKind:
-        """The kind of all layers, for what knows models of one kind alone.
+        """The kind of all layers, for code that supports models of one kind only.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class ModelSpec:
         if len(self.layers) > 1:
             names = ", ".join(f"{group.count} {group.kind.name}" for group in self.layers)
             raise ModelError(
-                f"{self.name} has layers of several kinds ({names}), and this knows one kind only"
+                f"{self.name} has layers of several kinds ({names}), and only one kind is supported here"
             )
         return self.layers[0].kind
 
@@ -120,12 +120,12 @@ class ModelSpec:
 
     @property
     def encoder(self) -> VisionEncoder:
-        """Its vision encoder.
+        """The vision encoder.
 
         Raises
         ------
         ModelError
-            If the model has none.
+            If the model has no encoder.
         """
         if self.vision is None:
             raise ModelError(f"{self.name} has no vision encoder: its config.json has no vision_config")
@@ -135,7 +135,7 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Weights of the whole model: embedding, LM head if untied, norms and biases included.
 
-        A vision encoder and layers that predict further tokens are not.
+        Excluded are a vision encoder and layers that predict further tokens.
 
         Examples
         --------
@@ -151,8 +151,8 @@ class ModelSpec:
     def active_parameters(self) -> int:
         """Weights that a token passes: those of its routed experts, and all weights outside experts.
 
-        Embedding and LM head count whole, as in :attr:`num_parameters`; some model cards leave one of them
-        out.
+        Embedding and LM head count in full, as in :attr:`num_parameters`; some model cards exclude one of
+        them.
 
         Examples
         --------
@@ -168,17 +168,17 @@ class ModelSpec:
 
     @property
     def residual_rows(self) -> int:
-        """Rows of the residual a token: more than one with hyper-connections."""
+        """Rows of the residual per token; more than one with hyper-connections."""
         return max(kind.residual_rows for kind in self.kinds)
 
     @property
     def window(self) -> int | None:
-        """The smallest window that a layer attends within, tokens; None where all attend to everything."""
+        """The smallest window of any layer, tokens; None if all layers have full attention."""
         windows = [kind.attention.window for kind in self.kinds]
         return min((window for window in windows if window is not None), default=None)
 
     def with_full_attention(self) -> ModelSpec:
-        """Return the model with every window taken away.
+        """Return the model without attention windows.
 
         Examples
         --------
@@ -196,38 +196,38 @@ class ModelSpec:
         return replace(self, layers=tuple(replace(g, kind=without(g.kind)) for g in self.layers))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> int:
-        """Bytes of KV cache that one GPU keeps of a token, over all layers.
+        """Return the KV-cache bytes per token on one GPU, over all layers.
 
         Parameters
         ----------
         layout : Layout
-            Of one GPU: ``Layout()``, where every KV head is once.
+            The layout; ``Layout()`` for one GPU, with every KV head once.
         kv_dtype : str
-            Of the cache.
+            Format of the KV cache.
         """
         return int(self.sum_layers(lambda kind: kind.kv_bytes_per_token(layout, kv_dtype)))
 
     def state_bytes(self, layout: Layout) -> int:
-        """Bytes that one GPU keeps of a sequence whatever its length, over all layers.
+        """Return the fixed state bytes per sequence on one GPU, over all layers.
 
         Parameters
         ----------
         layout : Layout
-            Of one GPU: ``Layout()``, where every head is once.
+            The layout; ``Layout()`` for one GPU, with every head once.
         """
         return int(self.sum_layers(lambda kind: kind.state_bytes(layout)))
 
     def sum_layers(self, of_layer: Callable[[LayerKind], float]) -> float:
-        """Sum what one layer of a kind has over all layers."""
+        """Return the sum of a per-layer quantity over all layers."""
         return sum(group.count * of_layer(group.kind) for group in self.layers)
 
     def check_layout(self, layout: Layout) -> None:
-        """Refuse layouts that this model cannot be split into, or that a plan cannot time.
+        """Reject layouts that this model cannot be split into, or that a plan cannot time.
 
         Raises
         ------
         PlanError
-            Naming every obstacle, and the valid tensor-parallel sizes.
+            The message names every obstacle and the valid tensor-parallel sizes.
         """
         if layout.tp not in ALL_TP_SIZES:
             raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {shown(layout.tp)}")
@@ -250,7 +250,7 @@ class ModelSpec:
         return list(dict.fromkeys(what for kind in self.kinds for what in kind.obstacles(layout)))
 
     def padded_vocab(self, tp: int) -> int:
-        """Rows of the LM head over ``tp`` GPUs, padded.
+        """Return the rows of the LM head over ``tp`` GPUs, padded.
 
         Parameters
         ----------
@@ -269,8 +269,8 @@ class ModelSpec:
 
         Notes
         -----
-        Serving engines pad so that every GPU's GEMM is aligned. vLLM rounds up to 64 before it
-        splits; here each share is a multiple of 64, which is less than 64 rows more a GPU.
+        Serving engines pad so that every GPU's GEMM is aligned. vLLM rounds up to 64 before it splits;
+        here each share is a multiple of 64, which adds fewer than 64 rows per GPU.
 
         Examples
         --------
@@ -286,7 +286,7 @@ def _is_there(part: Attention | Mlp) -> bool:
 
 
 def padded_rows(vocab: int, tp: int) -> int:
-    """Rows of an LM head over ``tp`` GPUs: the vocabulary, rounded up so that every share is aligned."""
+    """Return the vocabulary rounded up so that every GPU's share of an LM head is aligned."""
     block = VOCAB_PADDING * tp
     return -(-vocab // block) * block
 
@@ -300,22 +300,22 @@ class Stage(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embedding."""
+        """Return whether the stage has the embedding."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the LM head, and sends nothing on."""
+        """Return whether the stage has the LM head and sends nothing on."""
         return self.number == self.stages - 1
 
     def model(self, model: ModelSpec) -> ModelSpec:
-        """Return the model with this stage's layers alone."""
+        """Return the model with only this stage's layers."""
         groups = zip(model.layers, self.counts, strict=True)
         return replace(model, layers=tuple(LayerGroup(g.kind, count) for g, count in groups if count))
 
 
 def stages_of(model: ModelSpec, stages: int) -> tuple[Stage, ...]:
-    """Cut a model into stages."""
+    """Split a model into pipeline stages."""
     places = [
         ((layer + 0.5) / group.count, kind)
         for kind, group in enumerate(model.layers)

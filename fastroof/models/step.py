@@ -12,7 +12,7 @@ from fastroof.units import ACTIVATION_BYTES
 
 
 class StepCalls(NamedTuple):
-    """What a step runs on one GPU, in the order in which its time is summed."""
+    """The calls of a step on one GPU, in the order in which its time is summed."""
 
     before: tuple[Call, ...]
     layers: tuple[tuple[Call, ...], ...]
@@ -20,7 +20,7 @@ class StepCalls(NamedTuple):
 
 
 def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCalls:
-    """Every call of a step on one GPU."""
+    """Return every call of a step on one GPU."""
     row_bytes = float(model.hidden * ACTIVATION_BYTES)
     residual_bytes = model.residual_rows * row_bytes
     embedded_rows = max(kind.embedded_rows for kind in model.kinds)
@@ -38,7 +38,7 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
 
 
 def _sent_on(layout: Layout, row_bytes: float) -> tuple[Call, ...]:
-    """What pipeline stages send each other: a token's hidden state at every boundary."""
+    """Return the calls that send a token's hidden state across every pipeline-stage boundary."""
     if layout.pp == 1:
         return ()
     stage_gpus = layout.stage_gpus

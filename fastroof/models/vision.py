@@ -1,4 +1,4 @@
-"""The vision encoder that stands before a text model: its sizes, and what it runs of an image."""
+"""The vision encoder before a text model: its sizes, and the calls that encode an image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fastroof.operators.calls import AllReduce, Elementwise, Gemm, RowOperator
 from fastroof.units import ACTIVATION_BYTES
 
 LONGEST_RATIO = 200
-"""Sides of an image at most, the longer over the shorter."""
+"""Maximum aspect ratio of an image."""
 
 
 class ImagePieces(NamedTuple):
-    """What an encoder gets of one image, and what the text model gets of it."""
+    """Patches of one image that an encoder processes, and tokens that the text model receives."""
 
     pieces: int
     patches: int
@@ -24,20 +24,20 @@ class ImagePieces(NamedTuple):
 
 
 def _grid(width: int, height: int, patch: int, merge: int) -> ImagePieces:
-    """Patches and tokens of an image whose sides are whole numbers of merged patches."""
+    """Return the patches and tokens of an image whose sides are whole numbers of merged patches."""
     tokens = (width // (patch * merge)) * (height // (patch * merge))
     return ImagePieces(1, tokens * merge**2, tokens)
 
 
 @dataclass(frozen=True)
 class AreaLimits:
-    """Sides to the nearest multiple of a merged patch, then to within an area (Qwen-VL, MiniMax-M3)."""
+    """Resize the sides to multiples of a merged patch, then to within an area (Qwen-VL, MiniMax-M3)."""
 
     least_pixels: int
     most_pixels: int
 
     def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
-        """Patches and tokens of an image of these sides, pixels."""
+        """Return the patches and tokens of an image of these sides (pixels)."""
         side = patch * merge
         wide, high = (max(side, round(length / side) * side) for length in (width, height))
         if wide * high > self.most_pixels:
@@ -51,13 +51,13 @@ class AreaLimits:
 
 @dataclass(frozen=True)
 class PatchLimits:
-    """As it is, shrunk to so many patches at most, padded to whole merged patches (Kimi)."""
+    """Keep the size, shrink to a maximum number of patches, pad to whole merged patches (Kimi)."""
 
     most_patches: int
     most_on_a_side: int = 512
 
     def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
-        """Patches and tokens of an image of these sides, pixels."""
+        """Return the patches and tokens of an image of these sides (pixels)."""
         longest = self.most_on_a_side * patch
         area = max(1, width // patch) * max(1, height // patch)
         scale = min(1.0, math.sqrt(self.most_patches / area), longest / width, longest / height)
@@ -68,12 +68,12 @@ class PatchLimits:
 
 @dataclass(frozen=True)
 class FilledTokens:
-    """Resized to as many tokens as there may be, its sides whole merged patches (Gemma 4)."""
+    """Resize to the maximum number of tokens, with sides of whole merged patches (Gemma 4)."""
 
     most_tokens: int
 
     def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
-        """Patches and tokens of an image of these sides, pixels."""
+        """Return the patches and tokens of an image of these sides (pixels)."""
         side = patch * merge
         scale = math.sqrt(self.most_tokens * side**2 / (width * height))
         wide, high = (int(scale * length / side) for length in (width, height))
@@ -86,12 +86,12 @@ class FilledTokens:
 
 @dataclass(frozen=True)
 class OneSize:
-    """Resized to one square, whatever it was (Gemma 3)."""
+    """Resize every image to one square (Gemma 3)."""
 
     side: int
 
     def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
-        """Patches and tokens of any image."""
+        """Return the patches and tokens of any image."""
         return _grid(self.side, self.side, patch, merge)
 
 
@@ -103,7 +103,7 @@ class Tiles:
     most_tiles: int = 16
 
     def pieces(self, width: int, height: int, patch: int, merge: int) -> ImagePieces:
-        """Patches and tokens of an image of these sides, pixels."""
+        """Return the patches and tokens of an image of these sides (pixels)."""
         grids = [
             (across, down)
             for across in range(1, self.most_tiles + 1)
@@ -114,8 +114,8 @@ class Tiles:
             return min(grid[0] * self.side / width, grid[1] * self.side / height)
 
         enlarging = [grid for grid in grids if scale(grid) >= 1.0]
-        wanted = min(map(scale, enlarging)) if enlarging else max(map(scale, grids))
-        tiles = min(across * down for across, down in grids if scale((across, down)) == wanted)
+        target = min(map(scale, enlarging)) if enlarging else max(map(scale, grids))
+        tiles = min(across * down for across, down in grids if scale((across, down)) == target)
         pieces = tiles if tiles == 1 else tiles + 1
         of_tile = _grid(self.side, self.side, patch, merge)
         return ImagePieces(pieces, of_tile.patches, pieces * of_tile.tokens)
@@ -125,7 +125,7 @@ Resizing = AreaLimits | PatchLimits | FilledTokens | OneSize | Tiles
 
 
 def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
-    """Return what becomes of images before a wrapper's encoder; None where that is not known."""
+    """Return how images are resized before a wrapper's encoder; None if unknown."""
     name = wrapper.text("model_type") or ""
     if name.startswith(("qwen3_vl", "qwen3_5")):
         return AreaLimits(256**2, 4096**2)
@@ -143,11 +143,11 @@ def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
 
 
 def check_sides(width: int, height: int) -> None:
-    """Raise ModelError if an image is not an image, or longer than processors accept."""
+    """Raise ModelError if the sides are invalid or their ratio exceeds the processors' limit."""
     if not all(type(side) is int and side > 0 for side in (width, height)):
-        raise ModelError(f"an image is (width, height) in pixels, of at least 1, got ({width!r}, {height!r})")
+        raise ModelError(f"an image must be (width, height) of at least 1 pixel, got ({width!r}, {height!r})")
     if max(width, height) > LONGEST_RATIO * min(width, height):
-        raise ModelError(f"an image of {width} x {height}: sides may differ {LONGEST_RATIO} times at most")
+        raise ModelError(f"an image of {width} x {height}: the aspect ratio must be at most {LONGEST_RATIO}")
 
 
 _COLOURS: Final = 3
@@ -159,7 +159,7 @@ _POOLED_TOKENS: Final = {"gemma3": 256}
 
 
 class EncoderCalls(NamedTuple):
-    """What an encoder runs on one GPU, attention aside."""
+    """The calls of an encoder on one GPU, without attention."""
 
     before: tuple[RowOperator, ...]
     layer: tuple[RowOperator, ...]
@@ -186,20 +186,20 @@ class VisionEncoder:
     resizing: Resizing | None = None
 
     def pieces(self, width: int, height: int) -> ImagePieces:
-        """Patches and tokens of an image."""
+        """Return the patches and tokens of an image."""
         check_sides(width, height)
         if self.resizing is None or self.patch_size is None:
             raise ModelError(
-                "how images are resized for this encoder is not known: image_us times a number of patches"
+                "how images are resized for this encoder is unknown; use image_us with a number of patches"
             )
         return self.resizing.pieces(width, height, self.patch_size, self.merge)
 
     def calls(self, tp: int) -> EncoderCalls:
-        """Calls of one GPU of ``tp``."""
+        """Return the calls of one of ``tp`` GPUs."""
         named = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")
         unknown = [name for name in named if getattr(self, name) is None]
         if unknown:
-            raise ModelError(f"the vision encoder's {', '.join(unknown)} stand in no vision_config")
+            raise ModelError(f"vision_config does not define {', '.join(unknown)} of the vision encoder")
         hidden, width = self.hidden or 0, self.intermediate or 0
         heads, head_dim = self.num_heads or 0, self.head_dim or 0
         if heads % tp or width % tp:
@@ -241,7 +241,7 @@ class VisionEncoder:
 
 
 def vision_encoder(fields: Fields) -> VisionEncoder | None:
-    """Read the encoder of a wrapper's ``vision_config``; None if it has none."""
+    """Return the encoder described by a wrapper's ``vision_config``; None without one."""
     vision = fields.part("vision_config")
     if vision is None:
         return None
@@ -249,10 +249,10 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
     num_heads = vision.optional_size("num_heads", _of_tower(vision, "num_attention_heads"))
     head_dim = vision.optional_size("head_dim")
     if head_dim is None and hidden is not None and num_heads is not None:
-        # Kimi-K3's heads are wider than its rows; of more heads than elements nothing is known
+        # Kimi-K3's heads are wider than its rows; more heads than elements are not supported
         head_dim = vision.size_or("qkv_hidden_size", hidden) // num_heads or None
     patch_size = _side(vision, "patch_size")
-    # MiniMax-M3 has both in a separate section
+    # MiniMax-M3 stores both in a separate section
     merging = vision.part("img_token_compression_config") or vision
     projection = vision.optional_size("projection_dim") if merging is not vision else None
     return VisionEncoder(
@@ -275,12 +275,12 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
 
 
 def _of_tower(vision: Fields, key: str) -> int | None:
-    """A size, by Kimi's name of it too."""
+    """Return a size, also by Kimi's name of it."""
     return vision.optional_size(key, vision.optional_size(f"vt_{key}"))
 
 
 def _side(vision: Fields, key: str) -> int | None:
-    """Pixels per side; None if missing, or if height and width differ."""
+    """Return the pixels per side; None if missing, or if height and width differ."""
     if not isinstance(vision.config.get(key), list):
         return vision.optional_size(key)
     # InternVL: [height, width]
@@ -289,7 +289,7 @@ def _side(vision: Fields, key: str) -> int | None:
 
 
 def _merge(wrapper: Fields, vision: Fields, patch_size: int | None) -> int:
-    """Patches on a side that become one token: each wrapper says it in its own way."""
+    """Return the patches per side that become one token; each wrapper encodes it differently."""
     for fields in (vision, wrapper):
         for key in _MERGED:
             if fields.has(key):
@@ -302,7 +302,7 @@ def _merge(wrapper: Fields, vision: Fields, patch_size: int | None) -> int:
     image_size = _side(vision, "image_size")
     if tokens is None or image_size is None or patch_size is None:
         return 1
-    # Gemma 3 pools every image to as many tokens.
+    # Gemma 3 pools every image to the same number of tokens
     return max(1, image_size // patch_size // math.isqrt(tokens))
 
 

@@ -1,4 +1,4 @@
-"""Serving estimates: time to first token, time per output token and throughput of engines in steady state."""
+"""Serving estimates: TTFT, TPOT and throughput of serving engines in steady state."""
 
 from fastroof.serving.disaggregated import (
     DisaggregatedEstimate,

@@ -1,4 +1,4 @@
-"""Serving where some workers only prefill and hand the KV cache over to others that only decode."""
+"""Serving with separate workers: some only prefill and send the KV cache to others that only decode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Workers(NamedTuple):
-    """Plans of both kinds of workers, and both as loops read them."""
+    """Plans of both kinds of workers, and both as the loops read them."""
 
     prefill: StepPlan
     decode: StepPlan
@@ -41,7 +41,7 @@ class Workers(NamedTuple):
 
     @classmethod
     def of(cls, prefill: StepPlan, decode: StepPlan, speculation: SpeculativeDecoding | None) -> Workers:
-        """Check that the plans go together, and lay them out."""
+        """Check that the two plans match, and lay them out."""
         model = prefill.model
         if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
             raise PlanError(
@@ -51,7 +51,7 @@ class Workers(NamedTuple):
         return cls(prefill, decode, speculated(prefill, speculation), speculated(decode, speculation))
 
     def transfer_us_per_token(self, link_bytes_per_s: float | None) -> float:
-        """Time that the KV cache of a token takes from one worker to the other, us."""
+        """Return the time to send one token's KV cache to a decode worker, us."""
         prefill, decode = self.prefill, self.decode
         if link_bytes_per_s is None:
             link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
@@ -63,7 +63,7 @@ class Workers(NamedTuple):
     def options(
         self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
     ) -> loops.LinkOptions:
-        """What all scenarios have in common."""
+        """Return the options that all scenarios share."""
         prefill, decode = (
             one.memory(max_seqs=decode_engine.max_seqs) for one in (self.prefill_loops, self.decode_loops)
         )
@@ -101,24 +101,24 @@ class DisaggregatedEstimate(ArrowResult):
     request_latency_ms : float or ndarray of float64
         ``ttft_ms + tpot_ms * (osl - 1)``.
     tokens_per_s_per_gpu : float or ndarray of float64
-        Output tokens of all clients a second, divided by the GPUs of all workers.
+        Output tokens/s of all clients, divided by the GPUs of all workers.
     wait_ms, prefill_ms, transfer_ms : float or ndarray of float64
-        What ``ttft_ms`` is the sum of.
+        The terms of ``ttft_ms``.
     prefill_batch : float or ndarray of float64
-        Prompts that are prefilled together.
+        Number of prompts that are prefilled together.
     prefill_load, link_load, kv_load : float or ndarray of float64
-        Share of what the prefill workers, their links and the decode workers' KV cache could do: what is
-        at 1 limits the throughput.
+        Share of the capacity of the prefill workers, their links and the decode workers' KV cache; the
+        one at 1 limits the throughput.
     decodes : float or ndarray of float64
-        Requests that decode together on one worker.
+        Number of requests that decode together on one worker.
     decode_step_us : float or ndarray of float64
-        Their step, us.
+        Time of their step, us.
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
         One standard error over ``decode_step_us``; None if not requested.
     made_from : mapping of str to str
-        fastroof's version, the tables' hash and what the decode plan is: metadata of its Arrow table.
+        fastroof's version, the tables' hash and the decode plan's settings: metadata of its Arrow table.
     """
 
     ttft_ms: Any
@@ -142,24 +142,24 @@ class DisaggregatedEstimate(ArrowResult):
     arrow_columns = (
         Column("ttft_ms", "float", "ms", "mean time to first token: waiting, prefill and transfer"),
         Column("tpot_ms", "float", "ms", "mean time per output token after the first"),
-        Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
+        Column("itl_ms", "float", "ms", "mean time between two tokens; equals tpot_ms"),
         Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
         Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over all GPUs"),
         Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits", 0),
         Column("prefill_ms", "float", "ms", "share of ttft_ms that its prefill takes"),
         Column("transfer_ms", "float", "ms", "share of ttft_ms that its KV cache is sent"),
         Column("prefill_batch", "float", "", "prompts that are prefilled together"),
-        Column("prefill_load", "float", "", "share of what the prefill workers could do"),
-        Column("link_load", "float", "", "share of what their links could do"),
-        Column("kv_load", "float", "", "share of the decode workers' KV cache"),
+        Column("prefill_load", "float", "", "share of the prefill workers' capacity"),
+        Column("link_load", "float", "", "share of their links' capacity"),
+        Column("kv_load", "float", "", "share of the decode workers' KV-cache capacity"),
         Column("decodes", "float", "", "requests that decode together on one worker"),
-        Column("decode_step_us", "float", "us", "their step"),
+        Column("decode_step_us", "float", "us", "time of their step"),
         Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
         RELATIVE_ERROR,
     )
 
     def columns(self) -> dict[str, Any]:
-        """All fields but made_from."""
+        """All fields except made_from."""
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
@@ -169,11 +169,11 @@ class WorkerMatch(NamedTuple):
     Attributes
     ----------
     prefill_workers, decode_workers : int
-        The smallest numbers whose rates are balanced.
+        The smallest balanced numbers.
     balance : float
-        The smaller of both sides' rates over the larger.
+        The smaller of both rates over the larger.
     prefill_requests_per_s, decode_requests_per_s : float
-        What one worker does.
+        Request rate of one worker, 1/s.
     """
 
     prefill_workers: int
@@ -205,60 +205,60 @@ def estimate_disaggregated(
     Parameters
     ----------
     prefill_plan, decode_plan : StepPlan
-        One worker of each kind: the same model and kv_dtype, each on the number of GPUs it was compiled for.
+        One worker of each kind: the same model and kv_dtype; each may use a different number of GPUs.
     isl, osl : number or array_like
-        Mean tokens of a prompt, and of an output, at least 2. Broadcast, as are the next four.
+        Mean tokens of a prompt, and of an output (at least 2). Broadcast, as are the next four.
     concurrency : number or array_like
-        Clients in all, each of which sends its next request as soon as it has an answer.
+        Total clients, each of which sends its next request as soon as it has an answer.
     prefill_workers, decode_workers : number or array_like
         Workers of each kind; requests spread evenly over them.
     max_batched_tokens : number or array_like, optional
-        Tokens that a prefill step holds at most: whole prompts, or a chunk of one that is longer. By default
-        as the prefill plan's engine.
+        Maximum tokens per prefill step: whole prompts, or a chunk of a longer one (default: the prefill
+        plan's engine).
     link_bytes_per_s : float, optional
-        What one GPU sends to a GPU of another worker, B/s; by default over NVLink. 50e9 is a 400 Gb/s NIC.
+        Bandwidth from one GPU to a GPU of another worker, B/s (default: NVLink). 50e9 is a 400 Gb/s NIC.
     chunked_prefill : bool, optional
-        Whether a prefill worker cuts prompts that are longer than a step; by default as its plan's engine.
+        Whether a prefill worker splits prompts that are longer than a step (default: its plan's engine).
     kv_reservation, max_seqs : str and number, optional
-        As in :func:`estimate`, of a decode worker; by default as its plan's engine.
+        As in :func:`estimate`, for a decode worker (default: its plan's engine).
     speculation : SpeculativeDecoding, optional
-        As in :func:`estimate`: decode workers verify, workers of both kinds run the draft, and its KV cache
-        is sent too.
+        As in :func:`estimate`: decode workers verify, workers of both kinds run the draft, and the draft's KV
+        cache is sent too.
     with_error : bool
         As in :func:`estimate`.
 
     Returns
     -------
     DisaggregatedEstimate
-        Arrays of the broadcast shape; floats where everything is a number.
+        Arrays of the broadcast shape; floats if every argument is a scalar.
 
     Raises
     ------
     PlanError
         If the plans are of different models or KV cache dtypes.
     BatchError
-        If something is not a number of at least 1, osl is less than 2, or a prompt cannot be cut and is
+        If a value is not a number of at least 1, osl is less than 2, or a prompt cannot be split and is
         larger than a step.
     PlanRangeError
-        If the KV cache does not hold one request, or a step is larger than its plan.
+        If the KV cache does not hold one request, or a step is larger than its plan allows.
 
     Notes
     -----
-    Requests a second X are those at which the clients at all three places are ``concurrency``::
+    The request rate X is the one at which the clients at all three places sum to ``concurrency``::
 
         concurrency = X (W + P(b) + transfer) + decode_workers n,    X = decode_workers n / ((osl - 1) D(n))
         transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp x pp of prefill, of decode))
 
     D(n) is the mean step of n decodes over their growing context (with speculation: of verifications and
-    drafts, and the steps of an output replace osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
-    together, at most m. A prefill worker is FIFO: a prompt that finds it busy, in a share u of cases, waits
-    half a batch, and shares the next with all that came meanwhile; near a load rho of 1, some wait longer::
+    drafts, and the steps of an output replace osl - 1, as in :func:`estimate`), P(b) the time to prefill
+    b prompts together, at most m. A prefill worker is FIFO: a prompt that finds it busy, with probability u,
+    waits half a batch, and shares the next with later arrivals; near a load rho of 1, some wait longer::
 
-        b = 1 + u a P(b), u = a P(b)/b            a: prompts that come in a unit of time, rho = a P(m)/m
+        b = 1 + u a P(b), u = a P(b)/b            a: prompts that arrive per unit of time, rho = a P(m)/m
         W = u P(b)/2 + max(1/(m (1 - rho^2)) - 1, 0) (1 + rho) P(m)/2
 
-    which is the M/D/1 queue for m = 1, and within 20 % of a simulation up to a load of 0.95. X is at most
-    what prefill and links can do, n at most what the KV cache holds; clients beyond wait (Little's law). Each
+    which is the M/D/1 queue for m = 1, and within 20 % of a simulation up to a load of 0.95. X is limited by
+    the capacity of prefill and links, n by the KV cache; further clients wait (Little's law). Each
     prefill worker sends one prompt at a time, after it is done: layer-wise transfers that overlap with
     prefill would be faster. Decode steps are undisturbed by arriving KV cache.
 
@@ -280,7 +280,7 @@ def estimate_disaggregated(
     workers = Workers.of(prefill_plan, decode_plan, speculation)
     check_flag("with_error", with_error, BatchError)
     if with_error and workers.decode_loops.tokens > 1:
-        raise BatchError("with_error goes without speculation: no step of several tokens was measured")
+        raise BatchError("with_error requires speculation=None: verification steps were not measured")
     options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)
     given = {
         "isl": isl,
@@ -328,7 +328,7 @@ def estimate_disaggregated(
     if with_error:
         sizes = (out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
         rows.append(decode_errors(decode_plan, *sizes))
-    # the last row exists only on request
+    # the last row exists only with with_error
     names = [column.name for column in DisaggregatedEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
     return DisaggregatedEstimate(**values, made_from=made_from(decode_plan, speculation))
@@ -342,7 +342,7 @@ def _refuse(
     position: int,
     needed: float,
 ) -> None:
-    """Say which plan cannot time which scenario."""
+    """Raise the error of the plan that cannot time a scenario."""
     osl = float(scenarios["osl"][position])
     if code == CODE_SIZES and 1.0 <= osl < 2.0:
         raise BatchError(
@@ -378,17 +378,17 @@ def match_workers(
     prefill_plan, decode_plan, isl, osl, max_batched_tokens, link_bytes_per_s, speculation
         As in :func:`estimate_disaggregated`.
     decodes : float, optional
-        Requests that decode together on one worker; by default as many as its KV cache holds and its plan
-        times. Fewer are faster for each client, and need more workers.
+        Requests that decode together on one worker (default: as many as its KV cache holds and its plan
+        times). Fewer are faster for each client, but need more workers.
     tolerance : float
-        How far the slower side may be behind, as a share of the faster.
+        Maximum lag of the slower side, as a share of the faster.
     max_workers : int
-        Workers in all at most: if none of them balance, the nearest to it.
+        Maximum number of workers; if none of them balance, the closest are returned.
 
     Returns
     -------
     WorkerMatch
-        The numbers, and what each worker does.
+        The numbers of workers, and the rate of each.
 
     Raises
     ------
@@ -411,7 +411,7 @@ def match_workers(
     tolerance = at_least("tolerance", tolerance, 0)
     workers = int(at_least("max_workers", max_workers, 2))
     isl, osl = at_least("isl", isl, 1), at_least("osl", osl, 2)
-    # refuses what neither plan can time
+    # rejects what neither plan can time
     estimate_disaggregated(
         prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=budget, speculation=speculation
     )
@@ -446,7 +446,7 @@ def match_workers(
     best = (1, 1)
     for total in range(2, workers + 1):
         split = max(((x, total - x) for x in range(1, total)), key=lambda pair: balance(*pair))
-        # a larger number has to be better, not the same ratio over again
+        # a larger number must be better, not the same ratio again
         if balance(*split) > balance(*best) * (1.0 + 1e-12):
             best = split
         if balance(*best) >= 1.0 - tolerance:

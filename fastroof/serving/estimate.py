@@ -1,4 +1,4 @@
-"""What clients of a serving engine see in steady state, with prompts beside decodes or ahead of them."""
+"""What clients of a serving engine see in steady state, with prompts next to or ahead of decodes."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 LENGTH_SPREAD: Final = 0.2
-"""Spread of output lengths that estimates assume: that of the public benchmarks that draw lengths."""
+"""Spread of output lengths that estimates assume: that of public benchmarks that draw lengths."""
 
 
 MOST_FRONTEND_US: Final = 1e9
-"""Of a token: as much as a table's slowest kernel takes."""
+"""Maximum frontend time per token, us: as much as a table's slowest kernel takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,40 +68,40 @@ class ServingEstimate(ArrowResult):
     ttft_ms : float or ndarray of float64
         Mean time to first token, ms: from sending a request to its first token.
     tpot_ms, itl_ms : float or ndarray of float64
-        Mean time per output token after the first, ms, and mean time between two tokens: the same mean,
-        since all outputs are of one length. nan where osl is 1. The gaps behind it are of two kinds,
-        ``decode_step_us`` and ``mixed_step_us``; the accepted tokens of a step come together.
+        Mean time per output token after the first, ms, and mean time between two tokens: both are equal,
+        since all outputs have the same length. nan if osl is 1. The underlying gaps are of two kinds,
+        ``decode_step_us`` and ``mixed_step_us``; the accepted tokens of a step arrive together.
     request_latency_ms : float or ndarray of float64
         ``ttft_ms + tpot_ms * (osl - 1)``.
     tokens_per_s_per_gpu : float or ndarray of float64
-        Output tokens of all clients a second, divided by the plan's GPUs, those of all ranks and stages.
+        Output tokens/s of all clients, divided by the plan's GPUs (all ranks and stages).
     wait_ms : float or ndarray of float64
         Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
-        the token budget; 0 where they fit.
+        the token budget; 0 if they fit.
     effective_concurrency : float or ndarray of float64
-        Requests that run concurrently.
+        Number of requests that run concurrently.
     decode_step_us, mixed_step_us : float or ndarray of float64
         Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With
-        speculative decoding its draft is part of it.
+        speculative decoding they include the draft.
     mixed_share : float or ndarray of float64
-        Share of the steps that hold prompts, as a decoding request sees them. Where prompts run first a
-        mixed step has only prompts, after which no request gets a token: TPOT is the mean step over one
-        less this share.
+        Share of the steps that contain prompts, as a decoding request sees them. If prompts run first, a
+        mixed step has only prompts and produces no output token: TPOT is the mean step over one
+        minus this share.
     decodes : float or ndarray of float64
-        Requests that decode in a step, of one rank and one micro-batch; 0 where outputs are one token.
+        Requests that decode in a step, of one rank and one micro-batch; 0 if osl is 1.
     prefill_tokens, prompts : float or ndarray of float64
-        Prompt tokens that a step computes if it holds any, and how many prompts that is; 0 where
-        ``mixed_share`` is.
+        Prompt tokens and prompts in a step that contains any; 0 if
+        ``mixed_share`` is 0.
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
-        One standard error over ``decode_step_us``, nan if that is 0; None if not requested.
+        One standard error relative to ``decode_step_us``, nan if that is 0; None if not requested.
     tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
-        One standard error over ``tpot_ms`` and ``ttft_ms`` (in ln), as the engine's profile knows it from
-        runs of models, GPUs and versions that no fit has seen; that of ``ttft_ms`` is nan where requests
-        wait. None if not requested or unknown to the profile.
+        One standard error relative to ``tpot_ms`` and ``ttft_ms`` (in ln), from the engine's profile:
+        runs of models, GPUs and versions that no fit has seen; that of ``ttft_ms`` is nan if requests
+        wait. None if not requested or not in the profile.
     made_from : mapping of str to str
-        fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
+        fastroof's version, the tables' hash and the plan's settings: metadata of its Arrow table.
     """
 
     ttft_ms: Any
@@ -125,46 +125,46 @@ class ServingEstimate(ArrowResult):
 
     arrow_columns = (
         Column("ttft_ms", "float", "ms", "mean time to first token"),
-        Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty where osl is 1"),
-        Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
+        Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty if osl is 1"),
+        Column("itl_ms", "float", "ms", "mean time between two tokens; equals tpot_ms"),
         Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
         Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over GPUs"),
-        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits for room", 0),
+        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits to be admitted", 0),
         Column("effective_concurrency", "float", "", "requests that run concurrently"),
         Column("decode_step_us", "float", "us", "mean decode-only step; 0 if there is none", 0),
         Column(
             "mixed_step_us", "float", "us", "mean mixed step (decodes and prompts); 0 if there is none", 0
         ),
-        Column("mixed_share", "float", "", "share of the steps that hold prompts", 0),
-        Column("decodes", "float", "", "requests that decode in a step; 0 where osl is 1", 0),
+        Column("mixed_share", "float", "", "share of the steps that contain prompts", 0),
+        Column("decodes", "float", "", "requests that decode in a step; 0 if osl is 1", 0),
         Column(
-            "prefill_tokens", "float", "tokens", "prompt tokens in a step that holds any; 0: none does", 0
+            "prefill_tokens", "float", "tokens", "prompt tokens in a step with prompts; 0 if none has any", 0
         ),
-        Column("prompts", "float", "", "prompts in a step that holds any; 0: none does", 0),
+        Column("prompts", "float", "", "prompts in a step with prompts; 0 if none has any", 0),
         Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
         RELATIVE_ERROR,
-        Column("tpot_relative_error", "float", "", "standard error of tpot_ms over it, on unseen runs", 0),
-        Column("ttft_relative_error", "float", "", "standard error of ttft_ms over it, on unseen runs", 0),
+        Column("tpot_relative_error", "float", "", "relative standard error of tpot_ms on unseen runs", 0),
+        Column("ttft_relative_error", "float", "", "relative standard error of ttft_ms on unseen runs", 0),
     )
 
     def columns(self) -> dict[str, Any]:
-        """All fields but made_from."""
+        """All fields except made_from."""
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
     def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
-        """Return where a measured run would lie.
+        """Return the interval in which a measured run is expected.
 
         Parameters
         ----------
         quantity : str
             tpot or ttft.
         share : float
-            Of the runs that lie between both.
+            Share of runs in the interval.
 
         Returns
         -------
         low, high : float or ndarray of float64
-            ms; nan where the error is not known.
+            Bounds, ms; nan if the error is unknown.
 
         Raises
         ------
@@ -220,147 +220,147 @@ def estimate(
     Parameters
     ----------
     plan : StepPlan
-        The model on its GPUs; its engine says what is added to a step, and how it schedules.
+        The model on its GPUs; its engine defines the costs added to a step, and the scheduling.
     isl, osl : number or array_like
-        Mean tokens of a prompt, and of an output, its first token included. Broadcast, as are the next two.
+        Mean tokens of a prompt, and of an output including its first token. Broadcast, as are the next two.
     concurrency : number or array_like
         Clients, each of which sends its next request as soon as it has an answer. They spread evenly over
-        the ranks and pipeline stages of a plan that has several; with fewer than there are some are idle.
+        the ranks and pipeline stages of a plan that has several; with fewer clients some are idle.
     max_batched_tokens : number or array_like, optional
-        Tokens that a step holds at most. It, the next two and ``max_seqs`` are the engine's own by default.
+        Maximum tokens per step. This, the next two and ``max_seqs`` default to the engine's values.
     chunked_prefill : bool, optional
-        Whether prompts are cut where a step has no room for the whole.
+        Whether prompts are split if a step has no room for the whole.
     kv_reservation : str, optional
-        ``mean``: a request takes KV cache as it grows, half its output on average (vLLM); ``full``: it
+        ``mean``: a request takes KV cache as it grows, for half its output on average (vLLM); ``full``: it
         reserves its whole output before it starts (TensorRT-LLM).
     max_kv_tokens : number, optional
-        Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``. Layers within a window keep no
-        more than that of a longer request, which then counts as fewer; a state counts as the tokens whose
-        room it takes.
+        KV-cache capacity, tokens (default: ``plan.memory.max_kv_tokens``). Windowed layers store at most
+        their window of a longer request, which then counts as fewer tokens; a state counts as the tokens
+        whose memory it takes.
     max_seqs : number, optional
         Maximum number of concurrent requests; inf for as many as fit.
     order : str, optional
         ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in separate steps,
-        and decodes only when none waits (SGLang). The engine's own by default.
+        and decodes only if no prompt waits (SGLang). Default: the engine's own.
     length_spread : number
-        How far the shortest output is below the longest, of that one, with lengths drawn evenly between;
-        0 where all are equally long. Where prompts run first it decides how many requests end together.
+        How far the shortest output is below the longest, relative to it, with uniformly drawn lengths;
+        0 if all have one length. If prompts run first it determines how many requests end together.
     wait_steps : number
-        Steps that prompts wait for others to come with: TensorRT-LLM's ``batch_wait_timeout_iters``, from the
-        first that waits on; where prompts run first, the decode steps between two checks for new requests
+        Steps that prompts wait for others: TensorRT-LLM's ``batch_wait_timeout_iters``, from the
+        first that waits; if prompts run first, the decode steps between two checks for new requests
         (SGLang's ``scheduler_recv_interval``).
     arrivals : str
-        ``closed``: a request arrives as the last answer of its client ends, which is when a step ends;
+        ``closed``: a request arrives when its client's last answer ends, which is at the end of a step;
         ``random``: at any moment of a step, as requests of a given rate do.
     async_scheduling : bool, optional
-        Whether a step is scheduled while the one before it runs, so that requests that arrive as a step ends
-        wait for one more. The engine's own by default.
+        Whether a step is scheduled while the previous one runs, so that requests that arrive at a step's end
+        wait for one more step. Default: the engine's own.
     requests_per_client : number, optional
-        Length of a benchmark that starts all clients at once: its mean time to first token counts the
-        start as one of so many requests. By default the steady state alone.
+        Length of a benchmark that starts all clients together: its mean time to first token counts the
+        start as one of this many requests. By default only the steady state.
     frontend_us_per_token : float
-        What the front end (tokenizer, HTTP, router) takes a prompt token, us; on time to first token.
+        Time of the front end (tokenizer, HTTP, router) per prompt token, us; added to time to first token.
     speculation : SpeculativeDecoding, optional
-        Draft tokens that requests verify in a step, and how many of them they keep.
+        Draft tokens that requests verify in a step, and how many of them are accepted.
     prefix_hit, prefix_len : number or array_like, optional
-        Share of a prompt, or its tokens, that are found in the prefix cache; one of both. Broadcast.
+        Share of a prompt, or its tokens, found in the prefix cache; give only one of the two. Broadcast.
     with_error : bool
-        Also return the error of the mean decode step, see :meth:`fastroof.StepPlan.decode_error`, and how
-        good TPOT and TTFT are. Not with speculation: nothing that was measured says it.
+        Also return the error of the mean decode step, see :meth:`fastroof.StepPlan.decode_error`, and those
+        of TPOT and TTFT. Not with speculation, for which there are no measurements.
 
     Returns
     -------
     ServingEstimate
-        Arrays of the broadcast shape; floats where everything is a number.
+        Arrays of the broadcast shape; floats if every argument is a scalar.
 
     Raises
     ------
     BatchError
-        If something is not a number of at least 1, or a prompt cannot be cut and is larger than a step.
+        If a value is not a number of at least 1, or a prompt cannot be split and is larger than a step.
     PlanRangeError
-        If the KV cache does not hold one request, or a step is larger than the plan.
+        If the KV cache does not hold one request, or a step is larger than the plan allows.
 
     Notes
     -----
-    A scenario is two steps. With c requests that fit (KV cache: ``max_kv_tokens / (isl + osl/2)``, or + osl),
-    a budget of B = max_batched_tokens - (c - 1) prompt tokens (whole prompts of them without chunking) and
-    K = max(1, isl/B) steps a prompt, and w steps that a request waits before a step can hold it (0, 1 with
+    A scenario has two kinds of steps. With c requests that fit (KV cache: ``max_kv_tokens / (isl + osl/2)``,
+    or + osl), a budget of B = max_batched_tokens - (c - 1) prompt tokens (whole prompts without chunking),
+    K = max(1, isl/B) steps per prompt, and w steps that a request waits before a step can take it (0, 1 with
     asynchronous scheduling, 1 at random moments)::
 
-        cycle      = w + K + osl - 1                               steps from a request to the next
-        arrivals   = (c - 1) / cycle                               other prompts that come in a step
-        mixed      = max(1 - exp(-arrivals K), arrivals isl/B)     share of steps that hold prompts
+        cycle      = w + K + osl - 1                               steps from one request to the next
+        arrivals   = (c - 1) / cycle                               other prompts that arrive in a step
+        mixed      = max(1 - exp(-arrivals K), arrivals isl/B)     share of steps that contain prompts
         decodes    = 1 + (c - 1) (osl - 1) / cycle
         prefill    = min(arrivals isl/mixed, B)                    tokens, in chunks of min(isl, B)
         D, M       = step of the decodes at isl + osl/2; the same with the prompts, half-way through theirs
         TPOT       = (1 - mixed) D + mixed M
 
-    The context grows by a token a step: attention is averaged over its ``osl - 1`` lengths (over their share
-    ``1/sqrt(decodes)`` where several requests make the mean), so that one client's TPOT is the mean of its
-    steps. Where prompts would need more than the budget, every step is full and M alone counts.
+    The context grows by one token per step: attention is averaged over its ``osl - 1`` lengths (over their
+    share ``1/sqrt(decodes)`` if several requests make the mean), so that one client's TPOT is the mean of its
+    steps. If prompts would need more than the budget, every step is full and only M counts.
 
-    TTFT is w whole steps of any kind, a queue for the budget, and the prompt's own steps, with the prompts
-    that came as the same step ended. The queue is that of prompts of k = isl/B steps each which are served at
-    an even pace, ``k rho / 2 (1 - rho)`` (M/D/1), of clients who come the seldomer, the longer they wait::
+    TTFT is w whole steps of any kind, a queue for the budget, and the prompt's own steps, together with the
+    prompts that arrived as the same step ended. The queue consists of prompts of k = isl/B steps each, served
+    at an even pace, ``k rho / 2 (1 - rho)`` (M/D/1); the longer clients wait, the less often they arrive::
 
         wait = w TPOT;  queue = Q M with Q of rho = (c - 1) k / (cycle + Q)
         own  = full chunks, and M of the last one with arrivals others
 
-    At random moments a request waits for the rest of the running step, longer ones more likely, and meets
-    those that came in it::
+    At random moments a request waits for the rest of the running step, which is more likely a long one, and
+    meets those that arrived in it::
 
         wait = E[T^2] / 2 E[T];  queue = min(rho / (1 - rho), 1) mixed M/2, rho = arrivals isl/B
         own  = full chunks, and M of the last one with arrivals E[T^2]/E[T]^2 others
 
-    Clients that do not fit wait as long as Little's law says: clients are requests a second times
-    ``TTFT + TPOT (osl - 1)``. A start of all at once, of g groups of whole prompts, has a mean TTFT of
+    Clients that do not fit wait according to Little's law: clients are requests/s times
+    ``TTFT + TPOT (osl - 1)``. A simultaneous start of g groups of whole prompts has a mean TTFT of
     ``M (g + 1)/2``, counted as one of ``requests_per_client``.
 
-    Where prompts run first, decode steps hold all c and everybody's cycle is n = osl - 1 of them and the
-    prompts of all. With e, the share of the others that ends in the same step as a request, and g prompts
-    that so come together, in W of steps that are full but for the last, done in O on average::
+    If prompts run first, decode steps contain all c, and every client's cycle is n = osl - 1 of them plus all
+    prompts. Let e be the share of the other requests that end in the same step as a request, g the prompts
+    that arrive together as a result, W their steps (full except the last), O the mean time until one ends::
 
         e    = 1 without a spread: all clients, who started together, stay together ("waves")
              = 1/osl with one, in the long run; after j requests erf(1/(4 s sqrt(j))), s steps the deviation
         g    = 1 + (c - 1) e as requests see it;   O = C (g isl/B + 1)/2, C a full step
-        TTFT = wait + O,   TPOT = D + (W of all c - what TTFT has seen)/n
+        TTFT = wait + O,   TPOT = D + (W of all c - the part in TTFT)/n
 
     Requests end with a decode step, and the next step has their prompts: they wait for nothing, or for
-    the step that has been scheduled already (prompts of those who ended a step before, or decodes). At random
+    the already scheduled step (prompts of requests that ended one step earlier, or decodes). At random
     moments they wait for the rest of the running step.
 
-    Prompts that wait up to N steps for others have aN of them with, a the arrivals, and wait
+    Prompts that wait up to N steps for others are joined by aN of them, with a the arrivals, and wait
     ``N (1 + aN/2) / (1 + aN)`` steps on average; with prefill first those of N steps come together.
 
-    Those who arrive during a prefill step come next, without a decode step between. A benchmark of
-    ``requests_per_client`` begins with e = 1, and has the mean e of the others after.
+    Requests that arrive during a prefill step come next, without a decode step between. A benchmark of
+    ``requests_per_client`` starts with e = 1, and then has the mean e of the others.
 
     Ranks of attention data parallelism that step together (:func:`fastroof.plan.calls.rank_rules`) wait
-    for the longest of theirs, while experts compute the tokens of all, or what the engine pads them to. Each
+    for the slowest rank, while experts compute the tokens of all, or the engine's padded number. Each
     of the n other ranks that have requests has prompts in a share s of its steps, as above but with all of
     its clients; with E(t) the time of experts for t tokens, D, M and a prompt's own steps become::
 
         L(T) = sum over m of Binomial(m; n, s) max(T + E(t(m)) - E(dp own), M + E(t(m)) - E(dp fullest))
 
-    of which D and M count all ranks alike: T is a rank's step of ``own`` tokens by itself, t(m) the tokens of
-    all ranks if m others have prompts, and the second part is there for m > 0. ``decode_step_us`` and
-    ``mixed_step_us`` are then steps without and with a prompt of any rank, and ``mixed_share`` that of all
-    steps; where prompts run first ``mixed_share`` is of the rank's own, and clients who go on together do
-    so on all ranks. Prompts that wait for those of other ranks (TensorRT-LLM's balance) are taken to start
+    D and M count all ranks alike: T is a rank's step of ``own`` tokens by itself, t(m) the tokens of
+    all ranks if m others have prompts, and the second term applies for m > 0. ``decode_step_us`` and
+    ``mixed_step_us`` are then steps without and with a prompt of any rank, and ``mixed_share`` is that of all
+    steps; if prompts run first, ``mixed_share`` is the rank's own, and clients who continue together do
+    so on all ranks. Prompts that wait for those of other ranks (TensorRT-LLM's balance) are assumed to start
     on all of them in one step, and their wait is not in TTFT. Other ranks of dense models are replicas.
 
-    With speculation a decode has q tokens of a step, 1 and its drafts, and says a of them: outputs take
+    With speculation a decode has q tokens per step, 1 and its drafts, and produces a of them: outputs take
     ``max((osl - 1)/a, 1)`` steps, which replaces osl - 1 above, decodes count q times in B, D and M are
-    verifications (:meth:`fastroof.StepPlan.verify_us`) and what drafting takes, and TPOT is the step over a.
-    A draft goes through prompts too, its engine's costs are its target's, and its weights and KV cache leave
-    less room. The slots of draft tokens, a few a request, are not counted.
+    verifications (:meth:`fastroof.StepPlan.verify_us`) plus drafting, and TPOT is the step over a.
+    A draft processes prompts too, has its target's engine costs, and its weights and KV cache leave
+    less room. The slots of draft tokens, a few per request, are not counted.
 
-    Prompt tokens of a prefix cache are not computed, the last one aside. They are attended to, and hold KV
-    cache for each request as if no other shared them: the room for requests is a lower bound where all share
+    Prompt tokens in the prefix cache are not computed, except the last one. They are attended to, and take KV
+    cache for each request as if no other shared them: the capacity is a lower bound if all share
     one prefix.
 
-    Against simulated closed loops, lengths spread by 20 %, the median error of TTFT is 1 % (within 5 % in
-    four of five questions), of TPOT 0.2 %; whole prompts almost as long as the budget queue for longer. At
+    Compared with simulated closed loops, lengths spread by 20 %, the median error of TTFT is 1 % (within 5 %
+    in four of five scenarios), of TPOT 0.2 %; whole prompts almost as long as the budget queue longer. At
     random moments TPOT and throughput are within 5 %, TTFT within 25 % below a load rho of 0.8. Not modelled:
     preemption with kv_reservation ``mean`` (TPOT up to 30 % too low where long outputs overflow the KV
     cache), and waves of requests of equal lengths that stay together under a mixed schedule.
@@ -399,7 +399,7 @@ def estimate(
     target = speculated(plan, speculation)
     check_flag("with_error", with_error, BatchError)
     if with_error and target.tokens > 1:
-        raise BatchError("with_error goes without speculation: no step of several tokens was measured")
+        raise BatchError("with_error requires speculation=None: verification steps were not measured")
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     memory = target.memory(max_seqs=engine.max_seqs)
     # each batch in flight is served like a separate replica, in its share of the room
@@ -463,7 +463,7 @@ def estimate(
         if known.tpot or known.ttft:
             rows.append(np.full(len(tpot_ms), known.tpot or np.nan))
             rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
-    # the last rows exist only on request
+    # the last rows exist only with with_error
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
     return ServingEstimate(**values, made_from=made_from(plan, speculation))

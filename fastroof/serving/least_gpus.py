@@ -1,4 +1,4 @@
-"""How many GPUs a load needs: serving estimates inverted, from a request rate to replicas."""
+"""Smallest deployments: serving estimates inverted, from a request rate to replicas and GPUs."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.checks import checked_model
 from fastroof.serving.scenarios import broadcast, engine_limits
-from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaAsked, positive, rate_curve
+from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaOptions, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
 from fastroof.units import GB
 
 MAX_SIZE: Final = 2**20
-"""Most tokens or requests that a step holds."""
+"""Maximum tokens or requests of a step."""
 
 
 @dataclass(frozen=True, eq=False)
 class LeastGpus(ArrowResult):
-    """The smallest deployments that serve some request rates, of the scenarios' shape.
+    """The smallest deployments that serve some request rates, in the scenarios' shape.
 
     Attributes
     ----------
     total_gpus, tp, replicas : int or ndarray of int64
-        GPUs in all, of a replica, and replicas; 0 if no deployment keeps the limits.
+        Total GPUs, GPUs of a replica, and replicas; 0 if no deployment meets the limits.
     concurrency : float or ndarray of float64
-        Clients of all replicas: the fewest at which they serve the rate within the limits.
+        Clients of all replicas: the fewest with which they serve the rate within the limits.
     ttft_ms, tpot_ms, request_latency_ms : float or ndarray of float64
-        What those clients see, see :class:`fastroof.serving.ServingEstimate`. Without GPUs, what one
-        client alone would see on the last tp that was tried; nan if not even that fits.
+        What those clients see, as in :class:`fastroof.serving.ServingEstimate`. If no deployment meets the
+        limits, the values of a single client on the last tp that was tried; nan if not even one fits.
     tokens_per_s_per_gpu : float or ndarray of float64
         Output tokens/s at the requested rate, divided by all GPUs.
     max_request_rate_per_s : float or ndarray of float64
-        Most requests a second of the same GPUs within the limits; without GPUs 0.
+        Maximum request rate of the same GPUs within the limits, 1/s; 0 without GPUs.
     limited_by : int or ndarray of uint8
-        What limits that: the place of its name in :data:`RATE_LIMITS`. Without GPUs, what one client alone
-        does not keep to.
+        What limits that rate: an index into :data:`RATE_LIMITS`. Without GPUs, the limit that even a single
+        client exceeds.
     refused : dict of int to str
-        Which tp could not be tried, and why.
+        Tensor-parallel sizes that could not be tried, and why.
     made_from : mapping of str to str
-        fastroof's version, the tables' hash, and what the plans have in common: metadata of its Arrow table.
+        fastroof's version, the tables' hash, and the plans' common settings: metadata of its Arrow table.
     """
 
     total_gpus: Any
@@ -73,21 +73,21 @@ class LeastGpus(ArrowResult):
     made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     arrow_columns = (
-        Column("total_gpus", "int", "GPUs", "GPUs in all; 0 if no deployment keeps the limits", 0),
+        Column("total_gpus", "int", "GPUs", "total GPUs; 0 if no deployment meets the limits", 0),
         Column("tp", "int", "GPUs", "GPUs of a replica", 0),
         Column("replicas", "int", "", "replicas that share the load evenly", 0),
-        Column("concurrency", "float", "", "fewest clients at which they serve the rate"),
+        Column("concurrency", "float", "", "fewest clients with which they serve the rate"),
         Column("ttft_ms", "float", "ms", "mean time to first token"),
         Column("tpot_ms", "float", "ms", "mean time per output token after the first"),
         Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of the rate, over all GPUs"),
-        Column("max_request_rate_per_s", "float", "1/s", "most requests that those GPUs serve", 0),
-        Column("limited_by", "text", "", "what limits that"),
+        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens at the rate, over all GPUs"),
+        Column("max_request_rate_per_s", "float", "1/s", "maximum request rate of those GPUs", 0),
+        Column("limited_by", "text", "", "what limits that rate"),
     )
     arrow_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"limited_by": RATE_LIMITS}
 
     def columns(self) -> dict[str, Any]:
-        """All fields but refused and made_from; limited_by as codes."""
+        """All fields except refused and made_from; limited_by as codes."""
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
@@ -100,7 +100,7 @@ def replica_plans(
     *,
     running: float | None = None,
 ) -> tuple[list[StepPlan], dict[int, str]]:
-    """Compile the plans of one replica, and say which there cannot be."""
+    """Compile the plans of one replica, and collect the tp that cannot be compiled."""
     plans: list[StepPlan] = []
     refused = {}
     for size in tp:
@@ -112,9 +112,9 @@ def replica_plans(
         memory = plan.memory if running is None else plan.memory_of(max_seqs=running)
         if memory.max_kv_tokens < 2:
             own = memory.activation_bytes + memory.context_bytes
-            beside = f" and {own / GB:.1f} GB of {plan.runtime}'s own" if memory.context_bytes else ""
+            overhead = f" and {own / GB:.1f} GB for {plan.runtime}" if memory.context_bytes else ""
             refused[size] = (
-                f"{memory.weight_bytes / GB:.1f} GB of weights{beside} leave no room for KV cache on a GPU "
+                f"{memory.weight_bytes / GB:.1f} GB of weights{overhead} leave no room for KV cache on a GPU "
                 f"of {gpu.hbm_bytes / GB:.1f} GB"
             )
             continue
@@ -156,32 +156,32 @@ def least_gpus(
     memory_fraction: float | None = None,
     **plan_options: Any,
 ) -> LeastGpus:
-    """Find the fewest GPUs that serve a request rate within limits, and how the model is laid out on them.
+    """Find the fewest GPUs that serve a request rate within limits, and the layout on them.
 
     Parameters
     ----------
     model, gpu, tables, dtype, kv_dtype, engine, runtime, method
         As in :func:`fastroof.compile_plan`.
     request_rate_per_s : number or array_like
-        Requests a second, all replicas together. Broadcast, as are the next five.
+        Requests/s, all replicas together. Broadcast, as are the next five.
     isl, osl : number or array_like
-        Mean tokens of a prompt, and of an output, its first token included.
+        Mean tokens of a prompt, and of an output including its first token.
     ttft_ms, tpot_ms, request_latency_ms : number or array_like
-        Longest mean time to first token, time per output token and time of a whole request, ms; inf for no
-        limit.
+        Limits of the mean time to first token, time per output token and time of a whole request, ms; inf
+        for no limit.
     tp : int or sequence of int
-        GPUs that each layer of a replica may be split over.
+        Tensor-parallel sizes that a replica may use.
     pp, dp, ep, routing, allow_modelled
-        As in :func:`fastroof.compile_plan`, with every tp; those that do not go with one of them are among
+        As in :func:`fastroof.compile_plan`, with every tp; combinations that are invalid are in
         ``refused``.
     max_batched_tokens, max_seqs : int, optional
         Max tokens per step and max concurrent requests of a replica (default: the engine's own).
     chunked_prefill, kv_reservation : bool and str, optional
         As in :func:`fastroof.serving.estimate`.
     speculation : SpeculativeDecoding, optional
-        As in :func:`fastroof.serving.estimate`; a ``tp`` that its draft does not run on is refused.
+        As in :func:`fastroof.serving.estimate`; a ``tp`` on which the draft does not run is refused.
     prefix_hit : float
-        Share of a prompt that is found in the prefix cache.
+        Share of a prompt found in the prefix cache.
     memory_fraction : float, optional
         As in :func:`fastroof.compile_plan`.
     **plan_options
@@ -190,29 +190,29 @@ def least_gpus(
     Returns
     -------
     LeastGpus
-        Arrays of the broadcast shape; numbers where everything is a number.
+        Arrays of the broadcast shape; scalars if every argument is a scalar.
 
     Raises
     ------
     PlanError
         If the model cannot be served on any ``tp``; the message says why.
     BatchError
-        If something is not a number above 0, or a request is longer than the model's sequences.
+        If a value is not a number above 0, or a request is longer than the model's sequences.
 
     Notes
     -----
-    A replica with c clients makes X(c) requests a second, see :func:`fastroof.serving.estimate`; c is a mean
-    number of requests in flight, so it need not be whole. Of the c up to what the KV cache, ``max_seqs`` and
-    the token budget hold, those count that keep the limits::
+    A replica with c clients serves X(c) requests/s, see :func:`fastroof.serving.estimate`; c is a mean
+    number of requests in flight, so it need not be an integer. All c up to the limits of KV cache,
+    ``max_seqs`` and token budget that meet the time limits are candidates::
 
         X_max    = max X(c) over them
         replicas = ceil(request_rate / X_max)
-        c        = the least of them with replicas x X(c) >= request_rate
-        GPUs     = tp x pp x dp x replicas, the least over tp; of equals, where they could serve most requests
+        c        = the smallest of them with replicas x X(c) >= request_rate
+        GPUs     = tp x pp x dp x replicas, minimal over tp; on a tie, the one with the highest maximum rate
 
-    Kernels are jagged, so every c is tried: all whole numbers, and below 64 steps of 1/64 of the power of
-    two below, so that X_max is at most 1.6 % under what a c in between would give. Load spreads evenly over
-    replicas and comes evenly; limits are on means.
+    Kernel times are not monotonic, so many c are tried: all integers, and below 64 steps of 1/64 of the power
+    of two below, so that X_max is at most 1.6 % below that of a c in between. Load is spread evenly over
+    replicas and arrives evenly; limits apply to means.
 
     Examples
     --------
@@ -247,7 +247,7 @@ def least_gpus(
     rules = rules._replace(max_batched_tokens=budget, max_seqs=float(seqs))
     sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
     if not sizes:
-        raise PlanError(f"tp is empty, need some of {', '.join(map(str, TP_SIZES))}")
+        raise PlanError(f"tp is empty; valid sizes are {', '.join(map(str, TP_SIZES))}")
     options = {
         "pp": pp,
         "dp": dp,
@@ -260,9 +260,9 @@ def least_gpus(
         "method": method,
         "memory_fraction": memory_fraction,
         **plan_options,
-        # a mean step may be larger than the budget by a rounding
+        # a mean step may exceed the budget by rounding
         "max_tokens": budget + 1,
-        # prompts that are prefilled beside the decodes are sequences too
+        # prompts that are prefilled next to decodes are sequences too
         "max_seqs": seqs + budget,
     }
     plans, refused = replica_plans(model, gpu, tables, sizes, options, running=seqs)
@@ -270,14 +270,14 @@ def least_gpus(
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:
         raise BatchError(f"prefix_hit must be from 0 to 1, got {prefix_hit!r}")
-    asked = ReplicaAsked(rules, kv_reservation, speculation, float(prefix_hit))
+    replica_options = ReplicaOptions(rules, kv_reservation, speculation, float(prefix_hit))
     for target in _with_drafts(plans, refused, speculation):
         if target.tokens > budget:
             raise BatchError(
                 f"max_batched_tokens must be at least {target.tokens}: one request verifies them"
             )
         for number, (a_prompt, an_output) in enumerate(pairs.tolist()):
-            curve = rate_curve(target, a_prompt, an_output, asked)
+            curve = rate_curve(target, a_prompt, an_output, replica_options)
             chosen = np.flatnonzero(which.reshape(-1) == number)
             layout = target.plan.layout
             _take_smaller(rows, chosen, layout, curve, {n: a[chosen] for n, a in scenarios.items()})
@@ -289,7 +289,7 @@ def least_gpus(
 def _with_drafts(
     plans: Sequence[StepPlan], refused: dict[int, str], speculation: SpeculativeDecoding | None
 ) -> list[SpeculatedPlan]:
-    """Plans as loops read them; those that the draft does not run beside are refused."""
+    """Return the plans as the loops read them; plans that the draft does not run on are refused."""
     targets = []
     for plan in plans:
         try:
@@ -311,12 +311,12 @@ def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:
     longest = float((scenarios["isl"] + scenarios["osl"]).max(initial=0.0))
     if longest > model.max_position:
         raise BatchError(
-            f"isl + osl is up to {longest:g} tokens, {model.name} takes at most {model.max_position}"
+            f"isl + osl is up to {longest:g} tokens, the maximum of {model.name} is {model.max_position}"
         )
 
 
 def _none(count: int) -> dict[str, Array]:
-    """Rows of the answer if no deployment serves the load."""
+    """Return the rows of the answer if no deployment serves the load."""
     kinds: dict[str, tuple[Any, float]] = dict.fromkeys(("total_gpus", "tp", "replicas"), (np.int64, 0))
     times = ("concurrency", "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu")
     kinds |= dict.fromkeys(times, (np.float64, np.nan))
@@ -331,7 +331,7 @@ def _take_smaller(
     curve: RateCurve,
     scenarios: Mapping[str, Floats],
 ) -> None:
-    """Let replicas of one plan take the place of larger deployments, or of less able ones of their size."""
+    """Replace larger deployments, or slower ones of equal size, by replicas of one plan."""
     count = len(chosen)
     places = np.empty((3, count), np.int64)
     fewest = loops.FewestReplicas(places[0], places[1], places[2], np.empty(count, np.uint8))
@@ -347,11 +347,11 @@ def _take_smaller(
     smaller = serves & ((before == 0) | (gpus < before))
     smaller |= serves & (gpus == before) & (most > rows["max_request_rate_per_s"][chosen])
     nothing = ~serves & (before == 0)
-    alone = chosen[nothing]
-    rows["limited_by"][alone] = limited_by[nothing]
+    single = chosen[nothing]
+    rows["limited_by"][single] = limited_by[nothing]
     times = ("ttft_ms", "tpot_ms", "request_latency_ms")
     for name, curve_ms in zip(times, curve.replica[2:], strict=True):
-        rows[name][alone] = curve_ms[0] if len(curve_ms) else np.nan
+        rows[name][single] = curve_ms[0] if len(curve_ms) else np.nan
     place, at = chosen[smaller], fewest.runs_at[smaller]
     rows["total_gpus"][place] = gpus[smaller]
     rows["tp"][place] = layout.tp

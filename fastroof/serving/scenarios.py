@@ -1,4 +1,4 @@
-"""Scenarios at the edge: numbers of any kind as the loops read them, and what is wrong with one."""
+"""Checks of scenarios: arguments as the loops read them, and errors about invalid scenarios."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 ARRIVALS: Final = ("closed", "random")
-"""When requests arrive: as the last answer of their client ends, or at any moment of a step."""
+"""When requests arrive: as the last answer of their client ends, or at random moments of a step."""
 
 
 class EngineLimits(NamedTuple):
-    """How an engine schedules and reserves memory, as loops read it."""
+    """How an engine schedules and reserves memory, as the loops read it."""
 
     max_batched_tokens: Any
     is_chunked: bool
@@ -34,7 +34,7 @@ class EngineLimits(NamedTuple):
 
 
 def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
-    """Broadcast numbers against each other, as one shape and flat arrays of float64."""
+    """Broadcast numbers against each other; return the shape and flat float64 arrays."""
     arrays = []
     for name, value in scenarios.items():
         array = number_array(value)
@@ -50,16 +50,16 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
 
 
 def prefix_options(prefix_hit: Any, prefix_len: Any) -> dict[str, Any]:
-    """Read the given prefix-cache length by its name; 0 if none was given."""
+    """Return the given prefix-cache length by its name; 0 if none was given."""
     given = {"prefix_hit": prefix_hit, "prefix_len": prefix_len}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
-        raise BatchError("prefix_hit is a share of a prompt and prefix_len its tokens: one of them will do")
+        raise BatchError("prefix_hit (share) and prefix_len (tokens) of a prompt are both given; give one")
     return given
 
 
 def new_tokens(scenarios: Mapping[str, Floats]) -> Floats:
-    """Tokens of prompts that are computed: those not found in the prefix cache, and the last in any case."""
+    """Return the prompt tokens to compute: those not in the prefix cache, and always the last."""
     isl = scenarios["isl"]
     for name in ("prefix_hit", "prefix_len"):
         if name not in scenarios:
@@ -71,29 +71,29 @@ def new_tokens(scenarios: Mapping[str, Floats]) -> Floats:
             i = int(np.flatnonzero(wrong)[0])
             raise BatchError(f"{name} must be from 0 to {most[i]:g}, got {found[i]:g} at position {i}")
         new: Floats = np.maximum(isl * (1.0 - found) if name == "prefix_hit" else isl - found, 1.0)
-        # prompts of no length are refused where lengths are
+        # prompts of length 0 are rejected with the lengths
         return np.minimum(new, isl)
     return isl
 
 
 def check_budgets(budgets: Floats, tokens: int) -> None:
-    """Refuse steps that do not hold what one request verifies."""
+    """Reject budgets smaller than the tokens that one request verifies."""
     small = budgets < tokens
     if tokens > 1 and small.any():
         i = int(np.flatnonzero(small)[0])
         raise BatchError(
-            f"max_batched_tokens must be at least {tokens}, what one request verifies in a step, got "
+            f"max_batched_tokens must be at least {tokens}, which one request verifies per step, got "
             f"{budgets[i]:g} at position {i}"
         )
 
 
 def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
-    """Rows of answers as arrays of the scenarios' shape; floats for scalars."""
+    """Return rows of answers as arrays of the scenarios' shape; floats for scalars."""
     return [row.reshape(shape) if shape else float(row[0]) for row in rows]
 
 
 def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floats) -> Floats:
-    """Relative standard error of mean decode steps, at the nearest sizes; nan if there is no step."""
+    """Return the relative standard error of mean decode steps at the nearest sizes; nan without a step."""
     there = step_us > 0.0
     errors = np.full(step_us.shape, np.nan)
     sizes = (np.maximum(decodes[there], 1.0), kv_len[there])
@@ -102,7 +102,7 @@ def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floa
 
 
 def at_least(name: str, value: float, least: float, most: float = math.inf) -> float:
-    """Check one number that all scenarios share."""
+    """Return a checked number that all scenarios share."""
     if not is_number(value) or not least <= float(value) <= most:
         up_to = f" and up to {most:g}" if most < math.inf else ""
         raise BatchError(f"{name} must be a number of at least {least:g}{up_to}, got {shown(value)}")
@@ -118,7 +118,7 @@ def engine_limits(
     max_seqs: float | None = None,
     order: str | None = None,
 ) -> EngineLimits:
-    """Take the given values, with the engine's defaults for missing ones."""
+    """Return the given values, with the engine's defaults for missing ones."""
     scheduling = engine.scheduling
     if chunked_prefill is None:
         chunked_prefill = scheduling.chunked_prefill
@@ -160,15 +160,15 @@ def raise_scenario(
     max_kv_tokens: float,
     whose: str = "the plan",
 ) -> NoReturn:
-    """Explain the error of the scenario at which a loop stopped, with valid values."""
+    """Raise the error of the scenario at which a loop stopped, with valid values."""
     one = {name: float(array[position]) for name, array in scenarios.items()}
-    words = ", ".join(f"{name} {value:.12g}" for name, value in one.items())
-    where = f"the scenario at position {position} ({words})"
+    sizes = ", ".join(f"{name} {value:.12g}" for name, value in one.items())
+    where = f"the scenario at position {position} ({sizes})"
     if code == CODE_SIZES:
         raise BatchError(f"{where} needs numbers from 1 to {MAX_KV_LEN}")
     if code == CODE_WHOLE_PROMPT:
         raise BatchError(
-            f"{where} has prompts that are larger than a step, which cannot hold them whole: "
+            f"{where} has prompts that are larger than a step: use "
             f"chunked_prefill=True, or max_batched_tokens={math.ceil(needed)} or more"
         )
     if code == CODE_KV:

@@ -1,4 +1,4 @@
-"""How large a batch or a context may be: decode steps inverted, from time to size."""
+"""Maximum batch or context within memory and TPOT: decode steps inverted, from time to size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def positive(name: str, value: Any) -> Floats:
-    """Numbers above 0, inf among them, as an array of float64."""
+    """Return checked numbers above 0, including inf, as a float64 array."""
     array = number_array(value)
     if array is None or not (array > 0).all():
         raise BatchError(f"{name} must hold numbers above 0, got {shown(value)}")
@@ -38,8 +38,8 @@ def positive(name: str, value: Any) -> Floats:
 
 
 def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
-    """Sizes as int64 and limits in us, flat and of one shape."""
-    # a limit that is not finite in us is no limit
+    """Return sizes (int64) and limits (us) as flat arrays of one shape."""
+    # a limit that overflows in us is no limit
     with np.errstate(over="ignore"):
         both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
     try:
@@ -49,44 +49,44 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
             f"shapes do not broadcast: {name} {both[0].shape}, tpot_ms {both[1].shape}"
         ) from None
     flat = integers.astype(np.int64).reshape(-1)
-    # copied: numba asks whether it may write, which a view that was broadcast answers with a warning
+    # copied: numba warns when it checks whether a broadcast view is writable
     return integers.shape, flat, np.array(limits).reshape(-1)
 
 
 def _memory(plan: StepPlan, max_seqs: int | None) -> PlanMemory:
-    """One GPU's memory with at most so many concurrent requests."""
+    """Return one GPU's memory with at most ``max_seqs`` concurrent requests."""
     if max_seqs is None:
         return plan.memory
     return plan.memory_of(max_seqs=whole_number("max_seqs", max_seqs, most=2**31 - 1, error=BatchError))
 
 
 def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seqs: int | None = None) -> Any:
-    """Largest number of requests that decode together within memory and a time per output token.
+    """Return the largest batch of decodes within memory and a time per output token.
 
     Parameters
     ----------
     plan : StepPlan
         The model on its GPUs.
     kv_len : int or array_like of int
-        Tokens that each request attends to, the new one included. Broadcast, as is the next.
+        Tokens that each request attends to, including the new one. Broadcast, as is the next.
     tpot_ms : number or array_like
-        Longest step, ms; inf for memory alone.
+        Maximum step time, ms; inf for memory only.
     max_seqs : int, optional
-        Requests that the engine is started for; by default, and where they are more, the engine's own. For
+        Maximum number of concurrent requests of the engine (default: the profile's, also if larger). For
         fewer, some engines reserve less memory, see ``plan.memory_of``.
 
     Returns
     -------
     int or ndarray of int64
         The largest ``b`` up to ``max_seqs``, ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
-        ``b <= plan.memory.max_sequences(kv_len)``, and whose step keeps the limit,
-        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 if there is none. Smaller batches may
-        be slower: measured kernels are jagged.
+        ``b <= plan.memory.max_sequences(kv_len)``, and whose step meets the limit,
+        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 if there is no such ``b``. Smaller batches may
+        be slower: measured kernel times are not monotonic.
 
     Raises
     ------
     BatchError
-        If a length is not an integer of at least 1, or a limit not a number above 0.
+        If a length is not an integer of at least 1, or a limit is not a number above 0.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def largest_context(
     max_kv_len: int | None = None,
     max_seqs: int | None = None,
 ) -> Any:
-    """Largest context that a number of requests can have within memory and a time per output token.
+    """Return the longest context of a batch within memory and a time per output token.
 
     Parameters
     ----------
@@ -135,26 +135,26 @@ def largest_context(
     batch_size : int or array_like of int
         Requests that decode together. Broadcast, as is the next.
     tpot_ms : number or array_like
-        Longest step, ms; inf for memory alone.
+        Maximum step time, ms; inf for memory only.
     max_kv_len : int, optional
-        Longest sequence to look at; by default ``plan.model.max_position``.
+        Longest sequence to try (default: ``plan.model.max_position``).
     max_seqs : int, optional
-        Requests that the engine is started for; by default, and where they are more, the engine's own. For
+        Maximum number of concurrent requests of the engine (default: the profile's, also if larger). For
         fewer, some engines reserve less memory, see ``plan.memory_of``.
 
     Returns
     -------
     int or ndarray of int64
         The largest ``kv_len`` whose KV cache fits, ``batch_size <= plan.memory.max_sequences(kv_len)``, and
-        whose step keeps the limit, ``plan.decode_us(batch_size, kv_len) <= tpot_ms * 1000``; 0 where
-        there is none. Shorter contexts may be slower: measured kernels are jagged.
+        whose step meets the limit, ``plan.decode_us(batch_size, kv_len) <= tpot_ms * 1000``; 0 if
+        there is none. Shorter contexts may be slower: measured kernel times are not monotonic.
 
     Raises
     ------
     PlanRangeError
-        If a batch size is larger than the plan.
+        If a batch size exceeds the plan's.
     BatchError
-        If a size is not an integer of at least 1, or a limit not a number above 0.
+        If a size is not an integer of at least 1, or a limit is not a number above 0.
 
     Examples
     --------
@@ -177,18 +177,18 @@ def largest_context(
 
 
 RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
-"""What can keep a replica from more requests a second, in the order of the codes of LeastGpus.
+"""Limits of a replica's request rate, in the order of the codes of LeastGpus.
 
-Of ``throughput`` more clients only wait longer; ``kv_cache``, ``max_seqs`` and ``budget`` (of tokens in a
-step) are what more clients do not fit in; the others are limits that were given.
+``throughput``: more clients only wait longer; ``kv_cache``, ``max_seqs`` and ``budget`` (tokens per step):
+more clients do not fit; the others are the given time limits.
 """
 
 FINE: Final = 64
-"""Up to as many clients, numbers of clients lie a 64th of the power of two below apart; then one."""
+"""Number of clients up to which candidates are 1/64 of the power of two below apart; beyond it, 1."""
 
 
 def client_loads(most: float) -> Floats:
-    """Numbers of clients tried together, integers or fractions, from 1 to ``most``, rising."""
+    """Return the candidate numbers of clients, integers or fractions, from 1 to ``most``, rising."""
     octaves = 2.0 ** np.arange(np.log2(FINE))
     fine = (octaves[:, None] * (1.0 + np.arange(FINE) / FINE)).reshape(-1)
     clients = np.concatenate([fine, np.arange(float(FINE), most), [most]])
@@ -196,14 +196,14 @@ def client_loads(most: float) -> Floats:
 
 
 class RateCurve(NamedTuple):
-    """What one replica does, and the place in RATE_LIMITS of what more clients do not fit in."""
+    """The rates of one replica, and the index in RATE_LIMITS of the limit for more clients."""
 
     replica: loops.ReplicaCurve
     room: int
 
 
-class ReplicaAsked(NamedTuple):
-    """What all replicas are estimated with."""
+class ReplicaOptions(NamedTuple):
+    """The options with which every replica is estimated."""
 
     engine: EngineLimits
     kv_reservation: str | None
@@ -211,14 +211,14 @@ class ReplicaAsked(NamedTuple):
     prefix_hit: float
 
 
-def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsked) -> RateCurve:
-    """Estimate a replica under every number of concurrent clients."""
-    plan, engine = target.plan, asked.engine
+def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaOptions) -> RateCurve:
+    """Estimate a replica for every candidate number of concurrent clients."""
+    plan, engine = target.plan, options.engine
     memory = target.memory(max_seqs=engine.max_seqs)
     layout = plan.layout
     room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)
-    new = max(isl * (1.0 - asked.prefix_hit), 1.0)
+    new = max(isl * (1.0 - options.prefix_hit), 1.0)
     begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens), engine.is_prefill_first)
     held = memory.held_tokens
     for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
@@ -233,8 +233,8 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsk
     clients = client_loads(fit[tightest])
     estimates = estimate(
         plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
-        kv_reservation=asked.kv_reservation, max_seqs=engine.max_seqs, speculation=asked.speculation,
-        prefix_hit=asked.prefix_hit, arrivals="random",
+        kv_reservation=options.kv_reservation, max_seqs=engine.max_seqs, speculation=options.speculation,
+        prefix_hit=options.prefix_hit, arrivals="random",
     )  # fmt: skip
     times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
     rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)
@@ -251,7 +251,7 @@ def estimate_with_images(
     images: Iterable[tuple[int, int]],
     **options: Any,
 ) -> ServingEstimate:
-    """Estimate what clients see whose prompts have some images each, beside their text.
+    """Estimate what clients see whose prompts contain images in addition to text.
 
     Parameters
     ----------
@@ -260,17 +260,17 @@ def estimate_with_images(
     isl : number or array_like
         Mean tokens of a prompt's text; the tokens of its images are added.
     osl, concurrency : number or array_like
-        As in :func:`estimate`; the three are broadcast.
+        As in :func:`estimate`; all three are broadcast.
     images : iterable of (width, height)
-        The images of every prompt, pixels.
+        The images of every prompt: (width, height) in pixels.
     **options
-        Others of :func:`estimate`, a number each.
+        Other scalar options of :func:`estimate`.
 
     Returns
     -------
     ServingEstimate
-        As of :func:`estimate`. Decode-only steps are the plan's; those with prompts take the encoder's
-        time too.
+        As from :func:`estimate`. Decode-only steps are the plan's; steps with prompts include the encoder's
+        time.
 
     Raises
     ------
@@ -285,9 +285,9 @@ def estimate_with_images(
     -----
     Engines run the encoder in the step that prefills an image's first token. Here its time is spread evenly
     over the tokens of a prompt: a step with m tokens takes m times ``encoder / isl`` longer, so that a prompt
-    alone takes its encoder's time to the last token, however it is cut. Decodes beside prompts are counted
-    among the m, which is a few in a hundred too much. One request's images are encoded together; those of
-    several are not. Images are new in every request: a prefix cache finds them with its share of the prompt.
+    by itself takes its encoder's time by the last token, however it is split. Decodes next to prompts are
+    counted in m, which adds a few per cent. One request's images are encoded together; those of
+    several are not. Images are new in every request, but a prefix cache finds their share of the prompt.
 
     Examples
     --------
@@ -298,9 +298,7 @@ def estimate_with_images(
     [27.0, 42.0]
     """
     if plan.layout.pp > 1:
-        raise PlanError(
-            "images go with one pipeline stage: the first of several would run all of the encoder"
-        )
+        raise PlanError("images require pp 1: with more stages the first would run all of the encoder")
     encoded = plan.encode(images)
     shape, (lengths, outputs, clients) = broadcast({"isl": isl, "osl": osl, "concurrency": concurrency})
     wrong = ~(lengths >= 1.0)
@@ -322,7 +320,7 @@ def estimate_with_images(
 
 
 def plan_that_encodes(plan: StepPlan, encoder_us_per_token: float) -> StepPlan:
-    """Return a plan whose prefill steps take so much longer per token; its rows stay unchanged."""
+    """Return a plan whose prefill steps take longer per token; its rows stay unchanged."""
     arena = plan.arena
     tokens_at, decode_at = int(arena[steps.TOKENS_AT]), int(arena[steps.DECODE_TOKENS_AT])
     count = plan.max_tokens + 1

@@ -1,4 +1,4 @@
-"""Speculative decoding: tokens that a request verifies in a step, those it keeps, and what drafting takes."""
+"""Speculative decoding: tokens verified and accepted per step, and the time of drafting."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpeculativeDecoding:
-    """Steps in which every request verifies draft tokens, and keeps those that its model confirms.
+    """Speculative decoding: each request verifies draft tokens in a step and keeps the accepted ones.
 
     Attributes
     ----------
     num_draft_tokens : int
-        Tokens that are drafted for a request before a step; it verifies them and the one that is its own.
+        Tokens drafted per request before a step; the request verifies them plus one token of its own.
     accepted : float or tuple of float
-        Mean tokens that a request says in a step, its own included: what engines log as mean acceptance
+        Mean tokens that a request produces per step, its own included: what engines log as mean acceptance
         length. Or the acceptance rate of each position, as vLLM logs them: the share of drafts whose token at
-        that position was accepted, with all before it. The length is 1 and their sum.
+        that position was accepted, with all before it. The acceptance length is then 1 plus their sum.
     draft : StepPlan, str or None
-        What drafts: the plan of a second, smaller model, at its own tp; ``"mtp"``, the model's own
-        multi-token prediction layer (:func:`mtp_draft`); None where drafts take no time (n-grams).
+        The draft: the plan of a second, smaller model, at its own tp; ``"mtp"``, the model's own
+        multi-token prediction layer (:func:`mtp_draft`); None if drafts take no time (n-grams).
 
     Raises
     ------
     BatchError
-        If a number is wrong.
+        If a number is invalid.
     PlanError
-        If the draft is something else.
+        If the draft is of another type.
 
     Examples
     --------
@@ -55,30 +55,30 @@ class SpeculativeDecoding:
     draft: StepPlan | str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Reject invalid values."""
         acceptance_length(self.num_draft_tokens, self.accepted)
         if isinstance(self.accepted, list):
             object.__setattr__(self, "accepted", tuple(self.accepted))
         draft = self.draft
         if not (draft is None or isinstance(draft, StepPlan) or (isinstance(draft, str) and draft == MTP)):
             raise PlanError(
-                f"draft must be a StepPlan, {MTP!r} for the model's own layer, or None, "
+                f"draft must be a StepPlan, {MTP!r} for the model's own layer, or None; "
                 f"got {shown(self.draft)}"
             )
 
     @property
     def tokens(self) -> int:
-        """Tokens that a request verifies in a step."""
+        """Tokens that a request verifies per step."""
         return self.num_draft_tokens + 1
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens that a request says in a step."""
+        """Mean tokens that a request produces per step."""
         return acceptance_length(self.num_draft_tokens, self.accepted)
 
     @property
     def draft_name(self) -> str:
-        """What drafts, in a word: a model's name, ``mtp`` or ``none``."""
+        """Name of the draft: a model's name, ``mtp`` or ``none``."""
         return self.draft.model.name if isinstance(self.draft, StepPlan) else self.draft or "none"
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class SpeculativeDecoding:
 
 
 class SpeculatedPlan(NamedTuple):
-    """A plan as the loops of serving read it."""
+    """A plan with its draft as the loops of serving read it."""
 
     plan: StepPlan
     arena: Floats
@@ -98,11 +98,11 @@ class SpeculatedPlan(NamedTuple):
 
     @property
     def plans(self) -> tuple[StepPlan, ...]:
-        """The target's plan, and the draft's where there is one."""
+        """The target's plan, and the draft's if it has one."""
         return (self.plan,) if self.draft is None else (self.plan, self.draft)
 
     def whole_kv_bytes(self) -> PlanMemory:
-        """What all layers and GPUs keep of a sequence, the draft's included; no weights, no room."""
+        """Return the cache bytes of a sequence over all layers and GPUs, with the draft's; no weights."""
         window = self.plan.memory.window
         kinds = [(plan.model, plan.kv_dtype, plan.memory.window == window) for plan in self.plans]
         held = sum(model.kv_bytes_per_token(Layout(), kv_dtype) for model, kv_dtype, _ in kinds)
@@ -111,7 +111,7 @@ class SpeculatedPlan(NamedTuple):
         return PlanMemory(0, held, 0, 0, 0, window, sum(within), state)
 
     def memory(self, memory: PlanMemory | None = None, *, max_seqs: float | None = None) -> PlanMemory:
-        """One GPU's memory with the draft in it: its weights and cache leave less room."""
+        """Return one GPU's memory including the draft, whose weights and cache reduce the capacity."""
         if memory is None:
             engine = self.plan.engine
             is_own = max_seqs is None or max_seqs >= engine.scheduling.max_num_seqs
@@ -122,7 +122,7 @@ class SpeculatedPlan(NamedTuple):
         drafts = self.draft.memory
         kv_bytes = memory.kv_bytes_per_token + drafts.kv_bytes_per_token
         room = max(memory.max_kv_tokens * memory.token_bytes - self.draft_weight_bytes, 0)
-        # a separate window counts as none
+        # a separate window counts as no window
         within = drafts.window_kv_bytes_per_token if drafts.window == memory.window else 0
         return memory._replace(
             weight_bytes=memory.weight_bytes + self.draft_weight_bytes,
@@ -134,38 +134,38 @@ class SpeculatedPlan(NamedTuple):
 
 
 def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
-    """Compile what a model drafts with by itself: one of its layers, and its LM head, a draft token.
+    """Compile a model's own draft: one of its layers and its LM head per draft token.
 
     Parameters
     ----------
     plan : StepPlan
-        The model's.
+        The model's plan.
     tables : Tables, optional
-        What it was compiled from; by default the plan's own, which it no longer has once unpickled.
+        The tables it was compiled from (default: the plan's own, which an unpickled plan lacks).
 
     Returns
     -------
     StepPlan
-        Of one layer like the model's last ones, before which the token's embedding and its hidden state are
-        joined by a projection, on the same GPUs and in the same dtypes.
+        A plan of one layer like the model's last ones, preceded by a projection that joins the token's
+        embedding and its hidden state, on the same GPUs and in the same dtypes.
 
     Raises
     ------
     PlanError
-        If no tables are given.
+        If there are no tables.
 
     Notes
     -----
-    As the modules of DeepSeek-V3 (arXiv:2412.19437, section 2.2), whose weights are used again for every
-    draft token. A model need not have such a layer: this is what one would take.
+    As the modules of DeepSeek-V3 (arXiv:2412.19437, section 2.2), whose weights are reused for every
+    draft token. A model need not have such a layer: this is what one would cost.
     """
     source = plan.error_source
     tables = source.tables if tables is None else tables
     if tables is None and not source.is_datasheet:
-        raise PlanError("an unpickled plan has no tables any more: draft=mtp_draft(plan, tables) takes them")
+        raise PlanError("an unpickled plan has no tables; use draft=mtp_draft(plan, tables)")
     layout = plan.layout
     with warnings.catch_warnings():
-        # of the datasheet model, as the plan's own did
+        # from the datasheet model, as the plan's own
         warnings.simplefilter("ignore")
         return compile_plan(
             mtp_model(plan.model),
@@ -179,7 +179,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
             dtype=plan.dtype if plan.execution.formats is None else "auto",
             kv_dtype=plan.kv_dtype,
             routing=plan.execution.routing,
-            # what the plan's own layers were allowed
+            # what the plan's layers were allowed to use
             allow_modelled=True,
             engine=plan.engine,
             method="roofline" if tables is None else plan.method,
@@ -189,7 +189,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
 
 
 def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:
-    """Lay a plan out for the loops of serving."""
+    """Lay out a plan for the loops of serving."""
     plan = plan.bottleneck
     if speculation is None:
         return SpeculatedPlan(plan, plan.arena)
@@ -199,7 +199,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         return SpeculatedPlan(plan, plan.arena)
     if plan.layout.pp > 1:
         raise PlanError(
-            f"speculative decoding with pp {plan.layout.pp}: drafting stages are not modelled; use pp 1"
+            f"speculative decoding with pp {plan.layout.pp}: drafting across stages is not modelled; use pp 1"
         )
     draft, weight_bytes = None, 0
     if isinstance(speculation.draft, StepPlan):
@@ -210,7 +210,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         draft = mtp_draft(plan)
         (group,) = draft.model.layers
         two = replace(draft, model=replace(draft.model, layers=(replace(group, count=2),)))
-        # embedding and LM head are the model's own
+        # embedding and LM head are shared with the model
         weight_bytes = two.memory.weight_bytes - draft.memory.weight_bytes
     drafted = (0, None) if draft is None else (speculation.num_draft_tokens, draft)
     arena = verification_arena(plan, speculation.tokens, speculation.acceptance_length, *drafted)
@@ -218,7 +218,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
 
 
 def made_from(plan: StepPlan, speculation: SpeculativeDecoding | None) -> dict[str, str]:
-    """What an estimate's answers carry as metadata: the plan's, and the speculation."""
+    """Return the metadata of an estimate's answers: the plan's, and the speculation."""
     if speculation is None:
         return plan.made_from
     return {**plan.made_from, "fastroof.speculative_decoding": str(speculation)}
@@ -227,7 +227,7 @@ def made_from(plan: StepPlan, speculation: SpeculativeDecoding | None) -> dict[s
 def _check_draft(plan: StepPlan, draft: StepPlan) -> None:
     if draft.gpu.name != plan.gpu.name or draft.tp > plan.tp:
         raise PlanError(
-            f"the draft runs on GPUs of its target, got a draft on {draft.tp} x {draft.gpu.name} for "
+            f"the draft must run on GPUs of its target, got a draft on {draft.tp} x {draft.gpu.name} for "
             f"{plan.tp} x {plan.gpu.name}"
         )
     for name in ("max_tokens", "max_seqs"):

@@ -524,7 +524,7 @@ def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = write_profile(profile, tmp_path / "mine.toml")
     assert load_engine(path) == profile
     assert path.read_text("utf-8") == profile_text(profile)
-    with pytest.raises(TableError, match=r"is a \.toml file"):
+    with pytest.raises(TableError, match=r"must be a \.toml file"):
         write_profile(profile, tmp_path / "mine.json")
     with pytest.raises(TableError, match="does not exist"):
         write_profile(profile, tmp_path / "nowhere" / "mine.toml")
@@ -578,4 +578,4 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
 def test_a_wrong_output_is_refused_before_the_fit(tmp_path):
     done = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "x.txt"), "--engine", "nowhere"])
     assert done.exit_code == 2
-    assert "is a .toml file" in done.stderr
+    assert "must be a .toml file" in done.stderr

@@ -271,7 +271,7 @@ def test_infersims_own_tables_by_both_methods(model: ModelSpec, layout: dict[str
     assert not [cause for _, cause in told if cause == "unexplained"]
     if not layout:
         # 32 tokens a GPU are a row, and InferSim takes its MFU, which is of the tokens that were drawn
-        assert "the row names, 32 a GPU" in reasons(found.steps[1])["experts", "MFU of drawn tokens"]
+        assert "the row names, 32 per GPU" in reasons(found.steps[1])["experts", "MFU of drawn tokens"]
         assert "the row of 1024" in reasons(found.steps[3])["experts", "MFU of one row"]
         assert ("experts", "one MFU for the projections") in told
 

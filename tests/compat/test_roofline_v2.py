@@ -437,7 +437,7 @@ def test_tables_pickle(tables: v2.RooflineV2Tables) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda t: v2.prefill_mfu(t, "1-2-3", 5), MissingTableError, "no prefill .*'1-2-3'; there are 28-4"),
+        (lambda t: v2.prefill_mfu(t, "1-2-3", 5), MissingTableError, "no prefill .*'1-2-3'; valid: 28-4"),
         (lambda t: v2.decode_mfu(t, "1-2-3", 1, 1, 1), MissingTableError, "no decode .*'1-2-3'; .* 28-4"),
         (lambda t: v2.prefill_mfu(t, 32, 5), LookupInputError, "attn_config must be a name or names, got 32"),
         (lambda t: v2.prefill_mfu(t, SHAPE, -1), LookupInputError, "seq_len must be at least 0 .* got -1"),
@@ -470,7 +470,7 @@ def test_bad_lookups(tables: v2.RooflineV2Tables, call: Any, error: Any, message
         ([([], [1.5])], "decode progress must hold integers, got float64"),
         ([([(1, 2, 3)], [])], r"step 0 must be \(\[\(progress, new_tokens\), ...\], \[progress, ...\]\)"),
         ([[1]], "step 0 must be"),
-        (7, "a list of steps is needed, got 7"),
+        (7, "steps must be a list, got 7"),
         ([([], [2**64])], "decode progress must hold integers|must fit int64"),
         ([([], [2**63])], "decode progress must fit int64, got 9223372036854775808"),
     ],
@@ -487,9 +487,9 @@ def test_bad_steps(tables: v2.RooflineV2Tables, steps: Any, message: str) -> Non
         (([1], [1], [0, 2], [], [0, 0]), "prefill_offsets must start at 0 and end at the 1 requests"),
         (
             ([], [], [0, 0], [1, 2], [0, 2, 1, 2]),
-            "decode_offsets must not fall: 2 is followed by 1 at step 1",
+            "decode_offsets must not decrease: 2 is followed by 1 at step 1",
         ),
-        (([], [], [0, 0], [1], [0, 0, 1]), "prefill_offsets are of 1 steps, decode_offsets of 2"),
+        (([], [], [0, 0], [1], [0, 0, 1]), "prefill_offsets have 1 steps, decode_offsets 2"),
         (([], [], [], [], []), "prefill_offsets must start at 0"),
         (([], [], [0], [[1]], [0]), r"decode_progress must be one-dimensional, got shape \(1, 1\)"),
         (([], [], [0], [[1], [1, 2]], [0]), "decode_progress must hold integers"),
@@ -568,7 +568,7 @@ def test_load_finds_the_tree_and_keeps_its_order(tmp_path: Path, sample: Golden)
         v2.load(root)
     with pytest.raises(MissingTableError, match="no tables of gpu 'b200'; it has a100, h100"):
         v2.load(root, gpu="b200")
-    with pytest.raises(MissingTableError, match=r"a100: no prefill table; need <attn_config>\.csv"):
+    with pytest.raises(MissingTableError, match=r"a100: no prefill table; expected <attn_config>\.csv"):
         v2.load(root, gpu="a100")
 
 
@@ -577,13 +577,13 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
         MissingTableError, match="no/such/tree: folder does not exist; need a bench_data tree"
     ):
         v2.load("no/such/tree")
-    with pytest.raises(MissingTableError, match=r"no roofline V2 tree; need gemm/<gpu>/data.csv"):
+    with pytest.raises(MissingTableError, match=r"not a roofline V2 tree; expected gemm/<gpu>/data.csv"):
         v2.load(tmp_path)
     root = naive.write_tree(SAMPLE, tmp_path / "tree")
     decode = root / "mha" / "decode" / "h100"
     for path in list(decode.iterdir()):
         path.rename(decode / path.name.replace("-tp", "_tp"))
-    with pytest.raises(MissingTableError, match=r"no decode table; need <attn_config>-tp<T>\.csv"):
+    with pytest.raises(MissingTableError, match=r"no decode table; expected <attn_config>-tp<T>\.csv"):
         v2.load(root)
 
 
@@ -592,7 +592,7 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
     [
         (
             "m,k,n,mfu\n8,64,64,0.1\n9,64,64,0.1\n8,64,64,0.2\n",
-            "row 3: the point 8 x 64 x 64 was there before",
+            "row 3: the point 8 x 64 x 64 is a duplicate",
         ),
         ("m,k,n\n8,64,64\n", "missing column mfu"),
         ("m,k,n,mfu\n8,64,64,-0.1\n", "row 1 .*column mfu: found '-0.1'"),
@@ -631,7 +631,7 @@ GRID = {(SHAPE, 1): SMALL_GRID}
             LENGTHS,
             GRID,
             TableError,
-            "gemm, row 1, column m: found no number, need a whole number",
+            "gemm, row 1, column m: found not a number, need a whole number",
         ),
         (GEMM | {"m": [0.5]}, LENGTHS, GRID, TableError, "gemm, row 1, column m: found 0.5"),
         (GEMM | {"m": []}, LENGTHS, GRID, TableError, "gemm, column m: need a list of at least one number"),
@@ -647,7 +647,7 @@ GRID = {(SHAPE, 1): SMALL_GRID}
             {SHAPE: {"seq_len": [8, 8], "mfu": [1, 1]}},
             GRID,
             TableError,
-            "row 2: the point 8 was there before",
+            "row 2: the point 8 is a duplicate",
         ),
     ],
 )

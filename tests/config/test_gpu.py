@@ -263,14 +263,14 @@ def test_optional_keys(tmp_path: Path) -> None:
         ("bf16 = 100.5", "bf16 = inf", "peak_tflops.bf16 must be above zero and finite"),
         ("bf16 = 100.5", "bf16 = nan", "peak_tflops.bf16 must be above zero and finite"),
         ("bf16 = 100.5", "", "key peak_tflops.bf16 is missing"),
-        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; known are bf16, fp4, fp8, int8"),
+        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; valid are bf16, fp4, fp8, int8"),
         ("[peak_tflops]", "[peaks]", "unknown key peaks"),
         ("hbm_tb_per_s = 2.039", "", "key memory.hbm_tb_per_s is missing"),
         ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = -3", "memory.hbm_tb_per_s must be above zero"),
         ("hbm_gib = 80", "hbm_gb = 80", "unknown key memory.hbm_gb.*memory.hbm_gib"),
         ("hbm_gib = 80", "hbm_gib = [80]", "memory.hbm_gib must be a number"),
-        ("nvlink_gb_per_s = 450", "", "links needs one of"),
-        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 450\npcie_gb_per_s = 32", "links needs one of"),
+        ("nvlink_gb_per_s = 450", "", "links must have one of"),
+        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 450\npcie_gb_per_s = 32", "links must have one of"),
         ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 0", "links.nvlink_gb_per_s must be above zero"),
         ('title = "Test card"', "title = ", "is not TOML"),
         ("bf16 = 100.5", "bf16 = 5e-324", "peak_tflops.bf16 must be from 0.001 to 1e.07, got 5e-324"),
@@ -317,7 +317,7 @@ def test_peak_goes_by_the_units_a_kernel_computes_on() -> None:
     assert load_gpu("b200").peak("nvfp4") == 2 * load_gpu("b200").peak("w4a8_mxfp4_mxfp8") == 9e15
     with pytest.raises(GpuError, match="no peak for dtype 'nvfp4'"):
         h100.peak("nvfp4")
-    with pytest.raises(GpuError, match=r"A100.*no peak for dtype 'fp8'; it has bf16, int8"):
+    with pytest.raises(GpuError, match=r"A100.*no peak for dtype 'fp8'; valid: bf16, int8"):
         load_gpu("a100").peak("fp8")
     with pytest.raises(GpuError, match="no peak for dtype 'fp7'"):
         h100.peak("fp7")
@@ -352,10 +352,10 @@ def test_a_rack_names_the_one_with_its_link():
     ("changes", "message"),
     [
         ({"name": ""}, "name must be text of one line, got ''"),
-        ({"name": "../h100"}, "name must be that of a folder, got '../h100'"),
+        ({"name": "../h100"}, "name must be a folder name, got '../h100'"),
         ({"title": 5}, "title must be text of one line, got 5"),
         ({"aliases": ["h100"]}, r"aliases must be a tuple of names, got \['h100'\]"),
-        ({"peak_flops_per_s": {"fp8": 1e15}}, "peak_flops_per_s must have bf16, and may of .*fp8"),
+        ({"peak_flops_per_s": {"fp8": 1e15}}, "peak_flops_per_s must have bf16; valid keys are .*fp8"),
         (
             {"peak_flops_per_s": {"bf16": math.nan}},
             "peak of bf16 must be a number from 1e.09 to 1e.19, got nan",

@@ -24,7 +24,7 @@ def test_engines_accept_what_they_run():
 
 
 def test_what_they_refuse_names_what_would_do():
-    assert "ep 4 of tp 8 x dp 1 would have to be 1 or 8" in refused("vllm", tp=8, ep=4)
+    assert "ep must be 1 or 8 with tp 8 x dp 1, got 4" in refused("vllm", tp=8, ep=4)
     for engine in ("trtllm", "trtllm-1.1"):
         assert "tp 8 with dp 1, or tp 1 with dp 8" in refused(engine, tp=2, dp=4, ep=8)
 
@@ -45,10 +45,10 @@ def test_every_serving_engine_says_where_its_rules_are_from():
         ({"wide_experts_over": 0}, "wide_experts_over must be a whole number of at least 1, got 0"),
         ({"two_batches_from": [1, 2]}, "tokens of decodes and of prefill, at least 2, or empty"),
         ({"two_batches_from": 32}, "or empty: .*got 32"),
-        ({"decode_library": 3}, "decode_library must be a text"),
+        ({"decode_library": 3}, "decode_library must be text"),
         ({"gathered_bytes": {"nvfp4": 3}}, "gathered_bytes must be a table of formats and bytes"),
         ({"gathered_bytes": ["nvfp4"]}, "gathered_bytes must be a table"),
-        ({"token_share": "never"}, r"token_share: \[layout\] has ep, attention"),
+        ({"token_share": "never"}, r"unknown token_share; \[layout\] has ep, attention"),
     ],
 )
 def test_rules_are_checked(rules, complaint):

@@ -50,13 +50,13 @@ def test_a_file_has_figures(tmp_path):
         ({"ns": 0.1, "interval_ns": [0.1]}, "two numbers"),
         ({"ns": 0.1, "interval_ns": 0.1}, "two numbers"),
         ({"ns": 0.1, "interval_ns": ["a", "b"]}, "two numbers"),
-        ({"ns": 0.1, "gpu": 5}, "gpu of mixed_attention must be a text, got 5"),
+        ({"ns": 0.1, "gpu": 5}, "gpu of mixed_attention must be text, got 5"),
         ({"ns": 0.1, "head_dim": -1}, "head_dim of mixed_attention must be a whole number"),
         ({"ns": 0.1, "head_dim": 64.5}, "whole number"),
         ({"ns": 0.1, "head_dim": True}, "whole number"),
         ({"gpu": "h100"}, "needs ns"),
         (5, "needs ns"),
-        ({"ns": 0.1, "rate": 2}, r"does not know rate: \[\[kernels.mixed_attention\]\] has ns"),
+        ({"ns": 0.1, "rate": 2}, r"unknown rate; \[\[kernels.mixed_attention\]\] has ns"),
     ],
 )
 def test_what_is_no_figure_is_refused(keys, words):

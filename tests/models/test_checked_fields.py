@@ -82,7 +82,7 @@ def test_the_message_names_the_part_and_the_field():
         GatedMlp(intermediate=64, bias=1)
     with pytest.raises(ModelError, match=r"Attention: head_dim must be a whole number .* got True"):
         GroupedQueryAttention(num_q_heads=8, num_kv_heads=8, head_dim=True)
-    with pytest.raises(ModelError, match="Checkpoint: dtype must be a text, got None"):
+    with pytest.raises(ModelError, match="Checkpoint: dtype must be text, got None"):
         Checkpoint(dtype=None)
     with pytest.raises(ModelError, match=r"a format must be one of bf16, .* got 'fp7'"):
         Checkpoint(dtype="fp7")

@@ -225,7 +225,7 @@ def test_widths_that_were_not_measured_are_refused_where_the_file_is_read() -> N
     with pytest.raises(ModelError, match=r"no block of sparse .* deepseek-v3.2, glm-5"):
         glm(q_lora_rank=1024)
     sparse = {**M3["sparse_attention_config"], "sparse_topk_blocks": 8}
-    with pytest.raises(UnsupportedModelError, match="MiniMax-M3's widths alone"):
+    with pytest.raises(UnsupportedModelError, match="MiniMax-M3's widths only"):
         m3(sparse_attention_config=sparse)
     with pytest.raises(ModelError, match="moe_layer_freq is missing"):
         m3(moe_layer_freq=None)

@@ -78,14 +78,14 @@ def test_patches_have_one_side(given: Any, patch_size: int | None) -> None:
     found = encoder({"model_type": "internvl"}, {"patch_size": given})
     assert found.patch_size == patch_size
     if patch_size is None:
-        with pytest.raises(ModelError, match="patch_size stand in no vision_config"):
+        with pytest.raises(ModelError, match="vision_config does not define patch_size"):
             found.calls(1)
 
 
 def test_more_heads_than_elements_are_no_heads() -> None:
     assert encoder({"model_type": "llava"}, {"num_attention_heads": 64}).head_dim == 1
     found = encoder({"model_type": "llava"}, {"num_attention_heads": 65})
-    with pytest.raises(ModelError, match="encoder's head_dim stand in no vision_config"):
+    with pytest.raises(ModelError, match="vision_config does not define head_dim"):
         found.calls(1)
 
 

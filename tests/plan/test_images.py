@@ -104,7 +104,7 @@ def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
     model = load_model("qwen3-vl-8b")
     assert model.vision is not None
     unsaid = replace(model, vision=replace(model.vision, patch_size=None))
-    with pytest.raises(ModelError, match="patch_size stand in no vision_config"):
+    with pytest.raises(ModelError, match="vision_config does not define patch_size"):
         image_us(unsaid, h100, 1024)
 
 

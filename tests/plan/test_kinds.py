@@ -231,7 +231,7 @@ def test_layouts_of_dense_models(h100):
     for layout, message in (
         ({"pp": 40}, "pp 40: llama-3.1-8b has 32 layers"),
         ({"ep": 2, "tp": 2}, "ep 2: llama-3.1-8b has no experts"),
-        ({"ep": 2}, "tp 1 x dp 1 is 1 GPUs a stage, which ep 2 does not fill"),
+        ({"ep": 2}, "tp 1 x dp 1 is 1 GPUs per stage, which ep 2 does not fill"),
         ({"tp": 4, "ep": 2, "moe_tp": 4}, "tp 4 x dp 1 .* ep 2 x moe_tp 4 does not fill"),
         ({"dp": 0}, "dp must be a whole number from 1 to 65,536, got 0"),
         ({"moe_tp": True}, "moe_tp must be"),

@@ -331,7 +331,7 @@ def test_attention_residuals_read_the_sums_of_blocks() -> None:
     assert isinstance(first, Elementwise)
     assert (first.role, first.times) == ("hyper_connection", 2)
     assert first.row_bytes == pytest.approx((408 / 93 + 2) * 7168 * 2)
-    with pytest.raises(ModelError, match="of 3 rows of a token no layer reads 4"):
+    with pytest.raises(ModelError, match="sealed must be from 1 to streams 3, got 4"):
         AttentionResiduals(3, 4.0)
 
 

@@ -383,7 +383,7 @@ def test_wrong_loads_say_what_would_do(h100: Tables) -> None:
         ask(rate=math.inf)
     with pytest.raises(BatchError, match=r"osl must be at least 1, got 0.5"):
         ask(osl=[5, 0.5])
-    with pytest.raises(BatchError, match=r"up to 131173 tokens, llama-3\.1-8b takes at most 131072"):
+    with pytest.raises(BatchError, match=r"up to 131173 tokens, the maximum of llama-3\.1-8b is 131072"):
         ask(isl=131_073)
     with pytest.raises(BatchError, match="ttft_ms must hold numbers above 0, got 0"):
         ask(ttft_ms=0)

@@ -177,7 +177,7 @@ def test_a_models_own_layer_is_one_of_its_layers(large):
     assert parts["mtp projection"].total_us > 0
     assert drafter.model.num_parameters > large.model.num_parameters / 80
     again = pickle.loads(pickle.dumps(large))
-    with pytest.raises(PlanError, match=r"unpickled plan has no tables any more: draft=mtp_draft\(plan, tab"):
+    with pytest.raises(PlanError, match=r"unpickled plan has no tables; use draft=mtp_draft\(plan, tab"):
         mtp_draft(again)
     there = mtp_draft(again, large.error_source.tables)
     np.testing.assert_array_equal(there.arena, drafter.arena)
@@ -294,7 +294,7 @@ def test_least_gpus_take_both(h100, draft):
     with pytest.raises(PlanRangeError, match="the draft's plan times up to 8192 tokens"):
         estimate(sized, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.8, draft))
     small = {**load, "tp": 2}
-    with pytest.raises(PlanError, match="tp=2: the draft runs on GPUs of its target"):
+    with pytest.raises(PlanError, match="tp=2: the draft must run on GPUs of its target"):
         least_gpus("llama-3.1-70b", "h100", h100, 1.0, **small, speculation=SpeculativeDecoding(3, 2, wide))
     for wrong in ({"prefix_hit": 2.0}, {"speculation": SpeculativeDecoding(9, 2.0), "max_batched_tokens": 8}):
         with pytest.raises(BatchError, match="must be"):
@@ -395,7 +395,7 @@ def test_sizes_take_both():
         ((2, (0.5, "a")), BatchError, "2 rates from 0 to 1"),
         ((2, None), BatchError, "accepted must be a number from 1 to 3"),
         ((2, 1.5, np.zeros(3)), PlanError, "draft must be a StepPlan"),
-        ((2, 1.5, "eagle"), PlanError, "draft must be a StepPlan, 'mtp' .* or None, got 'eagle'"),
+        ((2, 1.5, "eagle"), PlanError, "draft must be a StepPlan, 'mtp' .* or None; got 'eagle'"),
     ],
 )
 def test_wrong_speculations_are_refused(arguments, error, message):
@@ -409,11 +409,13 @@ def test_drafts_have_to_fit_their_target(h100, plan, large, draft):
         estimate(plan, 9, 9, 9, speculation=four)
     small = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=100, engine="kernels")
     with pytest.raises(
-        PlanRangeError, match=r"draft's plan times up to 100 tokens and its target's 8192: com"
+        PlanRangeError, match=r"draft's plan times up to 100 tokens and its target's 8192: use com"
     ):
         estimate(large, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.0, small))
     few = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=100, engine="kernels")
-    with pytest.raises(PlanRangeError, match=r"draft's plan times up to 100 seqs and its target's 1024: com"):
+    with pytest.raises(
+        PlanRangeError, match=r"draft's plan times up to 100 seqs and its target's 1024: use com"
+    ):
         estimate(large, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.0, few))
 
 
@@ -425,7 +427,7 @@ def test_drafts_have_to_fit_their_target(h100, plan, large, draft):
         ({"prefix_hit": [0.5, -0.5]}, "prefix_hit must be from 0 to 1, got -0.5 at position 1"),
         ({"prefix_hit": float("nan")}, "prefix_hit must be from 0 to 1, got nan"),
         ({"prefix_len": 91}, "prefix_len must be from 0 to 90, got 91 at position 0"),
-        ({"prefix_len": 5, "prefix_hit": 0.5}, "one of them will do"),
+        ({"prefix_len": 5, "prefix_hit": 0.5}, "are both given; give one"),
         ({"prefix_len": "5"}, "prefix_len must hold numbers"),
     ],
 )
@@ -436,14 +438,14 @@ def test_wrong_options_are_refused(plan, options, message):
 
 def test_what_steps_cannot_hold_is_refused(plan):
     speculation = SpeculativeDecoding(7, 2.0)
-    with pytest.raises(BatchError, match="max_batched_tokens must be at least 8, what one request verifies"):
+    with pytest.raises(BatchError, match="max_batched_tokens must be at least 8, which one request verifies"):
         estimate(plan, 90, 5, 5, max_batched_tokens=[100, 7], speculation=speculation)
     for estimated in (
         lambda **more: estimate(plan, 90, 5, 5, **more),
         lambda **more: estimate_disaggregated(plan, plan, 90, 5, 5, **more),
     ):
         for drafting in (speculation, SpeculativeDecoding(1, 1.5)):
-            with pytest.raises(BatchError, match="with_error goes without speculation"):
+            with pytest.raises(BatchError, match="with_error requires speculation=None"):
                 estimated(speculation=drafting, with_error=True)
         assert estimated(speculation=SpeculativeDecoding(0, 1.0), with_error=True).relative_error >= 0.0
     with pytest.raises(FastroofError, match="does not fit"):

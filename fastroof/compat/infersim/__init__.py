@@ -1,7 +1,7 @@
-r"""InferSim's method, reproduced: its lookups in its tables, and its estimate of TTFT and TPOT.
+r"""InferSim's method, reproduced: its table lookups, and its estimate of TTFT and TPOT.
 
-Answers equal those of alibaba/InferSim@f2293da to the last bit, with what is questionable in them:
-1024 GFLOP/s in a TFLOP/s, GiB taken for GB, measured MFU carried to other sizes, silent defaults. The
+Answers equal those of alibaba/InferSim@f2293da to the last bit, including its questionable choices:
+1024 GFLOP/s in a TFLOP/s, GiB instead of GB, measured MFUs applied to other sizes, silent defaults. The
 measured tables are read once, and lookups take arrays.
 
 Examples

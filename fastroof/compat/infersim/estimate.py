@@ -1,4 +1,4 @@
-"""InferSim's whole estimate, for columns of scenarios."""
+"""InferSim's complete estimate, for columns of scenarios."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_EXPERT_GPUS: Final = "ZeroDivisionError: world_size // tp_size is 0"
 
 @dataclass
 class Phase:
-    """What one phase has come to so far: a scenario that fails keeps the columns made before."""
+    """Intermediate columns of one phase; a scenario that fails keeps the columns computed before."""
 
     prefix: str
     heads: tuple[Longs, Longs, Longs]
@@ -46,30 +46,30 @@ class Phase:
         self.missing_experts = np.zeros_like(self.alive)
 
     def put(self, **values: Array) -> None:
-        """Add columns for the scenarios that are alive."""
+        """Add columns for the scenarios that have not failed."""
         for name, column in values.items():
             self.columns[f"{self.prefix}_{name}"] = column, self.alive.copy()
 
     def fell_back(self, part: str, where: Bools) -> None:
-        """Note a part that no measured row answered for."""
+        """Record a part for which no measured row was found."""
         self.fallbacks[part] = self.fallbacks.get(part, False) | (where & self.alive)
 
     def fail(self, where: Bools, reason: str | Array) -> None:
-        """Give up scenarios that are alive."""
+        """Mark scenarios that have not failed yet as failed."""
         where = where & self.alive
         self.errors[where] = reason if isinstance(reason, str) else reason[where]
         self.alive = self.alive & ~where
 
 
 def prefill(p: Placed, scenarios: dict[str, Array], kv_token_bytes: Reals) -> Phase:
-    """Time to first token of a step of ``max_prefill_tokens`` on each GPU."""
+    """Return the time to first token of a step of ``max_prefill_tokens`` on each GPU."""
     phase = Phase("p", _file_heads(p, decode=False), np.ones(len(p.tp), np.bool_))
     model, gdn = p.model, p.model.gdn
     isl, tokens = scenarios["isl"], scenarios["max_prefill_tokens"]
     kind = "mla/prefill" if model.mla else "mha/prefill"
     row = rows.attn_prefill_rows(p.tables, kind, p.device, phase.heads, isl)
     mfu = rows.prefill_mfu_of(p.tables.blocks[kind], row, p.default_mfu)
-    # the order of InferSim's operations, here and below: another one differs in the last bit
+    # the order of InferSim's operations, here and below: another order differs in the last bit
     core_s = (
         isl
         * (layers.prefill_flops(p, model.mla, isl) / hardware.GFLOP)
@@ -109,7 +109,7 @@ def prefill(p: Placed, scenarios: dict[str, Array], kv_token_bytes: Reals) -> Ph
 def decode(
     p: Placed, scenarios: dict[str, Array], batch: Longs, kv_len: Longs, kv_token_bytes: Reals
 ) -> Phase:
-    """Time per output token of a decode step of ``batch`` requests on each GPU."""
+    """Return the time per output token of a decode step of ``batch`` requests on each GPU."""
     phase = Phase("d", _file_heads(p, decode=True), np.ones(len(p.tp), np.bool_))
     model, gdn = p.model, p.model.gdn
     kind = "mla/decode" if model.mla else "mha/decode"
@@ -150,7 +150,7 @@ def decode(
 
 
 def _file_heads(p: Placed, decode: bool) -> tuple[Longs, Longs, Longs]:
-    """Numbers in the name of the attention file."""
+    """Return the numbers in the name of the attention file."""
     mla, shape = p.model.mla, p.tp.shape
     if mla is None:
         return p.heads, p.kv_heads, np.broadcast_to(p.model.head_dim, shape)
@@ -178,7 +178,7 @@ def _projections(phase: Phase, p: Placed, tokens: Longs) -> Reals:
 def _linear(
     phase: Phase, p: Placed, word: str, queried: Longs, tokens: Longs, requests: Longs
 ) -> tuple[Reals, Reals]:
-    """Core and projections of a gated delta net: its states are read once a request."""
+    """Return the core and projections of a gated delta net; its states are read once per request."""
     gdn = p.model.gdn
     assert gdn is not None
     layer = (gdn.conv_kernel, gdn.num_key_heads, gdn.key_head_dim, gdn.num_value_heads, gdn.value_head_dim)
@@ -234,7 +234,7 @@ def _communication(phase: Phase, p: Placed, tokens: Longs) -> tuple[Reals, Reals
 
 
 def _finish(phase: Phase, p: Placed, time: str, step_ms: Reals, rate: str, tokens: Array) -> None:
-    """Time of the step, and its tokens a second and GPU; neither has the phase's prefix."""
+    """Set the step time and the tokens/s per GPU; neither has the phase's prefix."""
     phase.columns[time] = step_ms, phase.alive
     phase.columns[rate] = tokens / p.tp / (step_ms / MS_PER_S), phase.alive
 
@@ -263,11 +263,11 @@ _PHASE_COLUMNS: Final = (
 
 def _phase_columns(prefix: str, time: Column, rate: Column) -> tuple[Column, ...]:
     return (
-        *(Column(f"{prefix}_{c.name}", c.kind, c.unit, f"{c.meaning}, a layer") for c in _PHASE_COLUMNS),
+        *(Column(f"{prefix}_{c.name}", c.kind, c.unit, f"{c.meaning}, per layer") for c in _PHASE_COLUMNS),
         time,
         rate,
-        Column(f"{prefix}_error", "text", "", "why InferSim gives no answer; null where it does"),
-        Column(f"{prefix}_fallbacks", "text", "", "parts that no measured row answered for"),
+        Column(f"{prefix}_error", "text", "", "why InferSim has no answer; null if it has one"),
+        Column(f"{prefix}_fallbacks", "text", "", "parts without a measured row"),
     )
 
 
@@ -277,11 +277,11 @@ RESULT_COLUMNS: Final = (
     Column("kvcache_bytes_per_token", "float", "B", "KV cache of one token, all layers"),
     Column("states_bytes", "int", "B", "recurrent states of one request, all layers"),
     Column("target_bs", "int", "sequences", "decode batch on each GPU"),
-    Column("avg_context_len", "int", "tokens", "tokens that a request attends to on average"),
+    Column("avg_context_len", "int", "tokens", "mean tokens that a request attends to"),
     Column("kv_fits", "int", "", "1: the decode batch fits in memory"),
-    Column("flops_attn_core_g", "float", "1e9 FLOP", "decode attention of one token, a layer"),
-    Column("flops_moe_g", "float", "1e9 FLOP", "experts of one token, a layer"),
-    Column("flops_others_g", "float", "1e9 FLOP", "attention projections of one token, a layer"),
+    Column("flops_attn_core_g", "float", "1e9 FLOP", "decode attention of one token, per layer"),
+    Column("flops_moe_g", "float", "1e9 FLOP", "experts of one token, per layer"),
+    Column("flops_others_g", "float", "1e9 FLOP", "attention projections of one token, per layer"),
     *_phase_columns(
         "p",
         Column("ttft_ms", "float", "ms", "time to first token"),
@@ -309,27 +309,27 @@ def evaluate(
     Parameters
     ----------
     tables : InfersimTables
-        What :func:`load` returned.
+        Tables from :func:`load`.
     config : mapping
         The model's Hugging Face config.json.
     scenarios : mapping of str to column, or pyarrow.Table
         ``device``, ``world_size``, ``tp_size``, ``num_nodes``, ``max_prefill_tokens``, ``decode_bs`` (null:
-        what the targets need), ``target_tgs`` (tokens/s a GPU), ``target_tpot`` (ms), ``isl``, ``osl``
-        (tokens), ``fp8_gemm``, ``fp8_kv``, ``deepep``, ``tbo`` (0 or 1), ``sm_ratio`` (108/132 if left out).
-        A scalar holds for all rows. ``id``, ``source`` and ``model`` are handed through.
+        derived from the targets), ``target_tgs`` (tokens/s per GPU), ``target_tpot`` (ms), ``isl``, ``osl``
+        (tokens), ``fp8_gemm``, ``fp8_kv``, ``deepep``, ``tbo`` (0 or 1), ``sm_ratio`` (default 108/132).
+        A scalar applies to all rows. ``id``, ``source`` and ``model`` are copied to the result.
 
     Returns
     -------
     pyarrow.Table
         The scenarios, then the columns of ``RESULT_COLUMNS``: sizes, parts of a layer, ``ttft_ms``,
-        ``tpot_ms``, tokens a second and GPU. Where InferSim raises in a phase, ``p_error`` or ``d_error``
-        says why and the phase's columns from there on are null. ``p_fallbacks`` and ``d_fallbacks``
-        name what InferSim answered with a default, printed or not.
+        ``tpot_ms``, tokens/s per GPU. If InferSim raises in a phase, ``p_error`` or ``d_error``
+        is the reason, and the phase's columns from there on are null. ``p_fallbacks`` and ``d_fallbacks``
+        name the parts that InferSim answered with a default, whether it prints a warning or not.
 
     Raises
     ------
     BatchError
-        If the scenarios' columns are not as above.
+        If the scenarios' columns are invalid.
     ModelError
         If the config lacks a field.
     GpuError
@@ -385,34 +385,34 @@ def evaluate(
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _joined(separator: str, words: Mapping[str, Bools]) -> pa.Array:
-    """Of every row the words that hold there."""
-    rows = len(next(iter(words.values())))
+def _joined(separator: str, texts: Mapping[str, Bools]) -> pa.Array:
+    """Return for each row the texts that apply to it."""
+    rows = len(next(iter(texts.values())))
     joined = np.full(rows, "", object)
-    for word, where in words.items():
+    for word, where in texts.items():
         joined[where & (joined != "")] += separator
         joined[where] += word
     return pa.array(joined, pa.string())
 
 
 def _warnings(p: Placed, first: Phase, each: Phase, too_large: Bools, slo_ms: Array) -> pa.Array:
-    """Return what InferSim prints for each row, sorted, as the recorded answers have it."""
+    """Return what InferSim prints for each row, sorted, as in the recorded answers."""
     tpot_ms, alive = each.columns["tpot_ms"]
-    words = {_SLO_WARNING: alive & (tpot_ms > slo_ms), _MEMORY_WARNING: too_large}
+    texts = {_SLO_WARNING: alive & (tpot_ms > slo_ms), _MEMORY_WARNING: too_large}
     attention = "mla" if p.model.mla else "mha"
     for phase, name, ending in ((first, "prefill", "not exist."), (each, "decode", "not exists")):
-        words |= _missing_files(p, phase.missing_file, f"{attention}/{name}", phase.heads, ending)
-        words[f"Warning: grouped_gemm {name} mfu not found, will use default mfu."] = phase.missing_experts
-    return _joined(" | ", dict(sorted(words.items())))
+        texts |= _missing_files(p, phase.missing_file, f"{attention}/{name}", phase.heads, ending)
+        texts[f"Warning: grouped_gemm {name} mfu not found, will use default mfu."] = phase.missing_experts
+    return _joined(" | ", dict(sorted(texts.items())))
 
 
 def _missing_files(
     p: Placed, where: Bools, kind: str, heads: tuple[Array, ...], ending: str
 ) -> dict[str, Bools]:
-    """Return the warnings of attention files that are not there."""
+    """Return the warnings about missing attention files."""
     names = np.stack([p.device, *heads])
-    words = {}
+    texts = {}
     for device, *sizes in np.unique(names[:, where], axis=1).T.tolist():
         of_file = where & (names == np.array([[device], *([size] for size in sizes)])).all(axis=0)
-        words[f"Warning: bench_data/{file_path(kind, p.tables.devices[device], sizes)} {ending}"] = of_file
-    return words
+        texts[f"Warning: bench_data/{file_path(kind, p.tables.devices[device], sizes)} {ending}"] = of_file
+    return texts

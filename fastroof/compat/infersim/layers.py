@@ -23,7 +23,7 @@ from fastroof.units import GIB, MS_PER_S
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A model on the GPUs of a column of scenarios: arrays have an entry a scenario."""
+    """A model on the GPUs of a column of scenarios; arrays have one entry per scenario."""
 
     tables: InfersimTables
     model: InfersimModel
@@ -48,7 +48,7 @@ class Placed:
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """Time of some GEMMs, and whether one had no measured row, or an MFU of 0."""
+    """Time of some GEMMs, and whether any had no measured row or an MFU of 0."""
 
     seconds: Reals
     fallback: Bools
@@ -90,7 +90,7 @@ def place(tables: InfersimTables, model: InfersimModel, device: Longs, scenarios
 
 
 def gemm_s(p: Placed, m: Longs, k: Longs | int, n: Longs | int) -> Projected:
-    """Time of one GEMM, s."""
+    """Return the time of one GEMM, s."""
     k_of_each, n_of_each = np.broadcast_to(k, m.shape), np.broadcast_to(n, m.shape)
     row = rows.gemm_rows(p.tables, p.device, m, k_of_each, n_of_each)
     mfu = rows.mfu_of(p.tables.blocks["gemm"], row, p.default_mfu)
@@ -99,7 +99,7 @@ def gemm_s(p: Placed, m: Longs, k: Longs | int, n: Longs | int) -> Projected:
 
 
 def attention_projections_s(p: Placed, m: Longs) -> Projected:
-    """GEMMs around full attention, s; MLA's are the absorbed ones in both phases."""
+    """Return the time of the GEMMs around full attention, s; MLA's are the absorbed ones in both phases."""
     hidden, mla = p.model.hidden, p.model.mla
     if mla is None:
         width = p.model.head_dim
@@ -117,7 +117,7 @@ def attention_projections_s(p: Placed, m: Longs) -> Projected:
 
 
 def linear_projections_s(p: Placed, gdn: GatedDeltaNet, m: Longs) -> Projected:
-    """GEMMs around a gated delta net, s; its two gates cost their share of the first."""
+    """Return the time of the GEMMs around a gated delta net, s; its two gates cost a share of the first."""
     width = 2 * gdn.key_width + 2 * gdn.value_width
     first = gemm_s(p, m, p.model.hidden, width)
     with_gates = first.seconds * (width + 2 * gdn.num_value_heads) / width
@@ -127,21 +127,21 @@ def linear_projections_s(p: Placed, gdn: GatedDeltaNet, m: Longs) -> Projected:
 
 
 def prefill_flops(p: Placed, mla: LatentAttention | None, isl: Longs) -> Reals:
-    """FLOPs of one query token of prefill attention before the causal divisor; MLA's over all heads."""
+    """Return the FLOPs per query token of prefill attention before the causal divisor; MLA over all heads."""
     if mla is None:
         return 4.0 * p.heads * p.model.head_dim * isl
     return 2.0 * p.model.num_heads * isl * (mla.nope_dim + mla.rope_dim + mla.v_head_dim)
 
 
 def decode_flops(p: Placed, mla: LatentAttention | None, heads: Longs | int, kv_len: Longs) -> Reals:
-    """FLOPs of one query token of decode attention; MLA attends in the latent space."""
+    """Return the FLOPs per query token of decode attention; MLA attends in the latent space."""
     if mla is None:
         return 4.0 * p.heads * p.model.head_dim * kv_len
     return 2.0 * heads * kv_len * (2 * mla.kv_lora_rank + mla.rope_dim)
 
 
 def experts_mfu(p: Placed, phase: str, m: Longs, local_gpus: Longs) -> tuple[Reals, Longs]:
-    """MFU of the routed experts, or of the dense layer's GEMM, and the row it is from."""
+    """Return the MFU of the routed experts, or of the dense layer's GEMM, and its row."""
     model, blocks = p.model, p.tables.blocks
     if not model.moe:
         n = 2 * model.intermediate // p.world
@@ -163,7 +163,7 @@ def experts_mfu(p: Placed, phase: str, m: Longs, local_gpus: Longs) -> tuple[Rea
 
 
 def experts_flops(p: Placed, phase: str, m: Longs) -> Reals:
-    """FLOPs of the routed experts, in units of 1e9."""
+    """Return the FLOPs of the routed experts, in units of 1e9."""
     one_gemm = 2.0 * p.model.hidden * p.intermediate
     if phase == "prefill":
         return one_gemm * m * p.model.topk * 3 / GFLOP
@@ -171,12 +171,12 @@ def experts_flops(p: Placed, phase: str, m: Longs) -> Reals:
 
 
 def expert_bytes(p: Placed) -> Reals:
-    """Weights of one expert on one GPU, bytes."""
+    """Return the weights of one expert on one GPU, bytes."""
     return p.weight_bytes * 3.0 * p.model.hidden * p.intermediate
 
 
 def exchange_s(p: Placed, tokens: Longs, decode: bool) -> tuple[Reals, Reals]:
-    """Communication before and after the experts, s."""
+    """Return the communication time before and after the experts, s."""
     network = np.where(p.nodes > 1, p.rdma_gb_per_s, p.nvlink_gb_per_s)
 
     def sent(count: Reals | Longs, element_bytes: int, gb_per_s: Reals) -> Reals:
@@ -195,7 +195,7 @@ def exchange_s(p: Placed, tokens: Longs, decode: bool) -> tuple[Reals, Reals]:
 
 
 def tp_allreduce_s(p: Placed, tokens: Longs) -> Reals:
-    """All-reduce of a tensor-parallel layer, s."""
+    """Return the all-reduce time of a tensor-parallel layer, s."""
     sent_bytes = tokens * float(p.model.hidden) * 2 * 2 * (p.tp - 1) / p.tp
     return sent_bytes / GIB / p.nvlink_gb_per_s
 
@@ -205,7 +205,7 @@ SSM_STATE_BYTES = 4
 
 
 def model_sizes(p: Placed, scenarios: dict[str, Array]) -> dict[str, Array]:
-    """Columns of sizes and FLOPs, by the names that the result has."""
+    """Return columns of sizes and FLOPs, by their names in the result."""
     model, gdn = p.model, p.model.gdn
     isl, osl = scenarios["isl"], scenarios["osl"]
     from_targets = np.ceil(scenarios["target_tgs"] * scenarios["target_tpot"] / MS_PER_S).astype(np.int64)
@@ -234,14 +234,14 @@ def model_sizes(p: Placed, scenarios: dict[str, Array]) -> dict[str, Array]:
 
 
 def state_bytes(gdn: GatedDeltaNet) -> int:
-    """Bytes of one request's recurrent states, in all linear layers."""
+    """Return the bytes of one request's recurrent states, in all linear layers."""
     conv = (gdn.value_width + 2 * gdn.key_width) * (gdn.conv_kernel - 1) * CONV_STATE_BYTES
     recurrent = gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim * SSM_STATE_BYTES
     return gdn.num_layers * (conv + recurrent)
 
 
 def _params_gib(p: Placed) -> Reals:
-    """Weights on one GPU, GiB: no embeddings, LM head, leading dense layers or rotary part of MLA's KV."""
+    """Return the weights on one GPU, GiB: no embeddings, LM head, leading dense layers or rotary MLA KV."""
     model, mla, gdn = p.model, p.model.mla, p.model.gdn
     hidden = float(model.hidden)
     if mla is None:
@@ -268,7 +268,7 @@ def _params_gib(p: Placed) -> Reals:
 
 
 def _kv_bytes_per_token(p: Placed) -> Reals:
-    """Bytes of one token's KV in all layers; MLA's is not divided by tp."""
+    """Return the bytes of one token's KV in all layers; MLA's is not divided by tp."""
     model, mla = p.model, p.model.mla
     if mla is None:
         total = 2.0 * model.num_layers * p.kv_heads * model.head_dim * p.kv_bytes
@@ -278,7 +278,7 @@ def _kv_bytes_per_token(p: Placed) -> Reals:
 
 
 def _projection_flops(p: Placed) -> Reals:
-    """FLOPs of one token in the GEMMs around full attention."""
+    """Return the FLOPs of one token in the GEMMs around full attention."""
     model, mla = p.model, p.model.mla
     hidden = float(model.hidden)
     if mla is None:

@@ -1,4 +1,4 @@
-"""InferSim's lookups of MFU and latency, in bulk."""
+"""InferSim's lookups of MFU and latency, for arrays."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Query:
         return self._tables.hardware("default_mfu")[self.device]
 
     def shaped(self, values: Reals) -> Result:
-        """Bring results into the arguments' broadcast shape; a float where all were scalars."""
+        """Reshape results to the arguments' broadcast shape; a float if all were scalars."""
         return values.reshape(self._shape) if self._shape else float(values[0])
 
     def path(self, kind: str, in_name: Sequence[Longs], i: int) -> str:
-        """Path of the file that query i is answered from."""
+        """Return the path of the file that answers query i."""
         sizes = [int(part[i]) for part in in_name]
         return f"{self._tables.root}/{file_path(kind, self._tables.devices[self.device[i]], sizes)}"
 
@@ -68,7 +68,7 @@ class Query:
         axes: Sequence[str],
         has_default: bool = True,
     ) -> None:
-        """Raise, if strict, for the first query without a row, naming the file and what ``axes`` are."""
+        """If strict, raise for the first query without a row, naming the file; ``axes`` name its sizes."""
         check_flag("strict", strict, LookupInputError)
         if not strict:
             return
@@ -77,25 +77,25 @@ class Query:
             return
         i = int(without.argmax())
         path = self.path(kind, in_name, i)
-        asked = [f"{name}={self.sizes[name][i]}" for name in axes]
+        requested = [f"{name}={self.sizes[name][i]}" for name in axes]
         if path.removeprefix(f"{self._tables.root}/") not in self._tables.files:
             reason = f"no file {path}"
         elif row[i] == NO_KEY:
-            reason = f"{path} has no rows for {', '.join(asked)}"
+            reason = f"{path} has no rows for {', '.join(requested)}"
         else:
-            *key, at = asked
+            *key, at = requested
             reason = f"{path} has no row at or under {at}" + (f" for {', '.join(key)}" if key else "")
         if has_default:
-            reason += "; without strict=True InferSim's default answers"
+            reason += "; without strict=True InferSim's default is used"
         raise MissingTableError(reason)
 
 
 def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs:
-    """Numbers of devices by name."""
+    """Return the numbers of devices by name."""
     names = _array("device", device)
     if names.dtype.kind != "U":
-        words = [one if isinstance(one, str) else shown(one) for one in names.reshape(-1).tolist()]
-        names = np.array(words, str).reshape(names.shape)
+        texts = [one if isinstance(one, str) else shown(one) for one in names.reshape(-1).tolist()]
+        names = np.array(texts, str).reshape(names.shape)
     try:
         # Arrow's encoding takes a tenth of the time of np.unique, which sorts
         encoded = pa.array(names.reshape(-1)).dictionary_encode()
@@ -114,7 +114,7 @@ def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs
 def attention_kind(
     mha: Mapping[str, Sizes | None], mla: Mapping[str, Sizes | None]
 ) -> tuple[bool, dict[str, Sizes]]:
-    """Whether the heads are MLA's, and the two arguments that decide it."""
+    """Return whether the heads are MLA's, and the two arguments that determine it."""
     given = [{name: value for name, value in pair.items() if value is not None} for pair in (mha, mla)]
     if sorted(map(len, given)) != [0, 2]:
         names = [name for pair in given for name in pair]
@@ -126,7 +126,7 @@ def attention_kind(
 
 
 def checked_phase(phase: str) -> str:
-    """Return the phase."""
+    """Return the phase if it is valid."""
     if not isinstance(phase, str) or phase not in PHASES:
         raise LookupInputError(f"phase must be prefill or decode, got {shown(phase)}")
     return phase
@@ -174,30 +174,30 @@ def attn_decode_mfu(
     fp8_kv: bool | npt.ArrayLike = False,
     strict: bool = False,
 ) -> Result:
-    r"""MFU of decode attention: the measured row nearest in ``|batch_size| + |kv_len|``.
+    r"""Return the MFU of decode attention: the measured row nearest in ``|batch_size| + |kv_len|``.
 
     Every argument but ``strict`` may be an array; arrays broadcast.
 
     Parameters
     ----------
     tables : InfersimTables
-        What :func:`load` returned.
+        Tables from :func:`load`.
     device : str
-        The GPU, in any case.
+        The GPU, case-insensitive.
     num_heads : int
         Query heads of the model, before tensor parallelism.
     batch_size, kv_len : int
         Requests, and tokens that each attends to.
     num_kv_heads, head_dim : int
-        For MHA and GQA: the KV heads of the model and their width.
+        For MHA and GQA: the model's KV heads and their width.
     kv_lora_rank, qk_rope_head_dim : int
-        For MLA, in place of ``num_kv_heads`` and ``head_dim``: compressed and rotary width.
+        For MLA, instead of ``num_kv_heads`` and ``head_dim``: compressed and rotary width.
     tp_size : int
         GPUs that share the heads; a remainder is dropped.
     fp8_kv : bool
         Whether the KV cache is FP8.
     strict : bool
-        Whether to raise where InferSim falls back.
+        Whether to raise if InferSim would fall back.
 
     Returns
     -------
@@ -264,7 +264,7 @@ def attn_prefill_mfu(
     tp_size: Sizes = 1,
     strict: bool = False,
 ) -> Result:
-    """MFU of prefill attention: the last measured ``seq_len`` that is not longer.
+    """Return the MFU of prefill attention: the last measured ``seq_len`` that is not longer.
 
     Every argument but ``strict`` may be an array; arrays broadcast.
 
@@ -275,12 +275,12 @@ def attn_prefill_mfu(
     seq_len : int
         Tokens of the prompt.
     qk_nope_head_dim, qk_rope_head_dim : int
-        For MLA, in place of ``num_kv_heads`` and ``head_dim``: widths without and with rotation.
+        For MLA, instead of ``num_kv_heads`` and ``head_dim``: widths without and with rotation.
 
     Returns
     -------
     float or ndarray of float64
-        MFU. Without a file for the heads 0.9; under its first row the device's default MFU.
+        MFU. Without a file for the heads 0.9; below its first row the device's default MFU.
 
     Raises
     ------
@@ -314,7 +314,7 @@ def gemm_mfu(
     *,
     strict: bool = False,
 ) -> Result:
-    r"""MFU of a GEMM: the nearest (k, n) that is not smaller, then the last m that is not larger.
+    r"""Return the MFU of a GEMM: the nearest (k, n) that is not smaller, then the last m that is not larger.
 
     Parameters
     ----------
@@ -326,7 +326,7 @@ def gemm_mfu(
     Returns
     -------
     float or ndarray of float64
-        MFU; the device's default where no row answers.
+        MFU; the device's default if there is no such row.
 
     Raises
     ------
@@ -365,9 +365,9 @@ def grouped_gemm_mfu(
     tp_size: Sizes = 1,
     strict: bool = False,
 ) -> tuple[Result, Result]:
-    """MFU of the experts' up and down projections.
+    """Return the MFUs of the experts' up and down projections.
 
-    Of the rows of exactly this layer, prefill takes the last that has no more tokens, decode the
+    Among the rows of exactly this layer, prefill takes the last one with no more tokens, decode the
     nearest. Every size may be an array; arrays broadcast.
 
     Parameters
@@ -375,7 +375,7 @@ def grouped_gemm_mfu(
     tables, device, strict
         As in :func:`attn_decode_mfu`.
     phase : {"prefill", "decode"}
-        Which kernels: contiguous or masked.
+        Kernel type: contiguous or masked.
     num_experts, topk, hidden, intermediate : int
         The layer: experts, experts a token is routed to, width, width of one expert.
     tokens_per_gpu : int
@@ -388,7 +388,7 @@ def grouped_gemm_mfu(
     Returns
     -------
     up, down : float or ndarray of float64
-        MFUs; the device's default where no row answers.
+        MFUs; the device's default if there is no such row.
 
     Raises
     ------
@@ -442,7 +442,7 @@ def gdn_latency_us(
     value_head_dim: Sizes,
     tokens: Sizes,
 ) -> Result:
-    """Latency of a gated delta net's core: the nearest row, scaled linearly to the query, us.
+    """Return the latency of a gated delta net's core: the nearest row, scaled linearly to the query, us.
 
     Every size may be an array; arrays broadcast. There is no fallback.
 
@@ -451,7 +451,7 @@ def gdn_latency_us(
     tables, device
         As in :func:`attn_decode_mfu`.
     phase : {"prefill", "decode"}
-        Which kernels.
+        Kernel type.
     conv_kernel, num_key_heads, key_head_dim, num_value_heads, value_head_dim : int
         The layer.
     tokens : int

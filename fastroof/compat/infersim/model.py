@@ -1,4 +1,4 @@
-"""What InferSim reads from a Hugging Face config.json, and what it leaves unread."""
+"""The fields that InferSim reads from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastroof.errors import ModelError
 from fastroof.models.hf import Fields
 
 NESTED_TYPES: Final = ("qwen3_5", "qwen3_5_moe")
-"""Model types whose language model is under ``text_config``."""
+"""Model types whose language model is in ``text_config``."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,15 @@ def _gated_delta_net(fields: Fields, num_layers: int) -> GatedDeltaNet:
 
 GFLOP: Final = 1e9
 GFLOPS_PER_TFLOPS: Final = 1024
-"""InferSim counts 1024 GFLOP/s in one TFLOP/s, 2.4 % more than there are."""
+"""InferSim counts 1024 GFLOP/s per TFLOP/s, 2.4 % too many."""
 
 BANDWIDTH_SHARE: Final = 0.8
-"""Share of every datasheet bandwidth that InferSim takes as achievable."""
+"""Share of every datasheet bandwidth that InferSim considers achievable."""
 
 RUNTIME_GIB: Final = 15
-"""Memory that InferSim keeps free for the runtime."""
+"""Memory that InferSim reserves for the runtime."""
 ACTIVATIONS_GIB: Final = 5
-"""Memory that InferSim keeps free for activations."""
+"""Memory that InferSim reserves for activations."""
 
 CAUSAL_DIVISOR: Final = 1.8
 MISSING_PREFILL_MFU: Final = 0.9
@@ -143,23 +143,23 @@ PREFILL_OVERHEAD_MS: Final = 30
 DECODE_OVERHEAD_MS: Final = 5
 HYBRID_DECODE_OVERHEAD_MS: Final = 2
 SM_RATIO: Final = 108 / 132
-"""Share of the SMs left to compute while two batches overlap."""
+"""Share of the SMs that compute while two batches overlap."""
 
 
 @dataclass(frozen=True)
 class InfersimGpu:
-    """What InferSim knows of a GPU; bandwidths as it uses them, after its derating.
+    """InferSim's constants of a GPU; bandwidths include its derating.
 
     Attributes
     ----------
     fp16_tflops, fp8_tflops : float
         Peaks, TFLOP/s (taken as 1024 GFLOP/s each).
     default_mfu : float
-        MFU where no measured row answers.
+        MFU without a measured row.
     memory_gib : float
         Memory, GiB.
     memory_gb_per_s, nvlink_gb_per_s, rdma_gb_per_s : float
-        Bandwidths, GB/s (taken as GiB/s): of memory, of NVLink in one direction, of the network.
+        Bandwidths, GB/s (taken as GiB/s): memory, NVLink in one direction, network.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Scenarios passed to `evaluate`: checked columns of equal length."""
+"""Scenarios for `evaluate`: checked columns of equal length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastroof.errors import BatchError
 from fastroof.units import MS_PER_S
 
 LABELS: Final = ("id", "source", "model")
-"""Columns that are handed through, for the reader of the result."""
+"""Columns that are copied to the result."""
 
 SCENARIO_COLUMNS: Final = (
     Column("device", "text", "", "GPU"),
@@ -25,16 +25,16 @@ SCENARIO_COLUMNS: Final = (
     Column("tp_size", "int", "GPUs", "tensor-parallel size"),
     Column("num_nodes", "int", "", "machines that the GPUs are in"),
     Column("max_prefill_tokens", "int", "tokens", "tokens of one prefill step on each GPU"),
-    Column("decode_bs", "int", "sequences", "decode batch on each GPU; null: what the targets need", 0),
+    Column("decode_bs", "int", "sequences", "decode batch on each GPU; null: derived from the targets", 0),
     Column("target_tgs", "float", "tokens/s", "output tokens/s that each GPU should reach"),
-    Column("target_tpot", "float", "ms", "time per output token that should be kept"),
+    Column("target_tpot", "float", "ms", "target time per output token"),
     Column("isl", "int", "tokens", "input length"),
     Column("osl", "int", "tokens", "output length", 0),
     Column("fp8_gemm", "int", "", "1: GEMMs are FP8", 0),
     Column("fp8_kv", "int", "", "1: the KV cache is FP8", 0),
     Column("deepep", "int", "", "1: experts exchange tokens through DeepEP", 0),
     Column("tbo", "int", "", "1: two batches overlap", 0),
-    Column("sm_ratio", "float", "", "share of the SMs left to compute while two batches overlap"),
+    Column("sm_ratio", "float", "", "share of the SMs that compute while two batches overlap"),
 )
 LEAST_FLOAT, LARGEST_FLOAT = 1e-9, 1e9
 FLAGS: Final = ("fp8_gemm", "fp8_kv", "deepep", "tbo")
@@ -51,12 +51,12 @@ def read_scenarios(scenarios: Mapping[str, Any] | pa.Table) -> tuple[dict[str, A
     unknown = [name for name in scenarios if name not in (*names, *LABELS)]
     missing = [name for name in names if name not in scenarios and name not in DEFAULTS]
     if unknown or missing:
-        said = [
+        problems = [
             f"{word} {', '.join(which)}"
             for word, which in (("unknown", unknown), ("missing", missing))
             if which
         ]
-        raise BatchError(f"scenario columns: {'; '.join(said)}; they are {', '.join(names)}")
+        raise BatchError(f"scenario columns: {'; '.join(problems)}; valid are {', '.join(names)}")
     arrow = {
         name: _arrow(name, scenarios[name] if name in scenarios else DEFAULTS[name])
         for name in (*(label for label in LABELS if label in scenarios), *names)
@@ -79,14 +79,14 @@ def read_scenarios(scenarios: Mapping[str, Any] | pa.Table) -> tuple[dict[str, A
 
 
 def _check_batches(columns: Mapping[str, Array]) -> None:
-    """Refuse targets that need a decode batch of more than a batch may have."""
+    """Reject targets that need a decode batch above the maximum."""
     needed = columns["target_tgs"] * columns["target_tpot"] / MS_PER_S
     wrong = (columns["decode_bs"] == 0) & (needed >= LARGEST - 1)
     if wrong.any():
         i = int(wrong.argmax())
         raise BatchError(
-            f"target_tgs and target_tpot need a decode batch of {needed[i]:g} in row {i}, and it can be "
-            f"{LARGEST - 1}; decode_bs says another one"
+            f"target_tgs and target_tpot need a decode batch of {needed[i]:g} in row {i}, above the maximum "
+            f"{LARGEST - 1}; set decode_bs"
         )
 
 
@@ -110,7 +110,7 @@ def _arrow(name: str, value: Any) -> pa.Array | pa.Scalar:
 
 
 def _checked(column: Column, given: pa.Array) -> Array:
-    """Return a column as NumPy's, if every value is what it may be; a null decode_bs as 0."""
+    """Return a column as a NumPy array if every value is valid; a null decode_bs as 0."""
     types, name = pa.types, column.name
     if types.is_dictionary(given.type):
         given = given.dictionary_decode()
@@ -130,13 +130,13 @@ def _checked(column: Column, given: pa.Array) -> Array:
         values = np.nan_to_num(values, nan=0.0)
     if column.kind == "float":
         wrong = ~((values >= LEAST_FLOAT) & (values <= LARGEST_FLOAT))
-        wanted = f"finite and above 0, from {LEAST_FLOAT:g} to {LARGEST_FLOAT:g}"
+        valid = f"finite and above 0, from {LEAST_FLOAT:g} to {LARGEST_FLOAT:g}"
     else:
         most = 1 if name in FLAGS else LARGEST - 1
         wrong = ~((values >= column.minimum) & (values <= most) & (values == np.floor(values)))
-        wanted = f"integers of {column.minimum} to {most}"
+        valid = f"integers of {column.minimum} to {most}"
     if wrong.any():
         i = int(wrong.argmax())
-        raise BatchError(f"{name} must be {wanted}, got {values[i]} in row {i}")
+        raise BatchError(f"{name} must be {valid}, got {values[i]} in row {i}")
     checked: Array = values.astype(np.float64 if column.kind == "float" else np.int64)
     return checked

@@ -1,4 +1,4 @@
-"""Reading an InferSim ``bench_data`` tree as InferSim reads it, once."""
+"""Reading an InferSim ``bench_data`` tree as InferSim reads it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]
 
 KV_DTYPES: Final = ("bf16", "fp8")
 LARGEST: Final = 2**31
-"""Sizes of tables and lookups are under this, so that no distance between two overflows."""
+"""Upper limit of sizes in tables and lookups, so that no distance between two overflows."""
 MFU_DECIMALS: Final = 3
 
 
 class Blocks(NamedTuple):
-    """Measured rows by key, both in their files' order."""
+    """Measured rows by key, both in file order."""
 
     keys: Longs
     starts: Longs
@@ -35,12 +35,12 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class InfersimTables:
-    """A tree of InferSim's, read once; see :func:`load`.
+    """An InferSim tree, read once; see :func:`load`.
 
     Attributes
     ----------
     root : str
-        Where the tree was read from.
+        Path of the tree.
     gpus : mapping of str to InfersimGpu
         Constants of every known device, by lower-case name.
     files : frozenset of str
@@ -65,14 +65,14 @@ class InfersimTables:
 
 
 class _Kind(NamedTuple):
-    """One kind of file: how many sizes its name holds, and what is read from a line."""
+    """One kind of file: number of sizes in its name, and how a line is read."""
 
     sizes_in_name: int
     key_width: int
     num_axes: int
     num_values: int
     row: Callable[[Sequence[str]], tuple[Key, Row] | None]
-    """(rest of the key, (axes, values)) of a line's cells; None for a line that no lookup reads."""
+    """Return (rest of the key, (axes, values)) of a line's cells; None for a line that no lookup reads."""
 
 
 def _mfu(cell: str) -> float:
@@ -97,13 +97,13 @@ def _grouped_row(cells: Sequence[str]) -> tuple[Key, Row]:
 
 
 GDN_COLUMNS: Final = 6
-"""Most kernels in a GDN file; a file with fewer is filled up with zeros."""
+"""Maximum kernels in a GDN file; a file with fewer is padded with zeros."""
 
 
 def _gdn_row(cells: Sequence[str]) -> tuple[Key, Row]:
     us = [float(cell) for cell in cells[1:]]
     if not 0 < len(us) <= GDN_COLUMNS:
-        raise ValueError(f"1 to {GDN_COLUMNS} latencies a line, got {len(us)}")
+        raise ValueError(f"1 to {GDN_COLUMNS} latencies per line, got {len(us)}")
     return (), ((int(cells[0]),), (*us, *[0.0] * (GDN_COLUMNS - len(us))))
 
 
@@ -121,18 +121,18 @@ _KINDS: Final[Mapping[str, _Kind]] = {
 
 
 def load(root: str | Path, gpus: Mapping[str, InfersimGpu] | None = None) -> InfersimTables:
-    """Read a ``bench_data`` tree of InferSim's as it lies.
+    """Read an InferSim ``bench_data`` tree unchanged.
 
-    Every quirk of InferSim's reading is kept: the first line of a file is dropped, header or not;
-    MFUs are rounded to 3 decimals; rows keep their order. Files that InferSim never opens are left
-    alone: ``dsa``, and those of devices without constants.
+    Every quirk of InferSim's reading is reproduced: the first line of a file is dropped, header or not;
+    MFUs are rounded to 3 decimals; rows keep their order. Files that InferSim never opens are
+    ignored: ``dsa``, and those of devices without constants.
 
     Parameters
     ----------
     root : str or Path
-        The folder that holds ``mha``, ``gemm`` and the others.
+        The folder that contains ``mha``, ``gemm`` and the others.
     gpus : mapping of str to InfersimGpu, optional
-        Constants of further devices by name, beside those of :data:`GPUS`.
+        Constants of further devices by name, in addition to :data:`GPUS`.
 
     Returns
     -------
@@ -157,16 +157,16 @@ def load(root: str | Path, gpus: Mapping[str, InfersimGpu] | None = None) -> Inf
 def read_files(
     files: Mapping[str, str], gpus: Mapping[str, InfersimGpu] | None = None, root: str = "memory"
 ) -> InfersimTables:
-    r"""Read the files of a tree that is in memory.
+    r"""Read the files of a tree in memory.
 
     Parameters
     ----------
     files : mapping of str to str
         Text of each file by its path in the tree.
     gpus : mapping of str to InfersimGpu, optional
-        Constants of further devices by name, beside those of :data:`GPUS`.
+        Constants of further devices by name, in addition to :data:`GPUS`.
     root : str
-        What messages call the tree.
+        Name of the tree in messages.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def read_files(
         kind, device, sizes = place
         head = (numbers[device], *sizes)
         if kind.endswith("/decode") and kind[:3] in ("mha", "mla"):
-            # InferSim falls back without the file, but raises in a file without rows of the KV dtype
+            # InferSim falls back without the file, but raises for a file without rows of the KV dtype
             for kv_dtype in range(len(KV_DTYPES)):
                 by_kind[kind].setdefault((*head, kv_dtype), [])
         for rest, row in _lines(f"{root}/{path}", text, _KINDS[kind]):
@@ -202,20 +202,20 @@ def read_files(
         read.append(path)
     if not read:
         raise TableError(
-            f"no file in {root} is where InferSim reads one, such as gemm/h20/data.csv; "
-            f"the devices are {', '.join(known)}, and more with gpus="
+            f"{root} has no file that InferSim reads, such as gemm/h20/data.csv; "
+            f"valid devices are {', '.join(known)}; add others with gpus="
         )
     blocks = {kind: _blocks(by_key, _KINDS[kind]) for kind, by_key in by_kind.items()}
     return InfersimTables(root, known, frozenset(read), blocks)
 
 
 def file_path(kind: str, device: str, sizes: Iterable[Any]) -> str:
-    """Path in the tree of one kind of file; without sizes it is the device's only one."""
+    """Return the path in the tree of one kind of file; without sizes the device's only one."""
     return f"{kind}/{device}/{'-'.join(map(str, sizes)) or 'data'}.csv"
 
 
 def _place(path: str) -> tuple[str, str, tuple[int, ...]] | None:
-    """(kind, device, sizes in the name) of a path that InferSim may open."""
+    """Return (kind, device, sizes in the name) of a path that InferSim may open."""
     parts = path.removesuffix(".csv").split("/")
     kind = "/".join(parts[:-2])
     if not path.endswith(".csv") or kind not in _KINDS:
@@ -275,26 +275,26 @@ def attn_decode_rows(
     batch: Longs,
     kv: Longs,
 ) -> Longs:
-    """Rows of decode attention; EMPTY_BLOCK where the file has no row of the KV dtype."""
+    """Return the rows of decode attention; EMPTY_BLOCK if the file has no row of the KV dtype."""
     return _rows(loops.nearest_row, tables.blocks[kind], (device, *heads, fp8), (batch, kv))
 
 
 def attn_prefill_rows(
     tables: InfersimTables, kind: str, device: Longs, heads: tuple[Longs, ...], seq_len: Longs
 ) -> Longs:
-    """Rows of prefill attention."""
+    """Return the rows of prefill attention."""
     return _rows(loops.floor_row, tables.blocks[kind], (device, *heads), (seq_len,))
 
 
 def gemm_rows(tables: InfersimTables, device: Longs, m: Longs, k: Longs, n: Longs) -> Longs:
-    """Rows of GEMMs."""
+    """Return the rows of GEMMs."""
     return _rows(loops.ceiling_shape_row, tables.blocks["gemm"], (device, k, n), (m,))
 
 
 def grouped_gemm_rows(
     tables: InfersimTables, kind: str, device: Longs, layer: tuple[Longs, ...], tokens: Longs
 ) -> Longs:
-    """Rows of grouped GEMMs, by the six columns that name a layer."""
+    """Return the rows of grouped GEMMs, by the six columns that identify a layer."""
     loop = loops.nearest_row if kind.endswith("decode") else loops.floor_row
     return _rows(loop, tables.blocks[kind], (device, *layer), (tokens,))
 
@@ -302,22 +302,22 @@ def grouped_gemm_rows(
 def gdn_rows(
     tables: InfersimTables, kind: str, device: Longs, layer: tuple[Longs, ...], tokens: Longs
 ) -> Longs:
-    """Rows of gated delta nets."""
+    """Return the rows of gated delta nets."""
     return _rows(loops.nearest_row, tables.blocks[kind], (device, *layer), (tokens,))
 
 
 def mfu_of(blocks: Blocks, row: Longs, default_mfu: Reals | float, column: int = 0) -> Reals:
-    """MFUs of rows; the default if there is none."""
+    """Return the MFUs of rows; the default if there is none."""
     return _taken(blocks, row, column, default_mfu)
 
 
 def prefill_mfu_of(blocks: Blocks, row: Longs, default_mfu: Reals | float) -> Reals:
-    """MFUs of prefill attention, where a missing file has a separate default."""
+    """Return the MFUs of prefill attention, for which a missing file has a separate default."""
     return _taken(blocks, row, 0, np.where(row == loops.NO_KEY, MISSING_PREFILL_MFU, default_mfu))
 
 
 def gdn_us_of(blocks: Blocks, row: Longs, tokens: Longs) -> Reals:
-    """Latencies of rows scaled to the tokens, us; NaN if there is no row."""
+    """Return the latencies of rows scaled to the tokens, us; NaN if there is no row."""
     scale = _taken(blocks, row, None, np.nan) / tokens
     total = np.zeros(len(row))
     for kernel in range(len(blocks.values)):
@@ -337,7 +337,7 @@ def _rows(
 
 
 def _taken(blocks: Blocks, row: Longs, column: int | None, default: Any) -> Reals:
-    """A column of values, or with None the first axis, where there is a row."""
+    """Return a column of values, or the first axis for None, where a row exists."""
     values = blocks.axes[0] if column is None else blocks.values[column]
     if not len(values):
         return np.broadcast_to(np.asarray(default, np.float64), row.shape).copy()
@@ -348,5 +348,5 @@ def _taken(blocks: Blocks, row: Longs, column: int | None, default: Any) -> Real
 def shared_heads(
     mla: bool, num_heads: Longs, middle: Longs, last: Longs, tp: Longs
 ) -> tuple[Longs, Longs, Longs]:
-    """Heads in the name of a GPU's file: the latent widths of MLA are not divided."""
+    """Return the heads in the name of a GPU's file: the latent widths of MLA are not divided."""
     return num_heads // tp, (middle if mla else middle // tp), last

@@ -1,8 +1,8 @@
 """Roofline V2 of the simulator inference-sim, reproduced to the last bit.
 
-It reads the ``mfu`` columns of a bench_data tree, not the latencies; cells that were not measured count
-as an MFU of 0 and are interpolated with; decode attention takes the mean of MFUs, not of times; GEMMs
-are looked up un-split and divided by tp. Its Go program at commit 487017bc is what it is held to.
+It reads the ``mfu`` columns of a bench_data tree, not the latencies. Unmeasured cells count as an MFU of 0
+and take part in interpolation; decode attention averages MFUs, not times; GEMMs are looked up unsplit and
+divided by tp. The reference is its Go program at commit 487017bc.
 
 Examples
 --------

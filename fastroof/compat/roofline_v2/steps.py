@@ -17,7 +17,7 @@ from fastroof.run.batch import int_array
 from fastroof.units import TB, TFLOP, US_PER_S
 
 LARGEST: Final = 2**31
-"""Of sizes."""
+"""Maximum of sizes."""
 
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts")
 NO_EXPERTS: Final = (
@@ -27,7 +27,7 @@ NO_EXPERTS: Final = (
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model that roofline V2 reads; head_dim is always hidden_size / num_heads."""
+    """The model sizes that roofline V2 reads; head_dim is always hidden_size / num_heads."""
 
     num_layers: int
     hidden_size: int
@@ -38,7 +38,7 @@ class ModelSizes:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, whatever a config's own head_dim says."""
+        """Width of one head, regardless of a config's head_dim."""
         return self.hidden_size // self.num_heads
 
     @property
@@ -55,7 +55,7 @@ class ModelSizes:
 
     @property
     def weight_bytes(self) -> float:
-        """Weights of all layers, without embeddings and LM head."""
+        """Weight bytes of all layers, without embeddings and LM head."""
         return float(self.num_layers * self.layer_weights * self.bytes_per_param)
 
     @classmethod
@@ -81,7 +81,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What roofline V2 reads of a GPU."""
+    """The GPU constants that roofline V2 reads."""
 
     peak_flops_per_s: float
     peak_bytes_per_s: float
@@ -90,7 +90,7 @@ class Hardware:
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """What is reached of the peak bandwidth."""
+        """Achieved share of the peak bandwidth, B/s."""
         return self.peak_bytes_per_s * self.bandwidth_factor
 
     @classmethod
@@ -107,7 +107,7 @@ class Hardware:
 
 
 def checked_tp(tp: Any) -> int:
-    """Check a tensor-parallel size."""
+    """Return a checked tensor-parallel size."""
     checked = whole_number("tp", tp, error=PlanError)
     if checked > LARGEST:
         raise PlanError(f"tp must be at most 2**31, got {shown(checked)}")
@@ -115,15 +115,13 @@ def checked_tp(tp: Any) -> int:
 
 
 def refuse_infinite(*times: Floats) -> None:
-    """Refuse constants with which steps take no finite time."""
+    """Reject constants that yield infinite step times."""
     if not all(np.isfinite(one).all() for one in times):
-        raise PlanError(
-            "model_config, hardware or what is fitted leaves steps no finite time: check their units"
-        )
+        raise PlanError("model_config, hardware or calibration yields infinite step times: check the units")
 
 
 class _Keys:
-    """Values of a dict, and all of their problems together."""
+    """Values of a dict, with all of their problems collected."""
 
     def __init__(self, name: str, config: Any) -> None:
         self.name = name
@@ -169,26 +167,26 @@ FLOOR_US = 1.0
 
 @dataclass(frozen=True, eq=False)
 class StepRequests:
-    """Requests of many steps as CSR arrays: the quick way into :func:`step_us`.
+    """Requests of many steps as CSR arrays: the fastest input of :func:`step_us`.
 
     Step i prefills requests ``prefill_offsets[i]:prefill_offsets[i + 1]`` and decodes requests
-    ``decode_offsets[i]:decode_offsets[i + 1]``. int64 arrays are taken as they are, others converted.
+    ``decode_offsets[i]:decode_offsets[i + 1]``. int64 arrays are used without a copy, others are converted.
 
     Parameters
     ----------
     prefill_progress, prefill_new_tokens : array_like of int, shape (prefill requests,)
-        Tokens that were processed before, at least 0, and that are new, at least 1.
+        Tokens that were processed before (at least 0), and new tokens (at least 1).
     prefill_offsets : array_like of int, shape (steps + 1,)
-        Where each step's prefill requests start; rises from 0 to their number.
+        Start of each step's prefill requests; nondecreasing from 0 to their number.
     decode_progress : array_like of int, shape (decode requests,)
         Tokens that were processed before, at least 0.
     decode_offsets : array_like of int, shape (steps + 1,)
-        Where each step's decode requests start.
+        Start of each step's decode requests.
 
     Raises
     ------
     BatchError
-        If the arrays are not one-dimensional integers of fitting lengths.
+        If the arrays are not one-dimensional integers of matching lengths.
 
     Examples
     --------
@@ -214,18 +212,18 @@ class StepRequests:
         _check_offsets("decode", self.decode_offsets, len(self.decode_progress))
         if len(self.prefill_offsets) != len(self.decode_offsets):
             raise BatchError(
-                f"prefill_offsets are of {len(self.prefill_offsets) - 1} steps, "
-                f"decode_offsets of {len(self.decode_offsets) - 1}"
+                f"prefill_offsets have {len(self.prefill_offsets) - 1} steps, "
+                f"decode_offsets {len(self.decode_offsets) - 1}"
             )
 
     @classmethod
     def from_steps(cls, steps: Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]]) -> StepRequests:
-        """Build from one (prefill requests [(progress, new_tokens)], decode requests [progress]) a step.
+        """Build from one (prefill requests [(progress, new_tokens)], decode requests [progress]) per step.
 
         Raises
         ------
         BatchError
-            If a step is not of this form.
+            If a step has another form.
 
         Examples
         --------
@@ -237,7 +235,7 @@ class StepRequests:
         try:
             listed = list(steps)
         except TypeError:
-            raise BatchError(f"a list of steps is needed, got {shown(steps)}") from None
+            raise BatchError(f"steps must be a list, got {shown(steps)}") from None
         for at, step in enumerate(listed):
             try:
                 prefill, decode = step
@@ -258,7 +256,7 @@ class StepRequests:
 
     @property
     def num_steps(self) -> int:
-        """Steps in the batch."""
+        """Number of steps."""
         return len(self.decode_offsets) - 1
 
     def __len__(self) -> int:
@@ -266,7 +264,7 @@ class StepRequests:
 
 
 Steps = StepRequests | Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]]
-"""What a step function takes: CSR arrays, or one (prefill requests, decode requests) a step."""
+"""Steps of a step function: CSR arrays, or one (prefill requests, decode requests) per step."""
 
 
 @overload
@@ -299,24 +297,24 @@ def step_us(
     steps: Steps,
     components: bool = False,
 ) -> Floats | tuple[Floats, dict[str, Floats]]:
-    """Time steps as roofline V2 does, before it rounds to whole microseconds.
+    """Return step times as of roofline V2, before it rounds to whole microseconds.
 
     Parameters
     ----------
     tables : RooflineV2Tables
         Loaded tables.
     model_config : mapping
-        ``num_hidden_layers``, ``hidden_size``, ``num_attention_heads``, ``bytes_per_param`` and, where they
-        are not 4 x hidden_size and num_attention_heads, ``intermediate_size`` and ``num_key_value_heads``.
-        Other keys are not read, ``head_dim`` neither.
+        ``num_hidden_layers``, ``hidden_size``, ``num_attention_heads``, ``bytes_per_param``; optionally
+        ``intermediate_size`` (4 x hidden_size) and ``num_key_value_heads`` (num_attention_heads).
+        Other keys, including ``head_dim``, are ignored.
     hardware : mapping
         ``TFlopsPeak`` (TFLOP/s), ``BwPeakTBs`` (TB/s), ``bwEfficiencyFactor`` (absent or 0: 1) and
         ``perLayerOverhead`` (us; absent: 0).
     tp : int
         Tensor-parallel size.
     steps : StepRequests, or iterable of (prefill requests, decode requests)
-        Prefill requests are (progress, new_tokens), decode requests a progress; both in tokens. Lists are
-        converted request by request, :class:`StepRequests` are run as they are.
+        Prefill requests are (progress, new_tokens), decode requests are progress; both in tokens. Lists are
+        converted request by request; :class:`StepRequests` need no conversion.
     components : bool
         Also return the component seconds.
 
@@ -331,15 +329,15 @@ def step_us(
     Raises
     ------
     BatchError
-        If a step or a request is malformed; says which.
+        If a step or a request is malformed; the message names it.
     ModelError, GpuError, PlanError
-        If model_config, hardware or tp is wrong; names every key.
+        If model_config, hardware or tp is invalid; the message names every key.
     MissingTableError
         If the nearest head shape has no decode table.
 
     Notes
     -----
-    A step is the longest of its four components plus the overhead, ``perLayerOverhead * layers / tp``.
+    A step is its longest component of four plus the overhead, ``perLayerOverhead * layers / tp``.
     """
     sizes, gpu = ModelSizes.from_config(model_config), Hardware.from_config(hardware)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -366,7 +364,7 @@ def step_us(
 
 
 def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, tp: int) -> Floats:
-    """Everything that is the same for every step, in the slots that the loops read."""
+    """Return the constants of all steps, in the slots that the loops read."""
     shape = nearest_attention(tables, model.num_heads, model.num_kv_heads, model.head_dim)
     k, n = (np.array(sizes, np.float64) for sizes in zip(*model.gemms, strict=True))
     gemm_at = np.empty(len(k), np.int64)
@@ -401,7 +399,7 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
 
 
 def _integers(name: str, value: Any) -> Longs:
-    """A one-dimensional int64 array, or an error that names it."""
+    """Return a one-dimensional int64 array, or raise an error that names the argument."""
     array = int_array(name, value)
     if array.ndim != 1:
         raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
@@ -418,13 +416,13 @@ def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:
     if len(falls):
         at = int(falls[0])
         raise BatchError(
-            f"{kind}_offsets must not fall: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
+            f"{kind}_offsets must not decrease: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
         )
 
 
 def refuse_requests(batch: StepRequests) -> None:
-    """Find the first bad request, and name the valid values."""
-    # someone may have written to its arrays
+    """Raise an error about the first invalid request, with the valid values."""
+    # the arrays may have been modified since they were checked
     batch = StepRequests(*(getattr(batch, name) for name in batch.__dataclass_fields__))
     limit = loops.MAX_SEQUENCE
     for kind, name, values, offsets, least in (

@@ -1,4 +1,4 @@
-"""Roofline V2's tables: MFU columns as they lie in the files, packed for the loops."""
+"""Roofline V2's tables: MFU columns as in the files, packed for the loops."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SHAPE = r"[1-9]\d*-[1-9]\d*-[1-9]\d*"
 
 @dataclass(frozen=True, eq=False)
 class RooflineV2Tables:
-    """Roofline V2's MFU tables of one GPU; made by :func:`load` or :func:`tables_of`.
+    """Roofline V2's MFU tables of one GPU; create them with :func:`load` or :func:`tables_of`.
 
     Attributes
     ----------
     attn_configs : tuple of str
-        Head shapes ``<num_heads>-<num_kv_heads>-<head_dim>`` with a prefill table, in file-name order.
+        Head shapes ``<num_heads>-<num_kv_heads>-<head_dim>`` with a prefill table, in order of file names.
     arena : ndarray of float64
-        All tables, a block each (:mod:`fastroof.compiled.compat_roofline_v2` has their form).
+        All tables, one block each (:mod:`fastroof.compiled.compat_roofline_v2` defines their form).
     prefill_at : ndarray of int64
         Block of each of ``attn_configs``.
     decode_at : mapping of (str, int) to int
@@ -58,17 +58,17 @@ class RooflineV2Tables:
 
 
 def load(root: str | Path, gpu: str | None = None) -> RooflineV2Tables:
-    """Load roofline V2's tables from a bench_data tree as it lies.
+    """Load roofline V2's tables from an unmodified bench_data tree.
 
-    Read are ``gemm/<gpu>/data.csv``, ``mha/prefill/<gpu>/<attn_config>.csv`` and
-    ``mha/decode/<gpu>/<attn_config>-tp<T>.csv``, their sizes and their ``mfu`` column.
+    The files are ``gemm/<gpu>/data.csv``, ``mha/prefill/<gpu>/<attn_config>.csv`` and
+    ``mha/decode/<gpu>/<attn_config>-tp<T>.csv``; their sizes and ``mfu`` columns are read.
 
     Parameters
     ----------
     root : str or Path
-        The tree, or the folder that holds it as ``bench_data``.
+        The tree, or the folder that contains it as ``bench_data``.
     gpu : str, optional
-        Name of the GPU's folders; needed where the tree holds several.
+        Name of the GPU's folders; required if the tree has several.
 
     Returns
     -------
@@ -79,8 +79,8 @@ def load(root: str | Path, gpu: str | None = None) -> RooflineV2Tables:
     MissingTableError
         If the folder does not exist, or lacks one of the three kinds of tables.
     TableError
-        If the tree holds several GPUs and none was named, or a file cannot be read or measures a point
-        twice. Names the file, and the row where it is one.
+        If the tree has several GPUs and none was named, or a file cannot be read or measures a point
+        twice. The message names the file and row.
     """
     root = Path(root)
     if not root.is_dir():
@@ -106,27 +106,27 @@ def tables_of(
     prefill: Mapping[str, Mapping[str, Any]],
     decode: Mapping[tuple[str, int], Mapping[str, Any]],
 ) -> RooflineV2Tables:
-    """Make roofline V2's tables from columns in memory, without files.
+    """Build roofline V2's tables from columns in memory, without files.
 
     Parameters
     ----------
     gemm : mapping of str to array_like
         Columns ``m``, ``k``, ``n`` (integers) and ``mfu``.
     prefill : mapping of str to mapping
-        By attn_config ``<num_heads>-<num_kv_heads>-<head_dim>``, columns ``seq_len`` and ``mfu``.
+        Columns ``seq_len`` and ``mfu``, by attn_config ``<num_heads>-<num_kv_heads>-<head_dim>``.
     decode : mapping of (str, int) to mapping
-        By attn_config and tp, columns ``batch_size``, ``kv_len`` and ``mfu``.
+        Columns ``batch_size``, ``kv_len`` and ``mfu``, by attn_config and tp.
 
     Returns
     -------
     RooflineV2Tables
-        As if loaded from files named after the keys: rows in the order given, tables in file-name order.
+        As if loaded from files named after the keys: rows in the given order, tables in order of file names.
 
     Raises
     ------
     TableError
-        If a name is not a head shape, or a column is missing, of another length, holds no sizes or MFUs, or
-        measures a point twice.
+        If a name is not a head shape, or a column is missing, has another length, contains invalid sizes or
+        MFUs, or measures a point twice.
     MissingTableError
         If a kind of table is empty.
 
@@ -142,11 +142,11 @@ def tables_of(
     """
     for kind, given in (("prefill", prefill), ("decode", decode)):
         if not given:
-            raise MissingTableError(f"{kind}: no table was given; need one of a head shape at least")
+            raise MissingTableError(f"{kind}: no table was given; need at least one head shape")
     for shape in (*prefill, *(shape for shape, _ in decode)):
         if not isinstance(shape, str) or not re.fullmatch(SHAPE, shape):
             raise TableError(
-                f"{shown(shape)} is not an attn_config; need <num_heads>-<num_kv_heads>-<head_dim>"
+                f"{shown(shape)} is not an attn_config; expected <num_heads>-<num_kv_heads>-<head_dim>"
             )
     for key in decode:
         whole_number(f"decode table {shown(key)}: tp", key[1], error=TableError)
@@ -167,12 +167,12 @@ def tables_of(
 
 
 def _gpu_folder(root: Path, gpu: str | None) -> str:
-    """Name of the GPU whose tables are meant."""
+    """Return the name of the GPU whose tables are read."""
     have = sorted(path.parent.name for path in root.glob("gemm/*/data.csv"))
     if not have:
-        raise MissingTableError(f"{root}: no roofline V2 tree; need gemm/<gpu>/data.csv below it")
+        raise MissingTableError(f"{root}: not a roofline V2 tree; expected gemm/<gpu>/data.csv below it")
     if gpu is None and len(have) > 1:
-        raise TableError(f"{root} holds tables of {', '.join(have)}: say which with gpu=")
+        raise TableError(f"{root} has tables of several GPUs ({', '.join(have)}): choose one with gpu=")
     name = have[0] if gpu is None else gpu
     if name not in have:
         raise MissingTableError(f"{root} has no tables of gpu {gpu!r}; it has {', '.join(have)}")
@@ -182,7 +182,7 @@ def _gpu_folder(root: Path, gpu: str | None) -> str:
 def _attention_files(
     root: Path, phase: str, gpu: str, pattern: str, need: str
 ) -> list[tuple[Path, tuple[str, ...]]]:
-    """Files of one phase in name order, with what their names say; others are not roofline V2's."""
+    """Return one phase's files in name order, with the meaning of their names; others are ignored."""
     folder = root / "mha" / phase / gpu
     files = []
     for path in sorted(folder.glob("*.csv"), key=lambda path: path.name):
@@ -190,7 +190,7 @@ def _attention_files(
         if match is not None:
             files.append((path, match.groups()))
     if not files:
-        raise MissingTableError(f"{folder}: no {phase} table; need {need} in it")
+        raise MissingTableError(f"{folder}: no {phase} table; expected {need} in it")
     return files
 
 
@@ -200,7 +200,7 @@ def _columns(path: Path, columns: Sequence[Column]) -> list[Floats]:
 
 
 def _given_columns(label: str, given: Mapping[str, Any], columns: Sequence[Column]) -> list[Floats]:
-    """Columns in memory as floats, held to what :func:`read_columns` asks of a file."""
+    """Return columns in memory as floats, with the checks of :func:`read_columns`."""
     missing = [column.name for column in columns if column.name not in given]
     if missing:
         raise TableError(f"{label}: missing column {', '.join(missing)}; it has {', '.join(given) or 'none'}")
@@ -218,7 +218,7 @@ def _given_columns(label: str, given: Mapping[str, Any], columns: Sequence[Colum
         if wrong.any():
             row = int(np.argmax(wrong))
             what = "whole" if column.kind == "int" else "finite"
-            cell = "no number" if np.isnan(array[row]) else f"{array[row]:g}"
+            cell = "not a number" if np.isnan(array[row]) else f"{array[row]:g}"
             raise TableError(
                 f"{label}, row {row + 1}, column {column.name}: found {cell}, "
                 f"need a {what} number of at least {column.minimum}"
@@ -267,7 +267,7 @@ def _refuse_repeats(label: str, axes: Sequence[Floats]) -> None:
     if len(first) < len(points):
         row = int(np.setdiff1d(np.arange(len(points)), first)[0])
         at = " x ".join(f"{x:g}" for x in points[row])
-        raise TableError(f"{label}, row {row + 1}: the point {at} was there before; keep one of them")
+        raise TableError(f"{label}, row {row + 1}: the point {at} is a duplicate; keep one of them")
 
 
 def _padded(axis: Floats) -> Floats:
@@ -297,7 +297,7 @@ LARGEST_SIZE = 2**31
 
 
 def prefill_mfu(tables: RooflineV2Tables, attn_config: Any, seq_len: Any) -> Floats:
-    """MFU of prefill attention: linear in seq_len, held outside the measured lengths.
+    """Return the MFU of prefill attention: linear in seq_len, constant outside the measured lengths.
 
     Parameters
     ----------
@@ -311,14 +311,14 @@ def prefill_mfu(tables: RooflineV2Tables, attn_config: Any, seq_len: Any) -> Flo
     Returns
     -------
     ndarray of float64
-        Of the broadcast shape.
+        Array of the broadcast shape.
 
     Raises
     ------
     LookupInputError
         If a size is not an integer of at least 0, or shapes do not broadcast.
     MissingTableError
-        If a head shape has no table; lists those that have.
+        If a head shape has no table; the message lists those with one.
     """
     places = dict(zip(tables.attn_configs, tables.prefill_at, strict=True))
     names, which = _shapes(attn_config)
@@ -330,10 +330,10 @@ def prefill_mfu(tables: RooflineV2Tables, attn_config: Any, seq_len: Any) -> Flo
 
 
 def decode_mfu(tables: RooflineV2Tables, attn_config: Any, batch_size: Any, kv_len: Any, tp: Any) -> Floats:
-    """MFU of decode attention: bilinear in batch_size and kv_len, held outside the measured range.
+    """Return the MFU of decode attention: bilinear in batch_size and kv_len, constant outside the range.
 
-    A cell that was not measured counts as 0. Where the result is below 1e-4 it is the nearest row's that
-    is not, by distance in (batch_size, kv_len), the first in the file of a tie.
+    An unmeasured cell counts as 0. If the result is below 1e-4, the nearest row that is not is used instead,
+    by distance in (batch_size, kv_len), and on a tie the first in the file.
 
     Parameters
     ----------
@@ -344,23 +344,23 @@ def decode_mfu(tables: RooflineV2Tables, attn_config: Any, batch_size: Any, kv_l
     batch_size, kv_len : int or array_like of int
         Sequences and tokens, at least 0.
     tp : int or array_like of int
-        Tensor-parallel size; one that was not measured takes the nearest, of a tie the smaller.
+        Tensor-parallel size; the nearest measured one is used, on a tie the smaller.
 
     Returns
     -------
     ndarray of float64
-        Of the broadcast shape.
+        Array of the broadcast shape.
 
     Raises
     ------
     LookupInputError
         If a size is not an integer of at least 0, tp is below 1, or shapes do not broadcast.
     MissingTableError
-        If a head shape has no table; lists those that have.
+        If a head shape has no table; the message lists those with one.
     """
     tps, tp_of = np.unique(size_array("tp", tp, minimum=1), return_inverse=True)
     shapes, shape_of = _shapes(attn_config)
-    # one search a pair of names, not one an element
+    # one search per pair of names, not per element
     at = np.array([[decode_at(tables, shape, int(t)) for t in tps] for shape in shapes], np.int64)
     at = at.reshape(len(shapes), len(tps))
     (i, j, batch, kv), shape = _broadcast(
@@ -375,9 +375,9 @@ def decode_mfu(tables: RooflineV2Tables, attn_config: Any, batch_size: Any, kv_l
 
 
 def gemm_mfu(tables: RooflineV2Tables, m: Any, k: Any, n: Any) -> Floats:
-    """MFU of a GEMM: linear in m for the nearest measured (k, n) that holds the wanted one.
+    """Return the MFU of a GEMM: linear in m for the nearest measured (k, n) at least as large.
 
-    Where none does, the largest measured (k, n) serves. m is held inside the measured range.
+    If there is none, the largest measured (k, n) is used. m is clamped to the measured range.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ def gemm_mfu(tables: RooflineV2Tables, m: Any, k: Any, n: Any) -> Floats:
     Returns
     -------
     ndarray of float64
-        Of the broadcast shape.
+        Array of the broadcast shape.
 
     Raises
     ------
@@ -407,7 +407,7 @@ def gemm_mfu(tables: RooflineV2Tables, m: Any, k: Any, n: Any) -> Floats:
 
 
 def nearest_attention(tables: RooflineV2Tables, num_heads: int, num_kv_heads: int, head_dim: int) -> str:
-    """Name the head shape whose tables serve a model: its own, or the nearest with a prefill table.
+    """Return the head shape whose tables serve a model: its own, or the nearest with a prefill table.
 
     Parameters
     ----------
@@ -419,29 +419,29 @@ def nearest_attention(tables: RooflineV2Tables, num_heads: int, num_kv_heads: in
     Returns
     -------
     str
-        The attn_config nearest in (num_heads, num_kv_heads, head_dim), the first in file-name order of a tie.
+        The attn_config nearest in (num_heads, num_kv_heads, head_dim), on a tie the first by file name.
 
     Raises
     ------
     LookupInputError
         If a size is not an integer of at least 1.
     """
-    wanted = []
+    target = []
     for name, value in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):
         size = size_array(name, value, minimum=1)
         if size.ndim:
             raise LookupInputError(f"{name} must be one integer, got {shown(value)}")
-        wanted.append(int(size))
+        target.append(int(size))
 
     def distance(shape: str) -> int:
         have = (int(part) for part in shape.split("-"))
-        return sum((a - b) ** 2 for a, b in zip(have, wanted, strict=True))
+        return sum((a - b) ** 2 for a, b in zip(have, target, strict=True))
 
     return min(tables.attn_configs, key=distance)
 
 
 def decode_at(tables: RooflineV2Tables, attn_config: str, tp: int) -> int:
-    """Place of the decode grid that serves a head shape at a tensor-parallel size."""
+    """Return the index of the decode grid for a head shape at a tensor-parallel size."""
     measured = {have: at for (shape, have), at in tables.decode_at.items() if shape == attn_config}
     if not measured:
         _known(dict.fromkeys((shape for shape, _ in tables.decode_at), 0), attn_config, "decode")
@@ -449,7 +449,7 @@ def decode_at(tables: RooflineV2Tables, attn_config: str, tp: int) -> int:
 
 
 def size_array(name: str, value: Any, minimum: int = 0) -> Array:
-    """Integers of an argument as an array."""
+    """Return the integers of an argument as an array."""
     array = int_array(name, value, LookupInputError)
     if not array.size:
         return np.zeros(array.shape, np.int64)
@@ -462,14 +462,14 @@ def size_array(name: str, value: Any, minimum: int = 0) -> Array:
 def _known(known: dict[str, int], shape: str, phase: str) -> int:
     if shape not in known:
         raise MissingTableError(
-            f"no {phase} table of attn_config {shown(shape)}; there are {', '.join(known)}: "
-            "nearest_attention() names the nearest"
+            f"no {phase} table of attn_config {shown(shape)}; valid: {', '.join(known)}; "
+            "nearest_attention() returns the nearest"
         )
     return known[shape]
 
 
 def _shapes(attn_config: Any) -> tuple[list[str], Array]:
-    """Distinct head shapes of an argument, and which one each of its elements is."""
+    """Return the distinct head shapes of an argument, and which of them each element has."""
     try:
         array = np.asarray(attn_config)
     except (TypeError, ValueError):
@@ -483,7 +483,7 @@ def _shapes(attn_config: Any) -> tuple[list[str], Array]:
 
 
 def _broadcast(**given: Array) -> tuple[list[Array], tuple[int, ...]]:
-    """All arguments flat and of one length, and the shape of the answer."""
+    """Return all arguments flat with one length, and the shape of the result."""
     try:
         shape = np.broadcast_shapes(*(a.shape for a in given.values()))
     except ValueError:

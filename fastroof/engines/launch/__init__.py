@@ -1,6 +1,6 @@
-"""How serving engines are started and measured: the arguments of their commands.
+"""The commands that start and benchmark serving engines.
 
-A file an engine; what its arguments are called was read in the releases that it names.
+Each engine has one file; its argument names were read in the releases that the file names.
 """
 
 from __future__ import annotations

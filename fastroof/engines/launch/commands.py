@@ -14,22 +14,22 @@ from fastroof.engines.values import holds_for
 
 @dataclass(frozen=True)
 class EngineCommands:
-    """An engine's own commands in one of its releases.
+    """The commands of an engine in one of its releases.
 
     Attributes
     ----------
     engine, title : str
-        ``vllm``, and as a person reads it.
+        ``vllm``, and its display name.
     release : str
-        In which its arguments were read.
+        Release in which its arguments were read.
     is_of_profile : bool
         Whether the requested profile includes that release.
     image : str
-        A public container image of it.
+        A public container image of the release.
     health : str
-        Path that answers once it serves.
+        Path of the health check.
     server, benchmark : callable
-        Commands of a copy, and of what measures it.
+        Functions that return the command of one copy, and of its benchmark.
     """
 
     engine: str
@@ -47,7 +47,7 @@ _ENGINES: Final = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 
 @cache
 def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
-    """Return an engine's commands, in the newest release that was read of a range of versions.
+    """Return an engine's commands in the newest known release of a range of versions.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
     Returns
     -------
     EngineCommands or None
-        None if it is not a serving engine. If no release in the range was read, the newest one read.
+        None if it is not a serving engine. If no known release is in the range, the newest known one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a deployment asks of an engine, and a command that gives it."""
+"""Deployment settings of an engine, and the command that applies them."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 MTP: Final = "mtp"
-"""A draft by a layer of the model itself."""
+"""A draft by the model's own prediction layer."""
 
 _LINE: Final = 78
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """One copy of a model as a deployment assumes that its engine runs it.
+    """One copy of a model and the settings that a deployment assumes for its engine.
 
     Attributes
     ----------
     model : str
         Hugging Face id, or folder of the checkpoint.
     tp, pp, dp, ep : int
-        How it is split, as :class:`fastroof.models.Layout` has it.
+        The layout, as in :class:`fastroof.models.Layout`.
     has_experts : bool
-        Whether it has routed experts.
+        Whether the model has routed experts.
     max_batched_tokens, max_seqs : int
         Maximum tokens per step and concurrent requests, per rank and stage.
     max_context : int
         Tokens of the longest sequence.
     running : int
-        Concurrent requests on each rank and stage under the deployment's load.
+        Concurrent requests per rank and stage under the deployment's load.
     memory_fraction : float
-        Of a GPU's memory, by the engine's own measure; 0 for its own formula.
+        Share of a GPU's memory, by the engine's definition; 0 for its formula.
     dtype, kv_dtype : str
-        Of linear layers and experts, and of the KV cache.
+        Formats of linear layers and experts, and of the KV cache.
     checkpoint_dtype, checkpoint_kv_dtype : str
-        What the checkpoint has by itself.
+        Formats of the checkpoint.
     num_draft_tokens : int
-        Tokens drafted for a request before each step.
+        Tokens drafted per request before each step.
     draft : str
-        What drafts them: ``mtp``, ``none``, or a model.
+        Draft: ``mtp``, ``none``, or a model.
     balance_steps : int
-        Steps that a rank's prompts wait for those of other ranks; 0 if they do not.
+        Steps that a rank's prompts wait for those of other ranks; 0 for none.
     role : str
-        ``prefill`` or ``decode`` where both run apart; empty where a copy does both.
+        ``prefill`` or ``decode`` if both run separately; empty if a copy does both.
     port : int
-        Where it listens.
+        Port that it listens on.
     """
 
     model: str
@@ -77,38 +77,38 @@ class LaunchSettings:
 
     @property
     def is_own_kv_dtype(self) -> bool:
-        """Whether the KV cache has the format that the checkpoint says."""
+        """Whether the KV cache has the checkpoint's format."""
         return self.kv_dtype == self.checkpoint_kv_dtype
 
     def missing_format(self, engine: str) -> str:
-        """What to say where an engine cannot bring the checkpoint's weights to the format that is meant."""
+        """Return the message for an engine that cannot convert the checkpoint's weights to the format."""
         return (
-            f"{self.dtype} weights: {self.model} has {self.checkpoint_dtype}, which {engine} does not bring "
-            f"to {self.dtype} while it loads; serve a checkpoint that has it"
+            f"{self.dtype} weights: {self.model} has {self.checkpoint_dtype}, which {engine} cannot convert "
+            f"to {self.dtype} while loading; serve a checkpoint in {self.dtype}"
         )
 
     @property
     def shown_model(self) -> str:
-        """The model as a command takes it: what begins with a dash would be an option."""
+        """The model as a command takes it, so that a leading dash is not an option."""
         return f"./{self.model}" if self.model.startswith("-") else self.model
 
 
 @dataclass(frozen=True)
 class BenchmarkLoad:
-    """What a benchmark sends to one copy.
+    """The requests that a benchmark sends to one copy.
 
     Attributes
     ----------
     model : str
-        As the server was given it.
+        The name or path given to the server.
     isl, osl : int
-        Tokens of a prompt and of an output.
+        Tokens of a prompt and an output.
     clients : int
         Requests in flight.
     prefix_tokens : int
-        Of each prompt, those that all prompts begin with.
+        Number of tokens that all prompts start with.
     port : int
-        Where the server listens.
+        Port that the server listens on.
     """
 
     model: str
@@ -120,7 +120,7 @@ class BenchmarkLoad:
 
     @property
     def prompts(self) -> int:
-        """Requests to send: ten a client, so that the first and last ones weigh little."""
+        """Number of requests to send: ten per client, so that the first and last ones weigh little."""
         return max(10 * self.clients, 20)
 
 
@@ -131,15 +131,15 @@ class Command:
     Attributes
     ----------
     program : tuple of str
-        What is run.
+        Program and its fixed arguments.
     arguments : tuple of tuple of str
-        Its arguments, an option with its value each.
+        Its arguments, each option with its value.
     config_option : str
-        Option that takes the path of ``config``; empty if there is none.
+        Option that takes the path of ``config``; empty if none.
     config : mapping
-        What the engine reads from a YAML file.
+        Settings that the engine reads from a YAML file.
     unsaid : tuple of str
-        What the deployment assumes and this command cannot say.
+        Assumptions of the deployment that this command cannot express.
     """
 
     program: tuple[str, ...]
@@ -149,20 +149,20 @@ class Command:
     unsaid: tuple[str, ...] = ()
 
     def words(self, config_path: str = "") -> list[str]:
-        """Return program and arguments one by one, as a process takes them."""
+        """Return the program and its arguments as a process takes them."""
         return [word for group in self._groups(config_path) for word in group]
 
     def shell(self, config_path: str = "", raw: Mapping[str, str] | None = None, width: int = _LINE) -> str:
-        """Return the command as a shell takes it, every word quoted, over lines of about ``width``.
+        """Return the command for a shell, with every word quoted, over lines of about ``width``.
 
-        Values in ``raw``, by their option, stand as they are: a script's own variables.
+        Values in ``raw``, by their option, are not quoted: they are a script's variables.
         """
         groups = []
         for group in self._groups(config_path):
-            words = [shlex.quote(word) for word in group]
+            quoted = [shlex.quote(word) for word in group]
             if raw and group[0] in raw:
-                words[1:] = [raw[group[0]]]
-            groups.append(" ".join(words))
+                quoted[1:] = [raw[group[0]]]
+            groups.append(" ".join(quoted))
         return _broken(groups, width)
 
     def _groups(self, config_path: str) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ IMAGE: Final = "lmsysorg/sglang:v{release}"
 HEALTH: Final = "/health"
 
 _ONLINE: Final = {"fp8": "fp8"}
-"""Formats that it quantises 16-bit weights to while it loads them."""
+"""Formats to which the engine can quantise 16-bit weights while loading."""
 
 _KV_DTYPES: Final = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
@@ -25,7 +25,7 @@ def server(settings: LaunchSettings) -> Command:
     """Return the command that serves one copy."""
     unsaid = []
     shares_experts = settings.dp > 1 and settings.has_experts
-    # its tp counts all GPUs of a stage where ranks share the experts; of a dense model dp copies it
+    # tp counts all GPUs of a stage if ranks share experts; for a dense model dp makes copies
     tp = settings.tp * settings.dp if shares_experts else settings.tp
     arguments: list[tuple[str, ...]] = [
         ("--model-path", settings.shown_model),
@@ -39,7 +39,7 @@ def server(settings: LaunchSettings) -> Command:
         arguments.append(("--enable-dp-attention",))
     if settings.ep > 1:
         arguments.append(("--ep-size", str(settings.ep)))
-    # with attention by ranks it divides the chunk and the requests by them, and the requests by stages
+    # with data-parallel attention the chunk and requests are divided by ranks, requests also by stages
     ranks = settings.dp if shares_experts else 1
     arguments += [
         ("--max-running-requests", str(settings.max_seqs * ranks * settings.pp)),
@@ -68,7 +68,7 @@ def server(settings: LaunchSettings) -> Command:
         )
     if settings.role:
         arguments.append(("--disaggregation-mode", settings.role))
-        unsaid.append("the router that sends prompts to one kind and outputs to the other")
+        unsaid.append("the router between prefill and decode copies")
     arguments.append(("--port", str(settings.port)))
     return Command(("python3", "-m", "sglang.launch_server"), tuple(arguments), unsaid=tuple(unsaid))
 
@@ -90,7 +90,7 @@ def benchmark(load: BenchmarkLoad) -> Command:
             ("--dataset-name", "random-ids"),
             ("--random-input-len", str(load.isl)),
             ("--random-output-len", str(load.osl)),
-            # the least length over the most, so that all are equal
+            # equal minimum and maximum give all requests the same length
             ("--random-range-ratio", "1"),
             ("--max-concurrency", str(load.clients)),
             ("--num-prompts", str(load.prompts)),

@@ -20,10 +20,10 @@ _LEAST_GRAPH: Final = 8
 
 
 def server(settings: LaunchSettings) -> Command:
-    """Return the command that serves one copy, and what its YAML says."""
+    """Return the command that serves one copy, with its YAML."""
     unsaid = []
     copies = settings.dp > 1 and not settings.has_experts
-    # its tp counts all GPUs of a stage
+    # tp counts all GPUs of a stage
     arguments = (
         (settings.shown_model,),
         ("--tp_size", str(settings.tp if copies else settings.tp * settings.dp)),
@@ -40,19 +40,19 @@ def server(settings: LaunchSettings) -> Command:
             cache["dtype"] = _KV_DTYPES[settings.kv_dtype]
         else:
             unsaid.append(
-                f"a {settings.kv_dtype} KV cache: {settings.model} asks for {settings.checkpoint_kv_dtype}"
+                f"a {settings.kv_dtype} KV cache: {settings.model} sets {settings.checkpoint_kv_dtype}"
             )
     if settings.memory_fraction:
         cache["free_gpu_memory_fraction"] = settings.memory_fraction
     config: dict[str, Any] = {
         "kv_cache_config": cache,
-        # decodes run in CUDA graphs; those of larger batches would not
+        # decodes run in CUDA graphs only up to this batch size
         "cuda_graph_config": {"enable_padding": True, "max_batch_size": _graph_batch(settings)},
     }
     if settings.dp > 1 and not copies:
         config["enable_attention_dp"] = True
         if settings.balance_steps:
-            # off by default; as the public benchmark's scripts have it
+            # off by default; set in the public benchmark's scripts
             config["attention_dp_config"] = {
                 "enable_balance": True,
                 "batching_wait_iters": 0,
@@ -65,14 +65,14 @@ def server(settings: LaunchSettings) -> Command:
     if settings.num_draft_tokens:
         unsaid.append(f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see speculative_config")
     if settings.role:
-        unsaid.append(f"that it only does {settings.role}: see trtllm-serve disaggregated")
+        unsaid.append(f"the {settings.role}-only role: see trtllm-serve disaggregated")
     return Command(
         ("trtllm-serve", "serve"), arguments, "--extra_llm_api_options", config, unsaid=tuple(unsaid)
     )
 
 
 def _graph_batch(settings: LaunchSettings) -> int:
-    """Decodes of the largest CUDA graph: what runs under the load, up to a power of two."""
+    """Return the decodes of the largest CUDA graph: the running requests, rounded up to a power of two."""
     running = min(max(settings.running, _LEAST_GRAPH), settings.max_seqs)
     return min(1 << (running - 1).bit_length(), settings.max_seqs)
 

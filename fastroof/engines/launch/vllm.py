@@ -17,7 +17,7 @@ IMAGE: Final = "vllm/vllm-openai:v{release}"
 HEALTH: Final = "/health"
 
 _ONLINE: Final = {"fp8": "fp8"}
-"""Formats that it quantises 16-bit weights to while it loads them."""
+"""Formats to which the engine can quantise 16-bit weights while loading."""
 
 _KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
 
@@ -57,9 +57,7 @@ def server(settings: LaunchSettings) -> Command:
     if settings.role:
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
         arguments.append(("--kv-transfer-config", json.dumps(transfer)))
-        unsaid.append(
-            f"that this copy only does {settings.role}: vLLM leaves that to a router before both kinds"
-        )
+        unsaid.append(f"the {settings.role}-only role: vLLM leaves that to a router in front of both kinds")
     arguments.append(("--port", str(settings.port)))
     return Command(("vllm", "serve"), tuple(arguments), unsaid=tuple(unsaid))
 

@@ -1,1 +1,1 @@
-"""Families of models: a file each, which says what its config.json means; found by its ``FAMILIES``."""
+"""Model families: each file interprets one family's config.json and is found by its ``FAMILIES``."""

@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 in place of attention in all layers but some, an MLP in every one."""
+"""Bamba: Mamba-2 instead of attention in most layers, an MLP in every layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
         fields.size_or("mamba_n_groups", 1),
         fields.size_or("mamba_d_conv", 4),
         fields.size_or("mamba_chunk_size", 256),
-        # engines keep it in what the model computes in
+        # engines store the state in the model's compute dtype
         "bfloat16",
         bias=fields.flag("mamba_proj_bias", default=False),
         conv_bias=fields.flag("mamba_conv_bias", default=True),

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and Kimi K2 to K2.7: latent attention; dense first layers, then experts."""
+"""DeepSeek V2 and V3, and Kimi K2 to K2.7: latent attention; first dense layers, then experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastroof.models.latent import LatentAttention
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-# What the configuration class in transformers takes for sizes that all published models have.
+# Defaults of the configuration class in transformers for sizes that all published models set.
 _DEFAULTS: Final[dict[str, Any]] = {
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -21,7 +21,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 def latent_attention(fields: Fields) -> LatentAttention:
-    """Latent attention of a layer, by the names that DeepSeek's files have."""
+    """Read latent attention by the field names of DeepSeek's files."""
     return LatentAttention(
         fields.size("num_attention_heads"),
         fields.size("kv_lora_rank"),
@@ -34,7 +34,7 @@ def latent_attention(fields: Fields) -> LatentAttention:
 
 
 def latent_experts(fields: Fields) -> RoutedExperts:
-    """Experts of a layer: shared ones are so many of a routed one's width."""
+    """Read the experts; shared experts are given as a multiple of a routed expert's width."""
     width = fields.size("moe_intermediate_size")
     return RoutedExperts(
         fields.size("n_routed_experts", "num_routed_experts"),

@@ -1,9 +1,9 @@
 """DeepSeek-V4 Flash and Pro: compressed attention, hyper-connections, experts in every layer.
 
-``compress_ratios`` has a ratio a layer, and one more of each layer that predicts further tokens. The first
-``num_hash_layers`` choose experts by a table of tokens; their router's scores weigh them all the same, so
-they cost the same. Experts are stored in ``expert_dtype``, which is not part of
-``quantization_config``: fp4 is MXFP4, and without the field they are what that says. Engines keep the cache
+``compress_ratios`` has one ratio per layer, and one more per layer that predicts further tokens. The first
+``num_hash_layers`` choose experts by a token table; router scores still weight them, so they cost the same.
+Experts are stored in ``expert_dtype``, which is not part of ``quantization_config``: fp4 is MXFP4, and
+without the field ``quantization_config`` applies. Engines store the KV cache in
 in fp8.
 """
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen 2 and 3, MiMo-7B: layers of attention and a gated MLP, in some windowed."""
+"""Llama, Mistral, Qwen 2 and 3, MiMo-7B: attention, windowed in some, and a gated MLP."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
 QWEN3_HEAD_DIM: Final = 128
-"""What a Qwen3 file without ``head_dim`` means."""
+"""Head width of a Qwen3 file without ``head_dim``."""
 
-# What transformers takes for mistral and qwen where sliding_window or max_window_layers is absent.
+# Defaults of transformers for mistral and qwen without sliding_window or max_window_layers.
 _DEFAULT_WINDOW: Final = 4096
 _DEFAULT_FULL_LAYERS: Final = 28
 
 
 def qwen_windows(fields: Fields, num_layers: int) -> list[int | None]:
-    """Windows of all layers: off by default, and never in the first ``max_window_layers``."""
+    """Return the windows of all layers: off by default, and never in the first ``max_window_layers``."""
     full_layers = fields.count("max_window_layers", _DEFAULT_FULL_LAYERS)
     window = _window(fields)
     if not fields.flag("use_sliding_window", default=False):

@@ -1,4 +1,4 @@
-"""What a family of models says of itself, and what many of them read alike."""
+"""The interface of a model family, and readers that several families share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOWED: Final = "sliding_attention"
 
 @dataclass(frozen=True)
 class Family:
-    """Models whose config.json is read alike."""
+    """Models whose config.json is read in the same way."""
 
     name: str
     classes: Mapping[str, tuple[str, ...]]
@@ -31,7 +31,7 @@ class Family:
 
 
 def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:
-    """The kind of every layer, named for what tells it from others: experts or none, a window or none."""
+    """Return the kind of every layer, named by its differences: experts or dense, windowed or full."""
     layers = list(layers)
     windows = {attention.window is None for attention, _ in layers}
 
@@ -47,7 +47,7 @@ def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:
 
 
 def kv_heads(fields: Fields, num_q_heads: int, *, missing_means_all: bool = False) -> int:
-    """KV heads of the whole layer."""
+    """Return the KV heads of the whole layer."""
     if "num_key_value_heads" not in fields.config and not missing_means_all:
         raise fields.error("field num_key_value_heads is missing")
     num_kv_heads = fields.size_or("num_key_value_heads", num_q_heads)
@@ -59,7 +59,7 @@ def kv_heads(fields: Fields, num_q_heads: int, *, missing_means_all: bool = Fals
 
 
 def head_dim(fields: Fields, hidden: int, num_q_heads: int, missing: int | None = None) -> int:
-    """Width of a head; null means hidden size over heads, as a missing field does without ``missing``."""
+    """Return the head width; null means hidden size / heads, as does a missing field without ``missing``."""
     given = fields.optional_size("head_dim")
     if given is not None:
         return given
@@ -75,13 +75,13 @@ def head_dim(fields: Fields, hidden: int, num_q_heads: int, missing: int | None 
 def layer_windows(
     fields: Fields, num_layers: int, window: int | None, full_layers: int = 0
 ) -> list[int | None]:
-    """Tokens that each layer attends within; None for all."""
+    """Return the tokens that each layer attends to; None for all."""
     kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
     kinds = kinds or [FULL if i < full_layers or window is None else WINDOWED for i in range(num_layers)]
     other = sorted(set(kinds) - {FULL, WINDOWED})
     if other:
         raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {WINDOWED} are valid")
     if window is None and WINDOWED in kinds:
-        raise fields.error(f"field layer_types says {WINDOWED}, but no sliding_window is on")
+        raise fields.error(f"field layer_types contains {WINDOWED}, but no sliding_window is set")
     covers = window is None or window >= fields.size("max_position_embeddings")
     return [window if kind == WINDOWED and not covers else None for kind in kinds]

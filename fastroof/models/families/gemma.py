@@ -1,4 +1,4 @@
-"""Gemma 1 to 3: tied embeddings; from 2 on norms after each block too, and windows in most layers."""
+"""Gemma 1 to 3: tied embeddings; from 2 on also norms after each block, and windows in most layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastroof.models.mlp import GatedMlp
 
 _HEAD_DIM: Final = 256
 _WINDOW: Final = 4096
-# Published wrappers of Gemma 3 leave out what the class in transformers has for them.
+# Published wrappers of Gemma 3 omit values that are defaults in transformers.
 _GEMMA3_DEFAULTS: Final[dict[str, Any]] = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -54,7 +54,7 @@ def _gemma3(fields: Fields) -> list[LayerKind]:
 
 
 def _windows(fields: Fields, every: int) -> list[int | None]:
-    """Windows of all layers: every so many attend to everything, unless ``layer_types`` says otherwise."""
+    """Return the windows of all layers; each ``every``-th is full unless ``layer_types`` is given."""
     num_layers = fields.num_layers
     kinds = [FULL if (layer + 1) % every == 0 else WINDOWED for layer in range(num_layers)]
     fields = fields.with_defaults({"layer_types": kinds})

@@ -1,6 +1,6 @@
 """Gemma 4: windows in five of six layers, wider heads and no value projection in the sixth.
 
-Some have experts next to an MLP that all tokens take, each with its own norms.
+Some models have experts next to an MLP that all tokens pass, each with separate norms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
         if fields.config.get(key)
     ]
     if missing:
-        raise UnsupportedModelError(f"{fields.where}: a plan has no {', no '.join(missing)}")
+        raise UnsupportedModelError(f"{fields.where}: a plan does not support {', '.join(missing)}")
     num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")
     keys_are_values = fields.flag("attention_k_eq_v", default=False)
     bias = fields.flag("attention_bias", default=False)
@@ -65,7 +65,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     pattern = [FULL if (i + 1) % _EVERY == 0 or i == last else WINDOWED for i in range(num_layers)]
     fields = fields.with_defaults({"layer_types": pattern})
     windows = layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))
-    # a window that covers the longest context has no effect; its layer keeps the heads of a windowed one
+    # a window that covers the longest context has no effect; its layer keeps the windowed head sizes
     is_full = [kind == FULL for kind in fields.texts("layer_types") or pattern]
     mlp = _mlp(fields)
     return layer_kinds((attention(*layer), mlp) for layer in zip(windows, is_full, strict=True))

@@ -1,4 +1,4 @@
-"""gpt-oss: experts in every layer, windows in every other one, sinks and biases."""
+"""gpt-oss: experts in every layer, windows in every other layer, sinks and biases."""
 
 from __future__ import annotations
 

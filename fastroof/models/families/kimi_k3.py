@@ -1,6 +1,6 @@
 """Kimi K3: Kimi delta attention in three of four layers, latent attention in the fourth, latent experts.
 
-Kimi Linear is read too: its gates are narrower, its residual is one, its experts take the model's width.
+Kimi Linear is also read: narrower gates, a single residual, and experts as wide as the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     num_layers, sizes = fields.num_layers, fields.part(_LAYERS)
     if sizes is None:
         raise fields.error(f"field {_LAYERS} is missing")
-    # positions are the delta rule's to tell
+    # the delta rule encodes positions
     latent = replace(
         latent_attention(fields),
         rope=not fields.flag("mla_use_nope", default=False),
@@ -47,11 +47,11 @@ def _layers(fields: Fields) -> list[LayerKind]:
 
 
 def _kinds(sizes: Fields, num_layers: int) -> list[str]:
-    """What each layer is; layers are counted from 1 in the file."""
+    """Return the kind of each layer; the file counts layers from 1."""
     linear, latent = (set(sizes.numbers(name) or ()) for name in ("kda_layers", "full_attn_layers"))
     if linear & latent or linear | latent != set(range(1, num_layers + 1)):
         raise sizes.error(
-            f"fields kda_layers and full_attn_layers must have each of the layers 1 to {num_layers} once, "
+            f"fields kda_layers and full_attn_layers must list each of the layers 1 to {num_layers} once, "
             f"got {len(linear)} and {len(latent)}"
         )
     return ["linear" if layer in linear else "latent" for layer in range(1, num_layers + 1)]
@@ -106,7 +106,7 @@ FAMILIES: Final = (
                 "block_sparse_moe.experts",
                 *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")),
             ),
-            # no pattern of the file leaves them out, but its bytes are those of bf16
+            # no pattern of the file excludes them, but their size is that of bf16
             "experts_down": (),
             "experts_up": (),
         },

@@ -1,4 +1,4 @@
-"""Llama 4: chunks in three of four layers, experts in all or every other one, beside a shared expert."""
+"""Llama 4: chunked attention in three of four layers, experts in all or half, and a shared expert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
 _NO_ROPE_INTERVAL: Final = 4
-# What the text model of transformers takes for sizes that both published models have.
+# Defaults of the transformers text model for sizes that both published models have.
 _DEFAULTS: Final[dict[str, Any]] = {
     "attention_chunk_size": 8192,
     "num_key_value_heads": 8,
@@ -59,7 +59,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
 
 
 def _has_rope(fields: Fields, num_layers: int) -> list[bool]:
-    """Which layers rotate by position, and attend within a chunk: 0 in the list means that one does not."""
+    """Return which layers use RoPE and chunked attention; a 0 in the list means neither."""
     listed = fields.numbers("no_rope_layers")
     if listed:
         return [value != 0 for value in fields.of_layers("no_rope_layers", listed, num_layers) or ()]

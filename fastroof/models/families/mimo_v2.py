@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: windowed layers with their own heads, values narrower than keys, a dense first layer."""
+"""MiMo-V2-Flash: windowed layers with separate heads, values narrower than keys, a dense first layer."""
 
 from __future__ import annotations
 

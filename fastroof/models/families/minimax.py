@@ -1,4 +1,4 @@
-"""MiniMax M2, M2.5 and M2.7: experts in every layer, and norms of queries and keys over all heads."""
+"""MiniMax M2, M2.5 and M2.7: experts in every layer, query and key norms over all heads together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 
 _OVER_ALL_HEADS: Final = "per_layer"
-"""MiniMax's word: one norm a layer, over its heads together."""
+"""MiniMax's name for one norm per layer over all its heads."""
 
 
 def _layers(fields: Fields) -> list[LayerKind]:

@@ -1,7 +1,7 @@
 """MiniMax-M3: grouped-query attention and dense MLPs first, then block-sparse attention and experts.
 
-The layers' lists say which are which. Its activation (SwiGLU with limits) is timed as SiLU's; layers that
-predict further tokens are left out, and the encoder before the text model is read as of any other wrapper.
+The layer lists say which layers are which. Its activation (SwiGLU with limits) is timed as SiLU; layers that
+predict further tokens are omitted, and the vision encoder is read as for any other wrapper.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fastroof.models.sparse import MSA_HEAD_DIM, BlockSparseAttention
 
 _HIDDEN: Final = 6144
 _GROUP_SIZE: Final = 16
-"""What the one model whose blocks were measured has."""
+"""Sizes of the one model whose blocks were measured."""
 
 
 def _sparse(fields: Fields, heads: tuple[int, int, int]) -> tuple[Attention | None, list[int]]:
-    """Sparse attention of this model, and which layers have it; none where it is off."""
+    """Return this model's sparse attention (None if disabled) and the layers that use it."""
     num_layers, sparse = fields.num_layers, fields.part("sparse_attention_config")
     if sparse is None or not sparse.flag("use_sparse_attention", default=True):
         return None, [0] * num_layers
@@ -46,7 +46,7 @@ def _sparse(fields: Fields, heads: tuple[int, int, int]) -> tuple[Attention | No
     if own != measured or attention.index_dim != MSA_HEAD_DIM:
         raise UnsupportedModelError(
             f"{fields.where}: sparse_attention_config: block-sparse attention was measured with MiniMax-M3's "
-            f"widths alone: hidden {_HIDDEN}, {_GROUP_SIZE} query heads and 1 index head a KV head, heads of "
+            f"widths only: hidden {_HIDDEN}, {_GROUP_SIZE} query heads and 1 index head a KV head, heads of "
             f"{MSA_HEAD_DIM}, 16 blocks of 128 tokens"
         )
     which = sparse.of_layers("sparse_attention_freq", sparse.numbers("sparse_attention_freq"), num_layers)

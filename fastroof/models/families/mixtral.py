@@ -1,4 +1,4 @@
-"""Mixtral: every layer has experts."""
+"""Mixtral: experts in every layer."""
 
 from __future__ import annotations
 

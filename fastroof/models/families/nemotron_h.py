@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: every layer is one thing alone, Mamba-2, attention, an MLP or experts."""
+"""Nemotron-H and Nemotron 3: each layer is only one part: Mamba-2, attention, an MLP or experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastroof.models.mlp import UngatedMlp
 
 _PATTERN, _NAMES = "hybrid_override_pattern", "layers_block_type"
 _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""Letters of the pattern, and what newer files call them."""
+"""Letters of the pattern, and their names in newer files."""
 
 _HEAD_DIM: Final = 128
 
@@ -27,11 +27,11 @@ def _layers(fields: Fields) -> list[LayerKind]:
 
 
 def _parts(fields: Fields) -> list[str]:
-    """What each layer is, by the names of newer files."""
+    """Return the part of each layer, by the names of newer files."""
     pattern, field = fields.text(_PATTERN), _PATTERN
     parts: list[str] | None
     if pattern is not None:
-        # sections of pipeline stages may be set apart
+        # the pattern may separate sections of pipeline stages
         parts = [_LETTERS.get(letter, letter) for letter in pattern.replace("|", "")]
     else:
         parts, field = fields.texts(_NAMES), _NAMES
@@ -40,9 +40,7 @@ def _parts(fields: Fields) -> list[str]:
     other = sorted(set(parts) - set(_LETTERS.values()))
     if other:
         known = ", ".join(_LETTERS if field == _PATTERN else _LETTERS.values())
-        raise fields.error(
-            f"field {field} has {', '.join(map(repr, other))}: {known} are layers of Nemotron-H"
-        )
+        raise fields.error(f"field {field} has {', '.join(map(repr, other))}: valid layers are {known}")
     if fields.has("num_hidden_layers"):
         fields.of_layers(field, parts, fields.num_layers)
     return parts
@@ -67,7 +65,7 @@ def _attention(fields: Fields) -> LayerKind:
     num_q_heads = fields.size("num_attention_heads")
     width = fields.size_or("head_dim", fields.size_or("attention_head_dim", _HEAD_DIM))
     bias = fields.flag("attention_bias", default=False)
-    # positions are Mamba's to tell: nothing is rotated
+    # Mamba encodes positions: nothing is rotated
     attention = GroupedQueryAttention(
         num_q_heads,
         kv_heads(fields, num_q_heads),

@@ -31,7 +31,7 @@ def _kind(fields: Fields, block: Fields) -> LayerKind:
     for part in (attention, mlp):
         if part.flag("replace_with_linear", default=False):
             raise UnsupportedModelError(
-                f"{part.where}: replace_with_linear: a plan has no linear layer in place of such a part"
+                f"{part.where}: replace_with_linear: a plan does not support a linear layer in its place"
             )
     own, width = _attention(fields, attention), _mlp(fields, mlp)
     named = [f"{own.num_kv_heads} KV heads"] if isinstance(own, GroupedQueryAttention) else []

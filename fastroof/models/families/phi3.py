@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: layers as Llama's, all of them windowed in some."""
+"""Phi 3, 3.5 and 4: the layers of Llama, all of them windowed in some models."""
 
 from __future__ import annotations
 

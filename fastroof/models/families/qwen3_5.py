@@ -15,7 +15,7 @@ from fastroof.models.mlp import GatedMlp, Mlp
 _LINEAR: Final = "linear_attention"
 _EVERY: Final = 4
 
-# What the configuration classes in transformers take for sizes that a file may leave out.
+# Defaults of the transformers configuration classes for sizes that a file may omit.
 _DEFAULTS: Final[dict[str, Any]] = {"head_dim": 256}
 
 

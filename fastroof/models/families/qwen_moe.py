@@ -1,4 +1,4 @@
-"""Qwen 2 and 3 with experts, in all layers or every so many of them."""
+"""Qwen 2 and 3 with experts in all layers or in every n-th layer."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Every family, by the ``model_type`` of its files: the modules of this package that name ``FAMILIES``.
+"""All model families by the ``model_type`` of their files: the modules of this package with ``FAMILIES``.
 
 A new file needs no registration elsewhere.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -25,16 +26,21 @@ def _every_family() -> tuple[Family, ...]:
 
 
 FAMILIES: Final = _every_family()
-"""In the order of their names."""
+"""All families, in the order of their names."""
 
 MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
     dict(sorted((model_type, family) for family in FAMILIES for model_type in family.classes))
 )
-"""Each ``model_type`` that is read, and its family."""
+"""Supported ``model_type`` values and their families."""
+
+
+def _closest(given: str, known: Iterable[str]) -> str:
+    """Return the three known names closest to an unknown one, the closest first."""
+    return ", ".join(difflib.get_close_matches(given, list(known), n=3, cutoff=0.0))
 
 
 def family_of(fields: Fields) -> tuple[Family, str]:
-    """The family of a config.json, and the class that it is served as."""
+    """Return the family of a config.json, and the class as which it is served."""
     model_type, architectures = fields.text("model_type"), fields.texts("architectures")
     if model_type is None and architectures:
         named = (t for t, f in MODEL_TYPES.items() if set(f.classes[t]).intersection(architectures))
@@ -43,19 +49,19 @@ def family_of(fields: Fields) -> tuple[Family, str]:
             served = sorted({name for f in FAMILIES for names in f.classes.values() for name in names})
             raise UnsupportedModelError(
                 f"{fields.where} has no plan yet: architectures {', '.join(architectures)} is not "
-                f"{' or '.join(served)}"
+                f"supported; the closest supported are {_closest(architectures[0], served)}"
             )
     if model_type is None:
-        raise fields.error(f"field model_type is missing; supported are {', '.join(MODEL_TYPES)}")
+        raise fields.error("field model_type is missing, and there are no architectures")
     family = MODEL_TYPES.get(model_type)
     if family is None:
         text = fields.text_model()
         if text is not fields and text.text("model_type") in MODEL_TYPES:
             family, _ = family_of(text)
             return family, architectures[0] if architectures else family_of(text)[1]
-        known_types = ", ".join(MODEL_TYPES)
         raise UnsupportedModelError(
-            f"{fields.where} has no plan yet: model_type {model_type!r} is not one of {known_types}"
+            f"{fields.where} has no plan yet: model_type {model_type!r} is not supported; "
+            f"the closest supported are {_closest(model_type, MODEL_TYPES)}"
         )
     classes = family.classes[model_type]
     if architectures and not set(classes).intersection(architectures):

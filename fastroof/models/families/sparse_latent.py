@@ -1,9 +1,9 @@
 """DeepSeek-V3.2 and GLM-5 to 5.3: latent attention to the tokens that an indexer picks, and experts.
 
-Layers of GLM-5.2 and 5.3 share an indexer: ``indexer_types`` says which have one, else every
-``index_topk_freq``-th from ``index_skip_topk_offset`` on and those before. ``moe_router_dtype`` says that
-GLM's router is kept in float32; it is timed in bf16, like every router. Layers that predict further tokens
-are left out.
+Layers of GLM-5.2 and 5.3 share an indexer: ``indexer_types`` lists those that have one; without it, each
+``index_topk_freq``-th layer from ``index_skip_topk_offset`` on has one, and all before. GLM stores its router
+in float32 (``moe_router_dtype``); it is timed in bf16, like every router. Layers that predict further tokens
+omitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INDEXER: Final = {"index": ("self_attn.indexer.wq_b", "self_attn.indexer.wk")}
 
 
 def _shares_index(fields: Fields, num_layers: int) -> list[bool]:
-    """Which layers attend to what another one's indexer picked."""
+    """Return which layers reuse the tokens that another layer's indexer picked."""
     kinds = fields.of_layers("indexer_types", fields.texts("indexer_types"), num_layers)
     pattern = fields.text("index_topk_pattern")
     if kinds is None and pattern is not None:
@@ -36,7 +36,7 @@ def _shares_index(fields: Fields, num_layers: int) -> list[bool]:
         if other:
             raise fields.error(f"indexer_types has {', '.join(other)}: {_INDEXED} and {_SHARED} are valid")
         if kinds[0] == _SHARED:
-            raise fields.error(f"indexer_types says {_SHARED} of the first layer, before any indexer")
+            raise fields.error(f"indexer_types starts with {_SHARED}, before any indexer")
         return [kind == _SHARED for kind in kinds]
     every, first = fields.size_or("index_topk_freq", 1), fields.count("index_skip_topk_offset", 2)
     return [max(layer - first + 1, 0) % every != 0 for layer in range(num_layers)]
@@ -87,7 +87,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
 
     def kind(shares: bool, mlp: Mlp) -> LayerKind:
         attention = shared if shares else indexed
-        # refused where a file is read, not where a plan first asks
+        # reject unmeasured widths when the file is read, not when a plan first needs them
         attention.module(hidden)
         name = "moe" if mlp.has_experts else "dense"
         return LayerKind(attention, mlp, f"{name} shared index" if shares else name)
@@ -108,7 +108,7 @@ FAMILIES: Final = (
         "glm-5",
         {"glm_moe_dsa": ("GlmMoeDsaForCausalLM",)},
         _layers,
-        # GLM-5.2 in nvfp4 has the number of its experts twice
+        # the nvfp4 file of GLM-5.2 has the number of its experts twice
         reads=("n_routed_experts", "num_experts", "kv_lora_rank", "index_topk"),
         module_names=_INDEXER,
     ),

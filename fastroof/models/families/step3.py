@@ -1,4 +1,4 @@
-"""Step 3.5 and 3.7 Flash: windows in three of four layers, with more query heads; dense first layers."""
+"""Step 3.5 and 3.7 Flash: windows with more query heads in 3 of 4 layers; dense first layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
 
-# Names of the published files, and what others call the same.
+# Field names of the published files, and their common names.
 _SAME: Final = {
     "num_attention_groups": "num_key_value_heads",
     "moe_num_experts": "num_experts",
@@ -52,7 +52,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
 
 
 def _other(other: Fields, full: dict[str, Any]) -> dict[str, Any]:
-    """Heads of the windowed layers."""
+    """Return the heads of the windowed layers."""
     if other.config.get("attention_type", WINDOWED) != WINDOWED:
         raise other.error(f"field attention_type must be {WINDOWED}, got {other.config['attention_type']!r}")
     return {
@@ -65,7 +65,7 @@ def _other(other: Fields, full: dict[str, Any]) -> dict[str, Any]:
 def _windows(fields: Fields, num_layers: int) -> list[int | None]:
     kinds = fields.texts("layer_types")
     if kinds is not None:
-        # the last ones are layers that predict further tokens
+        # the last layers predict further tokens
         further = fields.count("num_nextn_predict_layers")
         kinds = kinds[:num_layers] if len(kinds) == num_layers + further else kinds
         fields = Fields({**fields.config, "layer_types": kinds}, fields.where)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: which modules of a model are stored in which format."""
+"""Quantised checkpoints: the format of each module of a model."""
 
 from __future__ import annotations
 

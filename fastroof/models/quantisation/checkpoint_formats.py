@@ -1,4 +1,4 @@
-"""A model as its checkpoint stores it: which of its modules are in which format."""
+"""A model as its checkpoint stores it: the format of each module."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from fastroof.models.quantisation.scheme import (
 from fastroof.models.spec import ModelSpec
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
-"""Fields of a config.json that say how its weights are stored."""
+"""Fields of a config.json that describe how its weights are stored."""
 
 EXPERT_DTYPE: Final = "expert_dtype"
-"""Next to it: the format of experts only, in DeepSeek-V4's files."""
+"""Field next to it with the format of experts only, in DeepSeek-V4's files."""
 
 _HF_QUANT_FILE: Final = "hf_quant_config.json"
 
 
 def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> Mapping[str, Any] | None:
-    """Find how weights are stored in a config.json: its own field, or its text model's.
+    """Return the quantisation field of a config.json, or of its text model.
 
     Parameters
     ----------
     config : mapping
         Contents of a config.json.
     where : str
-        What errors call it.
+        Name of the file in errors.
 
     Returns
     -------
     mapping or None
-        The field, including the experts' entries next to it; None if missing or null.
+        The field, including the experts' entries next to it; None if it is missing or null.
 
     Raises
     ------
     ModelError
-        If it is no JSON object.
+        If it is not a JSON object.
 
     Examples
     --------
@@ -75,12 +75,12 @@ def _of_experts(holder: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
-    """Read what ModelOpt writes beside a config.json: hf_quant_config.json.
+    """Read hf_quant_config.json, which ModelOpt writes next to a config.json.
 
     Parameters
     ----------
     config_path : Path
-        The config.json; what stands before that in its name stands before the other's too.
+        The config.json; a prefix of its name is a prefix of the other's too.
 
     Returns
     -------
@@ -94,8 +94,8 @@ def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
     """
     if not config_path.name.endswith(CONFIG_FILE):
         return None
-    beside = config_path.with_name(config_path.name.removesuffix(CONFIG_FILE) + _HF_QUANT_FILE)
-    return read_config(beside) if is_file(beside) else None
+    separate = config_path.with_name(config_path.name.removesuffix(CONFIG_FILE) + _HF_QUANT_FILE)
+    return read_config(separate) if is_file(separate) else None
 
 
 def quantised(
@@ -107,9 +107,9 @@ def quantised(
     module_names: ModuleNames | None = None,
     where: str = "model config",
 ) -> ModelSpec:
-    """Return a model with the formats that its checkpoint has.
+    """Return a model with the formats of its checkpoint.
 
-    A parser calls it last: ``quantised(spec, quantisation_of(config), hf_quant, layer_kinds=kinds)``.
+    Call it last: ``quantised(spec, quantisation_of(config), hf_quant, layer_kinds=kinds)``.
 
     Parameters
     ----------
@@ -118,29 +118,29 @@ def quantised(
     quantisation : mapping or None
         Its ``quantization_config``, see :func:`quantisation_of`.
     hf_quant : mapping, optional
-        Contents of the hf_quant_config.json next to it. For a ModelOpt checkpoint it takes precedence: it is
-        what ModelOpt writes itself.
+        Contents of the hf_quant_config.json next to it, which takes precedence for ModelOpt
+        checkpoints: ModelOpt writes it itself.
     layer_kinds : sequence of LayerKind, optional
-        The kind of every layer, in the order of the model; without it those of ``spec.layers``, group
-        after group. Layers that differ only in their formats become separate kinds.
+        The kind of every layer in the model's order; by default the kinds of ``spec.layers``, group
+        by group. Layers that differ only in format become separate kinds.
     module_names : mapping, optional
-        What the modules of a layer are called where it is something else than in
-        :data:`fastroof.models.quantisation.scheme.MODULE_NAMES`, by the role of their call, behind the
-        layer's own name: ``{"experts": ("experts",)}``; no names: never quantised.
+        Module names that differ from
+        :data:`fastroof.models.quantisation.scheme.MODULE_NAMES`, by the role of their call, without the
+        layer's prefix: ``{"experts": ("experts",)}``; an empty tuple: never quantised.
     where : str
-        What errors call the file.
+        Name of the file in errors.
 
     Returns
     -------
     ModelSpec
-        With ``checkpoint``, and kinds with their formats; unchanged if the checkpoint is not quantised.
+        The model with ``checkpoint`` and formatted kinds; unchanged if the checkpoint is not quantised.
 
     Raises
     ------
     UnsupportedModelError
-        If no kernel was measured for how it is quantised.
+        If no kernel was measured for its quantisation.
     ModelError
-        If a field has a value that the method does not know, or no module is quantised.
+        If a field has an unknown value, or no module is quantised.
     """
     read = _read(quantisation, hf_quant, where)
     if read is None:
@@ -149,14 +149,14 @@ def quantised(
     if kinds is None:
         kinds = [group.kind for group in spec.layers for _ in range(group.count)]
     elif len(kinds) != spec.num_layers:
-        raise ModelError(f"{spec.name}: {len(kinds)} kinds of layers are given of {spec.num_layers} layers")
+        raise ModelError(f"{spec.name}: got {len(kinds)} layer kinds, expected {spec.num_layers}")
     names = {**MODULE_NAMES, **(module_names or {})}
     formats_of = _FormatsOf(read, names, spec)
     formats = [formats_of.layer(number, kind) for number, kind in enumerate(kinds)]
     head = formats_of.head()
     weights = formats_of.weights
     if read.groups and not weights:
-        raise ModelError(f"{where}: quantization_config: {read.method} is of no module of {spec.name}")
+        raise ModelError(f"{where}: quantization_config: {read.method} applies to no module of {spec.name}")
     dtype = max(weights, key=lambda stored: (weights[stored], stored), default="bf16")
     checkpoint = Checkpoint(
         dtype,
@@ -172,14 +172,14 @@ def quantised(
 def _read(
     quantisation: Mapping[str, Any] | None, hf_quant: Mapping[str, Any] | None, where: str
 ) -> Quantisation | None:
-    beside = None if hf_quant is None else _hf_quant(hf_quant, where)
+    separate = None if hf_quant is None else _hf_quant(hf_quant, where)
     if quantisation is None:
-        return None if beside is None else read_quantisation(beside)
+        return None if separate is None else read_quantisation(separate)
     own = Fields(quantisation, f"{where}: quantization_config")
     method = own.text("quant_method")
-    if beside is None or (method is not None and not method.casefold().startswith("modelopt")):
+    if separate is None or (method is not None and not method.casefold().startswith("modelopt")):
         return read_quantisation(own)
-    return read_quantisation(beside)
+    return read_quantisation(separate)
 
 
 def _hf_quant(hf_quant: Mapping[str, Any], where: str) -> Fields:
@@ -218,12 +218,12 @@ class _FormatsOf:
 
     def _group_of(self, number: int, role: str) -> Group | None:
         if role not in self._names:
-            raise ModelError(f"{self._spec.name}: what is the module of {role} called? See module_names")
+            raise ModelError(f"{self._spec.name}: the module of {role} has no name; give it in module_names")
         names = self._names[role]
         return self._group(role, layer_module_names(number, names)) if names else None
 
     def head(self) -> str:
-        # engines leave the head in bf16 unless it is named: they do not treat it as a linear layer
+        # engines leave the head in bf16 unless it is named: it is not one of their linear layers
         group = self._group("lm_head", HEAD_NAMES)
         if group is None or group.targets is None:
             return "bf16"
@@ -250,7 +250,7 @@ class _FormatsOf:
 
 
 def _grouped(kinds: Sequence[LayerKind], formats: Sequence[Formats]) -> tuple[LayerGroup, ...]:
-    """Layers by kind and formats, as they first come; a kind that has several is named by them too."""
+    """Group layers by kind and formats in order; a kind with several formats is named by them too."""
     counts: dict[tuple[LayerKind, Formats], int] = {}
     for layer in zip(kinds, formats, strict=True):
         counts[layer] = counts.get(layer, 0) + 1
@@ -259,7 +259,7 @@ def _grouped(kinds: Sequence[LayerKind], formats: Sequence[Formats]) -> tuple[La
     for kind, own in counts:
         name = kind.name
         if names.count(name) > 1:
-            name = f"{name}, {_said(kind, own)}"
+            name = f"{name}, {_formats_text(kind, own)}"
         groups.append((replace(kind, formats=own, name=name), counts[kind, own]))
     taken = [kind.name for kind, _ in groups]
     return tuple(
@@ -270,7 +270,7 @@ def _grouped(kinds: Sequence[LayerKind], formats: Sequence[Formats]) -> tuple[La
     )
 
 
-def _said(kind: LayerKind, formats: Formats) -> str:
+def _formats_text(kind: LayerKind, formats: Formats) -> str:
     stored = dict(formats)
     if not stored:
         return "bf16"

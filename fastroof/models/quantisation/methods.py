@@ -1,6 +1,6 @@
-"""What each way of quantising a checkpoint says: its fields -> formats, and the modules they are of.
+"""Quantisation methods of checkpoints: their fields, the resulting formats and the modules.
 
-Fields are those that transformers' quantisation configs, compressed-tensors and ModelOpt write.
+The fields are those of transformers' quantisation configs, compressed-tensors and ModelOpt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastroof.models.quantisation.scheme import (
 
 
 def compressed_tensors(fields: Fields) -> Quantisation:
-    """Read a compressed-tensors configuration: groups of modules, those it ignores, its cache."""
+    """Read a compressed-tensors configuration: module groups, ignored modules, KV cache."""
     sparsity = fields.config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
         raise unsupported(fields, f"sparsity_config {sparsity.get('format')!r}: no sparse kernel is measured")
@@ -40,10 +40,10 @@ def compressed_tensors(fields: Fields) -> Quantisation:
 
 
 def config_groups(fields: Fields) -> tuple[tuple[Group, ...], list[str]]:
-    """Groups of modules, those with a list of them first, and how a person says each."""
+    """Return the module groups, those with a module list first, and their descriptions."""
     given = fields.config.get("config_groups")
     if not given and fields.config.get("kv_cache_scheme") is not None:
-        return (), ["its KV cache alone"]
+        return (), ["its KV cache only"]
     if not isinstance(given, Mapping) or not given:
         raise fields.error(f"field config_groups must hold groups of modules, got {given!r}")
     groups, names = [], []
@@ -58,7 +58,7 @@ def config_groups(fields: Fields) -> tuple[tuple[Group, ...], list[str]]:
         is_static = dtype == "fp8" and inputs is not None and inputs.is_static
         groups.append(Group(dtype, _targets(within), scale_bytes, static_scales=is_static))
         names.append(text)
-    # a group for a list of modules comes before one for all of them
+    # groups with a list of modules take precedence over groups for all modules
     return tuple(sorted(groups, key=lambda group: group.targets is None)), names
 
 
@@ -105,7 +105,7 @@ def _scheme(fields: Fields, key: str) -> _Scheme | None:
 
 
 def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> tuple[str, float, str]:
-    """Format, bytes of scales a weight, and how a person says it."""
+    """Return the format, the scale bytes per weight, and a description."""
     on_inputs = None if inputs is None else (inputs.kind, inputs.bits)
     kind = (weights.kind, weights.bits, on_inputs)
     if kind == ("float", 8, ("float", 8)):
@@ -114,7 +114,7 @@ def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> 
             return "fp8_block", block, f"fp8, blocks of {BLOCK} x {BLOCK}"
         if weights.strategy not in (None, "tensor", "channel"):
             raise unsupported(fields, f"fp8 weights with scales by {weights.strategy}")
-        return "fp8", 0.0, f"fp8, a scale a {'row' if weights.strategy == 'channel' else 'tensor'}"
+        return "fp8", 0.0, f"fp8, one scale per {'row' if weights.strategy == 'channel' else 'tensor'}"
     if kind == ("int", 8, ("int", 8)):
         return "int8", 0.0, "int8 weights and inputs"
     if weights.kind == "int" and inputs is None:
@@ -127,7 +127,7 @@ def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> 
         if on_inputs == ("float", 4):
             return "nvfp4", 0.0, "nvfp4"
         if inputs is None:
-            return "nvfp4_wo", 0.0, "nvfp4 weights alone"
+            return "nvfp4_wo", 0.0, "nvfp4 weights only"
     if kind == ("float", 4, None) and weights.group_size == MXFP4_GROUP:
         return "mxfp4", 0.0, "mxfp4 weights"
     text = "16 bits" if inputs is None else f"{inputs.kind}{inputs.bits}"
@@ -137,7 +137,7 @@ def _scheme_format(fields: Fields, weights: _Scheme, inputs: _Scheme | None) -> 
 
 
 def kv_dtype_of(fields: Fields) -> str | None:
-    """Format of the cache, if given."""
+    """Return the format of the KV cache, or None."""
     scheme = fields.config.get("kv_cache_scheme")
     algorithm = fields.text("kv_cache_quant_algo")
     if isinstance(scheme, Mapping):
@@ -157,14 +157,14 @@ def kv_dtype_of(fields: Fields) -> str | None:
 
 
 _ALGORITHMS: Final[dict[str, tuple[str, str]]] = {
-    "FP8": ("fp8", "fp8, a scale a tensor, static"),
-    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "fp8, a scale a row, dynamic"),
+    "FP8": ("fp8", "fp8, one scale per tensor, static"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "fp8, one scale per row, dynamic"),
     "FP8_BLOCK_SCALES": ("fp8_block", f"fp8, blocks of {BLOCK} x {BLOCK}"),
     "FP8_PB_WO": ("fp8_block", f"fp8, blocks of {BLOCK} x {BLOCK}"),
     "MXFP8": ("mxfp8", "mxfp8"),
     "NVFP4": ("nvfp4", "nvfp4"),
     "NVFP4_AWQ": ("nvfp4", "nvfp4"),
-    "W4A16_NVFP4": ("nvfp4_wo", "nvfp4 weights alone"),
+    "W4A16_NVFP4": ("nvfp4_wo", "nvfp4 weights only"),
     "W4A16": ("int4_wo", "int4 weights"),
     "W4A16_AWQ": ("int4_wo", "int4 weights"),
     "W4A8_AWQ": ("w4afp8", "int4 weights, fp8 inputs"),
@@ -175,20 +175,20 @@ _ALGORITHMS: Final[dict[str, tuple[str, str]]] = {
     "W4A8_MXFP4_MXFP8": ("mxfp4", "mxfp4 weights"),
     "W4A8_MXFP4_FP8": ("mxfp4", "mxfp4 weights"),
 }
-"""ModelOpt's and TensorRT-LLM's names."""
+"""Algorithm names of ModelOpt and TensorRT-LLM."""
 _MIXED = "MIXED_PRECISION"
 
 
 def modelopt(fields: Fields) -> Quantisation:
-    """Read what ModelOpt writes, into a config.json or a hf_quant_config.json."""
+    """Read a ModelOpt configuration from a config.json or hf_quant_config.json."""
     excluded = excluded_modules(fields, "exclude_modules", "ignore")
     algorithm = fields.text("quant_algo")
     groups: tuple[Group, ...]
     has_groups = fields.config.get("config_groups") is not None
     if algorithm is None and not has_groups:
         if fields.text("kv_cache_quant_algo") is not None:
-            return Quantisation("its KV cache alone (modelopt)", (), excluded, kv_dtype_of(fields))
-        raise fields.error(f"field quant_algo is missing; it may be {', '.join(_ALGORITHMS)} or {_MIXED}")
+            return Quantisation("its KV cache only (modelopt)", (), excluded, kv_dtype_of(fields))
+        raise fields.error(f"field quant_algo is missing; valid are {', '.join(_ALGORITHMS)} or {_MIXED}")
     if algorithm is None or (algorithm == _MIXED and fields.config.get("quantized_layers") is None):
         groups, names = config_groups(fields)
     elif algorithm == _MIXED:
@@ -222,7 +222,7 @@ def _algorithm(fields: Fields, targets: ModulePatterns | None = None) -> tuple[G
 
 
 def quantized_layers(fields: Fields) -> tuple[Group, ...]:
-    """Modules with their own algorithm, by format."""
+    """Return modules with separate algorithms, by format."""
     layers = fields.config.get("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         raise fields.error(f"field quantized_layers must hold an algorithm for each module, got {layers!r}")
@@ -257,7 +257,7 @@ def _guessed_method(fields: Fields) -> str:
         return "modelopt"
     if "config_groups" in fields.config:
         return "compressed-tensors"
-    raise fields.error(f"field quant_method is missing; it may be {', '.join(sorted(_METHODS))}")
+    raise fields.error(f"field quant_method is missing; valid are {', '.join(sorted(_METHODS))}")
 
 
 def _advice(method: str) -> str:
@@ -282,7 +282,7 @@ def _fp8(fields: Fields) -> Quantisation:
     kv_dtype = kv_dtype_of(fields)
     if block is None:
         rest = Group("fp8", static_scales=scheme == "static")
-        return Quantisation(f"fp8, a scale a tensor, {scheme}", (*groups, rest), excluded, kv_dtype)
+        return Quantisation(f"fp8, one scale per tensor, {scheme}", (*groups, rest), excluded, kv_dtype)
     if scheme != "dynamic":
         raise fields.error(f"field activation_scheme must be dynamic with weight_block_size, got {scheme!r}")
     rest = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))
@@ -294,18 +294,18 @@ def _fp8(fields: Fields) -> Quantisation:
 
 
 def _expert_dtype(fields: Fields) -> tuple[Group, ...]:
-    """Experts in a separate format, as in DeepSeek-V4."""
+    """Return the experts' group if they have a separate format, as in DeepSeek-V4."""
     dtype = fields.text("expert_dtype")
     if dtype in (None, "fp8"):
         return ()
     if dtype != "fp4":
-        raise unsupported(fields, f"expert_dtype {dtype!r}: fp4 and fp8 are what plans know")
+        raise unsupported(fields, f"expert_dtype {dtype!r}: valid are fp4 and fp8")
     return (Group("mxfp4", roles=("experts",)),)
 
 
 def _fbgemm_fp8(fields: Fields) -> Quantisation:
     excluded = excluded_modules(fields, "modules_to_not_convert", "ignored_layers")
-    return Quantisation("fp8, a scale a row, dynamic (fbgemm_fp8)", (Group("fp8"),), excluded)
+    return Quantisation("fp8, one scale per row, dynamic (fbgemm_fp8)", (Group("fp8"),), excluded)
 
 
 def _awq(fields: Fields) -> Quantisation:
@@ -319,7 +319,7 @@ def _awq(fields: Fields) -> Quantisation:
 
 def _gptq(fields: Fields) -> Quantisation:
     bits, group_size = fields.size("bits"), group_size_of(fields)
-    # GPTQ files hold zero points of symmetric weights too
+    # GPTQ files store zero points for symmetric weights too
     dtype, scale_bytes = int_weights(fields, bits, group_size, has_zeros=True)
     groups, unquantised = [], list(fields.texts("modules_to_not_convert") or ())
     rules = fields.config.get("dynamic")
@@ -347,7 +347,7 @@ def _gptq(fields: Fields) -> Quantisation:
 
 
 def _mxfp4(fields: Fields) -> Quantisation:
-    # only experts have it, whatever the list of other modules says
+    # only experts are quantised, whatever other modules are listed
     excluded = excluded_modules(fields, "modules_to_not_convert")
     return Quantisation("mxfp4 experts", (Group("mxfp4", roles=("experts",)),), excluded)
 

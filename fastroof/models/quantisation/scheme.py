@@ -1,4 +1,4 @@
-"""What every way of quantising a checkpoint is read into, and fields that several of them have."""
+"""The common form of all quantisation methods, and fields that several methods share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models.hf import Fields
 
 ModuleNames = Mapping[str, Sequence[str]]
-"""What the modules of a layer are called, behind the layer's own name, by the role of their call."""
+"""Names of a layer's modules without the layer's prefix, by the role of their call."""
 
 _EXPERT_BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "moe", "mixer", "ffn")
 _EXPERT_PARTS = ("", ".0.gate_proj", ".0.up_proj", ".0.down_proj", ".0.w1", ".0.w2", ".0.w3")
@@ -37,33 +37,33 @@ MODULE_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "shared_gate_up": tuple(f"{block}.{p}" for block in _SHARED_BLOCKS for p in ("gate_proj", "up_proj")),
     "shared_down": tuple(f"{block}.down_proj" for block in _SHARED_BLOCKS),
 }
-"""Names in the checkpoints of most families; a family whose names mean something else gives its own."""
+"""Module names in the checkpoints of most families; other families provide their own."""
 
 HEAD_NAMES: Final = ("lm_head", "language_model.lm_head", "head", "output")
-"""Of the LM head."""
+"""Names of the LM head."""
 
 _STACKS = ("model.", "model.language_model.", "language_model.model.", "backbone.", "")
-"""What stands before ``layers.0`` in a checkpoint, by how its model is wrapped."""
+"""Prefixes of ``layers.0`` in a checkpoint, depending on how the model is wrapped."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _WITH_LAYER = re.compile(r"layers(\.|$)|\d+(\.|$)")
-# A repeated group that holds a repetition can take exponential time over a name that it does not match.
+# a repeated group that contains a repetition can take exponential time over a name that does not match
 _NESTED_REPETITION = re.compile(r"[+*}][^()]*\)[+*{]")
 _MOST_REPETITIONS: Final = 5
-"""Of one expression: the time over a name grows with its length to that power."""
+"""Maximum per expression: the time over a name grows with its length to that power."""
 
 
 def layer_module_names(layer: int, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of a layer's modules behind the stack of layers: ``layers.3.self_attn.q_proj``."""
+    """Return the names of a layer's modules from the layer stack on: ``layers.3.self_attn.q_proj``."""
     return tuple(f"layers.{layer}.{name}" for name in names)
 
 
 class ModulePatterns:
-    """Modules that a list in a checkpoint's configuration names."""
+    """Modules listed in a checkpoint's configuration."""
 
     def __init__(self, patterns: Sequence[str], where: str) -> None:
         self.patterns = tuple(patterns)
         self._literal: set[str] = set()
-        # what names no layer is of the same modules in all of them
+        # entries without a layer name apply to all layers
         self._named_modules: dict[str, bool] = {}
         self._globs: list[re.Pattern[str]] = []
         self._globs_of_layer: dict[int, list[re.Pattern[str]]] = {}
@@ -84,11 +84,11 @@ class ModulePatterns:
 
     @property
     def tells_layers_apart(self) -> bool:
-        """Whether the same module of two layers may be named in one of them alone."""
+        """Return whether the list may treat the same module differently in two layers."""
         return bool(self._with_layer or self._globs or self._globs_of_layer or self._expressions)
 
     def name_any(self, names: Sequence[str]) -> bool:
-        """Whether any of a module's names, each from the stack of layers on, is meant."""
+        """Return whether the list includes any of a module's names, each from the layer stack on."""
         return any(self._names(name) for name in names)
 
     def _names(self, name: str) -> bool:
@@ -104,13 +104,13 @@ class ModulePatterns:
         )
 
     def _names_layer(self, name: str) -> bool:
-        """Whether a literal name from the layer's own on is meant: ``layers.3``, ``3.mlp``."""
+        """Return whether the list includes a literal name from the layer on: ``layers.3``, ``3.mlp``."""
         parts = name.split(".")
         return not self._with_layer.isdisjoint(_runs(parts, 2))
 
 
 def _runs(parts: Sequence[str], starts: int | None = None) -> list[str]:
-    """Every run of parts, or those that begin with one of the first few."""
+    """Return every run of parts, or those that begin within the first ``starts`` parts."""
     count = len(parts)
     begins = range(count if starts is None else min(starts, count))
     return [".".join(parts[start:end]) for start in begins for end in range(start + 1, count + 1)]
@@ -151,7 +151,7 @@ class Group(NamedTuple):
 
 
 class Quantisation(NamedTuple):
-    """How a checkpoint is quantised: the first group that names a module has it, unless it is excluded."""
+    """How a checkpoint is quantised: unless excluded, a module belongs to the first group that names it."""
 
     method: str
     groups: tuple[Group, ...]
@@ -160,19 +160,19 @@ class Quantisation(NamedTuple):
 
 
 def unsupported(fields: Fields, what: str, advice: str = "") -> UnsupportedModelError:
-    """Error about what no kernel was measured for."""
+    """Return an error about a quantisation without measured kernels."""
     advice = advice or "take the unquantised config.json and choose the precision with dtype="
     return UnsupportedModelError(f"{fields.where}: {what}; {advice}")
 
 
 def excluded_modules(fields: Fields, *keys: str) -> ModulePatterns:
-    """Modules in bf16, as these fields list them."""
+    """Return the modules that these fields exclude, which stay in bf16."""
     patterns = [pattern for key in keys for pattern in fields.texts(key) or ()]
     return ModulePatterns(patterns, f"{fields.where}: field {' or '.join(keys)}")
 
 
 def block_scale_bytes(fields: Fields, key: str, block: Any) -> float:
-    """Bytes of scales a weight, of blocks of the one size that kernels were measured with."""
+    """Return the scale bytes per weight of blocks, which must have the measured size."""
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int for size in block):
         raise fields.error(f"field {key} must be two whole numbers, as [128, 128], got {block!r}")
     if block != [BLOCK, BLOCK]:
@@ -181,16 +181,16 @@ def block_scale_bytes(fields: Fields, key: str, block: Any) -> float:
 
 
 def int_weights(fields: Fields, bits: int, group_size: int | None, has_zeros: bool) -> tuple[str, float]:
-    """Format of integer weights alone, and bytes of scales and zero points a weight."""
+    """Return the format of weight-only integers, and the bytes of scales and zero points per weight."""
     if bits not in (4, 8):
-        raise unsupported(fields, f"weights in {bits} bits; int4_wo and int8_wo are what plans know")
+        raise unsupported(fields, f"weights in {bits} bits; valid are int4_wo and int8_wo")
     if group_size is None:
         return f"int{bits}_wo", 0.0
     return f"int{bits}_wo", (SCALE_BYTES + has_zeros * bits / 8) / group_size
 
 
 def group_size_of(fields: Fields, key: str = "group_size") -> int | None:
-    """Weights of a row that share a scale; None where -1 or nothing says that all do."""
+    """Return the weights per scale of a row; None if a whole row shares one."""
     size = fields.config.get(key)
     if size is None or (type(size) is int and size == -1):
         return None
@@ -201,5 +201,5 @@ def group_size_of(fields: Fields, key: str = "group_size") -> int | None:
 
 
 def said_groups(group_size: int | None) -> str:
-    """How a person says a group size."""
+    """Return a group size as text."""
     return "whole rows" if group_size is None else f"groups of {group_size}"

@@ -1,4 +1,4 @@
-"""A user's own runs and steps: how to read them, their predictions, and profiles fitted to them.
+"""Evidence from a user's own runs and steps: reading them, predicting them, fitting profiles to them.
 
-The estimates of fastroof.serving never import it.
+The estimates of fastroof.serving never import this package.
 """

@@ -1,4 +1,4 @@
-"""How an engine was started -> what a fit needs of it: GPU, version, model, formats, layout, schedule."""
+"""Reading an engine's start arguments: GPU, version, model, formats, layout and schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKPOINTS: Final = (
     "modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed", "compressed_tensors", "awq", "awq_marlin",
     "gptq", "gptq_marlin", "mxfp4", "w8a8_int8", "w8a8_fp8", "auto", "none",
 )  # fmt: skip
-"""Methods that name how the checkpoint is read, not its format."""
+"""Quantization methods that name how the checkpoint is read, not its format."""
 
 TRUE: Final = ("true", "1", "yes", "on")
 FALSE: Final = ("false", "0", "no", "off")
@@ -36,22 +36,22 @@ MOST_GPUS: Final = 1024
 
 @dataclass(frozen=True)
 class EngineArguments:
-    """One engine as it was started.
+    """The start arguments of one engine.
 
     Attributes
     ----------
     gpu, engine, version : str
-        What it ran on, and which engine; the version is empty where it is unknown.
+        GPU, engine, and its version, which is empty if unknown.
     checkpoint, model : str
-        As it was given, and what :func:`fastroof.load_model` makes of it: a name or a path.
+        The given checkpoint, and its name or path for :func:`fastroof.load_model`.
     dtype, kv_dtype, kv_dtype_from : str
-        Of linear layers and KV cache, and how the latter is known.
+        Formats of linear layers and KV cache, and where the latter is from.
     layout : Layout
-        Its GPUs.
+        Layout on its GPUs.
     profile : EngineProfile
-        The packaged profile of its version, with the schedule that it was given.
+        The packaged profile of its version, with the given schedule.
     warnings : tuple of str
-        Arguments that are not represented, in words.
+        Messages about arguments that are not represented.
     """
 
     gpu: str
@@ -70,27 +70,27 @@ class EngineArguments:
 def read_engine_arguments(
     path: str | Path | None = None, given: Mapping[str, Any] | None = None
 ) -> EngineArguments:
-    """Read how an engine was started.
+    """Read an engine's start arguments.
 
     Parameters
     ----------
     path : str or Path, optional
-        A .json, .toml or .yaml file (YAML needs PyYAML) of the engine's flags or of fastroof's own names,
+        A .json, .toml or .yaml file (YAML needs PyYAML) with the engine's flags or fastroof's names,
         or any other file with the command line: ``vllm serve ..``, ``python -m sglang.launch_server ..``,
         ``trtllm-serve ..``.
     given : mapping, optional
-        Values by fastroof's own names (``SETTINGS`` of engine_flags.py), which add to the file's; what both
-        set must agree, except for the model, which they may name in two ways.
+        Values by fastroof's names (``SETTINGS`` of engine_flags.py) in addition to the file's; values set in
+        both must agree, except for the model, which may have two names.
 
     Returns
     -------
     EngineArguments
-        With warnings for flags that are unknown, or known and not modelled.
+        With warnings for flags that are unknown, or known but not modelled.
 
     Raises
     ------
     TableError
-        If the file cannot be read, two places contradict each other, a value is invalid, or the GPU, engine
+        If the file cannot be read, two values contradict each other, a value is invalid, or the GPU, engine
         or model is missing.
     FastroofError
         If the model or the layout is invalid.
@@ -124,22 +124,22 @@ def read_engine_arguments(
             _settle(settings, name, str(value), "the options")
     warnings = []
     if unknown:
-        warnings.append(f"{where}: flags that are not known here, and were not used: {', '.join(unknown)}")
+        warnings.append(f"{where}: unknown flags, ignored: {', '.join(unknown)}")
     if overlooked:
-        warnings.append(f"{where}: not modelled, though it may change steps: {', '.join(overlooked)}")
+        warnings.append(f"{where}: flags that may change steps but are not modelled: {', '.join(overlooked)}")
     return _arguments(where, {name: value for name, (value, _) in settings.items()}, warnings)
 
 
 def _meaning(
     where: str, engine: str, flag: str, value: str | None, unknown: list[str], overlooked: list[str]
 ) -> tuple[str, str, str]:
-    """Setting, value and place of a flag; an empty setting where it has none."""
+    """Return the setting, value and place of a flag; the setting is empty if it has none."""
     name = spelled(flag)
     known = ENGINE_FLAGS.get(engine)
     if known is not None:
         if name in known.speculative and value not in ("null", "None", "none"):
             raise TableError(
-                f"{where}: {flag}: speculative decoding; what an engine adds is fitted to runs without it"
+                f"{where}: {flag}: speculative decoding is unsupported; costs are fitted to runs without it"
             )
         if name in known.settings and value is not None:
             return known.settings[name], value, f"{where}, {flag}"
@@ -177,7 +177,7 @@ def _arguments(where: str, found: Mapping[str, str], warnings: Sequence[str]) ->
             )
     engine, version = found["engine"].lower(), found.get("version", "").removeprefix("v")
     if engine not in serving_engines():
-        raise TableError(f"{where}: engine {engine!r} is unknown; known are {', '.join(serving_engines())}")
+        raise TableError(f"{where}: engine {engine!r} is unknown; valid are {', '.join(serving_engines())}")
     checkpoint = found.get("checkpoint", found["model"])
     spec = load_model(found["model"])
     dtype, notes = _dtype(where, found, spec.checkpoint.formats[0])
@@ -203,10 +203,10 @@ def _dtype(where: str, found: Mapping[str, str], of_checkpoint: str) -> tuple[st
     notes = []
     if activations not in ACTIVATIONS:
         raise TableError(
-            f"{where}: dtype {activations!r} is not modelled; known are {', '.join(ACTIVATIONS)}"
+            f"{where}: dtype {activations!r} is not modelled; valid are {', '.join(ACTIVATIONS)}"
         )
     if activations in ("float16", "fp16", "half"):
-        notes.append(f"{where}: float16 is taken as bf16, which its kernels are as fast as")
+        notes.append(f"{where}: float16 is treated as bf16, whose kernels are equally fast")
     if (dtype := found.get("dtype")) is not None:
         if dtype != "auto" and dtype not in DTYPES:
             raise TableError(f"{where}: dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -216,7 +216,7 @@ def _dtype(where: str, found: Mapping[str, str], of_checkpoint: str) -> tuple[st
         return of_checkpoint, notes
     if method == "fp8":
         return (of_checkpoint if of_checkpoint != "bf16" else "fp8"), notes
-    raise TableError(f"{where}: quantization {method!r} is unknown; give --dtype, one of {', '.join(DTYPES)}")
+    raise TableError(f"{where}: unknown quantization {method!r}; --dtype must be one of {', '.join(DTYPES)}")
 
 
 def _kv_dtype(
@@ -226,7 +226,7 @@ def _kv_dtype(
     if given != "auto":
         if given not in KV_FORMATS:
             raise TableError(
-                f"{where}: KV cache in {given!r} is not modelled; known are auto, {', '.join(KV_FORMATS)}"
+                f"{where}: KV cache in {given!r} is not modelled; valid are auto, {', '.join(KV_FORMATS)}"
             )
         return KV_FORMATS[given], "given"
     if of_checkpoint is not None:
@@ -259,13 +259,13 @@ def _layout(where: str, engine: str, found: Mapping[str, str]) -> Layout:
     shares_attention = _is_on(where, found, "dp_attention")
     if engine == "vllm" and _is_on(where, found, "expert_parallel"):
         if "ep" in found and ep != tp * dp:
-            raise TableError(f"{where}: with expert parallelism vLLM has ep = tp x dp = {tp * dp}, got {ep}")
+            raise TableError(f"{where}: with expert parallelism vLLM uses ep = tp x dp = {tp * dp}, got {ep}")
         ep = tp * dp
     elif engine == "sglang" and shares_attention:
-        # its ranks of attention share the GPUs of tp
+        # attention ranks share the GPUs of tp
         if tp % dp:
             raise TableError(
-                f"{where}: --enable-dp-attention needs tp that dp divides, got tp {tp} and dp {dp}"
+                f"{where}: --enable-dp-attention needs a tp divisible by dp, got tp {tp} and dp {dp}"
             )
         tp //= dp
     elif engine == "trtllm" and shares_attention:
@@ -306,14 +306,14 @@ _ENTRIES: Final = (
     ("sglang", re.compile(r"^sglang\.launch_server$|(^|/)sglang$")),
     ("trtllm", re.compile(r"(^|/)trtllm-serve$")),
 )
-"""What begins the arguments of an engine in a command line."""
+"""Start of an engine's arguments in a command line."""
 
 _IMAGE: Final = re.compile(r"(?:vllm-openai|sglang|tensorrt-llm/release)[:@]v?(\d[\w.]*)")
 _WORDS_OF_COMMANDS: Final = ("serve",)
 
 
 def settings_of_file(path: Path) -> tuple[str, Pairs]:
-    """Read an engine's name (empty if the file has none) and flags with their values."""
+    """Read the engine name (empty if the file has none) and the flags with their values."""
     content = read_text(path, TableError, MOST_BYTES)
     suffix = path.suffix.lower()
     if suffix in (".json", ".toml", ".yaml", ".yml"):
@@ -331,7 +331,7 @@ def _parsed(path: Path, suffix: str, content: str) -> Any:
     except TableError:
         raise
     except (ValueError, RecursionError) as error:
-        raise TableError(f"{path}: not whole {suffix[1:].upper()}: {error}") from None
+        raise TableError(f"{path}: invalid {suffix[1:].upper()}: {error}") from None
 
 
 def _yaml(path: Path, content: str) -> Any:
@@ -350,7 +350,7 @@ def _yaml(path: Path, content: str) -> Any:
 
 def _structured(path: Path, content: Any) -> tuple[str, Pairs]:
     if not isinstance(content, Mapping) or not content:
-        raise TableError(f"{path}: need an engine's flags and values, found a {type(content).__name__}")
+        raise TableError(f"{path}: expected an engine's flags and values, found a {type(content).__name__}")
     content = dict(content)
     command = content.pop("command", None)
     engine, pairs = "", Pairs()
@@ -358,7 +358,7 @@ def _structured(path: Path, content: Any) -> tuple[str, Pairs]:
         if isinstance(command, list):
             command = shlex.join(map(str, command))
         if not isinstance(command, str):
-            raise TableError(f"{path}: command must be a text or a list of words")
+            raise TableError(f"{path}: command must be text or a list of strings")
         engine, pairs = _command_line(str(path), command)
     named = content.get("engine")
     if isinstance(named, str) and named.lower() in ENGINE_FLAGS:
@@ -392,7 +392,7 @@ def _command_line(where: str, content: str) -> tuple[str, Pairs]:
     try:
         words = shlex.split("\n".join(lines), comments=True)
     except ValueError as error:
-        raise TableError(f"{where}: no command line: {error}") from None
+        raise TableError(f"{where}: not a command line: {error}") from None
     starts = [
         (i, engine)
         for i, word in enumerate(words)
@@ -401,12 +401,12 @@ def _command_line(where: str, content: str) -> tuple[str, Pairs]:
     ]
     if not starts:
         raise TableError(
-            f"{where}: no command of an engine; need `vllm serve ..`, `python -m sglang.launch_server ..` or "
+            f"{where}: no engine command; expected `vllm serve ..`, `python -m sglang.launch_server ..` or "
             "`trtllm-serve ..`, or its flags in a .json, .toml or .yaml"
         )
     engines = {engine for _, engine in starts}
     if len(engines) > 1:
-        raise TableError(f"{where}: starts {' and '.join(sorted(engines))}; give each engine a file")
+        raise TableError(f"{where}: starts {' and '.join(sorted(engines))}; use one file per engine")
     start, engine = starts[-1] if _is_image(words[starts[0][0]]) else starts[0]
     pairs = _pairs(where, engine, words[start + 1 :])
     image = next((found for word in words[: start + 1] if (found := _IMAGE.search(word))), None)
@@ -420,7 +420,7 @@ def _is_image(word: str) -> bool:
 def _pairs(where: str, engine: str, words: list[str]) -> Pairs:
     pairs: Pairs = []
     switches = ENGINE_FLAGS[engine].switches
-    # words before the first flag: the model; later ones are values of flags that take several
+    # words before the first flag are the model; later ones are values of flags with several values
     leading: list[str] = []
     i = 0
     while i < len(words):

@@ -1,7 +1,7 @@
-"""What a flag of a serving engine means: a setting of a run, nothing, or something that is not modelled.
+"""The meaning of engine flags: a setting of a run, no effect, or an effect that is not modelled.
 
-TensorRT-LLM's are those of tensorrt_llm/commands/serve.py at 00209af149e7774406881a37283dce303571eb11; vLLM's
-and SGLang's are those that public recipes and tests of both pass to them. Names are compared with ``_`` for
+TensorRT-LLM's flags are those of tensorrt_llm/commands/serve.py at 00209af149e7774406881a37283dce303571eb11;
+vLLM's and SGLang's are those in public recipes and tests of both. Names are compared with ``_`` instead of
 ``-``.
 """
 
@@ -18,7 +18,7 @@ SETTINGS: Final = (
 
 
 class EngineFlags(NamedTuple):
-    """The flags of an engine."""
+    """The flags of an engine, by their effect."""
 
     settings: Mapping[str, str]
     switches: Mapping[str, tuple[str, str]]
@@ -28,12 +28,12 @@ class EngineFlags(NamedTuple):
 
 
 def spelled(flag: str) -> str:
-    """A flag as it stands in the tables: without dashes, ``_`` for ``-``, in lower case."""
+    """Return a flag as in the tables: without leading dashes, ``_`` for ``-``, lower case."""
     return flag.lstrip("-").replace("-", "_").replace(".", "_").lower()
 
 
-def _flags(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def _flags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 _SERVER: Final = _flags(
@@ -158,4 +158,4 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
         speculative=_flags("speculative_config speculative_config_decoding_type"),
     ),
 }
-"""The flags that are known of each engine; others are named in a warning."""
+"""The known flags of each engine; others are named in a warning."""

@@ -1,8 +1,8 @@
-"""What an engine adds to its kernels, from few runs: fewer costs than a large sample fits, or none.
+"""Fitting an engine's costs from few runs: fewer costs than from a large sample, or none.
 
-Few runs determine few constants. Each candidate is a set of costs that are fitted (the others stay as the
-packaged profile has them, or are 0) and how far the fit goes from the packaged profile towards the runs;
-leave-one-run-out decides.
+Few runs determine few constants. Each candidate is a set of costs to fit (the others keep the packaged
+profile's values, or are 0) and a weight between the packaged profile and the runs; leave-one-run-out
+selects one.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from fastroof.arrays import Floats, Longs
 from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
 
 FITTED: Final = ("step_us", "sequence_us")
-"""Costs that a few runs determine; others stay as packaged."""
+"""Costs that a few runs determine; others keep their packaged values."""
 
 RUNS_A_COST: Final = 3
-"""Runs that each fitted cost needs at least."""
+"""Minimum number of runs per fitted cost."""
 
 DIFFERENCE_US: Final = 1.0
 MOST_ITERATIONS: Final = 30
 CLEARLY: Final = 1e-9
 
 MOST_LEFT_OUT: Final = 20
-"""Runs up to which each is left out by itself; of more, as many groups of them are."""
+"""Up to this many runs each is left out by itself; beyond it, runs form this many groups."""
 
 Costs = Mapping[str, float]
 
 
 class Candidate(NamedTuple):
-    """A way to take runs."""
+    """A way to fit the runs."""
 
     name: str
     fitted: tuple[str, ...]
@@ -46,8 +46,8 @@ CANDIDATES: Final = (
     Candidate("the packaged costs", (), 0.0),
     Candidate("kernels alone", (), 1.0),
     *(
-        Candidate(f"{words}{how}", fitted, share)
-        for words, fitted in (
+        Candidate(f"{what}{how}", fitted, share)
+        for what, fitted in (
             ("a step", ("step_us",)),
             ("a sequence", ("sequence_us",)),
             ("a step and a sequence", FITTED),
@@ -55,12 +55,12 @@ CANDIDATES: Final = (
         for how, share in ((", half-way to the packaged costs", 0.5), ("", 1.0))
     ),
 )
-"""All of them, the simplest first: of equal ones it is taken."""
+"""All candidates, the simplest first: it wins ties."""
 
 
 @dataclass(frozen=True)
 class FewRunsFit:
-    """Costs from few runs."""
+    """Costs fitted from few runs."""
 
     candidate: Candidate
     costs: Costs
@@ -69,12 +69,12 @@ class FewRunsFit:
 
 
 def candidates_of(runs: int) -> tuple[Candidate, ...]:
-    """Return the candidates that so many runs may choose among."""
+    """Return the candidates available with this many runs."""
     return tuple(c for c in CANDIDATES if RUNS_A_COST * len(c.fitted) <= runs)
 
 
 def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True) -> FewRunsFit:
-    """Fit what an engine adds to its kernels, choosing how much to fit by leave-one-run-out."""
+    """Fit an engine's costs, selecting how much to fit by leave-one-run-out."""
     runs = len(times.measured_us)
     everything = np.arange(runs)
     best, errors = _choose(times, packaged, everything)
@@ -90,10 +90,10 @@ def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True)
 
 
 def _choose(times: KernelTimes, packaged: Costs, runs: Longs) -> tuple[Candidate, dict[str, float]]:
-    """Return the candidate of the least leave-one-run-out error."""
+    """Return the candidate with the smallest leave-one-run-out error."""
     found, least = CANDIDATES[0], math.inf
     errors = {}
-    # a cost is fitted where enough runs are left without the one that is left out
+    # a cost is fitted only if enough runs remain without the one left out
     for candidate in candidates_of(len(runs)):
         if candidate.fitted:
             off = [
@@ -112,7 +112,7 @@ def _choose(times: KernelTimes, packaged: Costs, runs: Longs) -> tuple[Candidate
 
 
 def _left_out(runs: Longs) -> list[Longs]:
-    """Runs that are left out together: one by one, or every twentieth of many."""
+    """Return the runs to leave out together: one by one, or every twentieth of many."""
     return [runs[i::MOST_LEFT_OUT] for i in range(min(len(runs), MOST_LEFT_OUT))]
 
 
@@ -121,13 +121,13 @@ def _errors(times: KernelTimes, costs: Costs) -> Floats:
 
 
 def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, runs: Longs) -> Costs:
-    """Return the costs of a candidate from some runs, us."""
+    """Return the costs that a candidate fits to some runs, us."""
     if not candidate.share:
         return dict(packaged)
     if not candidate.fitted:
         return {}
     fixed = {name: us for name, us in packaged.items() if name not in FITTED}
-    # a run that is drawn twice counts twice
+    # a run drawn twice counts twice
     columns: list[Any] = [None if column is None else column[runs] for column in times]
     drawn = KernelTimes(*columns)
     fitted = _least_squares(drawn, fixed, candidate.fitted)
@@ -138,7 +138,7 @@ def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, run
 
 
 def _least_squares(times: KernelTimes, fixed: Costs, free: tuple[str, ...]) -> dict[str, float]:
-    """Gauss-Newton on relative errors: the prediction is linear in each cost, but for a floor."""
+    """Fit relative errors by Gauss-Newton: the prediction is linear in each cost except for a floor."""
     costs = dict.fromkeys(free, 0.0)
     for _ in range(MOST_ITERATIONS):
         predicted = predicted_us(times, {**fixed, **costs})
@@ -160,7 +160,7 @@ def _least_squares(times: KernelTimes, fixed: Costs, free: tuple[str, ...]) -> d
 
 
 def _non_negative(matrix: Floats, target: Floats) -> list[float]:
-    """Solve least squares with unknowns of at least 0, by trying which of them are above it."""
+    """Solve least squares with nonnegative unknowns by trying every active set."""
     unknowns = matrix.shape[1]
     best, least = np.zeros(unknowns), float(target @ target)
     for size in range(1, unknowns + 1):
@@ -180,7 +180,7 @@ _SEED: Final = 0
 
 
 class CurvePoint(NamedTuple):
-    """How far off runs are that a fit of so many others did not see, as fractions."""
+    """Errors on unseen runs, as fractions, after a fit of some number of other runs."""
 
     runs: int
     draws: int
@@ -192,7 +192,7 @@ class CurvePoint(NamedTuple):
 def learning_curve(
     times: KernelTimes, packaged: Costs, sizes: Sequence[int] = SIZES, draws: int = DRAWS, seed: int = _SEED
 ) -> tuple[CurvePoint, ...]:
-    """Fit random subsets of runs, and judge each on the runs that are left."""
+    """Fit random subsets of runs, and evaluate each on the remaining runs."""
     everything = len(times.measured_us)
     generator = np.random.default_rng(seed)
     points = []

@@ -1,4 +1,4 @@
-"""Kernels of the two mean steps that a measured row is made of: timed once, whatever costs are fitted."""
+"""Kernel times of the two mean steps of a measured row, computed once for all fitted costs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ COSTS: Final = (
 """The costs of an engine that can be fitted."""
 
 HOST_COSTS: Final = ("host_step_us", "host_sequence_us")
-"""A host in parallel with the GPU, per step and per sequence: a step takes the longer. In no profile."""
+"""A host in parallel with the GPU, per step and per sequence; the longer counts. Not in any profile."""
 
 OWN_LAYERS: Final = "own_layers"
-"""Begin of the names of architectures' own costs of a layer: with their place among the columns."""
+"""Prefix of the names of layer costs of architectures; the column number follows."""
 
 FLOORS: Final = ("prefill_floor_layer_us", *HOST_COSTS)
 NUM_COLUMNS: Final = 9
-"""Of :class:`KernelTimes`, before what calibration adds."""
+"""Relative error of :class:`KernelTimes` before costs are added."""
 
 
 class KernelTimes(NamedTuple):
-    """Measured rows and the kernels of the two mean steps of each, one entry a row."""
+    """Measured rows and the kernels of the two mean steps of each, one entry per row."""
 
     measured_us: Floats
     decode_us: Floats
@@ -49,19 +49,19 @@ class KernelTimes(NamedTuple):
     own_layers: Floats | None = None
 
     def pick(self, rows: Bools | Longs) -> KernelTimes:
-        """Return the chosen rows, by a mask or their places."""
+        """Return the selected rows, by a mask or their indices."""
         own = None if self.own_layers is None else self.own_layers[rows]
         return KernelTimes(*(column[rows] for column in self[:NUM_COLUMNS]))._replace(own_layers=own)
 
     @property
     def kernels_us(self) -> Floats:
-        """Time per output token of kernels alone."""
+        """Return the time per output token of kernels only."""
         alone_us: Floats = self.decode_steps * self.decode_us + self.mixed_steps * self.mixed_us
         return alone_us
 
 
 class Columns(NamedTuple):
-    """What each of some costs is counted by in a row's two steps, a column a cost: added, and as a floor."""
+    """Factors of some costs in a row's two steps, one column per cost: as additions and as floors."""
 
     decode: Floats
     mixed: Floats
@@ -75,7 +75,7 @@ def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
 
 
 def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
-    """Return what each cost is counted by."""
+    """Return the factors of each cost."""
     shape = (len(times.measured_us), len(names))
     columns = Columns(*(np.zeros(shape) for _ in Columns._fields))
     for i, name in enumerate(names):
@@ -98,7 +98,7 @@ def columns_of(times: KernelTimes, names: Sequence[str]) -> Columns:
 
 
 def _counted_by(times: KernelTimes, name: str) -> Floats:
-    """What a cost is counted by in a step that prefills."""
+    """Return the factor of a cost in a step that prefills."""
     if name.startswith(OWN_LAYERS):
         assert times.own_layers is not None
         own: Floats = times.own_layers[:, int(name.partition(".")[2])]
@@ -151,7 +151,7 @@ def kernel_times(
 
 
 def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
-    """Places of rows that have one plan and schedule."""
+    """Return the indices of rows grouped by plan and schedule."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
         # nan does not equal nan
@@ -168,7 +168,7 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
 def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
-    """Rows of one plan."""
+    """Return the kernel times of the rows of one plan."""
     plan = plan_of_row(rows[0], tables, profile.at(rows[0].engine_version).kernels_alone())
     rounds = rows[0].requests_per_client
     predicted = estimate(
@@ -182,7 +182,7 @@ def times_of_plan(
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"
-    # a step of prompts alone produces no output token
+    # a step with only prompts produces no output token
     decode_steps, mixed_steps = (
         (np.ones(len(rows)), share / (1.0 - share)) if is_apart else (1.0 - share, share)
     )

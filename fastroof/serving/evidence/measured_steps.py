@@ -1,4 +1,4 @@
-"""Whole steps that kernels-bench measured: steps.csv, as far as a prediction needs it."""
+"""Reading whole steps measured by kernels-bench (steps.csv), as far as a prediction needs them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class MeasuredStep:
 
     @property
     def requests(self) -> list[tuple[int, int]]:
-        """The step as :meth:`fastroof.StepBatch.from_requests` takes it."""
+        """Return the step as :meth:`fastroof.StepBatch.from_requests` takes it."""
         return list(zip(self.new_tokens, self.context_len, strict=True))
 
     @property
     def name(self) -> str:
-        """The step in words, as commands take them: ``3x1@1023 512@0``; a few requests of many kinds."""
+        """Return the step as commands take it: ``3x1@1023 512@0``, shortened if there are many kinds."""
         runs = [(request, len(list(same))) for request, same in groupby(self.requests)]
-        words = [f"{f'{count}x' if count > 1 else ''}{new}@{ctx}" for (new, ctx), count in runs[:MOST_RUNS]]
-        return " ".join(words + ["..."] * (len(runs) > MOST_RUNS))
+        parts = [f"{f'{count}x' if count > 1 else ''}{new}@{ctx}" for (new, ctx), count in runs[:MOST_RUNS]]
+        return " ".join(parts + ["..."] * (len(runs) > MOST_RUNS))
 
 
 def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
@@ -56,7 +56,7 @@ def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
 
 def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
     if row["phase"] not in PHASES:
-        raise TableError(f"{where}: phase is one of {', '.join(PHASES)}, found {row['phase']!r}")
+        raise TableError(f"{where}: phase must be one of {', '.join(PHASES)}, found {row['phase']!r}")
     tp, latency_us = row["tp"], row["latency_us"]
     if not (math.isfinite(latency_us) and latency_us > 0 and tp > 0):
         raise TableError(f"{where}: tp and latency_us must be above 0, found {tp} and {latency_us:g}")
@@ -66,7 +66,7 @@ def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:
         raise TableError(f"{where}: {error}") from None
     if len(new_tokens) != len(context_len) or min(new_tokens) < 1:
         raise TableError(
-            f"{where}: a step has as many new_tokens, each at least 1, as context_len: "
+            f"{where}: new_tokens (each at least 1) and context_len must have equal length, "
             f"found {row['new_tokens']!r} and {row['context_len']!r}"
         )
     return MeasuredStep(**{**row, "new_tokens": new_tokens, "context_len": context_len})

@@ -1,4 +1,4 @@
-"""A user's own runs: files of load generators and an engine's arguments -> rows, and a profile."""
+"""Reading a user's own runs: load-generator files and engine arguments -> rows and a profile."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
 
-BESIDE: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
-"""Files with the engine's arguments that are looked for in the folder of a run."""
+ARGS_FILES: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
+"""Files with the engine's arguments that are looked for in a run's folder."""
 
 _ARRIVALS: Final = "closed"
-"""Of the clients of a load generator, as their runs are predicted."""
+"""Length spread of load generators' clients, for predicting their runs."""
 
 RESAMPLES: Final = 400
 INTERVAL: Final = 95.0
@@ -42,7 +42,7 @@ NORMAL_SE_OF_MAPE: Final = math.sqrt(math.pi / 2.0)
 
 
 class FittedCost(NamedTuple):
-    """A cost, us, and the ends of its 95 % interval."""
+    """A cost, us, and the bounds of its 95 % interval."""
 
     name: str
     us: float
@@ -52,7 +52,7 @@ class FittedCost(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnRow(ServingRow):
-    """A row of a user's engine, with the schedule that it was started with."""
+    """A row of a user's engine, with its schedule at start."""
 
     own_profile: EngineProfile | None = None
 
@@ -69,11 +69,11 @@ class OwnRuns:
     Attributes
     ----------
     rows : tuple of OwnRow
-        All runs; ``left_out`` has the reason if no fit should take one.
+        All runs; ``left_out`` has the reason if no fit should use one.
     engines : tuple of EngineArguments
         The engines that they ran on.
     warnings : tuple of str
-        What the files have that is not represented, and what is assumed.
+        Messages about content of the files that is not represented, and about assumptions.
     """
 
     rows: tuple[OwnRow, ...]
@@ -82,7 +82,7 @@ class OwnRuns:
 
     @property
     def taken(self) -> tuple[OwnRow, ...]:
-        """The rows that a fit may take."""
+        """Return the rows that a fit may use."""
         return tuple(row for row in self.rows if not row.left_out)
 
 
@@ -91,27 +91,27 @@ def read_own_runs(
     engine_args: str | Path | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> OwnRuns:
-    """Read runs of load generators, with the arguments of the engine that they ran on.
+    """Read runs of load generators, with the arguments of their engine.
 
     Parameters
     ----------
     runs : sequence of str or Path
         Files of load generators, and folders of them.
     engine_args : str or Path, optional
-        The engine's arguments. Without, each run's folder is looked at for ``engine_args.txt`` (.json, .toml,
-        .yaml), so that runs of several engines lie in a folder each.
+        The engine's arguments. By default, each run's folder is searched for ``engine_args.txt`` (.json,
+        .toml, .yaml), so that runs of several engines need a folder each.
     given : mapping, optional
         Settings of the engine in addition to the file's: see ``read_engine_arguments``.
 
     Returns
     -------
     OwnRuns
-        A row a run.
+        One row per run.
 
     Raises
     ------
     FastroofError
-        If a file cannot be read, is of no known generator, or contradicts another.
+        If a file cannot be read, is from an unknown generator, or contradicts another.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     found = read_runs(runs)
@@ -121,7 +121,7 @@ def read_own_runs(
         warnings.append(f"files that are not runs: {_few(found.others)}")
     rows = []
     for run in found.runs:
-        path = Path(engine_args) if engine_args is not None else _beside(run, given)
+        path = Path(engine_args) if engine_args is not None else _arguments_file(run, given)
         if path not in engines:
             engines[path] = read_engine_arguments(path, given)
         rows.append(_row(run, engines[path]))
@@ -129,10 +129,10 @@ def read_own_runs(
         warnings += engine.warnings
     unsaid = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
     if unsaid:
-        warnings.append(f"lengths are taken as equal, since the file has no spread: {_few(unsaid)}")
+        warnings.append(f"lengths are assumed to be equal, since the file has no spread: {_few(unsaid)}")
     rates = {run.concurrency_from for run in found.runs if "Little" in run.concurrency_from}
     if rates:
-        warnings.append(f"requests in flight by Little's law, not by clients: {len(rates)} runs")
+        warnings.append(f"requests in flight are from Little's law, not from clients: {len(rates)} runs")
     return OwnRuns(tuple(rows), tuple(engines.values()), tuple(dict.fromkeys(warnings)))
 
 
@@ -141,15 +141,15 @@ def _few(names: Sequence[str]) -> str:
     return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"
 
 
-def _beside(run: GeneratorRun, given: Mapping[str, Any]) -> Path | None:
+def _arguments_file(run: GeneratorRun, given: Mapping[str, Any]) -> Path | None:
     folder = Path(run.path).parent
-    there = [folder / name for name in BESIDE if (folder / name).is_file()]
+    there = [folder / name for name in ARGS_FILES if (folder / name).is_file()]
     if len(there) > 1:
         raise TableError(f"{folder} has {' and '.join(path.name for path in there)}; keep one")
     if not there and not {"gpu", "engine", "model"} <= given.keys():
         raise TableError(
-            f"{run.file}: how was its engine started? give --engine-args with its command line, put it "
-            f"next to the runs as {BESIDE[0]}, or give --gpu, --engine and --model"
+            f"{run.file}: no engine arguments; give --engine-args with its command line, put it "
+            f"next to the runs as {ARGS_FILES[0]}, or give --gpu, --engine and --model"
         )
     return there[0] if there else None
 
@@ -190,30 +190,30 @@ def _row(run: GeneratorRun, engine: EngineArguments) -> OwnRow:
 
 @dataclass(frozen=True)
 class OwnFit:
-    """A profile of a user's own cluster, and its errors.
+    """A profile fitted to a user's own cluster, and its errors.
 
     Attributes
     ----------
     profile : EngineProfile
-        The packaged one with the fitted costs and the engine's own schedule, and its evidence.
+        The packaged profile with the fitted costs, the engine's own schedule, and evidence.
     rows : tuple of OwnRow
         The runs that were fitted.
     left_out : mapping of str to str
-        Why each other run was not, by its name.
+        Why each other run was left out, by its name.
     times : KernelTimes
         Their kernels.
     packaged : mapping of str to float
         Costs of the packaged profile, us.
     fit : FewRunsFit
-        What was chosen, and the errors that it was chosen by.
+        The selected candidate, and the errors by which it was selected.
     costs : tuple of FittedCost
-        Each cost with its 95 % interval; nan where it was not fitted, or of fewer than 3 runs.
+        Each cost with its 95 % interval; nan if it was not fitted, or with fewer than 3 runs.
     kernels_mape, packaged_mape, fitted_mape : float
-        Errors of these runs by kernels alone, by the packaged profile, and in sample, fractions.
+        Errors of these runs with kernels only, with the packaged profile, and in sample, fractions.
     curve : tuple of CurvePoint
-        Errors on runs unseen after fewer runs.
+        Errors on unseen runs after fits of fewer runs.
     suspects : tuple of SuspectKernel
-        Kinds of kernels that look wrong in these runs, where what an engine adds cannot explain them.
+        Kinds of kernels that look wrong in these runs, if engine costs cannot explain them.
     """
 
     profile: EngineProfile
@@ -233,7 +233,7 @@ class OwnFit:
 def fit_own_runs(
     own: OwnRuns, tables: Tables, *, resamples: int = RESAMPLES, name: str = "", command: str = ""
 ) -> OwnFit:
-    """Fit what a user's own engine adds to its kernels.
+    """Fit the costs of a user's own engine.
 
     Parameters
     ----------
@@ -242,26 +242,26 @@ def fit_own_runs(
     tables : Tables
         Measured kernels of their GPU.
     resamples : int
-        Of the bootstrap over runs; 0 for no intervals.
+        Number of bootstrap resamples of the runs; 0 for no intervals.
     name, command : str
-        What the profile is called, and what its evidence calls the command that made it.
+        Name of the profile, and the command named in its evidence.
 
     Returns
     -------
     OwnFit
-        The profile, with how far off it is on runs unseen.
+        The profile, and its errors on unseen runs.
 
     Raises
     ------
     TableError
-        If no run can be taken, they are of another GPU than the tables, or of several engines.
+        If no run can be used, the runs are of another GPU than the tables, or of several engines.
     FastroofError
         If none of them has a plan.
 
     Notes
     -----
-    Intervals are those of runs drawn again, with the same candidate: runs of one layout share errors that
-    they do not show. Leave-one-run-out errors are of runs like these: another model or layout is farther off.
+    Intervals are from resampled runs with the same candidate: runs of one layout share errors that the
+    intervals do not include. Leave-one-run-out errors hold for similar runs, not for other models or layouts.
     """
     rows = own.taken
     left_out = {row.row: row.left_out for row in own.rows if row.left_out}
@@ -270,11 +270,11 @@ def fit_own_runs(
         raise TableError(f"none of {len(own.rows)} runs can be fitted: {reasons}")
     gpus = {row.gpu for row in rows}
     if gpus != {tables.gpu.name}:
-        raise TableError(f"the runs are of {', '.join(sorted(gpus))}, the tables of {tables.gpu.name}")
+        raise TableError(f"the runs are of {', '.join(sorted(gpus))}, but the tables of {tables.gpu.name}")
     profiles = dict.fromkeys(row.engine_profile for row in rows)
     if len({(profile.engine, profile.name) for profile in profiles}) > 1:
         names = ", ".join(profile.name for profile in profiles)
-        raise TableError(f"runs of {names} are of several engines or ranges of versions; fit each by itself")
+        raise TableError(f"runs of {names} are of several engines or ranges of versions; fit each separately")
     base = next(iter(profiles))
     rows, times, refused = _timed(rows, tables, base)
     left_out |= refused
@@ -326,26 +326,26 @@ def _timed(
         return rows, kernel_times(rows, tables, base, _ARRIVALS), {}
     except FastroofError as error:
         first = error
-    kept: list[OwnRow] = []
+    used: list[OwnRow] = []
     refused: dict[str, str] = {}
     for row in rows:
         try:
             kernel_times([row], tables, base, _ARRIVALS)
-            kept.append(row)
+            used.append(row)
         except FastroofError as error:
             refused[row.row] = str(error)
-    if not kept:
+    if not used:
         raise first
-    return tuple(kept), kernel_times(kept, tables, base, _ARRIVALS), refused
+    return tuple(used), kernel_times(used, tables, base, _ARRIVALS), refused
 
 
 def _costs_of(profile: EngineProfile) -> dict[str, float]:
-    """Costs of a profile that the model of a step time here knows."""
+    """Return the costs of a profile that this model of a step time includes."""
     return {name: getattr(profile.costs, name) for name in COSTS if getattr(profile.costs, name)}
 
 
 def _costs(base: EngineProfile, fit: FewRunsFit, residual: float) -> StepCosts:
-    """Costs as the profile keeps them."""
+    """Return the costs in a profile's form."""
     if not fit.candidate.share:
         return replace(base.costs, residual=residual)
     if not fit.candidate.fitted:
@@ -365,7 +365,7 @@ def _mape(times: KernelTimes, costs: Costs) -> float:
 def _intervals(
     times: KernelTimes, packaged: Costs, fit: FewRunsFit, resamples: int
 ) -> tuple[FittedCost, ...]:
-    """Intervals of the fitted costs, by drawing the runs again."""
+    """Return intervals of the fitted costs from resampled runs."""
     runs = len(times.measured_us)
     names = [name for name in FITTED if name in fit.candidate.fitted]
     if not names or runs < 3 or not resamples:

@@ -15,7 +15,7 @@ from fastroof.serving.evidence.rows import LeftOut
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "runtime",
 )  # fmt: skip
-"""What errors can be grouped by, within a data set and quantity."""
+"""Fields that errors can be grouped by, within a data set and quantity."""
 
 
 class PredictedTime(NamedTuple):
@@ -45,17 +45,17 @@ class PredictedTime(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Signed error, as a share of what was measured."""
+        """Signed error, as a share of the measured time."""
         return self.predicted_ms / self.measured_ms - 1.0
 
     @property
     def aic_error(self) -> float:
-        """The same of aiconfigurator-core."""
+        """Signed error of aiconfigurator-core."""
         return self.aic_ms / self.measured_ms - 1.0
 
 
 class ErrorGroup(NamedTuple):
-    """Errors of rows that belong together, as shares of what was measured."""
+    """Errors of a group of rows, as shares of the measured times."""
 
     dataset: str
     quantity: str
@@ -85,10 +85,10 @@ class Validation:
     unseen: bool = False
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
-        """Sum errors up by data set, quantity and kind of run."""
+        """Summarise errors by data set, quantity and kind of run."""
         unknown = [name for name in by if name not in GROUPINGS]
         if unknown:
-            raise TableError(f"errors can be grouped by {', '.join(GROUPINGS)}; got {', '.join(unknown)}")
+            raise TableError(f"errors can be grouped by {', '.join(GROUPINGS)}, got {', '.join(unknown)}")
         order = {name: i for i, name in enumerate(dict.fromkeys(row.dataset for row in self.rows))}
         groups: dict[tuple[Any, ...], list[PredictedTime]] = {}
         for row in self.rows:

@@ -1,4 +1,4 @@
-"""Predictions for measured rows, by the profile of their engine."""
+"""Predictions of measured rows with the profile of their engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastroof.units import US_PER_MS
 
 
 class Plans:
-    """Plans of one set of tables, each distinct one compiled once."""
+    """Plans from one set of tables, each distinct plan compiled once."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -34,7 +34,7 @@ class Plans:
         return self._get(row, row.layout, row.plan_dtype, runtime, row.plan_tokens, exchange)
 
     def get_prefill(self, row: ServingRow, runtime: EngineProfile) -> StepPlan | None:
-        """Return the plan of a row's prefill workers; None where one engine does all."""
+        """Return the plan of a row's prefill workers; None if one engine does both."""
         if not row.is_disaggregated:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
@@ -112,7 +112,7 @@ def predict_row(
 
 
 def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
-    """KV cache that requests of an engine ask for, over what all of its ranks have."""
+    """Return the KV cache that requests of an engine need, relative to that of all its ranks."""
     length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
     memory = plan.memory_of(max_seqs=row.max_seqs)
     return requests * memory.held_tokens(length) / (memory.max_kv_tokens * row.dp)
@@ -121,7 +121,7 @@ def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
 def _disaggregated(
     row: ServingRow, plan: StepPlan, prefill_plan: StepPlan, speculation: SpeculativeDecoding | None
 ) -> RowPrediction:
-    """Predict a row whose prompts are computed by other workers; these run prompts whole."""
+    """Predict a row with separate prefill workers; these run whole prompts."""
     predicted = estimate_disaggregated(
         prefill_plan,
         plan,

@@ -1,4 +1,4 @@
-"""Engine profiles as files: the TOML of what a calibration found."""
+"""Writing engine profiles as TOML files, as a calibration yields them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastroof.load.write import toml_text
 
 
 def profile_text(profile: EngineProfile) -> str:
-    """Write a profile as the TOML that :func:`fastroof.engines.load_engine` reads."""
+    """Return a profile as the TOML that :func:`fastroof.engines.load_engine` reads."""
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
     for names in ("engines", "cold_decode"):
         if not content["kernels"][names]:
@@ -76,10 +76,10 @@ def profile_text(profile: EngineProfile) -> str:
 
 
 def check_profile_path(path: str | Path) -> Path:
-    """Return where a profile may be written."""
+    """Return the path if a profile can be written there."""
     path = Path(path)
     if path.suffix != ".toml" or os.path.isdir(path):
-        raise TableError(f"an engine profile is a .toml file, got {path}")
+        raise TableError(f"an engine profile must be a .toml file, got {path}")
     check_file_place(path, f"profile {path}", TableError)
     return path
 

@@ -1,4 +1,4 @@
-"""A run that was measured end to end: what was served how, and the TTFT and TPOT that its clients saw."""
+"""A run measured end to end: the served model, engine and load, and the clients' TTFT and TPOT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
 
 LARGEST_STEP: Final = 16384
-"""Tokens of the largest step of a row's plan, unless the row has more."""
+"""Tokens of the largest step of a row's plan, unless the row has a larger one."""
 
 
 class ServedAs:
@@ -28,12 +28,12 @@ class ServedAs:
 
     @property
     def layout(self) -> Layout:
-        """Its engine's layout."""
+        """Layout of its engine."""
         return Layout(self.tp, self.pp, self.dp, self.ep)
 
     @property
     def plan_dtype(self) -> str:
-        """Its ``dtype`` as a plan takes it: each layer's own where the checkpoint has it."""
+        """The ``dtype`` option of its plan: ``auto`` if the checkpoint defines each layer's format."""
         return AUTO if load_model(self.model).checkpoint.formats[0] == self.dtype else self.dtype
 
     @property
@@ -44,7 +44,7 @@ class ServedAs:
 
 @dataclass(frozen=True)
 class ServingRow(ServedAs):
-    """One measured run: clients that each had one request in flight, and the means that they saw."""
+    """One measured run: clients with one request in flight each, and the means that they saw."""
 
     dataset: str
     row: str
@@ -88,17 +88,17 @@ class ServingRow(ServedAs):
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether some engines prefill and others decode."""
+        """Whether prefill and decode run on separate engines."""
         return self.decode_workers > 0
 
     @property
     def whole_model(self) -> str:
-        """The model that its rows are left out with, whatever its format."""
+        """The model under which its rows are left out, in any format."""
         return self.architecture or self.model
 
     @property
     def schedule(self) -> dict[str, Any]:
-        """How its engine schedules, as :func:`fastroof.serving.estimate` takes it."""
+        """Return its engine's schedule, as :func:`fastroof.serving.estimate` takes it."""
         engine = self.engine_profile
         return {
             "max_batched_tokens": self.max_num_batched_tokens or engine.scheduling.max_num_batched_tokens,
@@ -112,7 +112,7 @@ class ServingRow(ServedAs):
 
     @property
     def wait_steps(self) -> int:
-        """Steps that prompts wait for others, as the public benchmark's scripts launched the engine."""
+        """Steps that prompts wait for others, from the public benchmark's launch scripts."""
         if self.bench != "inferencemax":
             return 0
         recipe = recipe_for(
@@ -123,16 +123,16 @@ class ServingRow(ServedAs):
 
     @property
     def plan_tokens(self) -> int:
-        """The largest step that a plan of it has to time."""
+        """Tokens of the largest step that its plan must time."""
         return max(LARGEST_STEP, 2 * self.max_num_batched_tokens)
 
     @property
     def max_seqs(self) -> int:
-        """Requests that its engine runs at most, for which vLLM reserves memory."""
+        """Maximum number of concurrent requests of its engine, for which vLLM reserves memory."""
         if self.max_num_seqs:
             return self.max_num_seqs
         own = self.engine_profile.scheduling.max_num_seqs
-        # rows of a source without versions and benches are InferenceMAX's where their lengths are
+        # rows of a source without versions and benchmark names are InferenceMAX's if their lengths are
         is_told = self.bench == "inferencemax" or not (self.bench or self.frontend or self.length_factor == 1)
         return min(own, max(round(self.concurrency), 1)) if is_told and self.engine == "vllm" else own
 
@@ -153,7 +153,7 @@ class ServingRow(ServedAs):
 
 
 class LeftOut(NamedTuple):
-    """Rows of a source that are not judged, and why; ``quantity`` where the others of a row are."""
+    """Rows of a source that are not evaluated, and why; ``quantity`` if a row's others are evaluated."""
 
     source: str
     reason: str

@@ -1,8 +1,8 @@
-"""Which kernels look wrong in a user's own runs, if what an engine adds cannot explain the rest.
+"""Kernels that look wrong in a user's own runs, if engine costs cannot explain the remaining errors.
 
-Tables are never changed by it: it only reports. Kinds of operators take turns: each gets a multiplier, fitted
-with the engine's costs, which may explain the same runs. A kind is named if the interval of its
-multiplier excludes 1 and runs that were left out come out clearly better with it.
+Only reported: tables are never changed. Each kind of operator in turn gets a multiplier, fitted together
+with the engine's costs, which may explain the same runs. A kind is reported if the interval of its
+multiplier excludes 1 and runs that were left out are predicted clearly better with it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
 LEAST_RUNS: Final = 12
-"""Fewer runs do not determine three constants and a multiplier."""
+"""Minimum number of runs: fewer do not determine three constants and a multiplier."""
 
 LEAST_SHARE: Final = 0.05
-"""Share of the steps of at least one run in four below which a kind of operator cannot be judged."""
+"""A kind of operator is tested if it has at least this share of the steps in one run in four."""
 
-TOLD_APART: Final = 6.0
-"""Twice the logarithm of how much likelier the runs are by one kind's multiplier than by another's."""
+MIN_DISTINCTION: Final = 6.0
+"""Minimum difference between kinds: twice the log-likelihood ratio of their multipliers."""
 
 LEAST_GAIN: Final = 0.15
-"""Share of the leave-one-run-out error that a multiplier must take away."""
+"""Minimum share of the leave-one-run-out error that a multiplier must remove."""
 
 CONFIDENCE: Final = 0.99
-"""That nothing is named where nothing is wrong: shared by all kinds that are tried."""
+"""Probability that nothing is reported if nothing is wrong, shared by all kinds that are tested."""
 
 LEAST_OFF: Final = 0.1
-"""How far from 1 a multiplier must lie to be worth a look."""
+"""Minimum deviation of a multiplier from 1 to be reported."""
 
 NO_ERROR: Final = 1e-18
 
 
 class OperatorTimes(NamedTuple):
-    """What each kind of operator takes of an output token, one row a run."""
+    """Time per output token of each kind of operator, one row per run."""
 
     kinds: tuple[str, ...]
     us: Floats
@@ -67,19 +67,19 @@ class SuspectKernel:
     or_else: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Say it in words."""
-        words = (
+        """Describe the finding in one sentence."""
+        text = (
             f"{self.kind} looks {self.multiplier:.2f} [{self.low:.2f}, {self.high:.2f}] times its table: "
-            f"{self.better} of {self.runs} runs that it matters in come out nearer, "
+            f"{self.better} of {self.runs} affected runs are predicted better, "
             f"{self.error_without:.1%} becomes "
             f"{self.error_with:.1%}"
         )
         others = ", ".join(self.or_else)
-        return f"{words}; these runs do not distinguish it from {others}" if others else words
+        return f"{text}; these runs do not distinguish it from {others}" if others else text
 
 
 def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
-    """Share the mean steps of runs out to kinds of operators."""
+    """Distribute the mean steps of runs over kinds of operators."""
     plans = Plans(tables)
     by_row: list[dict[str, float]] = []
     for row in rows:
@@ -99,7 +99,7 @@ def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
 
 
 def _of_row(plan: StepPlan, row: ServingRow, seen: ServingEstimate) -> dict[str, float]:
-    """Time of each kind within a run's mean step, us."""
+    """Return the time of each kind in a run's mean step, us."""
     decodes = max(1, round(seen.decodes))
     decoding = [(1, max(1, round(seen.kv_len) - 1))] * decodes
     steps = [(1.0 - seen.mixed_share, seen.decode_step_us, decoding)]
@@ -113,7 +113,7 @@ def _of_row(plan: StepPlan, row: ServingRow, seen: ServingEstimate) -> dict[str,
         if not share > 0.0 or not step_us > 0.0:
             continue
         explained = plan.explain(requests)
-        # the mean step lies between whole numbers of requests: its parts are as large as the whole one's
+        # the mean step lies between integer numbers of requests: scale its parts to the total
         scale = share * step_us / explained.total_us
         for operator in explained.operators:
             if operator.role == "runtime":
@@ -124,7 +124,7 @@ def _of_row(plan: StepPlan, row: ServingRow, seen: ServingEstimate) -> dict[str,
 
 
 def _kind(operator: OperatorTime) -> str:
-    """What an operator's table is, as a person would look it up."""
+    """Return the name of an operator's table as a user would look it up."""
     if operator.bound == "communication":
         return "communication"
     if operator.role in ("decode_attention", "prefill_attention"):
@@ -139,7 +139,7 @@ def _kind(operator: OperatorTime) -> str:
 
 
 def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[SuspectKernel, ...]:
-    """Name the kind of operator that looks wrong in runs, if any does."""
+    """Return the kind of operator that looks wrong in the runs, if any."""
     runs = len(times.measured_us)
     if runs < LEAST_RUNS:
         return ()
@@ -156,7 +156,7 @@ def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[Suspe
         rest = kernels - operators.us[:, i]
         fit = _left_out(design, times.measured_us - rest, times.measured_us, 1)
         fits[operators.kinds[i]] = fit.squares
-        # what takes little is not named by itself, but may be what another seems to be
+        # a kind with little time is not reported itself, but may explain another
         if i not in tried:
             continue
         freedom = runs - design.shape[1]
@@ -185,19 +185,19 @@ def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[Suspe
     others = tuple(
         kind
         for kind, other in sorted(fits.items(), key=lambda one: one[1])
-        if kind != best.kind and runs * math.log(other / squares) < TOLD_APART
+        if kind != best.kind and runs * math.log(other / squares) < MIN_DISTINCTION
     )
     return (replace(best, or_else=others),)
 
 
 def added_by(times: KernelTimes, costs: Sequence[str]) -> Floats:
-    """Return what a microsecond of each cost adds to the time per output token of each run."""
-    alone = predicted_us(times, {})
-    return np.stack([predicted_us(times, {name: 1.0}) - alone for name in costs], axis=1)
+    """Return what 1 us of each cost adds to the time per output token of each run."""
+    kernels_us = predicted_us(times, {})
+    return np.stack([predicted_us(times, {name: 1.0}) - kernels_us for name in costs], axis=1)
 
 
 class _Fit(NamedTuple):
-    """The first unknown, by all runs and without each, errors of runs left out, and squares that remain."""
+    """The first unknown (from all runs, and without each run), left-out errors, and residual squares."""
 
     first: float
     each_first: Floats
@@ -206,7 +206,7 @@ class _Fit(NamedTuple):
 
 
 def _left_out(design: Floats, target_us: Floats, measured_us: Floats, free: int) -> _Fit:
-    """Fit relative errors by all runs, and without each; unknowns after the first ``free`` are at least 0."""
+    """Fit relative errors with all runs and without each; unknowns after the first ``free`` are >= 0."""
     matrix, target = design / measured_us[:, None], target_us / measured_us
     whole = _bounded(matrix, target, free)
     runs = len(target)
@@ -217,12 +217,12 @@ def _left_out(design: Floats, target_us: Floats, measured_us: Floats, free: int)
         each[i] = solved[0]
         errors[i] = abs(float(matrix[i] @ solved) - target[i])
     off = matrix @ whole - target
-    # of runs without any error the ratio of two sums of squares is one of rounding
+    # for runs without any error the ratio of two sums of squares is only rounding
     return _Fit(float(whole[0]), each, errors, max(float(off @ off), NO_ERROR))
 
 
 def _bounded(matrix: Floats, target: Floats, free: int) -> Floats:
-    """Least squares with the unknowns behind the first ``free`` at least 0, by trying which are above it."""
+    """Solve least squares with the unknowns after the first ``free`` >= 0, by trying every active set."""
     unknowns = matrix.shape[1]
     best, least = np.zeros(unknowns), math.inf
     for which in range(2 ** (unknowns - free)):
@@ -238,14 +238,14 @@ def _bounded(matrix: Floats, target: Floats, free: int) -> Floats:
 
 
 def _interval(value: float, each: Floats, quantile: float) -> tuple[float, float]:
-    """Interval of a multiplier by the jackknife."""
+    """Return the interval of a multiplier by the jackknife."""
     runs = len(each)
     error = math.sqrt((runs - 1) / runs * float(((each - each.mean()) ** 2).sum()))
     return value - quantile * error, value + quantile * error
 
 
 def _student(share: float, freedom: int) -> float:
-    """Quantile of Student's distribution (expansion about the normal one: Abramowitz, Stegun 26.7.5)."""
+    """Return a quantile of Student's distribution (Abramowitz and Stegun, 26.7.5)."""
     z = NormalDist().inv_cdf(share)
     first = (z**3 + z) / 4.0
     second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0

@@ -1,4 +1,4 @@
-"""Predictions compared with a user's own runs and measured steps."""
+"""Comparing predictions with a user's own runs and measured steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
 SPECULATIVE, INDEPENDENT = "speculative", "independent"
-"""Kinds of a user's own runs: faster than plain steps can be, and all others."""
+"""Kinds of a user's own runs: faster than plain steps allow, and all others."""
 
 FULL_KV_LOAD: Final = 0.9
-"""KV load from which TTFT is mostly waiting: such runs are judged by their TPOT alone."""
+"""KV load from which TTFT is mostly waiting: such runs are evaluated by their TPOT only."""
 
 FULL_KV: Final = "the KV cache is full, so that requests wait"
 
 FASTEST: Final = 0.7
-"""A run under this share of the time of its own kernels cannot have taken plain steps."""
+"""A run below this share of its kernels' time cannot have run plain steps."""
 
 MOST_RUNS: Final = 0.5
-"""Share of a series under :data:`FASTEST` from which all of it speculates: drafts are set for a series."""
+"""Share of a series below :data:`FASTEST` from which the whole series counts as speculative."""
 
 Skipped = Counter[tuple[str, ...]]
 
@@ -45,20 +45,20 @@ def validate_own(
     runtime: str | Path | EngineProfile = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
-    """Predict a user's own runs and steps, and compare the predictions with what was measured.
+    """Compare predictions of a user's own runs and steps with the measured times.
 
     Parameters
     ----------
     rows : sequence of ServingRow
         Runs, as ``read_own_runs`` returns them.
     steps : sequence of MeasuredStep
-        Whole steps, as ``read_steps`` returns them; they are predicted by kernels alone.
+        Whole steps, as ``read_steps`` returns them; they are predicted with kernels only.
     tables : Tables
         Measured kernels of one GPU.
     runtime : str, Path or EngineProfile
-        ``auto`` predicts each run by the profile of its engine and version; else one profile for all.
+        ``auto`` predicts each run with the profile of its engine and version; otherwise one profile for all.
     progress : callable, optional
-        Called with a line about the progress.
+        Called with a line of text about the progress.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def validate_own(
 
 
 def is_taken(row: ServingRow, gpu: str, skipped: Skipped) -> bool:
-    """Whether a run is judged on a GPU; one that is not is counted."""
+    """Return whether a run is evaluated on a GPU; otherwise count it."""
     reason = row.left_out
     if row.gpu != gpu:
         reason = f"measured on {row.gpu}, the tables are of {gpu}"
@@ -116,12 +116,12 @@ def is_taken(row: ServingRow, gpu: str, skipped: Skipped) -> bool:
 
 
 def counted(skipped: Skipped) -> tuple[LeftOut, ...]:
-    """Return what was not judged, by reason."""
+    """Return what was not evaluated, by reason."""
     return tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
 
 
 def kernels_ms(row: ServingRow, plans: Plans) -> float:
-    """Return the TPOT by kernels alone, ms; nan if there is no plan."""
+    """Return the TPOT of kernels only, ms; nan without a plan."""
     kernels = row.engine_profile.kernels_alone()
     try:
         return predict_row(row, plans.get(row, kernels), plans.get_prefill(row, kernels)).tpot_ms
@@ -130,7 +130,7 @@ def kernels_ms(row: ServingRow, plans: Plans) -> float:
 
 
 def faster_than_kernels(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
-    """Return why each run must have drafted tokens by its time alone; empty for plain runs."""
+    """Return why each run must have drafted tokens, judged by time only; empty for plain runs."""
     fast = np.array([row.tpot_ms for row in rows]) / np.array(kernels_ms, np.float64) < FASTEST
     series: dict[tuple[object, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -147,7 +147,7 @@ def faster_than_kernels(rows: Sequence[ServingRow], kernels_ms: Sequence[float])
 
 
 def series_of(row: ServingRow) -> tuple[object, ...]:
-    """Return what the runs of one launch under one load share, whatever their number of clients."""
+    """Return the common properties of one launch's runs under one load, without their number of clients."""
     return (
         row.dataset, row.gpu, row.tp, row.dp, row.ep, row.prefill_workers, row.prefill_tp, row.prefill_dp,
         row.decode_workers, row.isl, row.osl, row.measured_on,
@@ -155,7 +155,7 @@ def series_of(row: ServingRow) -> tuple[object, ...]:
 
 
 def is_queueing(predicted: RowPrediction) -> bool:
-    """Whether TTFT is mostly waiting, so that it is not judged."""
+    """Return whether TTFT is mostly waiting, so that it is not evaluated."""
     return predicted.kv_load >= FULL_KV_LOAD
 
 
@@ -208,7 +208,7 @@ def _time(
 
 
 def predicted_steps(steps: Sequence[MeasuredStep], plans: Plans, skipped: Skipped) -> Iterator[PredictedTime]:
-    """Predict whole steps by kernels alone, and count those that cannot be."""
+    """Predict whole steps with kernels only, and count those without a prediction."""
     kernels = load_engine("kernels")
     for step in steps:
         try:

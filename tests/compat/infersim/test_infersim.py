@@ -103,7 +103,7 @@ def test_a_line_that_cannot_be_read_is_named(path, line, said):
 def test_no_tree(tmp_path):
     with pytest.raises(TableError, match="no folder"):
         infersim.load(tmp_path / "nothing")
-    with pytest.raises(TableError, match="no file in"):
+    with pytest.raises(TableError, match="has no file that InferSim reads"):
         infersim.load(tmp_path)
     (tmp_path / "gemm" / "h20").mkdir(parents=True)
     (tmp_path / "gemm" / "h20" / "data.csv").write_bytes(b"\xff\xfe\xff")
@@ -119,7 +119,7 @@ def test_tables_pickle(tables):
 def test_another_device_by_its_constants():
     gpu = replace(infersim.GPUS["h800"], default_mfu=0.77)
     files = {"gemm/h100/data.csv": "header\n16,8,8,9,0.5\n"}
-    with pytest.raises(TableError, match="h20, h800, h200, gb200, and more with gpus="):
+    with pytest.raises(TableError, match="h20, h800, h200, gb200; add others with gpus="):
         infersim.read_files(files)
     tables = infersim.read_files(files, {"H100": gpu})
     assert infersim.gemm_mfu(tables, "H100", [16, 15], 8, 8).tolist() == [0.5, 0.77]

@@ -88,7 +88,7 @@ def test_the_two_kinds_of_fp8_are_told_apart_by_the_size_of_blocks_alone():
     tensor = quantised(model(DENSE), base).checkpoint
     block = quantised(model(DENSE), base | {"weight_block_size": [128, 128]}).checkpoint
     assert (tensor.dtype, block.dtype) == ("fp8", "fp8_block")
-    assert tensor.method == "fp8, a scale a tensor, dynamic"
+    assert tensor.method == "fp8, one scale per tensor, dynamic"
     assert block.method == "fp8, blocks of 128 x 128, dynamic"
 
 
@@ -236,7 +236,7 @@ def test_a_family_may_have_names_of_its_own():
         ({"quant_method": "fp8", "ignored_layers": ["re:("]}, "not a regular expression"),
         ({"quant_method": "fp8", "ignored_layers": ["re:(a+)+b"]}, "repeats a repetition"),
         ({"quant_method": "fp8", "ignored_layers": ["re:" + ".*" * 9 + "x"]}, "more than 5 repetitions"),
-        ({"quant_method": "fp8", "ignored_layers": ["model.layers"]}, "is of no module"),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers"]}, "applies to no module"),
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "weights in 3 bits"),
         ({"quant_method": "awq", "bits": 4, "group_size": 100}, "group_size must be one of"),
         ({"quant_method": "gptq", "bits": "4"}, "field bits"),
@@ -264,7 +264,7 @@ def test_what_is_known_but_not_measured_is_unsupported():
 
 
 def test_kinds_of_layers_that_do_not_fit_the_model_are_refused():
-    with pytest.raises(ModelError, match="1 kinds of layers are given of 2 layers"):
+    with pytest.raises(ModelError, match="got 1 layer kinds, expected 2"):
         quantised(model(DENSE, DENSE), {"quant_method": "fp8"}, layer_kinds=[DENSE])
 
 

@@ -131,8 +131,8 @@ def test_a_refusal_of_a_long_value_is_short(tmp_path: Path) -> None:
 def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
     engine = started(tmp_path, f"vllm serve {LLAMA} --frobnicate 3 --enforce-eager --dtype float16")
     unknown, overlooked, half = engine.warnings
-    assert unknown.endswith("not used: --frobnicate")
-    assert overlooked.endswith("change steps: --enforce-eager")
+    assert unknown.endswith("ignored: --frobnicate")
+    assert overlooked.endswith("not modelled: --enforce-eager")
     assert "float16" in half
 
 
@@ -150,12 +150,12 @@ def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
         (f"vllm serve {LLAMA} --quantization magic", {}, "quantization 'magic'"),
         (f"vllm serve {LLAMA} --speculative-config {{}}", {}, "speculative decoding"),
         ("vllm serve --port 80", {}, "does not name the model"),
-        (f"ollama run {LLAMA}", {}, "no command of an engine"),
-        (f"vllm serve {LLAMA} 'x", {}, "no command line"),
+        (f"ollama run {LLAMA}", {}, "no engine command"),
+        (f"vllm serve {LLAMA} 'x", {}, "not a command line"),
         (f"vllm serve {LLAMA} && trtllm-serve {LLAMA}", {}, "starts trtllm and vllm"),
         ("python -m sglang.launch_server --model-path x --tp 8 --dp 3 --enable-dp-attention", {}, ""),
         (f"vllm serve {LLAMA}", {"speed": 3}, "'speed' is not a setting"),
-        ("", {}, "no command of an engine"),
+        ("", {}, "no engine command"),
     ],
 )
 def test_what_contradicts_or_is_missing_is_said(

@@ -147,11 +147,11 @@ def test_a_cluster_of_known_costs_comes_back(tmp_path: Path) -> None:
 def test_what_cannot_be_fitted_is_said(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts())
     tables = fastroof.load_tables("h100")
-    with pytest.raises(TableError, match="how was its engine started"):
+    with pytest.raises(TableError, match="no engine arguments"):
         read_own_runs([tmp_path])
     given = {"gpu": "h100", "engine": "vllm", "model": "llama-3.1-8b"}
     own = read_own_runs([tmp_path], given=given)
-    assert any("lengths are taken as equal" in words for words in own.warnings)
+    assert any("lengths are assumed to be equal" in words for words in own.warnings)
     nothing = replace(own, rows=tuple(replace(row, left_out="no") for row in own.rows))
     with pytest.raises(TableError, match="none of 8 runs can be fitted"):
         fit_own_runs(nothing, tables)

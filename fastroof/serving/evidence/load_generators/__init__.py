@@ -1,4 +1,4 @@
-"""What load generators write of their runs: vLLM's and SGLang's benches, aiperf, guidellm, inference-perf."""
+"""Readers of load generators' results: vLLM's and SGLang's benchmarks, aiperf, guidellm, inference-perf."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``aiperf profile`` (profile_export_aiperf.json) and ``genai-perf`` before it (.._genai_perf.json).
+"""``aiperf profile`` (profile_export_aiperf.json) and its predecessor ``genai-perf`` (.._genai_perf.json).
 
-Recorded from aiperf 0.13.0; the older ``loadgen`` of its input_config, and genai-perf 0.0.16, read in their
-wheels (genai_perf/export_data/json_exporter.py: statistics a metric, and input_config next to them).
+Recorded from aiperf 0.13.0. The older ``loadgen`` of its input_config and genai-perf 0.0.16 were read in the
+wheels (genai_perf/export_data/json_exporter.py: statistics per metric, next to input_config).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ARRIVALS: Final[Mapping[str, str]] = {"poisson": POISSON, "constant": CONSTANT}
 
 
 def is_written_by(document: Document) -> bool:
-    """Whether it is an export of this tool."""
+    """Return whether this tool wrote the document."""
     return "input_config" in document and ("request_throughput" in document or "aiperf_version" in document)
 
 
@@ -50,7 +50,7 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
             isl=_mean(where, document, "input_sequence_length"),
             osl=_mean(where, document, "output_sequence_length"),
             ttft_ms=_mean_ms(where, document, "time_to_first_token"),
-            # of each request (latency - TTFT) / (tokens - 1): what others call TPOT
+            # per request (latency - TTFT) / (tokens - 1): other tools call it TPOT
             tpot_ms=_mean_ms(where, document, "inter_token_latency"),
             latency_ms=_mean_ms(where, document, "request_latency"),
             has_medians="p50" in part(document, "inter_token_latency"),
@@ -75,12 +75,12 @@ class _Load(NamedTuple):
 
 
 def _load(where: str, config: Document) -> _Load:
-    """What held the requests, by each of the forms that input_config has had."""
+    """Return what limited the requests, from each form that input_config has had."""
     phases = config.get("phases")
     if isinstance(phases, list):
         measured = [p for p in phases if isinstance(p, Mapping) and p.get("kind", "profiling") == "profiling"]
         if len(measured) != 1:
-            return _Load(refused=f"{len(measured)} phases were measured together: need one")
+            return _Load(refused=f"{len(measured)} phases were measured together; measure one")
         one = measured[0]
         return _Load(
             number(where, one, "concurrency"), number(where, one, "rate"), _arrivals(one.get("type"))
@@ -116,5 +116,5 @@ def _mean_ms(where: str, document: Document, metric: str) -> float:
     value = _mean(where, document, metric)
     unit = part(document, metric).get("unit", "ms")
     if not isinstance(unit, str) or unit not in MS_OF:
-        raise TableError(f"{where}: {metric} is in {unit!r}; known are {', '.join(MS_OF)}")
+        raise TableError(f"{where}: {metric} is in {unit!r}; valid units are {', '.join(MS_OF)}")
     return value * MS_OF[unit]

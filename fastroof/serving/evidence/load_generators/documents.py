@@ -1,4 +1,4 @@
-"""JSON files of load generators: documents and their numbers, with errors that name the file and the key."""
+"""JSON files of load generators: documents and numbers, with errors that name the file and the key."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _NotJson(TableError):
 
 
 def documents_of(path: Path) -> list[Document]:
-    """Read the JSON objects of a file: one, or one a line (JSON Lines, results that were appended)."""
+    """Read the JSON objects of a file: one, or one per line (JSON Lines, appended results)."""
     content = read_text(path, TableError, MOST_BYTES)
     if not content.strip():
-        raise TableError(f"{path}: empty; need what a load generator wrote")
+        raise TableError(f"{path}: empty; expected results of a load generator")
     try:
         return [_object(path, parse_json(content, str(path), _NotJson, most_bytes=MOST_BYTES))]
     except _NotJson as whole:
@@ -50,19 +50,19 @@ def _line(path: Path, line: int, content: str) -> Document:
 
 def _object(path: Path, value: Any) -> Document:
     if not isinstance(value, dict):
-        raise TableError(f"{path}: a run is a JSON object, found a {type(value).__name__}")
+        raise TableError(f"{path}: a run must be a JSON object, found a {type(value).__name__}")
     return value
 
 
 def part(document: Any, *keys: str) -> Document:
-    """Return an inner object, empty if missing."""
+    """Return a nested object, empty if missing."""
     for key in keys:
         document = document.get(key) if isinstance(document, Mapping) else None
     return document if isinstance(document, Mapping) else {}
 
 
 def number(where: str, document: Document, key: str) -> float:
-    """Return a number, nan if missing or null, inf if it is written so."""
+    """Return a number, nan if missing or null, inf if written as such."""
     value = document.get(key)
     if value is None:
         return math.nan
@@ -76,8 +76,8 @@ def number(where: str, document: Document, key: str) -> float:
 
 
 def _short(value: Any) -> str:
-    words = repr(value) if not isinstance(value, int) else f"a number of {len(hex(value))} digits"
-    return words if len(words) <= 60 else f"{words[:57]}..."
+    text = repr(value) if not isinstance(value, int) else f"a number of {len(hex(value))} digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def numbers(where: str, document: Document, key: str) -> list[float]:
@@ -91,23 +91,23 @@ def numbers(where: str, document: Document, key: str) -> list[float]:
 
 
 def text(document: Document, *keys: str) -> str:
-    """Return the first text among keys, empty if there is no text."""
+    """Return the first text value among keys, empty if there is none."""
     found = (document.get(key) for key in keys)
     return next((value for value in found if isinstance(value, str)), "")
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Return the range of lengths over their mean; nan of nothing."""
+    """Return the range of lengths over their mean; nan without lengths."""
     mean = mean_of(values)
     return (max(values) - min(values)) / mean if mean > 0.0 else math.nan
 
 
 def spread_of_std(mean: float, std: float) -> float:
-    """Return the range over the mean of a uniform distribution with that standard deviation."""
+    """Return the range over the mean of a uniform distribution with this standard deviation."""
     return std * math.sqrt(12.0) / mean if mean > 0.0 else math.nan
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """Return the mean; nan of nothing."""
+    """Return the mean; nan without values."""
     listed = list(values)
     return math.fsum(listed) / len(listed) if listed else math.nan

@@ -1,6 +1,6 @@
-"""What a load generator's file has of one run, and whether it is a steady state that a fit can take.
+"""The figures of one run in a load generator's file, and whether it is a steady state that a fit can use.
 
-Every generator's file comes down to the same figures; what becomes of them is decided here alone.
+Every generator's file is reduced to the same figures; only this module decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ MOST_FAILED: Final = 0.05
 """Share of failed requests above which the others do not represent the intended load."""
 
 LEAST_ROUNDS: Final = 2.0
-"""Requests a client: with fewer the start and the end, when not all clients are busy, are most of the run."""
+"""Minimum requests per client; with fewer, start and end (not all clients busy) are most of the run."""
 
 ADDS_UP: Final = 0.2
-"""How far TTFT + TPOT (OSL - 1) may lie from the latency of a request: lengths vary, tokens may not."""
+"""Tolerance between TTFT + TPOT (OSL - 1) and a request's latency: lengths vary, token counts may not."""
 
 KEEPS_UP: Final = 0.9
 """Share of the requested rate below which requests pile up, so that there is no steady state."""
 
 NEVER_SENT: Final = 0.6
-"""Share of it below which they were not sent, or not answered, though none waits long for its first token.
+"""Share of the rate below which requests were not sent or answered, though TTFT shows no waiting.
 
-A few long answers alone make a run end later, but not by so much."""
+A few long answers also make a run end later, but not by this much."""
 
 MOST_WAITING: Final = 0.25
-"""Share of its latency that a request waits for its first token where requests pile up."""
+"""Share of its latency that a request waits for its first token if requests pile up."""
 
 LEAST_BUSY: Final = 0.5
-"""Mean share of busy clients, by Little's law, below which they are not the load."""
+"""Mean share of busy clients, by Little's law, below which the clients do not represent the load."""
 
 POISSON: Final = "poisson"
 CONSTANT: Final = "constant"
@@ -40,7 +40,7 @@ CONSTANT: Final = "constant"
 
 @dataclass(frozen=True)
 class Figures:
-    """What a file has of a run; nan or an empty text if missing."""
+    """Figures of a run in a file; nan or an empty text if missing."""
 
     file: str
     name: str
@@ -65,28 +65,28 @@ class Figures:
 
 @dataclass(frozen=True)
 class GeneratorRun:
-    """One run as a fit takes it: clients with one request in flight each, or why it is left out.
+    """One run for a fit: clients with one request in flight each, or the reason why it is left out.
 
     Attributes
     ----------
     file, name, generator, model : str
-        Where it stands, the run's name in it, who wrote it, and the model's name there.
+        The file, the run's name in it, the program that wrote it, and the model's name there.
     isl, osl : float
         Mean tokens of a prompt and of an output.
     concurrency : float
-        Requests in flight that a request meets, itself included.
+        Requests in flight when a request arrives, itself included.
     concurrency_from : str
-        How that is known, in words.
+        Description of how that is known.
     requests_per_client : float
-        nan if there was a rate instead of clients.
+        nan if the load was a rate instead of clients.
     ttft_ms, tpot_ms : float
         Means over requests, ms.
     length_spread : float
-        Range of the prompts' lengths over their mean, as if it were uniform; nan where it is not known.
+        Range of the prompts' lengths over their mean, as if it were uniform; nan if unknown.
     refused : str
-        Why no fit should take it and what to change; empty if one may.
+        Why no fit should use it and what to change; empty if it is usable.
     path : str
-        The file alone.
+        The file.
     """
 
     file: str
@@ -106,7 +106,7 @@ class GeneratorRun:
 
 
 def run_of(figures: Figures) -> GeneratorRun:
-    """Make a run of what a file has of it."""
+    """Convert the figures of a file to a run."""
     refused = figures.refused or _refusal(figures)
     concurrency, known_from, rounds = math.nan, "", math.nan
     if not refused:
@@ -129,18 +129,16 @@ def run_of(figures: Figures) -> GeneratorRun:
 
 
 def _refusal(figures: Figures) -> str:
-    """Return why its means are invalid; empty if they are valid."""
+    """Return why the means are invalid; empty if they are valid."""
     if math.isnan(figures.tpot_ms):
         if figures.has_medians:
-            return (
-                "it has medians and percentiles of the time per output token but no mean, which a fit takes"
-            )
+            return "it has medians and percentiles of the time per output token, but a fit needs the mean"
         return "it has no time per output token: requests must be streamed, with outputs of several tokens"
     if not figures.requests >= 1:
         return "no request was answered"
-    asked = figures.requests + figures.failed
-    if figures.failed > MOST_FAILED * asked:
-        return f"{figures.failed:g} of {asked:g} requests failed, more than {MOST_FAILED:.0%}"
+    sent = figures.requests + figures.failed
+    if figures.failed > MOST_FAILED * sent:
+        return f"{figures.failed:g} of {sent:g} requests failed, more than {MOST_FAILED:.0%}"
     if not (1.0 <= figures.isl < math.inf and 1.0 < figures.osl < math.inf):
         return (
             f"mean lengths must be known, at least 1 token in and above 1 out; "
@@ -150,15 +148,14 @@ def _refusal(figures: Figures) -> str:
         return f"the time per output token must be above 0 ms, got {figures.tpot_ms:g}"
     if figures.accepted > 1.0:
         return (
-            f"{figures.accepted:.3g} tokens a step: speculative decoding; "
-            "what an engine adds is fitted to runs without it"
+            f"{figures.accepted:.3g} tokens a step: speculative decoding; costs are fitted to runs without it"
         )
     latency_ms, by_tokens_ms = figures.latency_ms, _by_tokens_ms(figures)
     if latency_ms <= 0.0:
         return f"the latency of a request must be above 0 ms, got {latency_ms:g}"
     if abs(by_tokens_ms / latency_ms - 1.0) > ADDS_UP:
         return (
-            f"its means do not add up: a request took {latency_ms:.4g} ms, TTFT + TPOT x (OSL - 1) is "
+            f"its means are inconsistent: a request took {latency_ms:.4g} ms, TTFT + TPOT x (OSL - 1) is "
             f"{by_tokens_ms:.4g}: tokens of one answer were counted in two ways, or lengths vary too much"
         )
     return ""
@@ -169,7 +166,7 @@ def _by_tokens_ms(figures: Figures) -> float:
 
 
 def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
-    """Return requests in flight, how that is known, requests a client, and why it is not a steady state."""
+    """Return requests in flight, their source, requests per client, and why it is not a steady state."""
     latency_s = (_by_tokens_ms(figures) if math.isnan(figures.latency_ms) else figures.latency_ms) / MS_PER_S
     if math.isfinite(figures.rate_per_s) and figures.rate_per_s > 0.0:
         return _open(figures, latency_s)
@@ -178,8 +175,8 @@ def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
             math.nan,
             "",
             math.nan,
-            "neither a number of clients nor a rate held its requests: they came all at once, and no two "
-            "moments of such a run are alike; bound them (--max-concurrency or --concurrency)",
+            "neither a number of clients nor a rate limited its requests: all were sent together, which is "
+            "not a steady state; limit them (--max-concurrency or --concurrency)",
         )
     clients = figures.clients
     rounds = figures.requests / clients
@@ -197,15 +194,15 @@ def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
             math.nan,
             "",
             rounds,
-            f"of {clients:g} clients {busy:.3g} were busy, mean: the generator did not keep up, or "
-            "waited in between",
+            f"a mean of {busy:.3g} of {clients:g} clients were busy: the generator did not keep up, or "
+            "waited between requests",
         )
     if busy > clients * (1.0 + ADDS_UP):
         return (
             math.nan,
             "",
             rounds,
-            f"its figures do not add up: {clients:g} clients cannot have {busy:.3g} requests in flight",
+            f"its figures are inconsistent: {clients:g} clients cannot have {busy:.3g} requests in flight",
         )
     return clients, "clients of a closed loop", rounds, ""
 
@@ -217,28 +214,28 @@ def _open(figures: Figures, latency_s: float) -> tuple[float, str, float, str]:
     sending_s = figures.duration_s - latency_s
     if not sending_s > latency_s:
         refused = (
-            f"it lasted {figures.duration_s:.4g} s, a request {latency_s:.4g} s: with less than the time "
-            "of two the start and the end are most of the run; send more"
+            f"it lasted {figures.duration_s:.4g} s, a request {latency_s:.4g} s: in less than the time "
+            "of two requests, start and end are most of the run; send more"
         )
         return math.nan, "", math.nan, refused
-    # the last answer comes a latency after the last request; at random, few are more or fewer by chance
+    # the last answer comes one latency after the last request; by chance a few more or fewer arrive
     sent = figures.requests / sending_s
     chance = 2.0 / math.sqrt(figures.requests) if figures.arrivals == POISSON else 0.0
     waits = not figures.ttft_ms < MOST_WAITING * latency_s * MS_PER_S
     if sent < ((KEEPS_UP if waits else NEVER_SENT) - chance) * rate:
         refused = (
-            f"{rate:.4g} requests a second were requested and {sent:.4g} answered: they pile up, so that "
-            "there is no steady state; send fewer, or bound them"
+            f"{rate:.4g} requests/s were requested and {sent:.4g} answered: they pile up, so that "
+            "there is no steady state; send fewer, or limit them"
         )
         return math.nan, "", math.nan, refused
     rate = min(rate, sent) if chance else rate
     mean = rate * latency_s
-    words = f"Little's law, {rate:.4g}/s x {latency_s:.4g} s"
+    source = f"Little's law, {rate:.4g}/s x {latency_s:.4g} s"
     met = mean
     if figures.arrivals == POISSON:
-        met, words = mean + 1.0, f"{words}, and the request itself: arrivals are Poisson"
+        met, source = mean + 1.0, f"{source}, and the request itself: arrivals are Poisson"
     elif not figures.arrivals:
-        words = f"{words}, arrivals taken as even"
+        source = f"{source}, arrivals assumed to be evenly spaced"
     if figures.clients >= 1.0:
         met = min(met, figures.clients)
-    return max(met, 1.0), words, math.nan, ""
+    return max(met, 1.0), source, math.nan, ""

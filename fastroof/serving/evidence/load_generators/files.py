@@ -1,4 +1,4 @@
-"""Files and folders of load generators -> runs, each by the reader of what wrote it."""
+"""Reading files and folders of load generators, each with the reader of the program that wrote it."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ class _Reader(Protocol):
 _READERS: Final[tuple[_Reader, ...]] = (sglang_bench, vllm_bench, inference_perf, guidellm, aiperf)  # type: ignore[assignment]
 
 GENERATORS: Final = tuple(reader.NAME for reader in _READERS)
-"""Load generators whose files are read."""
+"""Load generators whose files are supported."""
 
 SUFFIXES: Final = (".json", ".jsonl")
 
 
 class FoundRuns(NamedTuple):
-    """Runs of files, and files in folders that have no run."""
+    """Runs of files, and files in folders that contain no run."""
 
     runs: tuple[GeneratorRun, ...]
     others: tuple[str, ...] = ()
 
 
 def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
-    """Read what load generators wrote.
+    """Read the results of load generators.
 
     Parameters
     ----------
     paths : sequence of str or Path
-        Files, and folders, in which every .json and .jsonl is looked at.
+        Files, and folders, of which every .json and .jsonl is read.
 
     Returns
     -------
     FoundRuns
-        Each run once, though a file be given twice.
+        Each run once, even if its file is given twice.
 
     Raises
     ------
     TableError
-        If a path does not exist, a given file is of no known generator, a file is cut off or contradicts its
-        keys, or there is no run.
+        If a path does not exist, a given file is from an unknown generator, is truncated or contradicts
+        its keys, or there is no run.
     """
     runs: list[GeneratorRun] = []
     others: list[str] = []
@@ -86,7 +86,7 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
                     for figures in reader.figures_of(where, document, name)
                 ]
             except (ZeroDivisionError, OverflowError) as error:
-                raise TableError(f"{where}: its figures cannot be put together: {error}") from None
+                raise TableError(f"{where}: invalid figures: {error}") from None
     if not runs:
         raise TableError(f"no run of {', '.join(GENERATORS)} in {', '.join(map(str, paths)) or 'nothing'}")
     return FoundRuns(tuple(runs), tuple(others))
@@ -103,7 +103,7 @@ def _keys(documents: Sequence[Document]) -> str:
 
 
 def _files(paths: Iterable[str | Path]) -> list[tuple[Path, bool]]:
-    """Files, each with whether it was given itself, once."""
+    """Return the files without duplicates, each with whether it was given explicitly."""
     listed: dict[Path, bool] = {}
     for given in paths:
         path = Path(given)

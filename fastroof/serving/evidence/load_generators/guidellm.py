@@ -1,9 +1,9 @@
 """``guidellm benchmark`` (``guidellm run``): a report of several benchmarks.
 
 Recorded from releases 0.3.1 and 0.8.1; 0.2.1, 0.4.0 and 0.5.4 were read in their wheels. The strategy moved
-from ``args`` to ``config`` with 0.4. Of its times per token ``inter_token_latency_ms`` is the one after the
-first, in every release; ``time_per_output_token_ms`` divides by all tokens, and holds TTFT from 0.4 on. From
-0.4 on its mean weighs requests by their tokens.
+from ``args`` to ``config`` in 0.4. In every release, ``inter_token_latency_ms`` is the time per token after
+the first; ``time_per_output_token_ms`` divides by all tokens, and includes TTFT from 0.4 on. From
+0.4 on its mean weights requests by their tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPEN: Final[Mapping[str, str]] = {"constant": CONSTANT, "async": CONSTANT, "poi
 
 
 def is_written_by(document: Document) -> bool:
-    """Whether it is a report of this tool."""
+    """Return whether this tool wrote the document."""
     listed = document.get("benchmarks")
     return isinstance(listed, list) and all(isinstance(b, Mapping) and "metrics" in b for b in listed)
 

@@ -1,9 +1,9 @@
-"""``inference-perf``: a report a stage (stage_N_lifecycle_metrics.json), and one of all of them.
+"""``inference-perf``: one report per stage (stage_N_lifecycle_metrics.json), and one of all stages.
 
 Read in kubernetes-sigs/inference-perf, inference_perf/reportgen/base.py at
-010d12fb62cc3157b6bd228ef93dd865c7a05194, and in its own recorded reports (demos/kubecon-na-2025 at
-a8a2a0bafad95b4330e2e8f9d390b7f2501218d7). Times are seconds. Reports from before its issue 564 counted
-tokens of a stream about twice, so that their means do not add up; figures.py refuses those.
+010d12fb62cc3157b6bd228ef93dd865c7a05194, and in its recorded reports (demos/kubecon-na-2025 at
+a8a2a0bafad95b4330e2e8f9d390b7f2501218d7). Times are in seconds. Reports from before its issue 564 counted
+the tokens of a stream about twice, so that their means are inconsistent; figures.py rejects those.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME: Final = "inference-perf"
 
 
 def is_written_by(document: Document) -> bool:
-    """Whether it is a report of this tool."""
+    """Return whether this tool wrote the document."""
     return {"load_summary", "successes", "failures"} <= document.keys()
 
 
@@ -35,7 +35,7 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
     refused = ""
     clients = number(where, load, "concurrency")
     if "requested_rate" not in load:
-        refused = "it sums up all stages, so that no load is its own; give its stage_N_lifecycle_metrics.json"
+        refused = "it combines all stages; give a single stage's stage_N_lifecycle_metrics.json"
 
     def mean_s(key: str) -> float:
         return number(f"{where}, {key}", part(times, key), "mean")
@@ -57,7 +57,7 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
             tpot_ms=mean_s("time_per_output_token") * MS_PER_S,
             latency_ms=mean_s("request_latency") * MS_PER_S,
             clients=clients,
-            # with clients the rate is a result, not the requested one
+            # with clients the rate is a result, not the requested rate
             rate_per_s=math.nan if clients >= 1.0 else number(where, load, "requested_rate"),
             duration_s=duration_s,
             refused=refused,

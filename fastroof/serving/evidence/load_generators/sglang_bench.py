@@ -1,7 +1,7 @@
-"""``python -m sglang.bench_serving --output-file``: a JSON object a line, a line a run.
+"""``python -m sglang.bench_serving --output-file``: one JSON object per line and run.
 
 Read in sgl-project/sglang, python/sglang/bench_serving.py at 0033168f0f58b2bc05aa0273bd475d9c01bafb1c. Its
-first version, at 50a613687fe1ffc6f1bb630c684a24c428a54a74, writes medians of TTFT and gaps alone.
+first version, at 50a613687fe1ffc6f1bb630c684a24c428a54a74, writes only medians of TTFT and gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME: Final = "sglang.bench_serving"
 
 
 def is_written_by(document: Document) -> bool:
-    """Whether it is a line of this tool."""
+    """Return whether this tool wrote the line."""
     return {"total_output_tokens_retokenized", "dataset_name"} <= document.keys()
 
 
