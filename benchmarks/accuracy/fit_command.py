@@ -13,10 +13,9 @@ import typer
 from benchmarks.accuracy.calibration import RESAMPLES, Calibration, calibrate
 from benchmarks.accuracy.rows import read_rows, shipped_rows
 from fastroof import gpu_names
-from fastroof.cli.named_plans import tables_of
+from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
-from fastroof.defaults import DEFAULT_GPU
 from fastroof.errors import FastroofError
 from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
 from fastroof.tables import Tables
@@ -99,15 +98,13 @@ def main(
         return
     _print(fitted)
     if output is not None:
-        typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
+        typer.echo(f"\nwritten to {output}: --engine {output} uses it")
 
 
 def _tables(engine: str, gpu: str | None, tables: str | None, source: str | None) -> dict[str, Tables]:
     """Tables by GPU: of one, or of all that an engine's runs ship of."""
     if gpu != EVERY_GPU:
-        one = (
-            tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
-        )
+        one = tables_of(tables, gpu, source)
         return {one.gpu.name: one}
     if tables is not None:
         raise FastroofError("--gpu all reads every GPU's own tables; leave --tables out")

@@ -101,4 +101,4 @@ def calibrate(
         return
     print_own_fit(fitted, own)
     if output is not None:
-        typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
+        typer.echo(f"\nwritten to {output}: --engine {output} uses it")

@@ -178,7 +178,7 @@ def sweep(
 def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
     """Keys of the specification that were given as options."""
     from fastroof.sweep import DeploymentSpec
-    from fastroof.sweep.kinds import FIELDS
+    from fastroof.sweep.spec import FIELDS
 
     given = {key: value for key, value in context.params.items() if value is not None}
     changes: dict[str, Any] = {
@@ -214,7 +214,7 @@ def _print_about(is_example: bool) -> None:
         sys.stdout.write(packaged.read_text(encoding="utf-8"))
         return
     from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
-    from fastroof.sweep.kinds import FIELDS
+    from fastroof.sweep.spec import FIELDS
 
     kinds = [kind.model_json_schema() for kind in (DeploymentSpec, StepSpec, CapacitySpec)]
     names = {field: key for key, field in FIELDS.items()}

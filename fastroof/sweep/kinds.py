@@ -11,7 +11,7 @@ from fastroof.documents import parse_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
-from fastroof.sweep.spec import read_values, validated
+from fastroof.sweep.spec import FIELDS, read_values, validated
 from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
 from fastroof.sweep.units import WorkUnit
 
@@ -23,13 +23,6 @@ Summary = StepSummary | DeploymentSummary | CapacitySummary
 
 _ADDED: Final = ("constraints", "workload", "slo")
 """Tables of a spec that changes are merged into."""
-
-FIELDS: Final = {
-    "engine": "runtime",
-    "max_num_batched_tokens": "max_batched_tokens",
-    "max_num_seqs": "max_seqs",
-}
-"""Fields by their public keys; the fields' own names are accepted too."""
 
 
 def load_spec(

@@ -32,6 +32,15 @@ from fastroof.sweep.units import Split
 Spec = TypeVar("Spec", bound=BaseModel)
 
 _SHOWN: Final = 10
+FIELDS: Final = {
+    "engine": "runtime",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "max_num_seqs": "max_seqs",
+}
+"""Fields by their public keys; the fields' own names are accepted too."""
+
+_KEYS: Final = {field: key for key, field in FIELDS.items()}
+
 _PATHS: Final = ("gpu", "gpus", "tables", "engine", "runtime", "models", "speculation", "workload")
 
 _RANGE: Final = {
@@ -160,20 +169,22 @@ def _problem(
 ) -> str:
     """Describe one of pydantic's errors: the key, the given value, the valid values."""
     key = str(loc[0]) if loc else ""
+    path = ".".join([_KEYS.get(key, key), *map(str, loc[1:])])
     if "error" in context:
-        return f"{'.'.join(map(str, loc))}: {context['error']}" if key else str(context["error"])
+        return f"{path}: {context['error']}" if key else str(context["error"])
     fields = kind.model_fields
     table = _table(fields[key].annotation) if key in fields and len(loc) > 1 else None
     if table is not None:
         # a nested table, like constraints
         return f"{key}.{_problem(table, loc[1:], error, context, given)}"
     if error == "missing":
-        return f"{key}: missing, need {fields[key].description}"
+        return f"{_KEYS.get(key, key)}: missing, need {fields[key].description}"
     if key not in fields:
         close = difflib.get_close_matches(key, _named(kind), n=1)
         hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
-        return f"{key or 'an empty name'}: unknown key; {hint}the keys are {', '.join(fields)}"
-    return f"{key}: got {shown(given)}, need {fields[key].description}"
+        keys = ", ".join(_KEYS.get(name, name) for name in fields)
+        return f"{key or 'an empty name'}: unknown key; {hint}the keys are {keys}"
+    return f"{_KEYS.get(key, key)}: got {shown(given)}, need {fields[key].description}"
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:

@@ -152,7 +152,7 @@ def test_throughput_is_that_of_as_many_requests_as_have_room(h100: fastroof.Tabl
     assert concurrency_of(replace(row, requests=64), plan) == 64
     seen = estimate(plan, 1000, 1000, room, chunked_prefill=False, max_seqs=2048)
     assert predict_throughput(row, plan) == pytest.approx(float(seen.tokens_per_s_per_gpu), rel=1e-12)
-    with pytest.raises(TableError, match="no request has room"):
+    with pytest.raises(TableError, match="no request fits next to the weights"):
         predict_throughput(replace(row, isl=10**7), plan)
 
 

@@ -162,7 +162,7 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
         (("best", "my.toml", "--model", "qwen3-8b"), "give --model or a specification"),
         ((*ASKED, "--model", "Qwen/Qwen3-9B"), "of its family there are qwen3-0.6b"),
         ((*ASKED, "--gpu", "h101"), "h100"),
-        ((*ASKED, "--engine", "tgi"), "vllm"),
+        ((*ASKED, "--engine", "tgi"), "engine: unknown engine 'tgi'; `fastroof engines` lists"),
         ((*ASKED, "--price", "h100"), "--price takes GPU=PRICE"),
         ((*ASKED, "--price", "h100=-1"), "--price takes GPU=PRICE"),
         ((*ASKED, "--price", "h100=nan"), "--price takes GPU=PRICE"),

@@ -255,7 +255,7 @@ def test_gpu_without_tables_warns() -> None:
 def test_step_that_does_not_fit_warns() -> None:
     code, _, err = run("step", "--model", "llama-3.1-8b", "--decode", "512x4096")
     assert code == 0
-    assert "fastroof: warning: the step holds 2,097,152 tokens of KV cache" in err
+    assert "fastroof: warning: the step needs 2,097,152 tokens of KV cache" in err
 
 
 def test_tree_of_several_gpus_needs_to_know_which(shared: Path) -> None:

@@ -195,7 +195,7 @@ def test_hidden_rows_of_fp8_are_nearer_than_on_a_line(h100, hidden, last_rows, a
     error = np.abs(thin.lookup("gemm", dtype="fp8", **sizes).latency_us / columns["latency_us"][out] - 1.0)
     straight = dataclasses.replace(thin)
     packed = GEMM.pack(("fp8",), thin.rows(GEMM, ("fp8",)), thin.gpu, "measured")
-    straight.cached(("packed", "gemm", thin.source_of("gemm"), ("fp8",), ""), lambda: packed)
+    straight.cached(("packed", "gemm", thin.source_of("gemm", ("fp8",)), ("fp8",), ""), lambda: packed)
     on_a_line = np.abs(
         straight.lookup("gemm", dtype="fp8", **sizes).latency_us / columns["latency_us"][out] - 1.0
     )

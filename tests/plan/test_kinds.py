@@ -191,7 +191,7 @@ def test_mfu_of_steps_adds_up_too(h100, method):
 
 
 def test_interpolated_mfu_does_not_add_up(h100):
-    with pytest.raises(PlanError, match=r"linear_mfu.*several kinds"):
+    with pytest.raises(PlanError, match=r"linear_mfu.*this model has several"):
         compile_plan(TWO, "h100", h100, method="linear_mfu", **{"runtime": "kernels", **LIMITS})
 
 

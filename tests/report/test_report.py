@@ -704,7 +704,7 @@ def test_damaged_results_are_refused_by_name(stepped: Path, tmp_path: Path) -> N
 
 
 def test_results_beyond_memory_are_not_called_damaged(stepped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastroof.arrow.usable_memory_bytes", lambda: 10)
+    monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
     with pytest.raises(
         FastroofError, match=r"needs more memory than is available \([0-9,]+ rows take"
     ) as error:

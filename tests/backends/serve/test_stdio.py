@@ -190,7 +190,7 @@ WRONG_LINES = {
     '{"plan": 0, "batch_size": [99], "kv_len": [4]}': ("PlanRangeError", "max_seqs=99"),
     '{"plan": 0, "batch_size": [1%s], "kv_len": [4]}' % ("0" * 30): ("BatchError", "must hold integers"),
     '{"plan": 0, "batch_size": [1%s], "kv_len": [4]}' % ("0" * 9999): ("BackendError", "is not JSON"),
-    '{"plan": 0, "requests": 5}': ("BatchError", "a list of"),
+    '{"plan": 0, "requests": 5}': ("BatchError", "one list of"),
     '{"plan": 0, "requests": [[[1, 2, 3]]]}': ("BatchError", r"got \[1, 2, 3\]"),
     '{"plan": 0, "requests": [[[-1, 2]]]}': ("BatchError", "at least 1, got -1"),
     '{"plan": 0, "new_tokens": [1], "context_len": [1], "offsets": [0, 2]}': ("BatchError", "end at the 1"),

@@ -17,7 +17,7 @@ from fastroof.sweep import Constraints, DeploymentSpec, load_spec
 from fastroof.sweep.best import nearest_spec
 from fastroof.sweep.deployments import spec as spec_module
 from fastroof.sweep.deployments.spec import Layout, layouts, num_layouts
-from fastroof.sweep.spec import count_problem
+from fastroof.sweep.spec import FIELDS, count_problem
 from fastroof.sweep.steps import spec as step_spec
 
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
@@ -42,7 +42,9 @@ def test_the_packaged_example_is_a_sweep_of_deployments() -> None:
     assert spec.constraints == Constraints.model_validate({"ttft_ms": 500, "tpot_ms": 30})
     assert spec.num_candidates == 2 * 2 * 4 * 512 * 2
     # every key is there, set or explained
-    for key in (*DeploymentSpec.model_fields, *Constraints.model_fields):
+    public = {field: key for key, field in FIELDS.items()}
+    for field in (*DeploymentSpec.model_fields, *Constraints.model_fields):
+        key = public.get(field, field)
         assert f"\n{key} = " in text or f"\n# {key} = " in text or f"\n[{key}]" in text, key
 
 
@@ -97,7 +99,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
             {"speculation": {"num_draft_tokens": 0, "accepted": 1}},
             "speculation.num_draft_tokens: got 0, need draft tokens per step, a whole number",
         ),
-        ({"speculation": {"accepted": 2.0}}, "speculation.num_draft_tokens: missing, need tokens that"),
+        ({"speculation": {"accepted": 2.0}}, "speculation.num_draft_tokens: missing, need draft tokens"),
         (
             {"speculation": {"num_draft_tokens": 2, "accepted": 2, "draft_tb": 1}},
             "did you mean draft_tp",
@@ -132,7 +134,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"constraints": 3}, "constraints: got 3, need a table of limits"),
         ({"gpus": ["h101"]}, "gpus: unknown GPU 'h101'"),
         ({"gpus": 3}, "gpus: got 3, need GPU names"),
-        ({"runtime": "vlm"}, "runtime: runtime must be one of"),
+        ({"runtime": "vlm"}, "engine: unknown engine 'vlm'; did you mean vllm?"),
         ({"k": 0}, "k: got 0, need rows to keep per group"),
         ({"concurrencies": 3}, "concurrencies: unknown key; did you mean concurrency?"),
     ],
