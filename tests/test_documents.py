@@ -98,7 +98,7 @@ def test_constants_of_python_are_refused_where_json_itself_is_needed():
 
 
 def test_a_file_is_read_no_further_than_its_limit(tmp_path):
-    with pytest.raises(TableError, match=r"^/dev/zero .* at most 4,194,304 bytes"):
+    with pytest.raises(TableError, match=r"^/dev/zero .* the maximum is 4,194,304 bytes"):
         documents.read_toml(Path("/dev/zero"), TableError)
     with pytest.raises(TableError, match="cannot be read"):
         documents.read_toml(tmp_path / "none.toml", TableError)
