@@ -13,6 +13,7 @@ import fastroof
 from fastroof.bench import Measured, Setup, Workload, new_setup
 from fastroof.bench.report import result_document
 from fastroof.bench.timing import NS_PER_S, check_agreement, rate_of, seconds_of, share_of, time_of_ns
+from tests.selection import pytest_xdist_auto_num_workers  # noqa: F401
 
 # what ships is timed, whatever the machine has besides
 os.environ["FASTROOF_TABLES_IMPORT"] = "never"

@@ -8,11 +8,13 @@ import random
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.soak_routes import (
+    MAX_STEPS,
     REPLY_S,
     Connection,
     Got,
@@ -23,8 +25,11 @@ from benchmarks.soak_routes import (
     stop_server,
 )
 from benchmarks.soak_stdio import BAD_LINES, message_line
-from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
-from fastroof.errors import BackendError
+from fastroof import StepBatch
+from fastroof.backends.serve.arrow_steps import ARROW_TYPE, write_stream
+from fastroof.backends.serve.client import PlanClient
+from fastroof.backends.serve.limits import PEER_CONNECTIONS_A_CALL
+from fastroof.errors import BackendError, FastroofError
 
 MAX_CALLS = 64
 STEPS_A_MESSAGE = 2**17
@@ -90,7 +95,7 @@ BAD_REQUESTS: dict[str, Callable[[int, random.Random], Got]] = {
 
 
 class HttpConnection:
-    """A connection for messages, and a new one for each request that is not a message."""
+    """A connection that is kept for messages, and another for each request that is wrong."""
 
     bad_kinds = (*BAD_LINES, *BAD_REQUESTS)
 
@@ -170,3 +175,75 @@ class HttpRoute:
 
     def stop(self, started: Started) -> None:
         stop_server(started.pid)
+
+
+def _decodes(*sizes: Any) -> Any:
+    return pa.record_batch([pa.array(size) for size in sizes], names=["batch_size", "kv_len"])
+
+
+def _requests(new_tokens: Any, context_len: Any) -> Any:
+    lists = [pa.array(each, pa.list_(pa.int64())) for each in (new_tokens, context_len)]
+    return pa.record_batch(lists, names=["new_tokens", "context_len"])
+
+
+BAD_BATCHES: dict[str, Callable[[random.Random], Any]] = {
+    "other columns": lambda rng: pa.record_batch({"batch": pa.array([1]), "kv_len": pa.array([2])}),
+    "floats": lambda rng: _decodes([1.0, float("nan")], [2.0, 3.0]),
+    "nulls": lambda rng: _decodes([1, None], [2, 3]),
+    "text": lambda rng: _decodes(["a"], ["b"]),
+    "negative sizes": lambda rng: _decodes([64, -rng.randrange(1, 2**62)], [4096, 4096]),
+    "a step too large": lambda rng: _decodes([64, 2**20], [4096, 4096]),
+    "too many steps": lambda rng: _decodes([1] * (MAX_STEPS + 1), [9] * (MAX_STEPS + 1)),
+    "lists of other lengths": lambda rng: _requests([[1, 2], [3]], [[0], [5, 6]]),
+    "null lists": lambda rng: _requests([[1, 2], None], [[0, 9], [5]]),
+    "no such request": lambda rng: _requests([[0]], [[7]]),
+}
+BAD_BODIES: dict[str, Callable[[random.Random], bytes]] = {
+    "bytes that are no stream": lambda rng: rng.randbytes(rng.randrange(5000)),
+    "a stream cut short": lambda rng: write_stream(_decodes([1], [2]))[: rng.randrange(1, 400)],
+    "a compressed batch": lambda rng: _compressed(rng.choice(["zstd", "lz4"])),
+    "a body too long": lambda rng: bytes(2**25),
+}
+
+
+def _compressed(codec: str) -> bytes:
+    batch, sink = _decodes(np.zeros(2**18, np.int64), np.zeros(2**18, np.int64)), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+class ArrowConnection:
+    """A client that is kept for Arrow streams of steps, and a connection for each that is wrong."""
+
+    bad_kinds = (*BAD_BATCHES, *BAD_BODIES)
+
+    def __init__(self, started: Started) -> None:
+        self._port = started.port
+        self._client = PlanClient(f"http://127.0.0.1:{started.port}")
+        self.server_pid = started.pid
+
+    def exchange(self, sent: Sequence[Sent], rng: random.Random) -> list[Got]:
+        return [self._good(one) if isinstance(one, Message) else self._bad(one, rng) for one in sent]
+
+    def _good(self, message: Message) -> Got:
+        try:
+            if len(message.arrays) == 2:
+                return self._client.decode_us(*message.arrays, message.plan)
+            return self._client.step_us(StepBatch(*message.arrays), message.plan)
+        except FastroofError as error:
+            return error
+
+    def _bad(self, kind: str, rng: random.Random) -> Got:
+        body = write_stream(BAD_BATCHES[kind](rng)) if kind in BAD_BATCHES else BAD_BODIES[kind](rng)
+        return _asked("POST", "/steps?plan=0", body, {"Content-Type": ARROW_TYPE})(self._port, rng)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class ArrowRoute(HttpRoute):
+    """The same server, asked by Arrow streams of steps."""
+
+    def connect(self, started: Started, client: int, options: Sequence[str] = ()) -> Connection:
+        return ArrowConnection(started)

@@ -29,22 +29,19 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.soak_flight import FlightRoute
-from benchmarks.soak_http import HttpRoute
+from benchmarks.soak_http import ArrowRoute, HttpRoute
 from benchmarks.soak_routes import LIMITS, PLANS, Message, Route
-from benchmarks.soak_stdio import FramesRoute, LinesRoute, StdioRoute
+from benchmarks.soak_stdio import StdioRoute
 from fastroof.errors import FastroofError
 
 ROUTES: Final[dict[str, Callable[[], Route]]] = {
     "stdio": StdioRoute,
-    "frames": FramesRoute,
-    "lines": LinesRoute,
-    "flight": FlightRoute,
     "http": HttpRoute,
+    "arrow": ArrowRoute,
 }
 
-ALL: Final = ("frames", "lines", "flight", "http")
-"""Routes of ``--route all``: stdio is the first two."""
+ALL: Final = tuple(ROUTES)
+"""Routes of ``--route all``."""
 
 GOOD_SHARE: Final = 0.6
 MOST_A_BURST: Final = 8
@@ -185,7 +182,7 @@ def load_client(
 ) -> Account:
     """Send one message after the other, as fast as replies come."""
     account, rng = Account(), random.Random(client)
-    connection = route.connect(started, 4 * client)  # frames, where a route has others
+    connection = route.connect(started, client)
     for _ in range(3):
         connection.exchange([message], rng)
     barrier.wait()
@@ -315,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--route", choices=[*sorted(ROUTES), "all"], default="stdio")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--pause-ms", type=float, default=0.0, help="mean pause of clients between bursts")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="mean pause of a client between bursts")
     parser.add_argument("--leave-every-s", type=float, default=1.0, help="of the client that leaves rudely")
     parser.add_argument("--no-load", action="store_true", help="the soak alone")
     parser.add_argument("--json", type=Path, help="file to write the figures to")

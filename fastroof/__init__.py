@@ -177,7 +177,11 @@ else:
     def __getattr__(name):
         module = _MODULE_OF.get(name)
         if module is None and name not in _PACKAGES:
-            raise AttributeError(f"module 'fastroof' has no attribute {name!r}; see dir(fastroof)")
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, [*__all__, *_PACKAGES], n=5)
+            hint = f"did you mean {', '.join(close)}?" if close else "dir(fastroof) lists all"
+            raise AttributeError(f"module 'fastroof' has no attribute {name!r}; {hint}")
         from importlib import import_module
 
         if module is None:

@@ -12,6 +12,12 @@ import pytest
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
+from tests.selection import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 

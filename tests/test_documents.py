@@ -141,7 +141,7 @@ def test_a_hostile_config_is_a_model_error(what, tmp_path):
 
 OWN_PROGRAMS = {
     "fastroof/documents.py": "the one place",
-    "fastroof/backends/serve/http_example.py": "an example of a client in Python alone",
+    "fastroof/backends/serve/example.py": "an example of a client in Python alone",
 }
 """Where TOML and JSON are parsed otherwise, and why."""
 

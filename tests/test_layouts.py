@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastroof
-from fastroof.backends.serve.client import StdioClient
+from fastroof.backends.serve.client import PlanClient
 from fastroof.simulation import load_trace
 from tests.reference.layouts import LAYOUTS
 
@@ -28,18 +28,17 @@ class Asked:
 
     plan: fastroof.StepPlan
     tables: fastroof.Tables
-    server: StdioClient
+    server: PlanClient
 
 
 @pytest.fixture(scope="module")
 def asked(h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64, engine="kernels")
-    told = "llama-3.1-8b,gpu=h100,max_tokens=512,max_seqs=64"
-    server = StdioClient([told])
-    try:
-        yield Asked(plan, h100, server)
-    finally:
-        server.close()
+    pytest.importorskip("uvicorn")
+    from fastroof.backends.serve.http_server import HttpServer
+
+    with HttpServer({"eight": plan}) as server, PlanClient(f"http://127.0.0.1:{server.port}") as client:
+        yield Asked(plan, h100, client)
 
 
 def batch(*sizes: Any) -> fastroof.StepBatch:
@@ -86,7 +85,6 @@ ENTRY_POINTS: Final[dict[str, Callable[[Asked, Any, Any], Any]]] = {
     ),
     "server decode_us": lambda a, few, many: a.server.decode_us(few, many),
     "server step_us": lambda a, few, many: a.server.step_us(batch(few, many)),
-    "server step_scalar": lambda a, few, many: [a.server.step_scalar(few, many)],
     "server with errors": lambda a, few, many: a.server.decode_with_errors(few, many)[1] if len(few) else [],
     "trace": lambda a, few, many: trace_rows(few, np.sort(many)),
 }

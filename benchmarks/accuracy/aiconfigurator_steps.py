@@ -28,7 +28,7 @@ from fastroof.errors import PlanRangeError
 from fastroof.load.aiconfigurator import SYSTEMS
 from fastroof.models import Layout
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.components import component_of
+from fastroof.plan.curves import component_of
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
 

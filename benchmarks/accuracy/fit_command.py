@@ -13,7 +13,7 @@ import typer
 from benchmarks.accuracy.calibration import RESAMPLES, Calibration, calibrate
 from benchmarks.accuracy.rows import read_rows, shipped_rows
 from fastroof import gpu_names
-from fastroof.cli.named_plans import tables_of
+from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.defaults import DEFAULT_GPU

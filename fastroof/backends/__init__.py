@@ -10,8 +10,8 @@
 ``llmservingsim``   profiles for LLMServingSim
 ``llm_d``           settings for llm-d-inference-sim
 ``splitwise_sim``   tables for splitwise-sim
-``releases``        which releases of them were run, and the warning where another is installed
-``serve``           for every other program: a server on a pipe, over Arrow Flight or over HTTP
+``releases``        which releases were run, and the warning if another is installed
+``serve``           for every other program: a server on a pipe or over HTTP
 ==================  ==================================================================================
 
 Each imports its client when it is imported itself, and none imports another.

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.atomic_files import write_output
-from fastroof.backends.dense_plans import check_decodes_alone
+from fastroof.backends.plan_facts import check_decodes_alone
 from fastroof.backends.releases import warn_of_release
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError
@@ -25,17 +25,15 @@ from fastroof.units import US_PER_MS
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["LEAST_DECODE_MS", "MAX_BATCH_SIZE", "POINTS", "dynamo_profile", "write_dynamo_profile"]
-
 
 LEAST_DECODE_MS: Final = 1.0
 """The mocker's shortest decode step, ms, whatever the file says."""
 
 MAX_BATCH_SIZE: Final = 256
-"""The mocker's max_num_seqs, unless it is told another."""
+"""The mocker's default max_num_seqs."""
 
 POINTS: Final = 24
-"""Grid points for each doubling: interpolating between them is off by 0.1 to 0.2 % in the mean."""
+"""Grid points for each doubling: interpolating between them has a mean error of 0.1 to 0.2 %."""
 
 MOST_POINTS: Final = 128
 
@@ -60,15 +58,15 @@ def dynamo_profile(
     max_isl : int, optional
         Most new prompt tokens in a step, the mocker's max_num_batched_tokens; by default plan.max_tokens.
     prompt_len : int, optional
-        Tokens of a prompt, where all are about as long: more new tokens in a step are several prompts, fewer
-        a part of one, after half of its others in the mean. By default they are one prompt without context,
-        however many: right for a prompt alone, too long for several, too short for the parts of a long one.
+        Tokens of a prompt, if all are about as long: more new tokens in a step are several prompts, fewer
+        a part of one, after half of its others on average. By default they are one prompt without context,
+        however many: right for a single prompt, too long for several, too short for the parts of a long one.
     max_context : int, optional
         Most tokens that a decode attends to; by default the model's positions.
     max_kv_tokens : int, optional
         Most tokens that the decodes of a step attend to together; by default max_batch_size * max_context,
         which the mocker's num_gpu_blocks * block_size is meant to be below. It counts whole tokens: where
-        layers keep a window of a sequence, ``plan.memory.max_kv_tokens`` is less than what fits; beside
+        layers keep a window of a sequence, ``plan.memory.max_kv_tokens`` is less than what fits; next to
         states ``plan.memory.tokens_beside_states(max_batch_size)`` are left.
     max_batch_size : int
         Most decodes in a step, the mocker's max_num_seqs.
@@ -76,8 +74,8 @@ def dynamo_profile(
         Grid points for each doubling of tokens, 1 to 128.
     beside : (int, int), optional
         How many decodes usually run, and the tokens that each attends to: prefill times become what new
-        tokens add to a step of those, which is what the mocker adds. Then prompts that run alone come out too
-        fast. By default they are what the new tokens take alone: right for those, too slow beside decodes.
+        tokens add to a step of those, which is what the mocker adds. Then lone prompts are too fast. By
+        default they are what the new tokens take by themselves: right for those, too slow with decodes.
 
     Returns
     -------
@@ -88,7 +86,7 @@ def dynamo_profile(
     Raises
     ------
     BackendError
-        If a limit is not an integer of a size that makes a grid, or decodes take longer beside prefill while
+        If a limit is not an integer of a size that makes a grid, or decodes take longer next to prefill while
         ``beside`` is not given.
     PlanRangeError
         If max_isl or max_batch_size is larger than the plan.
@@ -109,7 +107,7 @@ def dynamo_profile(
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> profile = dynamo_profile(plan, max_context=4096)
     >>> active, context = (profile[f"decode_{name}"] for name in ("active_kv_tokens", "context_length"))
     >>> at = active.searchsorted(64 * 4096), context.searchsorted(4096)
@@ -167,7 +165,7 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dic
     -------
     dict of str to ndarray of float64
         What was written. The file also says of which plan it is, in an array ``fastroof_plan`` that the
-        mocker leaves alone.
+        mocker ignores.
 
     Raises
     ------
@@ -197,7 +195,7 @@ def _size(name: str, value: Any, least: int) -> int:
 def _prefill_us(
     plan: StepPlan, lengths: Longs, prompt_len: int | None, running: tuple[int, int] | None
 ) -> Floats:
-    """Time new tokens of each number, as prompts of one length, alone or as what decodes wait for more."""
+    """Time each number of new tokens as prompts of one length, or as what they add to running decodes."""
     if prompt_len is None:
         counts, prompts, contexts = np.ones_like(lengths), lengths, np.zeros_like(lengths)
     else:
@@ -229,7 +227,7 @@ def _decodes(plan: StepPlan, beside: tuple[int, int]) -> tuple[int, int]:
     most = min(plan.max_seqs, plan.max_tokens - 1)
     if decodes > most:
         raise PlanRangeError(
-            f"{decodes} decodes beside new tokens are more than the {most} that the plan times"
+            f"{decodes} decodes with new tokens are more than the {most} that the plan times"
         )
     return decodes, kv_len
 

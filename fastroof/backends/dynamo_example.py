@@ -28,7 +28,7 @@ def engine(plan: fastroof.StepPlan, profile: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print what 1 to 256 clients see."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "llama.npz"
         profile = write_dynamo_profile(plan, path, prompt_len=ISL)

@@ -4,10 +4,10 @@ Import this module before Frontier reads its command line, or run it in place of
 
     python -m fastroof.backends.frontier ...
 
-The predictor takes the place of ``DUMMY``, for which Frontier registers none: it is chosen where ``dummy`` is
+The predictor takes the place of ``DUMMY``, for which Frontier registers none: it is chosen if ``dummy`` is
 the type of an ``execution_time_predictor_config``.
 
-Dense models are timed in the clusters MONOLITHIC, PREFILL and DECODE, where Frontier asks once a step.
+Dense models are timed in the clusters MONOLITHIC, PREFILL and DECODE, in which Frontier asks once a step.
 What a plan is not asked for as a whole step is refused: experts, which Frontier asks for layer by layer with
 the tokens that it routed to each; DECODE_ATTN and DECODE_FFN, likewise; pipeline stages; steps that verify
 draft tokens. KV transfers stay those of Frontier's own ``kv_cache_transfer_config``.
@@ -47,7 +47,6 @@ except (ImportError, AttributeError) as error:
         f"{error}: fastroof.backends.frontier needs Frontier's source tree on PYTHONPATH"
     ) from error
 
-__all__ = ["FastroofExecutionTimePredictor", "FastroofExecutionTimePredictorConfig", "StepExecutionTime"]
 
 _ZERO_TERMS: Final = dict.fromkeys(
     (
@@ -78,7 +77,7 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     Attributes
     ----------
     enable_dummy_mode : bool
-        Frontier's own: true, so that clusters that are apart train no models beside this predictor.
+        Frontier's own: true, so that separate clusters train no models in addition to this predictor.
     model : str
         A preset of fastroof or the path of a config.json; empty for the replica's model by its name.
     gpu : str
@@ -170,7 +169,7 @@ class FastroofExecutionTimePredictor:
     Raises
     ------
     BackendError
-        For experts, pipeline stages, attn_dp, the clusters DECODE_ATTN and DECODE_FFN, or where the plan's
+        For experts, pipeline stages, attn_dp, the clusters DECODE_ATTN and DECODE_FFN, or if the plan's
         model has another number of layers than the replica's.
     FastroofError
         If there is no such plan: see :func:`fastroof.compile_plan`.
@@ -188,7 +187,7 @@ class FastroofExecutionTimePredictor:
         for name in ("num_pipeline_stages", "attn_dp"):
             if (size := getattr(replica_config, name)) != 1:
                 raise BackendError(
-                    f"{name}={size}: Frontier asks for a part of the step that a plan does not time alone; "
+                    f"{name}={size}: Frontier asks for a part of the step that a plan does not time; "
                     f"use {name}=1 with attn_tensor_parallel_size"
                 )
         if replica_config.model_config.is_moe:
@@ -276,7 +275,7 @@ def _refuse_cluster(cluster_type: Any) -> None:
 
 def _register() -> None:
     _Registry.register(_DUMMY, FastroofExecutionTimePredictor)
-    # A key that is taken keeps its class, and nothing is said.
+    # A key that is taken keeps its class, silently.
     if _Registry.get_class(_DUMMY) is not FastroofExecutionTimePredictor:
         raise BackendError(
             f"this Frontier has a predictor of its own for DUMMY, {_Registry.get_class(_DUMMY).__name__}: "

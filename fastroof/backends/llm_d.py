@@ -41,8 +41,6 @@ from fastroof.units import NS_PER_MS, NS_PER_US, US_PER_MS, US_PER_S
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["Latencies", "LatencyFit", "export_llm_d", "fit_llm_d", "fit_words", "llm_d_yaml", "simulated_ms"]
-
 
 CALCULATORS: Final = ("per-token", "constant")
 CONCURRENCY: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -50,7 +48,7 @@ ISL: Final = (256, 512, 1024, 2048, 4096)
 OSL: Final = (128, 512)
 
 CUT_MS: Final = 0.5
-"""What cutting to whole milliseconds takes off in the mean."""
+"""Mean loss by cutting to whole milliseconds."""
 
 STARTS: Final = 8
 
@@ -64,7 +62,7 @@ class Latencies:
     calculator : str
         ``per-token``, whose TTFT grows with the prompt, or ``constant``.
     max_num_seqs : int
-        Requests that run at once at most: where the load factor is ``time_factor_under_load``.
+        Maximum number of concurrent requests, at which the load factor is ``time_factor_under_load``.
     inter_token_latency_ns : int
         ``inter-token-latency``.
     prefill_overhead_ns, prefill_time_per_token_ns : int
@@ -261,33 +259,7 @@ def llm_d_yaml(
     link_bytes_per_s: float | None = None,
     is_flat: bool = True,
 ) -> str:
-    """Write a fit as a configuration that ``llm-d-inference-sim --config`` reads.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What was fitted.
-    fit : LatencyFit
-        From :func:`fit_llm_d`.
-    model : str, optional
-        The name that clients ask for; by default the preset's first Hugging Face name.
-    link_bytes_per_s : float, optional
-        One GPU of a worker that prefilled to one that decodes, bytes/s; by default the GPU's link.
-    is_flat : bool
-        Whether latencies are keys of the top level, as v0.11.2 and the releases before it read them, or a
-        block, as only the unreleased source does. A release that does not know the block takes it for no
-        latency at all, without a word; the source that does refuses a file that has both.
-
-    Returns
-    -------
-    str
-        YAML, with what was fitted and the fit's error in comments.
-
-    Notes
-    -----
-    The simulator has one time a token for transfers: that of a token of every layer, which is too long for
-    prompts beyond the window of layers that keep one, with the state of a mean prompt spread over its tokens.
-    """
+    """Write a configuration as text: the fitted latencies, and a comment with their range and error."""
     latencies = fit.latencies
     if model is None:
         model = PRESETS.get(plan.model.name, (plan.model.name,))[0]
@@ -315,7 +287,7 @@ def llm_d_yaml(
         *(f"# {line}" for line in fit_words(plan, fit)),
         "# read by releases up to v0.11.2, and by later ones that still take keys of the top level"
         if is_flat
-        else "# read by releases after v0.11.2 alone: to those before, every latency of this file is 0",
+        else "# only for releases after v0.11.2: to those before, every latency of this file is 0",
         "engine: vllm",
         f"model: {json.dumps(model)}",
         f"max-num-seqs: {latencies.max_num_seqs}",

@@ -10,8 +10,8 @@ from fastroof.backends.llm_d import fit_llm_d, llm_d_yaml
 
 
 def main() -> None:
-    """Fit a plan over some loads, print the file, and the fit beside the plan."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    """Fit a plan over some loads, print the file, and the fit compared with the plan."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     fit = fit_llm_d(plan, concurrency=[1, 4, 16, 64], isl=[512, 2048], osl=[256])
     print(llm_d_yaml(plan, fit))
     print("concurrency   isl   TTFT ms: plan  simulator   ITL ms: plan  simulator")

@@ -22,7 +22,7 @@ Release 1.1.0, and the source up to the summer of 2026, read another column in i
 contexts of all prompts of the step, summed, so that several prompts are one of all their tokens after all
 their contexts. That is ``release="1.1"``.
 
-What version 1.0.0 reads instead is written by :mod:`fastroof.backends.llmservingsim_v0`.
+Version 1.0.0 reads another format, which is not written.
 
 Sources: casys-kaist/LLMServingSim, serving/core/trace_generator.py and serving/core/utils.py at
 0d3de681adbd9c515fc378e94e3e625b6e250dad, the first also as it was while it read kv_prefill;
@@ -44,7 +44,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.atomic_files import whole_folder, write_errors
-from fastroof.backends.dense_plans import check_dense
+from fastroof.backends.plan_facts import check_dense
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
 from fastroof.errors import BackendError
@@ -55,8 +55,6 @@ from fastroof.units import NS_PER_US
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = ["LAYERS", "Bundle", "export_llmservingsim", "left_out"]
 
 
 LAYERS: Final[dict[str, tuple[Role, ...]]] = {
@@ -122,7 +120,7 @@ def export_llmservingsim(
         One a tensor-parallel size, otherwise alike. Their ``max_tokens`` and ``max_seqs`` are the largest
         step that the simulator looks up without extrapolating.
     output : str or Path
-        The simulator's ``profiler/perf`` folder; made where it does not exist.
+        The simulator's ``profiler/perf`` folder; made if missing.
     hardware : str, optional
         What cluster configurations call the GPU; by default its name in capitals.
     model : str, optional
@@ -148,8 +146,8 @@ def export_llmservingsim(
     Notes
     -----
     Times are written in us with three decimals, so that what the simulator reads are whole nanoseconds.
-    Axes hold the nodes between which the plan is linear, and more for prompts, where it is quadratic.
-    What the format has no place for is told by :func:`left_out`.
+    Axes hold the nodes between which the plan is linear, and more for prompts, for which it is quadratic.
+    :func:`left_out` lists what the format has no place for.
     """
     if release not in get_args(Release):
         raise BackendError(f"release must be one of {', '.join(get_args(Release))}, got {release!r}")
@@ -164,7 +162,7 @@ def export_llmservingsim(
 
 
 def folder_names(plan: StepPlan, hardware: str | None, model: str | None) -> dict[str, str]:
-    """How the simulator calls a plan's GPU and model, where nothing else was asked for."""
+    """Return the simulator's default names of a plan's GPU and model."""
     hardware = plan.gpu.name.upper() if hardware is None else hardware
     model = PRESETS.get(plan.model.name, (plan.model.name,))[0] if model is None else model
     return {"hardware": hardware, "model": model}
@@ -190,7 +188,7 @@ def left_out(plan: StepPlan) -> tuple[str, ...]:
     --------
     >>> import fastroof
     >>> tables = fastroof.load_tables("h100")
-    >>> left_out(fastroof.compile_plan("llama-3.1-8b", "h100", tables))
+    >>> left_out(fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels"))
     ()
     """
     if any(isinstance(curve.operator, AllReduce) for curve in plan.row_curves):
@@ -199,7 +197,7 @@ def left_out(plan: StepPlan) -> tuple[str, ...]:
 
 
 def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
-    """Plans of one bundle by their tp, in which alone they differ."""
+    """Return plans of one bundle, which differ only in tp, by tp."""
     listed = tuple(plans) if isinstance(plans, Sequence) else (plans,)
     if not listed:
         raise BackendError("a bundle needs a plan at least")
@@ -207,7 +205,7 @@ def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
         check_dense(plan, "LLMServingSim's profile")
     for plan in listed[1:]:
         if _what_is_shared(plan) != _what_is_shared(listed[0]):
-            raise BackendError(f"plans of one bundle differ in tp alone: {plan!r} is not {listed[0]!r}")
+            raise BackendError(f"plans of one bundle may differ only in tp: {plan!r} is not {listed[0]!r}")
     sizes = [plan.tp for plan in listed]
     if len(set(sizes)) < len(sizes):
         raise BackendError(f"a bundle holds one plan a tp, got tp {', '.join(map(str, sizes))}")
@@ -222,7 +220,7 @@ def _what_is_shared(plan: StepPlan) -> tuple[object, ...]:
 
 
 def _variant(plan: StepPlan) -> str:
-    """How the simulator names a checkpoint's precision: its weights, then its KV cache where quantised."""
+    """How the simulator names a checkpoint's precision: its weights, then its KV cache if quantised."""
     weights = plan.dtype.partition("_")[0]
     return weights if plan.kv_dtype == "bf16" else f"{weights}-kv{plan.kv_dtype}"
 
@@ -277,7 +275,7 @@ def _time(latency_us: float) -> str:
 
 
 def _row_layers(plan: StepPlan, rows: Rows) -> Iterator[str]:
-    """Rows of layers that depend on the tokens, or on the sequences, alone."""
+    """Return rows of layers that depend only on the tokens, or only on the sequences."""
     curves = {curve.operator.role: curve for curve in plan.row_curves if curve.operator.rows == rows}
     last = plan.max_tokens if rows == "tokens" else plan.max_seqs
     for layer, roles in LAYERS.items():
@@ -295,7 +293,7 @@ def _row_layers(plan: StepPlan, rows: Rows) -> Iterator[str]:
 
 
 def _nodes(axis: Floats, first: int, last: int) -> list[int]:
-    """The whole numbers at and beside an axis' nodes, and both ends."""
+    """Return the whole numbers at and next to an axis' nodes, and both ends."""
     inside = axis[(axis >= first) & (axis <= last)]
     return sorted({first, last, *map(int, np.floor(inside)), *map(int, np.ceil(inside))})
 
@@ -317,7 +315,7 @@ def _attention_rows(plan: StepPlan, release: Release) -> Iterator[str]:
         prompts_us = _prefill_attention_us(plan, prompts)[:, np.newaxis]
         yield from _slice(plan, chunk, 0, prompts, [0], prompts_us)
         for count, some_us in zip(decodes, decode_us, strict=True):
-            # decodes beside prompts may take longer than by themselves
+            # decodes next to prompts may take longer than by themselves
             least_us = (
                 plan.arena[steps.MIXED_KV_US] * count * (np.array(contexts) + 1) / plan.model.num_layers
             )

@@ -18,8 +18,8 @@ BATCH, CONTEXT = 64, 4095
 
 
 def main() -> None:
-    """Export a plan, show the files, and add up a step of decodes."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    """Export a plan, show the files, and add up a decode step."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     with tempfile.TemporaryDirectory() as perf:
         folder = export_llmservingsim(plan, perf).folder
         print(folder.relative_to(perf))

@@ -13,8 +13,6 @@ from fastroof.plan.compile import check_plan
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["numba_decode", "numba_step"]
-
 
 def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     """Return a compiled function that times one step of any requests, and its data.
@@ -52,10 +50,10 @@ def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     Examples
     --------
     >>> import fastroof, numba, numpy as np
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> step_us, data = fastroof.numba_step(plan)
     >>> @numba.njit
-    ... def generated_us(data, context_len, steps):          # a loop of one's own
+    ... def generated_us(data, context_len, steps):          # your own loop
     ...     new_tokens, total_us = np.ones_like(context_len), 0.0
     ...     for _ in range(steps):
     ...         total_us += step_us(data, new_tokens, context_len)
@@ -77,7 +75,7 @@ def numba_decode(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> decode_us, data = fastroof.numba_decode(plan)
     >>> decode_us(data, 64, 4096) == plan.decode_us(64, 4096)
     True

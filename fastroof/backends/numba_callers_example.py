@@ -1,7 +1,7 @@
-"""A serving engine of one's own, in a loop that Numba compiles.
+"""Your own serving engine, in a loop that Numba compiles.
 
 Run it with ``python -m fastroof.backends.numba_callers_example``. :func:`fastroof.simulate` has schedulers
-of the engines that are there; whoever tries another one copies :func:`serve` and changes it where it says so.
+of the engines that are supported; to try another one, copy :func:`serve` and change the marked line.
 Here that is the order in which waiting requests are admitted. What to take over from it:
 
 * ``step_us, data = fastroof.numba_step(plan)`` once. ``data`` goes into the loop as an argument, so that one
@@ -23,8 +23,6 @@ import numpy as np
 
 import fastroof
 from fastroof.arrays import Floats, Ints
-
-__all__ = ["serve"]
 
 
 def serve(
@@ -67,7 +65,7 @@ def serve(
     Examples
     --------
     >>> import fastroof, numpy as np
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> first_us, last_us, steps = serve(plan, np.array([0.0]), np.array([1000]), np.array([2]))
     >>> bool(first_us[0] == plan.prefill_us(1000)), steps
     (True, 2)
@@ -164,7 +162,7 @@ def _serve(
 
 def main() -> None:
     """Serve 10,000 requests first come first served, and shortest prompt first."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     random = np.random.default_rng(1)
     requests, per_s = 10_000, 20.0
     arrival_us = random.exponential(1e6 / per_s, requests).cumsum()

@@ -1,4 +1,4 @@
-"""Which releases of other programs the adapters were run against, read from ``releases.toml`` beside it.
+"""Which releases of other programs the adapters were run against, read from ``releases.toml``.
 
 ``python -m fastroof.backends.releases`` prints the table of fastroof/backends/README.md.
 """
@@ -14,8 +14,6 @@ from typing import Any
 
 from fastroof.documents import parse_toml
 from fastroof.errors import BackendError
-
-__all__ = ["Program", "ReleaseWarning", "programs", "releases_markdown", "warn_of_release"]
 
 
 class ReleaseWarning(UserWarning):
@@ -39,7 +37,7 @@ class Program:
     checked : date
         When that was last read or run.
     distribution : str
-        What it is called on PyPI; empty where it is not there.
+        Its name on PyPI; empty if it is not there.
     ran : tuple of str
         Releases or commits that the adapter was run with.
     signatures : tuple of str
@@ -64,7 +62,7 @@ class Program:
     note: str = ""
 
     def installed(self) -> str:
-        """Return the version that is installed here; empty where none is, or none can be."""
+        """Return the installed version; empty if there is none."""
         if not self.distribution:
             return ""
         try:
@@ -90,27 +88,7 @@ def programs() -> tuple[Program, ...]:
 
 
 def warn_of_release(adapter: str) -> None:
-    """Warn where the installed program is of a release that the adapter was not run against.
-
-    Parameters
-    ----------
-    adapter : str
-        The adapter's file, as in ``releases.toml``.
-
-    Warns
-    -----
-    ReleaseWarning
-        If it is installed, and of another release.
-
-    Raises
-    ------
-    BackendError
-        If no such adapter is listed.
-
-    Examples
-    --------
-    >>> warn_of_release("c/blis/blis.go")  # a Go program: nothing of it is installed where Python looks
-    """
+    """Warn if the installed program is of a release that the adapter was not run against."""
     served = [one for one in programs() if one.adapter == adapter]
     if not served:
         known = ", ".join(sorted({one.adapter for one in programs()}))
@@ -120,7 +98,7 @@ def warn_of_release(adapter: str) -> None:
         if version and version not in program.ran:
             warnings.warn(
                 f"{program.distribution} {version} is installed: fastroof/backends/{adapter} was run with "
-                f"{', '.join(program.ran)}, and what it says of another release is unproven",
+                f"{', '.join(program.ran)}; other releases are untested",
                 ReleaseWarning,
                 stacklevel=3,
             )

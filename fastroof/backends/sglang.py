@@ -1,12 +1,12 @@
 """The SGLang simulator: a plan as its time predictor.
 
 Two ways in, both in seconds. :class:`StepTimePredictor` answers ``predict_infer_time(batch)`` from the
-requests themselves; whoever runs the simulator's scheduler in a process of their own puts it where the
+requests themselves; to use it with the simulator's scheduler in your own process, put it where the
 scheduler looks for it, ``C_SchedulerHook.INFERENCE_PREDICTOR``, after ``Scheduler.__init__``: that makes a
 predictor of the configuration and puts it there, so the configuration names a valid one all the same (the
 file of :func:`write_model` will do), and what was there before is lost. :func:`write_model` writes a file
 for the simulator's sklearn-compatible predictor, which its server loads in a process of its own, by
-configuration alone::
+configuration::
 
     "predictor": {"name": "ml", "database_path": "llama-3.1-8b.pkl"}
 
@@ -30,8 +30,6 @@ from fastroof.compiled.callers import sums_step_us
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.plan import StepPlan
 from fastroof.units import US_PER_S
-
-__all__ = ["FEATURES", "StepTimePredictor", "StepTimeRegressor", "write_model"]
 
 FEATURES: Final = (
     "batch_size",
@@ -68,7 +66,7 @@ class StepTimePredictor:
     --------
     >>> import fastroof
     >>> from types import SimpleNamespace
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> requests = [SimpleNamespace(extend_length=1, past_kv_length=4095)] * 64
     >>> seconds = StepTimePredictor(plan).predict_infer_time(SimpleNamespace(reqs=requests))
     >>> seconds == plan.decode_us(64, 4096) / 1e6
@@ -108,7 +106,7 @@ class StepTimePredictor:
         return {}
 
     def reset_metrics(self) -> None:
-        """Forget the metrics, of which there are none."""
+        """Do nothing: there are no metrics."""
 
 
 class StepTimeRegressor:
@@ -127,14 +125,14 @@ class StepTimeRegressor:
     Notes
     -----
     A plan times a step from sums over its requests, and the features hold them. So it is the plan's own
-    time, to the bit, for steps of decodes alone; for steps of prefills alone, each of more than one token;
-    for decodes beside one chunk, beside chunks of equal length, or beside two prompts without a context.
+    time, to the bit, for decode steps; for steps of only prefills, each of more than one token;
+    for decodes with one chunk, with chunks of equal length, or with two prompts without a context.
 
     Beside other chunks the features leave open how many requests are decodes. Then it takes the chunks for
-    equal ones with the same sum and sum of squares: 0.1 % off in the mean and 1.6 % at most, in 20,000
+    equal ones with the same sum and sum of squares: error 0.1 % mean and 1.6 % max, in 20,000
     random steps of up to 40 decodes and 2 to 8 chunks of up to 900 tokens; 3.6 % with chunks of 2 tokens
-    beside chunks of 900. A request of one token after nothing, in a step with others, is taken for a
-    decode: at most 9 % off, in steps of such requests and decodes alone.
+    with chunks of 900. A request of one token after nothing, in a step with others, is taken for a
+    decode: error 9 % max, in steps of only such requests and decodes.
 
     Where layers attend within a window it takes decodes for equal ones there, and chunks: certain only in
     steps of equal requests.

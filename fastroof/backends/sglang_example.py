@@ -35,7 +35,7 @@ def serve_burst(
 
 
 if __name__ == "__main__":
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     prompts = [500 + 90 * i for i in range(32)]
     predictor = StepTimePredictor(plan)
     serve_burst(predictor, prompts, 2, 2048)

@@ -3,7 +3,7 @@
 The reader is ``DatabasePerformanceModel`` in performance_model.py (Mutinifni/splitwise-sim@3780880, MIT),
 which was read and not run. It groups a file's rows by ``prompt_size * batch_size`` and draws lines between
 them, for prompts and for decodes, and goes on with the last two rows beyond. A batch is looked up by its
-tokens: those of its prompts, which are never cut, or one for each decode; where both are in it, as prompts of
+tokens: those of its prompts, which are never cut, or one for each decode; if it has both, as prompts of
 so many tokens times 1.1.
 """
 
@@ -27,14 +27,6 @@ from fastroof.units import US_PER_MS
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = [
-    "COLUMNS",
-    "HARDWARE",
-    "SplitwiseError",
-    "splitwise_errors",
-    "splitwise_table",
-    "write_splitwise_table",
-]
 
 COLUMNS: Final = (
     "model",
@@ -76,7 +68,7 @@ def splitwise_table(plan: StepPlan, kv_len: int, *, longest: int | None = None) 
     -------
     dict of str to ndarray, shape (rows,)
         ``tokens`` of a batch, rising; ``prompt_ms`` of one prompt of so many; ``token_ms`` of a step of so
-        many decodes. Beyond the plan's max_seqs there are no such steps, and the last one's time stands.
+        many decodes. Beyond the plan's max_seqs there are no such steps, and the last one's time is repeated.
 
     Raises
     ------
@@ -89,8 +81,8 @@ def splitwise_table(plan: StepPlan, kv_len: int, *, longest: int | None = None) 
     )
     if plan.layout.world_size != plan.layout.tp:
         raise BackendError(
-            "splitwise-sim looks its instances up by tensor_parallel alone, and the plan's layout is "
-            f"{plan.layout}; a plan of tp alone would do"
+            "splitwise-sim looks its instances up by tensor_parallel only, and the plan's layout is "
+            f"{plan.layout}; use a plan with tp only"
         )
     fine = min(plan.max_tokens, max(longest, 2))
     tokens = np.unique([*range(1, fine + 1), *range(fine, longest, _COARSE), max(longest, fine)])
@@ -103,7 +95,7 @@ def splitwise_table(plan: StepPlan, kv_len: int, *, longest: int | None = None) 
 
 
 def _prompt_us(plan: StepPlan, tokens: Longs) -> Floats:
-    """Time prompts, cut into steps of max_tokens where they are longer."""
+    """Time prompts, cut into steps of max_tokens if they are longer."""
     most = plan.max_tokens
     ahead = np.arange(0, int(tokens[-1]), most)
     whole = np.concatenate([[0.0], np.cumsum(plan.prefill_us(np.full_like(ahead, most), ahead))])
@@ -152,7 +144,7 @@ def splitwise_errors(
     Returns
     -------
     list of SplitwiseError
-        One prompt, several prompts, decodes, prompts beside decodes.
+        One prompt, several prompts, decodes, prompts with decodes.
     """
     rng = np.random.default_rng(2024)
     longest_kv = min(plan.model.max_position, 32_768)
@@ -176,7 +168,7 @@ def splitwise_errors(
         "one prompt": lambda: prompts(most_tokens, 1),
         "several prompts": lambda: prompts(most_tokens, int(rng.integers(2, 9))),
         "decodes": lambda: decodes(most_decodes),
-        "prompts beside decodes": lambda: (
+        "prompts with decodes": lambda: (
             prompts(half, int(rng.integers(1, _PROMPTS_BESIDE + 1))) + decodes(most_decodes)
         ),
     }
@@ -235,7 +227,7 @@ def write_splitwise_table(
     Examples
     --------
     >>> import fastroof, tempfile
-    >>> plan = fastroof.compile_plan("llama-2-70b", "h100", fastroof.load_tables("h100"), tp=8)
+    >>> plan = fastroof.compile_plan("llama-2-70b", "h100", engine="kernels", tp=8)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "perf_model.csv"
     ...     table = write_splitwise_table(plan, path, 2048, model="llama2-70b")

@@ -1,6 +1,6 @@
 """The command line: parses, shows progress, sets the exit code.
 
-Nothing heavy is imported before a command runs, so that ``fastroof --help`` answers at once; and no other
+Nothing heavy is imported before a command runs, so that ``fastroof --help`` answers quickly; and no other
 command, where the first word names one.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.completion import begin, take_as_given
+from fastroof.cli.completion import begin, fast_arguments
 from fastroof.command_group import completion_variable, new_app
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ Examples:
   fastroof sweep
   fastroof plot roofline -o roofline.png
 
-Times are microseconds unless a unit is printed beside them. --json prints one JSON document to
+Times are microseconds unless a unit is printed. --json prints one JSON document to
 standard output; the keys are in each command's --help. Exit codes: 0 done, 1 tables are wrong
-(tables validate), 2 an error, said in one line on standard error, 130 interrupted.
+(tables validate), 2 an error, printed as one line on standard error, 130 interrupted.
 """
 
 PURPOSE: Final = "How long one LLM inference step takes on a GPU, from measured kernels."
@@ -89,11 +89,11 @@ def main() -> None:
         from fastroof.cli.completion import offer_values, words_before
 
         offer_values(get_command(app_of(_asked(words_before(os.environ)))))()
-    take_as_given(get_command(app_of(_asked(sys.argv[1:]))))()
+    fast_arguments(get_command(app_of(_asked(sys.argv[1:]))))()
 
 
 def __getattr__(name: str) -> Any:
-    # made when somebody asks for all of it: tests, and programs that take it in
+    # made on demand: for tests, and programs that embed the command line
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, app_of(COMMANDS))

@@ -65,7 +65,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     from fastroof.models.layout import split_words
 
     columns = (
-        "model", "GPUs", "layout", "dtype", "engine", "tokens a step", "requests at once",
+        "model", "GPUs", "layout", "dtype", "engine", "tokens a step", "max requests",
         "requests/s a GPU", "requests/s", "one error", "limited by",
     )  # fmt: skip
     cells = [
@@ -91,7 +91,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_capacity(plan: StepPlan, most: Capacity) -> None:
-    """Print the capacity of one deployment, and the rates beside it."""
+    """Print the capacity of one deployment and its other rates."""
     out = console()
     gpus = f"{most.replicas} x tp {plan.tp} on {most.gpus} x {plan.gpu.name}"
     out.print(

@@ -1,4 +1,4 @@
-"""What a shell is offered where somebody presses tab: commands, options, and the values that have a list.
+"""Shell completion: commands, options, and values that have a list.
 
 A shell starts the command line with the words so far in its environment instead of its arguments: the
 command that they name is the only one that is imported, as in :mod:`fastroof.cli`. Nothing here is imported
@@ -24,7 +24,7 @@ class Offer(NamedTuple):
 
 
 def words_before(variables: Mapping[str, str]) -> list[str]:
-    """Return the words between the program and the one that is to be completed."""
+    """Return the words between the program and the one to complete."""
     if "COMP_WORDS" in variables:
         count = variables.get("COMP_CWORD", "")
         until = int(count) if count.isascii() and count.isdigit() else 0
@@ -98,7 +98,7 @@ _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
     "--install-completion": _shells,
     "--show-completion": _shells,
 }
-"""Values by option; none is looked up before an option's value is asked for."""
+"""Values by option, looked up only when an option's value is completed."""
 
 
 _SPELLINGS: Final[dict[type, re.Pattern[str]]] = {
@@ -108,7 +108,7 @@ _SPELLINGS: Final[dict[type, re.Pattern[str]]] = {
 _TEXTS: Final = list[str]
 
 
-class _AsGiven:
+class _FastArgument:
     """Stands in the place of a parameter's validator until a word needs one."""
 
     def __init__(self, kind: Any) -> None:
@@ -132,10 +132,10 @@ class _AsGiven:
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
-def take_as_given(command: Any) -> Any:
+def fast_arguments(command: Any) -> Any:
     """Return a command, or a group and its commands, that makes validators where a word needs one."""
     for other in getattr(command, "commands", {}).values():
-        take_as_given(other)
+        fast_arguments(other)
     for param in getattr(command, "params", ()):
         _take(param)
     make_help = getattr(command, "get_help_option", None)
@@ -152,7 +152,7 @@ def _take(param: Any) -> Any:
     kind, limits = getattr(described, "annotation", None), getattr(described, "parameter_info", None)
     is_special = any(getattr(limits, name, None) is not None for name in ("parser", "min", "max"))
     if limits is not None and not is_special and (kind in (str, int, float, bool) or kind == _TEXTS):
-        param._runtime_param = _AsGiven(kind)
+        param._runtime_param = _FastArgument(kind)
     return param
 
 

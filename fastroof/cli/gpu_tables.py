@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables | None]:
-    """Return the GPU and its measured tables; None where nothing was measured on it."""
+    """Return the GPU and its measured tables; None if nothing was measured on it."""
     from fastroof import load_gpu
     from fastroof.defaults import DATASHEET, MEASURED
     from fastroof.tables.table_set import load_gpu_tables
@@ -41,7 +41,7 @@ def tables_of(name: str | None, gpu: str | None = None, source: str | None = Non
 
 @contextmanager
 def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show how far an import is, from the first file on: most often there is none to be made."""
+    """Show the progress of an import from its first file on; usually none is needed."""
     with ExitStack() as shown:
         tell: list[Progress] = []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from fastroof.cli.completion import asks_little, take_as_given
+from fastroof.cli.completion import asks_little, fast_arguments
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import TABLES
 from fastroof.cli.options import Json
@@ -55,7 +55,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
 
 
 class OperatorCommands(TyperGroup):
-    """A command an operator that can be looked up; operators load when one is asked for."""
+    """One command per operator; operators load on first use."""
 
     @functools.cached_property
     def made(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class OperatorCommands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return an operator's command, or None."""
-        return take_as_given(self.made.get(cmd_name))
+        return fast_arguments(self.made.get(cmd_name))
 
 
 def register(app: typer.Typer) -> None:

@@ -84,7 +84,7 @@ def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
         if not equals or not value:
             raise PlanError(f"{text!r}: {pair!r} is not KEY=VALUE")
         if word not in (known := ("name", "gpu", *_NAMES, *OPTIONS)):
-            raise PlanError(f"{text!r}: {unknown_word('key', word, known)}")
+            raise PlanError(f"{text!r}: {unknown_word('key', word, known, 'fastroof step --help')}")
         key = _NAMES.get(word, word)
         if key in options:
             raise PlanError(f"{text!r} gives {word} twice")

@@ -50,7 +50,7 @@ MAX_NUM_SEQS: Final = ("--max-num-seqs", "--max-seqs")
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 
 ENGINE_OWN: Final = "engine"
-"""Value that stands for the default of the engine's own profile."""
+"""Value that means the default of the engine's profile."""
 
 
 def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -187,6 +187,15 @@ ENGINE_SETTINGS: Final[Group] = {
     ),
 }
 """Settings of a simulated engine."""
+
+
+SIMULATED: Final = {"max_num_batched_tokens": "2048", "max_num_seqs": "256", "block_size": "16"}
+"""Defaults of :func:`fastroof.simulate`."""
+
+
+def with_defaults(group: Group, defaults: Mapping[str, Any]) -> Group:
+    """Return a group with other defaults for some of its options."""
+    return {name: (kind, defaults.get(name, default)) for name, (kind, default) in group.items()}
 
 
 def engine_settings(given: Given) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def percent(share: float | None) -> str:
-    """Write a share in percent; empty where there is none."""
+    """Write a share in percent; empty if missing."""
     if share is None or math.isnan(share):
         return ""
     return f"{share * 100.0:.1f} %" if share >= 0.1 else f"{share * 100.0:.2f} %"
@@ -349,7 +349,7 @@ def _folded(table: FittedTable, widths: Sequence[int], gap: int, *, in_names: bo
 
 
 def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Each row as names and values; what there is none of is left out."""
+    """Each row as names and values, without missing ones."""
     indent = max((shown_width(name) for name in columns), default=0) + 2
     needed = max((shown_width(part) for row in rows for cell in row for part in pieces(cell)), default=0)
     is_below = indent + needed > width

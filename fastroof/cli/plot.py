@@ -37,7 +37,7 @@ def gpu_and_tables_to_draw(
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Write a picture, and say so."""
+    """Write a picture and print its path."""
     from fastroof.report import save_figure
 
     typer.echo(f"wrote {save_figure(figure, output)}")
@@ -51,7 +51,7 @@ def rows_to_draw(
     leave: tuple[str, ...] = (),
     is_over_load: bool = False,
 ) -> tuple[SweepResults, dict[str, Any]]:
-    """The results, and which rows to draw: of one workload, unless something else is asked for."""
+    """The results, and which rows to draw: those of one workload by default."""
     from fastroof.report import check_picture, read_results
 
     check_picture(output)

@@ -1,4 +1,4 @@
-"""``fastroof serve``: plans for other processes, on a pipe, over Arrow Flight or over HTTP."""
+"""``fastroof serve``: plans for other processes, on a pipe or over HTTP."""
 
 from __future__ import annotations
 
@@ -15,30 +15,27 @@ from fastroof.cli.output import counted
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fastroof.backends.serve.limits import ServeLimits
 
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:
   echo '{{"batch_size": [64, 65], "kv_len": 4096}}' | fastroof serve llama-3.1-8b --stdio
-  echo '{{"plan": 0, "requests": [[[2048, 0], [1, 4095]]]}}' | fastroof serve llama-3.1-8b --stdio
+  echo '{{"requests": [[[2048, 0], [1, 4095]]]}}' | fastroof serve llama-3.1-8b --stdio
   echo '{{"simulate": {{"workload": {{"rate": 10, "requests": 500}}}}}}' | fastroof serve llama-3.1-8b --stdio
-  fastroof serve llama-3.1-8b llama-3.1-70b,tp=4,dtype=fp8 --flight 127.0.0.1:8815
-  fastroof serve llama-3.1-8b --http 127.0.0.1:8080 &
-  curl --json '{{"batch_size": [64, 65], "kv_len": 4096}}' http://127.0.0.1:8080/message
+  fastroof serve llama-3.1-8b llama-3.1-70b,tp=4,dtype=fp8 --http 127.0.0.1:8080 &
+  curl --json '{{"plan": 0, "batch_size": [64, 65], "kv_len": 4096}}' http://127.0.0.1:8080/message
 
---stdio answers every line of JSON by a line, in order: {{"id": 1, "plan": "llama-3.1-8b", "requests": [[[new,
-context], ...], ...]}} with {{"id": 1, "latency_us": [...]}}, a wrong one with {{"id": 1, "error": ...,
-"message": ...}}; {{"describe": true}} says what is served. Binary frames, which start otherwise than any
-text, are answered by binary frames: help("fastroof.backends.serve.frames") specifies them, and
-fastroof.backends.serve.client asks in Python.
+--stdio answers every line of JSON with a line, in order: {{"id": 1, "plan": "llama-3.1-8b", "requests":
+[[[new, context], ...], ...]}} with {{"id": 1, "latency_us": [...]}}, an invalid one with {{"id": 1,
+"error": ..., "message": ...}}; {{"describe": true}} returns the plans and limits.
 
 --http answers the same messages, posted to /message, one as application/json or one a line as
-application/jsonl, and GET of /describe, /healthz, /metrics (Prometheus) and /openapi.json.
+application/jsonl. Arrays of steps are posted to /steps?plan=NAME as an Arrow IPC stream
+(application/vnd.apache.arrow.stream). GET /describe, /healthz, /metrics (Prometheus), /openapi.json.
+fastroof.backends.serve.client.PlanClient is its client in Python.
 
-SIGTERM ends a server after what it has read is answered; --stdio ends as well where its input does.
+SIGTERM stops a server once what it has read is answered; --stdio also stops at the end of its input.
 """
 
 
@@ -49,49 +46,52 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     plans: PlansArgument,
-    stdio: Annotated[
-        bool, typer.Option("--stdio", help="Answer standard input on standard output: JSON lines or binary.")
-    ] = False,
-    flight: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Listen for Arrow Flight; port 0 is any free one."),
-    ] = None,
+    stdio: Annotated[bool, typer.Option("--stdio", help="Answer lines of JSON on standard input.")] = False,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Listen for HTTP: POST /message, GET /openapi.json."),
+        typer.Option(metavar="HOST:PORT", help="Listen for HTTP: JSON and Arrow; port 0 picks a free one."),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Clients that connect must send the token in this file."),
+        typer.Option(metavar="FILE", help="Require the token in this file of HTTP clients."),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain for TLS, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain for TLS (PEM).")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Private key of the certificate (PEM).")
+    ] = None,
     gpu: GpuOption = None,
     tables: TablesPath = None,
     source: Source = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of a message.  [default: 4194304]")
+        int | None, typer.Option(min=1, help="Maximum steps of a message.  [default: 4194304]")
     ] = None,
     max_requests: Annotated[
-        int | None, typer.Option(min=1, help="Requests of a message's steps.  [default: 16777216]")
+        int | None,
+        typer.Option(min=1, help="Maximum requests of a message's steps.  [default: 16777216]"),
     ] = None,
     max_message_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Bytes of a message.  [default: 268435456, a line 8388608]")
+        int | None,
+        typer.Option(min=1, help="Maximum bytes of a message.  [default: 268435456, JSON 8388608]"),
     ] = None,
     max_calls: Annotated[
-        int | None, typer.Option(min=1, help="Calls at once, of all that connect.  [default: 32]")
+        int | None, typer.Option(min=1, help="Maximum concurrent calls.  [default: 32]")
     ] = None,
     max_call_s: Annotated[
-        int | None, typer.Option(min=1, help="Seconds that a call may take.  [default: 60]")
+        int | None, typer.Option(min=1, help="Maximum seconds of a call.  [default: 60]")
     ] = None,
     max_simulated_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps of a simulation, looks at replicas included.  [default: 268435456]"),
+        typer.Option(min=1, help="Maximum steps of a simulation.  [default: 268435456]"),
     ] = None,
 ) -> None:
-    """Answer other processes that ask how long steps take."""
+    """Answer other processes that ask how long steps take.
+
+    Serves one or more plans, by name or number, on a pipe to the program that starts the server (--stdio) or
+    to many clients (--http), which takes a token and TLS to listen beyond this machine. An invalid message
+    gets an error and stops nothing.
+    """
     given = {
         "max_steps": max_steps,
         "max_requests": max_requests,
@@ -100,41 +100,29 @@ def serve(
         "max_call_s": max_call_s,
         "max_simulated_steps": max_simulated_steps,
     }
-    if stdio + (flight is not None) + (http is not None) != 1:
-        raise BackendError("fastroof serve needs one of --stdio, --flight HOST:PORT and --http HOST:PORT")
+    if stdio == (http is not None):
+        raise BackendError("fastroof serve needs either --stdio or --http HOST:PORT")
     from fastroof.backends.serve.limits import ServeLimits
 
     limits = ServeLimits(**{name: value for name, value in given.items() if value is not None})
     if stdio:
         if token_file or tls_cert or tls_key:
-            raise BackendError(
-                "--token-file, --tls-cert and --tls-key are of --flight and --http: a pipe needs none"
-            )
+            raise BackendError("--token-file, --tls-cert and --tls-key go with --http: a pipe needs none")
         _serve_stdio(plans, gpu, tables, source, limits)
         return
     if (tls_cert is None) != (tls_key is None):
         raise BackendError("--tls-cert and --tls-key need each other")
-    serve_there: Callable[..., None]
-    if flight is not None:
-        from fastroof.backends.serve.flight import serve_flight
-
-        serve_there, schemes = serve_flight, ("grpc+tcp", "grpc+tls")
-    else:
-        from fastroof.backends.serve.http_server import serve_http
-
-        serve_there, schemes = serve_http, ("http", "https")
-    host, port = _address("--http" if flight is None else "--flight", flight or http or "")
+    host, port = _address(http or "")
     token = None if token_file is None else _token(token_file)
     named = named_plans(plans, gpu, tables, source)
-    scheme = schemes[tls_cert is not None]
+    from fastroof.backends.serve.http_server import serve_http
 
     def ready(port: int) -> None:
+        scheme = "http" if tls_cert is None else "https"
         where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         typer.echo(f"serving {counted(len(named), 'plan')} at {where}: {plans_words(named)}")
 
-    serve_there(
-        named, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits, ready=ready
-    )
+    serve_http(named, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits, ready=ready)
 
 
 def _serve_stdio(
@@ -146,14 +134,14 @@ def _serve_stdio(
         named = named_plans(plans, gpu, tables, source)
         if sys.stdin.isatty():
             example = '{"batch_size": 64, "kv_len": 4096}'
-            typer.echo(f"a line of JSON is a request, as {example}; Ctrl-D ends", err=True)
+            typer.echo(f"a line of JSON is a request, such as {example}; Ctrl-D ends", err=True)
         serve_stdio(named, limits=limits, output_fd=output_fd)
 
 
-def _address(option: str, text: str) -> tuple[str, int]:
+def _address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):([0-9]{1,5})", text)
     if match is None or int(match[2]) > 65535:
-        raise BackendError(f"{option} {text} is not HOST:PORT: 127.0.0.1:8815 is one, [::1]:8815 another")
+        raise BackendError(f"--http {text} is not HOST:PORT, such as 127.0.0.1:8080 or [::1]:8080")
     return match[1].strip("[]"), int(match[2])
 
 

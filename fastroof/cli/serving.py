@@ -222,7 +222,7 @@ def serving(
 
 
 def _asked(drafts: SpeculativeDecoding | None, prefix_hit: float | None) -> dict[str, Any]:
-    """What was asked of drafts and of the prefix cache, if anything."""
+    """The requested drafts and prefix cache, if any."""
     asked: dict[str, Any] = {}
     if drafts is not None:
         asked = {"num_draft_tokens": drafts.num_draft_tokens, "accepted": drafts.acceptance_length}

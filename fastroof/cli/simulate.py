@@ -12,12 +12,14 @@ from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_SETTINGS,
     POOLS,
+    SIMULATED,
     TABLES,
     Given,
     asked_link,
     engine_settings,
     plan_options,
     taking,
+    with_defaults,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, counted, percent, print_facts, print_json, print_table
@@ -86,7 +88,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     sent = f"{trace.clients:,} clients" if trace.is_closed else arrivals
     out.print(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
-        f"and {trace.output_tokens.mean():,.0f} an answer in the mean",
+        f"and {trace.output_tokens.mean():,.0f} an answer on average",
         soft_wrap=True,
     )
     for reason, rows_left_out in trace.left_out.items():
@@ -120,7 +122,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         ("finished", ", ".join([f"{answers['finished']:,} in {answers['duration_s']:,.4g} s", *others])),
     ]
     if not answers["steps"]:
-        # there are no rates, shares or means of a run without time
+        # a run of no duration has no rates, shares or means
         return [*facts, ("steps", "none: no request ran")]
     facts += [
         (
@@ -142,11 +144,11 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         facts.append(("limits at p99", words))
     use = {name: answers[name] for name in ("running", "waiting", "kv_use")}
     facts += [
-        ("running", f"{use['running']['mean']:,.1f} in the mean, {use['running']['peak']:,.0f} at most"),
-        ("waiting", f"{use['waiting']['mean']:,.1f} in the mean, {use['waiting']['peak']:,.0f} at most"),
+        ("running", f"{use['running']['mean']:,.1f} mean, {use['running']['peak']:,.0f} max"),
+        ("waiting", f"{use['waiting']['mean']:,.1f} mean, {use['waiting']['peak']:,.0f} max"),
         (
             "KV cache",
-            f"{percent(use['kv_use']['mean'])} in the mean, {percent(use['kv_use']['peak'])} at most of "
+            f"{percent(use['kv_use']['mean'])} mean, {percent(use['kv_use']['peak'])} max of "
             f"{sim.outcomes.counters['num_gpu_blocks']:,} blocks of {sim.settings.block_size}",
         ),
         ("steps", f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"),
@@ -164,7 +166,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         )
         sent = answers["transfer_ms"]
         facts.append(("pools", ", ".join(pools)))
-        facts.append(("transfers", f"{_ms(sent['mean'])} ms in the mean, {_ms(sent['p99'])} at p99"))
+        facts.append(("transfers", f"{_ms(sent['mean'])} ms mean, {_ms(sent['p99'])} at p99"))
     if pairs is not None:
         error = percent(pairs["relative_error"])
         facts.append(
@@ -183,8 +185,8 @@ EPILOG: Final = """\b
 Examples:
   fastroof simulate --model llama-3.1-8b
   fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
-  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens 2048 \\
-      --max-num-seqs 256 --requests requests.parquet --report run.html
+  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens engine \\
+      --max-num-seqs engine --requests requests.parquet --report run.html
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
@@ -214,7 +216,11 @@ def register(app: typer.Typer) -> None:
 
 
 @taking(
-    workload=WORKLOAD, plan=plan_options(without=("cp",)), given=ENGINE_SETTINGS, pools=POOLS, measured=TABLES
+    workload=WORKLOAD,
+    plan=plan_options(without=("cp",)),
+    given=with_defaults(ENGINE_SETTINGS, SIMULATED),
+    pools=POOLS,
+    measured=TABLES,
 )
 def simulate(
     *,

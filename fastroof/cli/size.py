@@ -192,7 +192,7 @@ def _step_row(plan: StepPlan, memory: PlanMemory, batch: int, kv_len: int, limit
     is_any = bool(batch and kv_len)
     step_us = plan.decode_us(batch, kv_len) if is_any else math.nan
     # with a batch in each stage, as fast as the slowest
-    paced_us = plan.paced.decode_us(batch, kv_len) if is_any else math.nan
+    paced_us = plan.bottleneck.decode_us(batch, kv_len) if is_any else math.nan
     tokens = batch * plan.layout.batches_in_flight
     return {
         "tp": plan.tp,

@@ -30,7 +30,7 @@ from fastroof.units import GIB, MIB, TB, US_PER_S
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.plan.explain import Explanation
-    from fastroof.plan.plan_cache import KeptPlan
+    from fastroof.plan.plan_cache import CachedPlan
 
 DEFAULT_MAX_TOKENS: Final = 8192
 DEFAULT_MAX_SEQS: Final = 1024
@@ -131,19 +131,19 @@ def step(
     operators = encoded = None
     if explain or images:
         made = compiled()
-        from fastroof.plan.plan_cache import kept_of
+        from fastroof.plan.plan_cache import CachedPlan
 
-        timed = kept_of(made)
+        timed = CachedPlan.of(made)
         operators = made.explain(every, images=pictures) if explain else None
         encoded = made.encode(pictures) if images else None
     else:
-        from fastroof.plan.plan_cache import kept_plan, plan_identity
+        from fastroof.plan.plan_cache import cached_plan, plan_identity
 
         made = None
         # a GPU that was not named is that of the tables
         gpu, tables, source = measured.values()
         arguments = {**options, "gpu": gpu}
-        timed = kept_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
+        timed = cached_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
     from fastroof.run import StepBatch
 
     batch = StepBatch.from_requests([every])
@@ -189,7 +189,7 @@ def step(
 
 
 def _document(
-    plan: KeptPlan,
+    plan: CachedPlan,
     requests: list[Requests],
     facts: dict[str, Any],
     components: dict[str, float],
@@ -242,13 +242,13 @@ def _document(
     return document
 
 
-def _checkpoint_words(plan: KeptPlan) -> str:
-    """How a checkpoint is quantised, and whether that was asked for."""
+def _checkpoint_words(plan: CachedPlan) -> str:
+    """How a checkpoint is quantised, and whether that was requested."""
     other = "" if plan.dtype == plan.checkpoint_dtype else f", timed as {plan.dtype}"
     return f"{plan.checkpoint_method}{other}"
 
 
-def _memory_words(plan: KeptPlan) -> str:
+def _memory_words(plan: CachedPlan) -> str:
     """Where a GPU's memory goes, as the runtime reserves it."""
     parts = plan.memory.explain()
     return ", ".join(
@@ -256,7 +256,7 @@ def _memory_words(plan: KeptPlan) -> str:
     )
 
 
-def _kv_words(plan: KeptPlan, requests: list[Requests], kv_tokens: int) -> str:
+def _kv_words(plan: CachedPlan, requests: list[Requests], kv_tokens: int) -> str:
     """How much of the room for KV cache a step takes."""
     memory = plan.memory
     state_bytes = memory.state_bytes_per_sequence
@@ -272,7 +272,7 @@ def _kv_words(plan: KeptPlan, requests: list[Requests], kv_tokens: int) -> str:
 
 
 def _print(
-    plan: KeptPlan,
+    plan: CachedPlan,
     requests: list[Requests],
     facts: dict[str, Any],
     components: dict[str, float],
@@ -282,7 +282,7 @@ def _print(
     gpus = plan.world_size
     per_gpu = f" ({facts['tokens_per_s'] / gpus:,.0f} a GPU)" if gpus > 1 else ""
     layout = plan.layout
-    split = "" if gpus == layout["tp"] == layout["moe_tp"] else f" ({plan.layout_words})"
+    split = "" if gpus == layout["tp"] == layout["moe_tp"] else f" ({plan.layout_text})"
     out = console()
     out.print(
         f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "

@@ -27,7 +27,6 @@ from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
 from fastroof.interrupts import BeforeTheEnd
 from fastroof.processors import usable_processors
-from fastroof.sweep.deployments.kind import INFEASIBLE
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ def _value(given: str) -> Any:
     try:
         return parse_toml(f"value = {given}", "value")["value"]
     except FastroofError:
-        pass  # also what is beyond a limit: as text it is no value of any key
+        pass  # also what is beyond a limit: as text it is not a value of any key
     if "," in given and not given.lstrip().startswith(("[", "{")):
         return [_value(part.strip()) for part in given.split(",")]
     return given.strip()
@@ -285,6 +284,8 @@ def _print_steps(summary: StepSummary) -> None:
 
 
 def _print_skipped(skipped: dict[str, tuple[str, ...]]) -> None:
+    from fastroof.sweep.deployments.kind import INFEASIBLE
+
     for reason, names in skipped.items():
         console().print(f"left out, {INFEASIBLE.get(reason, reason)}: {', '.join(names)}", soft_wrap=True)
 
@@ -319,6 +320,8 @@ def layout_words(row: dict[str, Any]) -> str:
 
 def _print_deployments(summary: DeploymentSummary) -> None:
     """Print the best deployment of each group, and the counts."""
+    from fastroof.sweep.deployments.kind import INFEASIBLE
+
     out = console()
     best = summary.best[:MOST_GROUPS]
     names = ["model", "GPUs", "layout", "dtype", "clients", "TTFT ms", "TPOT ms", "tokens/s a GPU"]
@@ -385,7 +388,7 @@ _PRINTED: Final[dict[str, Callable[[Any], None]]] = {
 
 
 def say_where(output: Path, what: str) -> None:
-    """Say on standard error, before a sweep begins, which file it will write that nobody named."""
+    """Print on standard error, before a sweep starts, the default output file."""
     there = ", in place of the one there" if output.exists() else ""
     typer.echo(f"{what}: its rows go to {output}{there}; -o names another file", err=True)
 

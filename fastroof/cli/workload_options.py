@@ -240,9 +240,7 @@ def parse_images(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
 def with_image_tokens(requests: Sequence[Requests], tokens: int) -> list[Requests]:
     """Add the tokens of images to the new ones of every prompt."""
     if all(one.is_decode for one in requests):
-        raise BatchError(
-            "images are part of a prompt: give --prefill 50@0 too, say, with the text beside them"
-        )
+        raise BatchError("images are part of a prompt: give --prefill 50@0 too, say, with their text")
     return [
         one if one.is_decode else Requests(one.count, one.new_tokens + tokens, one.context_len)
         for one in requests

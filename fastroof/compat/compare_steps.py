@@ -17,8 +17,7 @@ from fastroof.models.experts import RoutedExperts
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import Experts, Gemm
 from fastroof.plan import StepPlan
-from fastroof.plan.components import component_of
-from fastroof.plan.curves import CLASSES, DATASHEET_SOURCE, row_cost
+from fastroof.plan.curves import CLASSES, DATASHEET_SOURCE, component_of, row_cost
 from fastroof.plan.explain import Explanation
 from fastroof.run import StepBatch
 from fastroof.tables import Tables

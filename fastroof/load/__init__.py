@@ -119,7 +119,7 @@ def _load(
     if of_name is not None and source is not None:
         raise TableError(f"{name} names its source; leave source={source!r} out")
     if spec is not None:
-        return load_own((folder, *others), source or of_name, when_needed=True)
+        return load_own((folder, *others), source if of_name is None else of_name, when_needed=True)
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")

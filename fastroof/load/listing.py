@@ -99,7 +99,7 @@ def table_sets(
     folders, spec, of_name = find_tables(name, progress=progress, imports=imports)
     if not folders and spec is not None:
         raise TableError(missing_tables(spec.name))
-    source = source or of_name
+    source = source if of_name is None else of_name
     if is_tree(folders[0]):
         return [TableSet(folders[0], one, None) for one in ([gpu] if gpu else _gpus_of_tree(folders[0]))]
     several = sorted(path.parent for path in folders[0].glob("*/gpu.toml"))

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fastroof.arrays import Array, Bools, Longs
-from fastroof.arrow import PARQUET_ERRORS, fault_of, open_parquet, whole_table
 from fastroof.columns import Column
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, read_bytes
 from fastroof.operators.operator import Operator
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, whole_table
 
 ENDINGS = (".parquet", ".csv")
 """Suffixes of files that :func:`read_columns` reads."""

@@ -46,7 +46,7 @@ def parse_runs(text: str) -> list[int]:
         count = int(match[2] or 1) if match else 0
         if match is None or len(values) + count > MAX_REQUESTS:
             raise TableError(
-                f"{shown(run)} of {shown(text)} is not a run such as 4095x32, "
+                f"{shown(run)} of {shown(text)} is not a run of a batch such as 4095x32, "
                 f"or exceeds {MAX_REQUESTS:,} requests"
             )
         values += [int(match[1])] * count

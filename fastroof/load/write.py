@@ -17,7 +17,6 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof.arrays import Array
-from fastroof.arrow import write_parquet
 from fastroof.atomic_files import whole_folder, write_whole
 from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import TableError
@@ -27,6 +26,7 @@ from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS, unknown_operator
+from fastroof.parquet import write_parquet
 
 Format = Literal["parquet", "csv"]
 

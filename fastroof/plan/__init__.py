@@ -1,6 +1,6 @@
-"""Stage 3, a model on a GPU compiled into the arena that the step loops read.
+"""Compile a model on a GPU into a plan: one arena that the step loops read.
 
-What compiles is imported when it is first used: a plan that was kept needs none of it.
+Modules are imported on first use: reading a cached plan needs none of them.
 """
 
 from __future__ import annotations

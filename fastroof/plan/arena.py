@@ -1,14 +1,13 @@
-"""Grid blocks of one layer made blocks of many, and blocks of several kinds of layers made one.
+"""Parts of a plan's arena: grid blocks of all layers and kinds, tables of decodes and drafts, validation.
 
-A packed attention cell is a polynomial of its offsets from its lower corner, so kinds add up on the union
-of their axes when a plan is compiled: the sum of two lookups to 4e-16, at the cost of one. Nodes that one
-kind has and another has not cut the other's cells without bending them.
+A packed attention cell is a polynomial of its offsets from its lower corner, so kinds add up on the union of
+their axes: the sum of two lookups to 4e-16, at the cost of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,15 +20,13 @@ from fastroof.compiled.grids import cells_of
 from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.errors import FastroofError, PlanError
 from fastroof.pack.keys import axis_guide, key_columns
-from fastroof.plan.attention import attention_times
+from fastroof.plan.attention_times import attention_times
 from fastroof.plan.curves import row_values
-
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
+from fastroof.plan.plan_data import PlanData
 
 
 class _Grid(NamedTuple):
-    """A block taken apart."""
+    """The parts of a block."""
 
     form: int
     y_axis: Floats
@@ -39,7 +36,7 @@ class _Grid(NamedTuple):
 
 
 def scaled_block(block: Floats, num_layers: float) -> Floats:
-    """Make a block of one call one of all layers, or of a share: cells are latencies, or work / latency."""
+    """Scale a block of one call to all layers, or to a share; cells are latencies, or work / latency."""
     scaled = block.copy()
     cells = scaled[grids.cells_of(scaled)]
     if block[grids.FORM] == FORM_LATENCY:
@@ -63,11 +60,11 @@ def sum_blocks(blocks: Sequence[Floats], like: Floats | None = None) -> Floats:
         cells = np.sum([cells for cells, _ in parts], axis=0)
     elif any(grid.cells[..., 1:].any() for grid in opened):
         raise PlanError(
-            "method='linear_mfu' interpolates the MFU of one table, and this model has layers of several "
-            "kinds; roofline, nearest and floor time them"
+            "method='linear_mfu' takes one kind of layers, and this model has several; "
+            "use roofline, nearest or floor"
         )
     else:
-        # work / latency of each, without slopes: their latencies add up
+        # work / latency without slopes: latencies add up
         cells = np.zeros_like(parts[0][0])
         cells[..., 0] = 1.0 / np.sum([1.0 / part[..., 0] for part, _ in parts], axis=0)
     flags = np.max([flags for _, flags in parts], axis=0)
@@ -102,8 +99,8 @@ def _block(grid: _Grid) -> Floats:
 
 
 def _on_axes(grid: _Grid, y_axis: Floats, x_axis: Floats) -> tuple[Floats, Floats]:
-    """A grid's cells and flags at the nodes of finer axes: each polynomial moved to its new corner."""
-    # every axis starts at 0
+    """Cells and flags at the nodes of finer axes: each polynomial moved to its new corner."""
+    # all axes start at 0
     i = np.searchsorted(grid.y_axis, y_axis, side="right") - 1
     j = np.searchsorted(grid.x_axis, x_axis, side="right") - 1
     v = (y_axis - grid.y_axis[i])[:, None]
@@ -126,7 +123,7 @@ def _on_axes(grid: _Grid, y_axis: Floats, x_axis: Floats) -> tuple[Floats, Float
 
 
 def decode_lines(arena: Floats) -> Floats | None:
-    """Tabulate a plan's decode steps, see :mod:`fastroof.compiled.decode_lines`."""
+    """Tabulate equal decode steps (:mod:`fastroof.compiled.decode_lines`), if the block's axis allows it."""
     block = arena[int(arena[steps.DECODE_AT]) :]
     if block[grids.FORM] != FORM_LATENCY:
         return None
@@ -134,7 +131,7 @@ def decode_lines(arena: Floats) -> Floats | None:
     if columns is None:
         return None
     max_batch = int(min(arena[steps.MAX_TOKENS], arena[steps.MAX_SEQS]))
-    # the row of batch size 0 is never read, and never written to: its pages cost nothing
+    # the row of batch size 0 is neither read nor written: its pages cost nothing
     lines = np.zeros(line_loops.LINES_HEADER + 2 * len(columns.starts) * (max_batch + 1))
     lines[: line_loops.FIRST_KEY + 1] = (max_batch, len(columns.starts), columns.shift, columns.first)
     line_loops.fill_decode_lines(arena, columns.starts, lines)
@@ -143,13 +140,13 @@ def decode_lines(arena: Floats) -> Floats | None:
 
 
 def verification_arena(
-    plan: StepPlan,
+    plan: PlanData,
     tokens: int = 1,
     accepted: float = 1.0,
     draft_steps: int = 0,
-    draft: StepPlan | None = None,
+    draft: PlanData | None = None,
 ) -> Floats:
-    """Lay a plan out with what :mod:`fastroof.compiled.verification` reads beside it."""
+    """Return the arena followed by what :mod:`fastroof.compiled.verification` reads."""
     head = _head_us(plan)
     bounds = np.array([_bound(plan, number) for number in range(len(plan.attention))])
     head_at = len(plan.arena) + loops.SPECULATION_HEADER
@@ -166,8 +163,8 @@ def verification_arena(
     return arena
 
 
-def _head_us(plan: StepPlan) -> Floats:
-    """The LM head at every number of rows that a step's tokens can have; the plan's own up to max_seqs."""
+def _head_us(plan: PlanData) -> Floats:
+    """The LM head at every number of tokens of a step; the plan's own values up to max_seqs."""
     own = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][: plan.max_seqs + 1]
     head = np.zeros(max(plan.max_tokens, plan.max_seqs) + 1)
     for curve in plan.row_curves:
@@ -177,8 +174,8 @@ def _head_us(plan: StepPlan) -> Floats:
     return head
 
 
-def _bound(plan: StepPlan, number: int) -> tuple[float, ...]:
-    """Roofline of one kind's decode attention, all its layers, in the order of the loops' slots."""
+def _bound(plan: PlanData, number: int) -> tuple[float, ...]:
+    """Roofline terms of one kind's decode attention, all layers, in the order of the loops' slots."""
     part = plan.attention[number]
     times = part.call.times
     launch_us = attention_times(plan, number, True, [], []).launch_us
@@ -187,20 +184,20 @@ def _bound(plan: StepPlan, number: int) -> tuple[float, ...]:
 
 
 MOST_US: Final = 1e12
-"""No part of a step takes longer, eleven days: sums of so many parts as there are stay finite."""
+"""Maximum time of a part of a step (eleven days), so that sums stay finite."""
 
 _MOST_OF_A_NODE: Final = 1e60
-"""Of attention: padded nodes lie far beyond what any step asks for, at 1e22 us and at 1e34."""
+"""Maximum of attention nodes: padding lies far beyond any step, at 1e22 us and 1e34."""
 
 _LEAST_US: Final = 1e-30
-"""What runs takes a time; a stage without the LM head has nothing for a sequence."""
+"""Minimum time of what runs per token; a stage without the LM head has none per sequence."""
 
-_ORIGIN: Final = "the tables, GPU or engine's profile that it is made of have a number that none has"
+_ORIGIN: Final = "its tables, GPU or engine profile hold an impossible number"
 _ROWS: Final = {
     "what runs for each token": (steps.TOKENS_AT, steps.MAX_TOKENS, _LEAST_US),
-    "what runs for each token of decodes alone": (steps.DECODE_TOKENS_AT, steps.MAX_TOKENS, _LEAST_US),
+    "what runs for each token of a decode-only step": (steps.DECODE_TOKENS_AT, steps.MAX_TOKENS, _LEAST_US),
     "what runs for the tokens of all ranks": (steps.EXPERT_AT, steps.MAX_TOKENS, _LEAST_US),
-    "what runs for the tokens of all ranks in decodes alone": (
+    "what runs for the tokens of all ranks in a decode-only step": (
         steps.DECODE_EXPERT_AT,
         steps.MAX_TOKENS,
         _LEAST_US,
@@ -229,8 +226,8 @@ _CORRECTIONS: Final = {
 }
 
 
-def check_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError) -> None:
-    """Refuse an arena whose loops would answer with infinities, NaN or times below 0."""
+def validate_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError) -> None:
+    """Refuse an arena with infinities, NaN, or times below 0 or impossibly large."""
     header = arena[: steps.HEADER_SIZE].tolist()
     for name, slot in _CORRECTIONS.items():
         _check(header[slot], header[slot], name, what, error, least=-MOST_US)
@@ -239,12 +236,12 @@ def check_arena(arena: Floats, what: str, error: type[FastroofError] = PlanError
     for name, (slot, limit, least) in _ROWS.items():
         if header[slot] == 0.0:
             continue
-        # the first is of none
+        # the first row is of 0 tokens
         rows = arena[int(header[slot]) + 1 :][: int(header[limit])]
         _check(rows.min(), rows.max(), name, what, error, least)
     for name, slot in _BLOCKS.items():
         block = arena[int(header[slot]) :]
-        # the first of a cell's six coefficients is the value at its node: us, or us over the roofline's
+        # the first of a cell's six coefficients is the value at its node: us, or work / us
         values = block[cells_of(block)][::6]
         _check(values.min(), values.max(), name, what, error, most=_MOST_OF_A_NODE)
     if not np.isfinite(arena).all():
@@ -263,4 +260,4 @@ def _check(
     # NaN is in no range
     if not (least <= low and high <= most):
         wrong = low if not least <= low else high
-        raise error(f"{what}: {name} takes {wrong:g} us, need {least:g} to {most:g}; {_ORIGIN}")
+        raise error(f"{what}: {name} takes {wrong:g} us, must be {least:g} to {most:g}; {_ORIGIN}")

@@ -1,53 +1,245 @@
-"""Attention of a plan's kinds of layers, each by itself; the plan's arena has their sum."""
+"""One phase (decode or prefill) of one layer's attention on one GPU.
+
+A plan holds grid blocks over (batch, kv_len) for decode and (batch, q_len) for prefill. Tables of grouped
+heads are such grids; latent, sparse and linear attention have other tables, sampled at the grid's nodes.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from fastroof.arrays import Bools, Flags, Floats, Ints
+from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_MODELLED
-from fastroof.compiled import steps
-from fastroof.compiled.grids import grid_latency_us
 from fastroof.config import GpuSpec
-from fastroof.engines import EngineProfile
 from fastroof.errors import GpuError, LookupInputError
-from fastroof.operators.attention_work import NO_PREFIX, HeadShape, PrefixUs, pairs_within, prefix_within
+from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
+from fastroof.operators.attention_blocks import PlannedAttention
+from fastroof.operators.attention_grids import attention_variance
+from fastroof.operators.attention_work import (
+    NO_PREFIX,
+    HeadShape,
+    PrefixUs,
+    attention_bytes_within,
+    attention_flops_within,
+    decode_attention_bytes,
+    prefix_bound_us,
+)
 from fastroof.operators.calls import AttentionCall, MixerCall, MixerKernel
+from fastroof.operators.operator import Key
 from fastroof.operators.ragged import LENGTHS, RaggedOperator, constant_block, sampled_block
 from fastroof.operators.registry import OPERATORS
 from fastroof.pack import SIZE_LIMIT
 from fastroof.pack.keys import key_columns, nearest_key_starts
-from fastroof.plan.step_attention import (
-    NO_WINDOW,
-    AttentionWork,
-    GroupedHeads,
-    QueryBound,
-    StepAttention,
-    Variance,
-)
+from fastroof.tables import Tables
 from fastroof.uncertainty.leave_one_out import LocalErrors, relative_variance
-from fastroof.units import NS_PER_US, US_PER_S
+from fastroof.units import DTYPE_BYTES, US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.operators.operator import Key
-    from fastroof.plan.step_plan import StepPlan
-    from fastroof.tables import Tables
+NO_WINDOW = 2.0**62
+"""A window longer than any context."""
 
 
 KEY_BITS: Final = 2
-"""Of the lengths of a grid's nodes of decodes, after their first: so that equal decodes are tabulated (see
-:mod:`fastroof.plan.arena`). SGLang measured sparse attention at 1025, 1537, 2049 tokens: nodes are at
-1024, 1536, 2048, where the table's law is looked up. Its points come back to 2e-5 at the median and 0.9 % in
-99 of 100, on H100, H200 and B200."""
+"""Significant bits, after the first, of a decode grid's lengths, so that equal decodes can be tabulated.
+SGLang measured sparse attention at 1025, 1537, 2049 tokens: nodes are at 1024, 1536, 2048. Its points come
+back within 2e-5 (median) and 0.9 % (99 of 100), on H100, H200 and B200."""
+
+
+class Variance(Protocol):
+    """Error of some attention's lookups, without prefixes."""
+
+    def __call__(self, batch: Floats, length: Floats, /) -> Floats:
+        """Squared relative standard error at (batch, length)."""
+
+
+class AttentionWork(NamedTuple):
+    """FLOPs, compulsory bytes and peak FLOPs/s of some attention."""
+
+    flops: Floats
+    moved_bytes: Floats
+    peak: Any
+
+
+class QueryBound(NamedTuple):
+    """Roofline of decode attention with several queries per sequence, without its launch floor, us."""
+
+    pair: float
+    query: float
+    kv: float
+    window: float
+
+
+class StepAttention(ABC):
+    """One phase of a layer's attention; a key of cached blocks."""
+
+    is_decode: bool
+
+    @property
+    @abstractmethod
+    def operator(self) -> str:
+        """Name of the operator whose tables have it."""
+
+    @property
+    @abstractmethod
+    def window(self) -> int:
+        """Tokens beyond which a query costs no more; 0 if its cost always grows."""
+
+    @property
+    def is_modelled_unasked(self) -> bool:
+        """Whether the datasheet model may replace a kernel without ``allow_modelled``."""
+        return False
+
+    @abstractmethod
+    def check(self, tables: Tables) -> None:
+        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
+
+    @abstractmethod
+    def block(self, tables: Tables, method: str) -> Floats:
+        """Grid block of one layer, as :func:`fastroof.compiled.grids.grid_value` reads it."""
+
+    def block_from_memory(self, tables: Tables) -> Floats:
+        """The same with a KV cache that is never in L2; unchanged for anything but grouped-head decodes."""
+        return self.block(tables, "roofline")
+
+    @abstractmethod
+    def datasheet_block(self, gpu: GpuSpec) -> Floats:
+        """The same from the datasheet model."""
+
+    @abstractmethod
+    def sources(self, tables: Tables) -> tuple[str, ...]:
+        """Sources of its kernels, or of those that replace it."""
+
+    @abstractmethod
+    def prefix_us(self, tables: Tables) -> PrefixUs:
+        """Time per pair and token of a prefix, in one layer's prefill."""
+
+    @abstractmethod
+    def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
+        """The same from the datasheet model."""
+
+    @abstractmethod
+    def donor(self, tables: Tables) -> Key:
+        """Table key of the first kernel that provides its times."""
+
+    @abstractmethod
+    def variance(self, tables: Tables) -> Variance:
+        """Error of its lookups, without prefixes."""
+
+    @abstractmethod
+    def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
+        """Work of one call over some requests, per request or in total."""
+
+    @abstractmethod
+    def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
+        """Work of equal requests without a prefix, at grid points."""
+
+    @abstractmethod
+    def query_bound(self, gpu: GpuSpec) -> QueryBound:
+        """Roofline terms of several queries per sequence."""
+
+
+@dataclass(frozen=True)
+class GroupedHeads(StepAttention):
+    """Attention of grouped heads."""
+
+    heads: HeadShape
+    is_decode: bool
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator whose tables have it."""
+        return "attention_decode" if self.is_decode else "attention_prefill"
+
+    @property
+    def window(self) -> int:
+        """Maximum number of tokens that a query attends to; 0 without a window."""
+        return self.heads.window
+
+    @property
+    def _tables_of(self) -> PlannedAttention:
+        return ATTENTION[self.operator]
+
+    def check(self, tables: Tables) -> None:
+        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
+        self._tables_of.grid(tables, self.heads)
+
+    def block(self, tables: Tables, method: str) -> Floats:
+        """Grid block of one layer; borrowed nodes are flagged."""
+        return self._tables_of.block(tables, method, self.heads)
+
+    def block_from_memory(self, tables: Tables) -> Floats:
+        """Grid block of decodes whose KV cache is never in L2; prefill unchanged."""
+        if not self.is_decode:
+            return self.block(tables, "roofline")
+        return self._tables_of.block_from_memory(tables, self.heads)
+
+    def datasheet_block(self, gpu: GpuSpec) -> Floats:
+        """The same from the datasheet model."""
+        return self._tables_of.datasheet_block(self.heads, gpu)
+
+    def sources(self, tables: Tables) -> tuple[str, ...]:
+        """Sources of the head shape, or of its donors."""
+        donors = self._tables_of.grid(tables, self.heads).donors
+        return tuple(tables.source_of(self.operator, tuple(one)) for one in donors)
+
+    def prefix_us(self, tables: Tables) -> PrefixUs:
+        """See :meth:`fastroof.operators.attention.AttentionPrefill.prefix_us`."""
+        return self._priced(ATTENTION_PREFILL.prefix_us(tables, self.heads))
+
+    def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
+        """Its roofline at prefill attention's efficiency."""
+        efficiency = ATTENTION_PREFILL.datasheet.efficiency
+        pair_us, token_us = prefix_bound_us(self.heads, gpu)
+        return self._priced((pair_us / efficiency, token_us / efficiency))
+
+    def _priced(self, prices: tuple[float, float]) -> PrefixUs:
+        return PrefixUs(0.0, 0.0, *prices) if self.heads.window else PrefixUs(*prices)
+
+    def donor(self, tables: Tables) -> Key:
+        """Key of the head shape, or of its first donor."""
+        return tuple(self._tables_of.grid(tables, self.heads).donors[0])
+
+    def variance(self, tables: Tables) -> Variance:
+        """Local errors of its tables, and of borrowing."""
+        return partial(attention_variance, self._tables_of.local_errors(tables, self.heads))
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return self.heads.num_q_heads, self.heads.num_kv_heads, self.heads.head_dim
+
+    def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
+        """Work of one call over some requests, per request."""
+        nh, nkv, dh = self._sizes()
+        width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
+        flops = attention_flops_within(nh, dh, new, kv_len, 1, window)
+        moved = attention_bytes_within(nh, nkv, dh, new, kv_len, 1, window, width)
+        return AttentionWork(flops, moved, gpu.peak("bf16"))
+
+    def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
+        """Work of equal requests without a prefix."""
+        nh, nkv, dh = self._sizes()
+        width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
+        q_len: Any = 1.0 if self.is_decode else length
+        flops = attention_flops_within(nh, dh, q_len, length, batch, window)
+        moved = attention_bytes_within(nh, nkv, dh, q_len, length, batch, window, width)
+        return AttentionWork(flops, moved, gpu.peak("bf16"))
+
+    def query_bound(self, gpu: GpuSpec) -> QueryBound:
+        """FLOPs per (query, key) pair, and bytes per query and per token, as us."""
+        pair_us, kv_us = prefix_bound_us(self.heads, gpu)
+        width = DTYPE_BYTES[self.heads.kv_dtype]
+        query_bytes = float(decode_attention_bytes(*self._sizes(), 0, 1, width))
+        query_us = query_bytes / gpu.hbm_bytes_per_s * US_PER_S
+        return QueryBound(pair_us, query_us, kv_us, float(self.heads.window or NO_WINDOW))
 
 
 @dataclass(frozen=True)
 class Mixer(StepAttention):
-    """A kernel or block of one of the operators whose tables are no grid."""
+    """A kernel of an operator whose tables are not grids: latent, sparse or linear attention."""
 
     kernel: MixerKernel
     is_decode: bool
@@ -55,7 +247,7 @@ class Mixer(StepAttention):
 
     @property
     def operator(self) -> str:
-        """Whose tables have it."""
+        """Name of the operator whose tables have it."""
         return self.kernel.operator
 
     @property
@@ -64,19 +256,19 @@ class Mixer(StepAttention):
 
     @property
     def is_modelled_unasked(self) -> bool:
-        """Whether the datasheet model may stand for a kernel without ``allow_modelled``."""
+        """Whether the datasheet model may replace a kernel without ``allow_modelled``."""
         return self._own.is_modelled_unasked(self.kernel.key)
 
     def check(self, tables: Tables) -> None:
-        """Raise MissingTableError if nothing measured stands for it."""
+        """Raise MissingTableError if it was not measured and nothing measured can replace it."""
         self._own.step_kernels(tables, self.kernel.key)
 
     def block(self, tables: Tables, method: str) -> Floats:
-        """Grid block of one layer: looked up at the sizes that were measured."""
+        """Grid block of one layer, sampled at the measured sizes."""
         if method != "roofline":
             raise LookupInputError(
-                f"method={method!r} times attention of grouped heads alone, and {self.operator} has none; "
-                "method='roofline' would do"
+                f"method={method!r} times grouped-head attention only, and {self.operator} has none; "
+                "use method='roofline'"
             )
         own, key = self._own, self.kernel.key
 
@@ -92,7 +284,7 @@ class Mixer(StepAttention):
         return {name: np.array(np.broadcast_to(v, np.shape(batch)), np.float64) for name, v in named.items()}
 
     def _nodes(self, tables: Tables) -> tuple[Floats, Floats]:
-        """Batch sizes and lengths that any of its kernels was measured at, and where its cost caps."""
+        """Batch sizes and lengths at which any of its kernels was measured, and its window."""
         batches: list[Any] = []
         lengths: list[Any] = [[float(self.window)]] if self.window else []
         for one in self._own.step_kernels(tables, self.kernel.key):
@@ -114,13 +306,13 @@ class Mixer(StepAttention):
         return at
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """By its roofline: one layer's launch floor, and B at an efficiency."""
+        """Grid block of one layer from its roofline: launch floor plus B at an efficiency."""
         kind, work_us = self._own.datasheet_of(self.kernel.key), self._work_us(gpu)
         if not np.isfinite(work_us(np.ones(1), np.ones(1))).all():
             have = ", ".join(sorted(gpu.peak_flops_per_s))
             raise GpuError(
-                f"{gpu.title} has no peak of what a part of {self._own.name} computes in, as an indexer in "
-                f"fp8; it has {have}"
+                f"{gpu.title} has no peak for a format that {self._own.name} computes in (an indexer may "
+                f"need fp8); it has {have}"
             )
 
         def latency(batch: Floats, length: Floats) -> tuple[Floats, Flags]:
@@ -136,31 +328,31 @@ class Mixer(StepAttention):
         return tuple(tables.source_of(self.operator, one.key) for one in kernels)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
-        """Price of a prefix, as its operator knows it."""
+        """Time per pair and token of a prefix, from its operator."""
         return self._own.prefix_us(tables, self.kernel.key, self.window)
 
     def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
-        """What B says of a prefix, at an efficiency."""
+        """Time per pair and token of a prefix, from B at an efficiency."""
         prices = self._own.prefix_prices(self.kernel.key, gpu, self.window)
         return prices.times(1.0 / self._own.datasheet_of(self.kernel.key).efficiency)
 
-    def lender(self, tables: Tables) -> Key:
-        """Key of the first kernel that stands for it."""
+    def donor(self, tables: Tables) -> Key:
+        """Table key of the first kernel that provides its times."""
         return self._own.step_kernels(tables, self.kernel.key)[0].key
 
     def variance(self, tables: Tables) -> Variance:
-        """Local errors of its kernels, the largest, and of borrowing."""
+        """The largest local error of its kernels, and of borrowing."""
         own = self._own
         kernels = own.step_kernels(tables, self.kernel.key)
         errors = tuple(own.local_errors(tables, one.key) for one in kernels)
         return MixerErrors(self, errors, max(one.error for one in kernels) ** 2)
 
     def at(self, batch: Floats, length: Floats) -> tuple[Floats, ...]:
-        """Coordinates of grid points."""
+        """Table coordinates of grid points."""
         return tuple(np.asarray(c, np.float64) for c in self._own.coordinates(self._sizes(batch, length)))
 
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
-        """Of one call over some requests, taken as equal ones: weights are read once."""
+        """Work of one call over some requests, taken as equal: weights are read once."""
         new, kv_len = np.asarray(new, np.float64), np.asarray(kv_len, np.float64)
         total = float(new.sum())
         if self.is_decode:
@@ -172,7 +364,7 @@ class Mixer(StepAttention):
         return AttentionWork(np.asarray(one.flops[0]), np.asarray(one.moved_bytes[0]), float(one.peak[0]))
 
     def work_at(self, gpu: GpuSpec, batch: Floats, length: Floats) -> AttentionWork:
-        """Of equal requests without a prefix."""
+        """Work of equal requests without a prefix."""
         return self._work(gpu, self._sizes(batch, length))
 
     def _work(self, gpu: GpuSpec, sizes: dict[str, Floats]) -> AttentionWork:
@@ -180,12 +372,12 @@ class Mixer(StepAttention):
         columns = own.columns_at(self.kernel.key, own.coordinates(sizes), None)
         flops = np.asarray(own.flops(columns), np.float64)
         with np.errstate(invalid="ignore"):
-            # of no tokens at all
+            # no tokens at all
             peak = own.peaks(columns, gpu)[0]
         return AttentionWork(flops, np.asarray(own.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """By differences of B at one sequence: of a token more, and of a sequence more."""
+        """By differences of B: one token more, and one sequence more."""
         verifying = self._own.verifying(self.kernel.key)
         if verifying is not None:
             sizes = {"batch_size": np.ones(2), "q_len": np.array([1.0, 2.0])}
@@ -203,14 +395,14 @@ class Mixer(StepAttention):
 
 @dataclass(frozen=True)
 class NoMixer(StepAttention):
-    """A phase in which nothing runs."""
+    """A phase that runs nothing: no time, no error, no work."""
 
     is_decode: bool
     operator = ""
     window = 0
 
     def check(self, tables: Tables) -> None:
-        """Nothing is asked for."""
+        """Never missing."""
 
     def block(self, tables: Tables, method: str) -> Floats:
         """No time."""
@@ -232,7 +424,7 @@ class NoMixer(StepAttention):
         """Nothing."""
         return NO_PREFIX
 
-    def lender(self, tables: Tables) -> Key:
+    def donor(self, tables: Tables) -> Key:
         """None."""
         return ()
 
@@ -255,7 +447,7 @@ class NoMixer(StepAttention):
 
 
 class MixerErrors(NamedTuple):
-    """How good the lookups of a mixer are: a :data:`Variance`."""
+    """Errors of a mixer's lookups: a :data:`Variance`."""
 
     mixer: Mixer
     errors: tuple[LocalErrors, ...]
@@ -263,7 +455,7 @@ class MixerErrors(NamedTuple):
 
     def __call__(self, batch: Floats, length: Floats) -> Floats:
         """Squared relative standard error at (batch, length)."""
-        # a prefix of 0 has no octave
+        # log of a prefix of 0
         at = [c + 1.0 for c in self.mixer.at(np.asarray(batch), np.asarray(length))]
         variances: Sequence[Floats] = [relative_variance(one, at) for one in self.errors]
         return np.asarray(np.max(variances, axis=0) + self.borrowed)
@@ -274,7 +466,7 @@ def _no_variance(batch: Floats, length: Floats) -> Floats:
 
 
 def step_attention(call: AttentionCall | MixerCall, is_decode: bool) -> StepAttention:
-    """One phase of a call, as plans look it up."""
+    """Return one phase of a call."""
     if isinstance(call, AttentionCall):
         heads = (call.kv_dtype, call.num_q_heads, call.num_kv_heads, call.head_dim, call.window)
         return GroupedHeads(HeadShape(*heads), is_decode)
@@ -282,135 +474,6 @@ def step_attention(call: AttentionCall | MixerCall, is_decode: bool) -> StepAtte
     return NoMixer(is_decode) if kernel is None else Mixer(kernel, is_decode, call.window)
 
 
-class PlanAttention(NamedTuple):
-    """Attention of the layers of one kind."""
-
-    call: AttentionCall | MixerCall
-    before: int
-    decode_block: Any
-    prefill_block: Any
-    prefix_us: PrefixUs
-    sources: tuple[str, str]
-
-    def phase(self, is_decode: bool) -> StepAttention:
-        """Decodes or prompts, as tables know them."""
-        return step_attention(self.call, is_decode)
-
-    def prefixes_us(self, new_tokens: Any, context_len: Any) -> Any:
-        """Price of each chunk's prefix in all of the layers, us."""
-        price, window = self.prefix_us, self.call.window
-        total = price.pair * (new_tokens * context_len) + price.token * context_len
-        if window:
-            pairs, tokens = prefix_within(new_tokens, new_tokens + context_len, window)
-            total = total + (price.window_pair * pairs + price.window_token * tokens)
-        return total
-
-    def without_blocks(self) -> PlanAttention:
-        """Itself as the only kind of a plan, whose arena has the blocks."""
-        return self._replace(decode_block=None, prefill_block=None)
-
-
-class AttentionTimes(NamedTuple):
-    """Attention of the layers of one kind in some steps, us, without the price of prefixes."""
-
-    own_us: Floats
-    origin: Flags
-    launch_us: float
-
-
-class WindowPoints(NamedTuple):
-    """Where layers within a window are looked up for requests of different lengths."""
-
-    batch: Floats
-    x: Floats
-    is_other: Bools
-
-
 def heads_of(call: AttentionCall) -> HeadShape:
-    """What the tables of attention are keyed by."""
+    """Return a call's head shape, the key of attention tables."""
     return HeadShape(call.kv_dtype, call.num_q_heads, call.num_kv_heads, call.head_dim, call.window)
-
-
-def window_points(
-    window: int, is_decode: bool, batch: Any, x: Any, new_sum: Any, seen_sum: Any
-) -> WindowPoints:
-    """Find where steps of decodes, or of chunks, are looked up by layers within a window."""
-    batch, x = np.asarray(batch, np.float64), np.asarray(x, np.float64)
-    new, seen = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
-    if is_decode:
-        mean_seen = seen / new
-        is_other = mean_seen != np.minimum(x, window)
-        return WindowPoints(batch, np.where(is_other, mean_seen, x), is_other)
-    is_other = batch * pairs_within(x, window) != seen
-    # as fastroof.compiled.request_sums.window_chunks
-    q_len = 2.0 * seen / new - 1.0
-    long = q_len > window
-    short_of_window = np.where(long, window - seen / new, 1.0)
-    q_len = np.where(long, 0.5 * window * (window - 1.0) / short_of_window, q_len)
-    return WindowPoints(np.where(is_other, new / q_len, batch), np.where(is_other, q_len, x), is_other)
-
-
-def attention_times(
-    plan: StepPlan, number: int, is_decode: bool, batch: Any, x: Any, within: WindowPoints | None = None
-) -> AttentionTimes:
-    """Look up one kind's attention at (batch, kv_len or q_len)."""
-    part = plan.attention[number]
-    block = part.decode_block if is_decode else part.prefill_block
-    if block is None:
-        slot = steps.DECODE_AT if is_decode else steps.PREFILL_AT
-        block = plan.arena[int(plan.arena[slot]) :]
-    own_us, origin = _look_up(block, np.r_[np.asarray(batch, np.float64), 0.0], np.r_[np.asarray(x), 1.0])
-    launch_us = float(own_us[-1]) / part.call.times
-    own_us, origin = own_us[:-1], origin[:-1]
-    if part.call.window and within is not None and within.is_other.any():
-        # as the step loops: a step of all layers' sizes, and the difference of two within the window
-        there = _look_up(block, within.batch, within.x)
-        instead = np.minimum(x, part.call.window) if is_decode else np.asarray(x)
-        more_us = there[0] - _look_up(block, np.asarray(batch), instead)[0]
-        own_us = own_us + np.where(within.is_other, more_us, 0.0)
-        origin = np.where(within.is_other, np.maximum(origin, there[1]), origin)
-    return AttentionTimes(own_us, origin, launch_us)
-
-
-def _look_up(block: Floats, batch: Any, x: Any) -> tuple[Floats, Flags]:
-    own_us, origin = np.empty(len(batch)), np.empty(len(batch), np.uint8)
-    grid_latency_us(block, batch.astype(np.float64), x.astype(np.float64), own_us, origin)
-    return own_us, origin
-
-
-def mixed_kv_us(
-    calls: Sequence[AttentionCall | MixerCall], engine: EngineProfile, gpu: GpuSpec
-) -> tuple[float, float]:
-    """Price of a KV token beside prefill in layers of some calls."""
-    full_us = windowed_us = 0.0
-    for call in calls:
-        ns = 0.0
-        if isinstance(call, AttentionCall):
-            ns = engine.kernels.mixed_attention_ns(gpu.name, call.head_dim, call.kv_dtype)
-        if ns == 0.0 or not isinstance(call, AttentionCall):
-            return 0.0, 0.0
-        price_us = ns / NS_PER_US * call.num_q_heads * call.times
-        if call.window:
-            windowed_us += price_us
-        else:
-            full_us += price_us
-    return full_us, windowed_us
-
-
-def kinds_beside_prefill(
-    plan: StepPlan, kv_len: Ints, kinds: Sequence[AttentionTimes]
-) -> list[AttentionTimes]:
-    """Decode attention of each kind of layers in one step that prefills too."""
-    least_us = []
-    for part in plan.attention:
-        full_us, windowed_us = mixed_kv_us([part.call], plan.engine, plan.gpu)
-        if full_us == windowed_us == 0.0:
-            return list(kinds)
-        seen = np.minimum(kv_len, part.call.window) if part.call.window else kv_len
-        least_us.append((full_us + windowed_us) * float(seen.sum()))
-    if sum(least_us) <= sum(float(kind.own_us[0]) for kind in kinds):
-        return list(kinds)
-    return [
-        kind._replace(own_us=np.array([least]), origin=np.full_like(kind.origin, ORIGIN_MODELLED))
-        for kind, least in zip(kinds, least_us, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""Every call of a step, looked up: curves of those over rows, and blocks of attention."""
+"""Look up every call of a step: curves of calls over rows, and blocks of attention."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Floats
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled.grids import grid_latency_us
+from fastroof.engines import EngineProfile
 from fastroof.models import Layout, ModelSpec
+from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.step import StepCalls, step_calls
 from fastroof.operators.attention_work import PrefixUs
@@ -23,6 +25,7 @@ from fastroof.plan.calls import (
     Floors,
     Ranks,
     RowCall,
+    every_row,
     in_decodes,
     in_prompts,
     in_two_batches,
@@ -36,7 +39,7 @@ from fastroof.plan.curves import CurveSource
 
 
 class LayerAttention(NamedTuple):
-    """Attention of one layer of a kind: its blocks, and what stands after it in a step."""
+    """Attention of one layer of a kind; ``before`` is the row call that follows it in a step."""
 
     kind: int
     call: AttentionCall | MixerCall
@@ -47,10 +50,10 @@ class LayerAttention(NamedTuple):
     sources: tuple[str, str]
 
 
-def looked_up(
+def call_latencies(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Look up every call of a step over rows, and its attention."""
+    """Look up a step's calls over rows, and its attention."""
     if layout.cp > 1:
         return _in_shared_prompts(model, layout, execution, curves, row_limit)
     return _every_call(model, layout, execution, curves, row_limit)
@@ -64,7 +67,7 @@ def _every_call(
     row_limit: int,
     whole: Layout | None = None,
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Every call of a step over rows, and its attention; ``whole`` is the layout whose GPUs share prompts."""
+    """The same without context parallelism; ``whole`` is the layout whose GPUs share prompts, if any."""
     ranks = Ranks.of(layout, execution)
     rows: list[RowCall] = []
     attention: list[LayerAttention] = []
@@ -94,7 +97,7 @@ def _every_call(
 def _in_shared_prompts(
     model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """The same where GPUs share the new tokens of prompts."""
+    """The same with context parallelism."""
     ranks, cp = Ranks.of(layout, execution), layout.cp
     whole, attention = _every_call(model, layout, execution, curves, row_limit)
     shares, theirs = _every_call(
@@ -102,7 +105,7 @@ def _in_shared_prompts(
     )
     prompts = in_prompts(shares, layout, ranks, row_limit)
     for part in theirs:
-        # at the end of what stands before it
+        # after all that runs before it
         floor = launches(part.kind, _least_us(part.prefill_block), layout, ranks, row_limit)
         prompts[part.before - 1] = (*prompts[part.before - 1], floor)
     cuts = list(zip(_cuts(whole, attention), _cuts(shares, theirs), strict=True))
@@ -119,7 +122,7 @@ def _in_shared_prompts(
 
 
 def _cuts(rows: Sequence[RowCall], attention: Sequence[LayerAttention]) -> list[tuple[int, bool]]:
-    """Where attention stands, and where calls of another kind of layers start."""
+    """Places of attention, and of the first calls of each kind of layers."""
     starts = [place for place in range(1, len(rows)) if rows[place].kind != rows[place - 1].kind]
     return sorted([*((place, False) for place in starts), *((part.before, True) for part in attention)])
 
@@ -127,7 +130,7 @@ def _cuts(rows: Sequence[RowCall], attention: Sequence[LayerAttention]) -> list[
 def _in_two_batches(
     rows: Sequence[RowCall], attention: Sequence[LayerAttention], starts: tuple[int, ...], ranks: Ranks
 ) -> tuple[list[RowCall], list[LayerAttention]]:
-    """Every kind's calls as two halves of a batch run them."""
+    """Calls of every kind as two halves of a batch run them."""
     made: list[RowCall] = []
     places = [0]
     for kind, group in itertools.groupby(rows, lambda call: call.kind):
@@ -155,14 +158,14 @@ def _in_two_batches(
 
 
 def _least_us(block: Floats) -> float:
-    """Latency of the smallest attention that a block times, us."""
+    """Latency of a block's smallest attention, us."""
     value, flag = np.empty(1), np.empty(1, np.uint8)
     grid_latency_us(block, np.ones(1), np.ones(1), value, flag)
     return float(value[0])
 
 
 def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:
-    """Calls in the order of the step, each with the number of its kind; of several kinds, named by it."""
+    """Calls in the order of the step, with the number of their kind; several kinds are part of the name."""
     yield from ((ONCE, call) for call in made.before)
     for number, (kind, calls) in enumerate(zip(model.kinds, made.layers, strict=True)):
         yield from ((number, _named(call, kind.name) if len(model.layers) > 1 else call) for call in calls)
@@ -173,3 +176,47 @@ def _named(call: Call, kind: str) -> Call:
     if isinstance(call, Parallel):
         return Parallel(tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
     return replace(call, name=f"{call.name} ({kind})")
+
+
+class PaddedSteps(NamedTuple):
+    """Number of tokens to which steps with prefill are padded, because the engine replays captured graphs."""
+
+    tokens: Longs
+
+    @property
+    def limit(self) -> int:
+        """Maximum number of tokens that a step runs."""
+        return int(self.tokens[-1])
+
+    def calls(
+        self, rows: Sequence[RowCall], attention: Sequence[LayerAttention], ranks: Ranks
+    ) -> tuple[list[RowCall], list[LayerAttention]]:
+        """Return a step's calls, split into decode-only and padded prefill ones; attention is not padded."""
+        made: list[RowCall] = []
+        places = [0]
+        for call in rows:
+            operator = call.curve.operator
+            if operator.rows == "sequences" or operator.steps == "decode_only":
+                made.append(call)
+            else:
+                if operator.steps == "all":
+                    curve = replace(call.curve, operator=replace(operator, steps="decode_only"))
+                    made.append(call._replace(curve=curve))
+                latency_us, origin = call.latency_us[self.tokens], call.origin[self.tokens]
+                curve = replace(call.curve, operator=replace(operator, steps="with_prefill"))
+                curve = every_row(curve, latency_us, origin, ranks)
+                made.append(RowCall(call.kind, curve, latency_us, origin))
+            places.append(len(made))
+        return made, [part._replace(before=places[part.before]) for part in attention]
+
+
+def padded_steps(
+    model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, row_limit: int
+) -> PaddedSteps | None:
+    """Return how an engine pads a plan's steps with prefill; None if it does not."""
+    graphs = next((one for one in engine.kernels.prefill_graphs if not one.versions), None)
+    is_grouped = all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
+    is_alone = layout.world_size == layout.tp and execution.exchange.alltoall != "always"
+    if graphs is None or model.vision is not None or not is_grouped or not is_alone:
+        return None
+    return PaddedSteps(np.array([graphs.padded(tokens) for tokens in range(row_limit + 1)]))

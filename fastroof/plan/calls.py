@@ -1,7 +1,7 @@
-"""Calls that depend on a number of rows alone, at every number of the step's tokens or sequences.
+"""Calls over rows, timed at every number of tokens or sequences of a step.
 
-What a step is made of is settled here: which path of two parallel ones takes longer, how many rows the
-ranks of attention data parallelism have together, and which calls steps of decodes alone run.
+Also decided here: which of two parallel paths takes longer, how many rows the ranks of attention data
+parallelism have together, and which calls decode-only steps run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_MODELLED
+from fastroof.compiled.expert_rows import RankRules
 from fastroof.compiled.grids import sum_rows
+from fastroof.engines.data_parallel import ASSIGNMENTS, PADDINGS
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
 from fastroof.models.layers import LayerKind
@@ -33,19 +35,20 @@ from fastroof.operators.calls import (
 )
 from fastroof.pack import SIZE_LIMIT
 from fastroof.plan.curves import CurveSource, RowCurve
+from fastroof.plan.plan_data import PlanData
 
 ONCE = -1
-"""The kind of calls that run once a step."""
+"""The kind of calls that run once per step."""
 
 Section = Literal["tokens", "decode_tokens", "sequences"]
-"""Arrays of an arena: steps with prefill or of both, steps of decodes alone, sequences."""
+"""Sections of an arena: all steps or those with prefill, decode-only steps, sequences."""
 
 _OF_ALL_RANKS: Final = ("experts_gather",)
-"""Roles of calls over a rank's own tokens whose time follows those of all ranks."""
+"""Roles of calls over a rank's own tokens whose time depends on the tokens of all ranks."""
 
 
 class RowCall(NamedTuple):
-    """One call, looked up."""
+    """A call with its latency and origin at every number of rows."""
 
     kind: int
     curve: RowCurve
@@ -54,7 +57,7 @@ class RowCall(NamedTuple):
     is_of_all_ranks: bool = False
 
     def is_in(self, section: Section) -> bool:
-        """Whether an array of the arena holds it."""
+        """Whether a section of the arena includes it."""
         call = self.curve.operator
         if call.rows == "sequences" or section == "sequences":
             return call.rows == section
@@ -62,7 +65,7 @@ class RowCall(NamedTuple):
 
 
 class RowSums(NamedTuple):
-    """Times of the calls that depend on a number of rows alone, us: a row a plan."""
+    """Summed times of calls over rows, us: one row per plan."""
 
     tokens_us: Floats
     decode_tokens_us: Floats
@@ -71,7 +74,7 @@ class RowSums(NamedTuple):
     decode_expert_us: Floats | None = None
 
     def of_plan(self, row: int) -> RowSums:
-        """Times of one plan: its row."""
+        """Return one plan's row."""
         tokens_us, decode_us = _rows_of(row, self.tokens_us, self.decode_tokens_us)
         sums = RowSums(tokens_us, decode_us, self.logits_us[row])
         if self.expert_us is None or self.decode_expert_us is None:
@@ -81,35 +84,35 @@ class RowSums(NamedTuple):
 
 
 def _rows_of(row: int, one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """A row of two arrays, which stay one where they are."""
+    """A row of two arrays; one array stays one."""
     own = one[row]
     return own, own if other is one else other[row]
 
 
 class Ranks(NamedTuple):
-    """Ranks of attention data parallelism, and how much more tokens the most loaded one has than the mean."""
+    """Ranks of attention data parallelism; ``imbalance`` is the most loaded rank's tokens over the mean."""
 
     dp: int
     imbalance: float
 
     @classmethod
     def of(cls, layout: Layout, execution: Execution) -> Ranks:
-        """Those of a plan."""
+        """Return the ranks of a plan."""
         return cls(layout.dp, execution.dp_imbalance)
 
     def expert_tokens(self, tokens: Any) -> Any:
-        """Tokens of all ranks, where the most loaded one has so many."""
+        """Return the tokens of all ranks, given those of the most loaded one."""
         if self.imbalance == 1.0:
             return tokens * self.dp
         return np.ceil(np.asarray(tokens) * (self.dp / self.imbalance)).astype(np.int64)
 
     def rows(self, call: RowOperator, limit: int) -> Longs:
-        """Rows of a call in steps of 0, 1, ... ``limit`` tokens or sequences."""
+        """Return a call's rows in steps of 0, 1, ... ``limit`` tokens or sequences."""
         steps = np.arange(limit + 1)
         return np.asarray(self.expert_tokens(steps) if call.rows == "expert_tokens" else steps)
 
     def of_step(self, tokens: int, sequences: int) -> dict[Rows, int]:
-        """How many rows a call has in a step of so many tokens and sequences on the most loaded rank."""
+        """Return a call's rows in a step of the most loaded rank, by what it runs over."""
         return {
             "tokens": tokens,
             "sequences": sequences,
@@ -120,17 +123,17 @@ class Ranks(NamedTuple):
 def row_calls(
     curves: CurveSource, call: Call, kind: int, ranks: Ranks, row_limit: int
 ) -> tuple[RowCall, ...]:
-    """Look a call up at every number of rows; none for attention, several for parallel paths."""
+    """Look up a call at every number of rows: no call for attention, several for parallel paths."""
     if isinstance(call, AttentionCall | MixerCall):
         return ()
     if isinstance(call, Parallel):
         return _longest_path(
-            [[_looked_up(curves, c, kind, ranks, row_limit) for c in path] for path in call.paths], ranks
+            [[_row_call(curves, c, kind, ranks, row_limit) for c in path] for path in call.paths], ranks
         )
-    return (_looked_up(curves, call, kind, ranks, row_limit),)
+    return (_row_call(curves, call, kind, ranks, row_limit),)
 
 
-def _looked_up(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, row_limit: int) -> RowCall:
+def _row_call(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, row_limit: int) -> RowCall:
     most = ranks.of_step(row_limit, row_limit)[call.rows]
     curve = curves.row_curve(call, most)
     latency_us, origin = curves.row_values(call, most)
@@ -142,7 +145,7 @@ def _looked_up(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, 
 
 
 def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[RowCall, ...]:
-    """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
+    """Calls of parallel paths: at each number of rows, only those of the longest path have a time."""
     path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
     longest = np.argmax(path_us, axis=0)
     is_of_all = any(part.is_of_all_ranks for path in paths for part in path)
@@ -156,7 +159,7 @@ def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[Row
 
 
 def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCurve:
-    """A curve with a node at every number of rows that a step can have."""
+    """Return a curve with a node at every number of rows of a step."""
     axis = np.r_[0.0, ranks.rows(curve.operator, len(latency_us) - 1)[1:], SIZE_LIMIT]
     nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
     return RowCurve(
@@ -202,7 +205,7 @@ def sums_of(
 
 
 def origins_of(calls: Sequence[RowCall], section: Section, limit: int) -> Flags:
-    """Largest origin of the calls of a section, at every number of rows up to a limit."""
+    """Return the largest origin of a section's calls, at every number of rows up to a limit."""
     made = np.zeros(limit + 1, np.uint8)
     for call in calls:
         if call.is_in(section):
@@ -211,7 +214,7 @@ def origins_of(calls: Sequence[RowCall], section: Section, limit: int) -> Flags:
 
 
 OTHER_HALF: Final = "attention of the other half"
-"""What is called so: the floor of attention, which a second half pays again."""
+"""Name of the row in ``explain``: the floor of attention, which the second half pays again."""
 
 _ON_THE_WAY: Final = ("experts_dispatch", "experts_combine")
 _SHARED: Final = "shared_"
@@ -220,7 +223,7 @@ _Part = Literal["before", "dispatch", "routed", "shared", "combine"]
 
 
 class Floors(NamedTuple):
-    """Least time of a layer's attention, us: decodes', and prompts'."""
+    """Minimum time of a layer's attention, us."""
 
     decode_us: float
     prefill_us: float
@@ -229,7 +232,7 @@ class Floors(NamedTuple):
 def in_two_batches(
     calls: Sequence[RowCall], floors: Floors, starts: tuple[int, ...], ranks: Ranks
 ) -> list[tuple[RowCall, ...]]:
-    """Calls of one kind of layers as two halves of a batch run them."""
+    """Return calls of one kind of layers as two halves of a batch run them."""
     if not any(_role(call) in _ON_THE_WAY for call in calls):
         return [*((call,) for call in calls), ()]
     sections = [
@@ -255,7 +258,7 @@ def _part(call: RowCall) -> _Part:
 def _in_section(
     calls: Sequence[RowCall], floor_us: float, start: int, ranks: Ranks, is_decode: bool
 ) -> list[tuple[RowCall, ...]]:
-    """Calls of one kind of steps; none for those of the other."""
+    """Calls of decode-only steps or of steps with prefill."""
     steps: Literal["decode_only", "with_prefill"] = "decode_only" if is_decode else "with_prefill"
     tokens = np.arange(len(calls[0].latency_us))
     is_split = tokens >= max(start, 2)
@@ -305,7 +308,7 @@ def _other_half(
     steps: Literal["decode_only", "with_prefill"],
     ranks: Ranks,
 ) -> RowCall:
-    """The floor of attention, once more where a batch is split."""
+    """The floor of attention, added again where a batch is split."""
     role: Role = "decode_attention" if steps == "decode_only" else "prefill_attention"
     operator = Elementwise(role, OTHER_HALF, 1, 0.0, steps=steps)
     latency_us = np.where(is_split, floor_us, 0.0)
@@ -324,7 +327,7 @@ def _call(like: RowCall, operator: object, latency_us: Floats, origin: Flags, ra
 
 
 def kv_gather(kind: LayerKind, layout: Layout) -> list[Collective]:
-    """What brings every GPU the keys and values of a prompt's new tokens, of one layer."""
+    """Return the all-gather of a prompt's new keys and values, of one layer."""
     row_bytes = kind.attention.kv_bytes_per_token(layout, "bf16")
     if layout.cp == 1 or not row_bytes:
         return []
@@ -335,12 +338,12 @@ def kv_gather(kind: LayerKind, layout: Layout) -> list[Collective]:
 
 
 def shared_prefix(price: PrefixUs, cp: int) -> PrefixUs:
-    """Price of a prefix whose pairs are shared, and whose tokens every GPU reads."""
+    """Time of a prefix whose pairs are shared, and whose tokens every GPU reads."""
     return price._replace(pair=price.pair / cp, window_pair=price.window_pair / cp)
 
 
 def in_decodes(calls: Sequence[RowCall]) -> list[tuple[RowCall, ...]]:
-    """Calls in steps of decodes alone, and those over sequences in all."""
+    """Return calls of decode-only steps, and those over sequences of all steps."""
     made: list[tuple[RowCall, ...]] = []
     for call in calls:
         operator = call.curve.operator
@@ -357,7 +360,7 @@ def in_decodes(calls: Sequence[RowCall]) -> list[tuple[RowCall, ...]]:
 def in_prompts(
     calls: Sequence[RowCall], layout: Layout, ranks: Ranks, limit: int
 ) -> list[tuple[RowCall, ...]]:
-    """Calls in steps with prefill, by the tokens of a whole rank."""
+    """Return calls of steps with prefill, by the tokens of a whole rank."""
     share = -(-np.arange(limit + 1) // layout.cp)
     made: list[tuple[RowCall, ...]] = []
     for call in calls:
@@ -374,7 +377,7 @@ def in_prompts(
 
 
 def launches(kind: int, floor_us: float, layout: Layout, ranks: Ranks, limit: int) -> RowCall:
-    """What sharing attention's time takes too much off: its launch is no smaller than one GPU's."""
+    """Return the attention launch that sharing divides too: it stays as long as on one GPU."""
     operator = Elementwise("prefill_attention", "attention launch, not shared", 1, 0.0, steps="with_prefill")
     latency_us = np.full(limit + 1, floor_us * (1.0 - 1.0 / layout.cp))
     origin = np.full(limit + 1, ORIGIN_MODELLED, np.uint8)
@@ -387,7 +390,7 @@ def interleaved(
     prompts: Sequence[Sequence[RowCall]],
     cuts: Sequence[tuple[int, int]],
 ) -> tuple[list[RowCall], list[int]]:
-    """Put calls of both kinds of steps in one order."""
+    """Merge calls of decode-only steps and of steps with prefill into one order; return the cuts' places."""
     made: list[RowCall] = []
     places: list[int] = []
     first = second = 0
@@ -396,3 +399,18 @@ def interleaved(
         places.append(len(made))
         first, second = one, other
     return made, places[:-1]
+
+
+def rank_rules(plan: PlanData) -> RankRules:
+    """Return how the ranks of a plan step together in its engine, as loops read it."""
+    rules, ranks = plan.engine.data_parallel, int(plan.layout.dp)
+    return RankRules(
+        ranks=ranks,
+        in_lockstep=int(ranks > 1 and (rules.lockstep == "all" or plan.model.has_experts)),
+        prompt_padding=PADDINGS.index(rules.prompt_tokens),
+        decode_padding=PADDINGS.index(rules.decode_tokens),
+        graph_tokens=rules.graph_tokens,
+        idle_tokens=rules.idle_tokens,
+        assignment=ASSIGNMENTS.index(rules.assignment),
+        balance_steps=rules.balance_steps,
+    )

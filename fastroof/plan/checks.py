@@ -1,4 +1,4 @@
-"""What a plan refuses before anything is looked up: models, layouts, tables and engines that do not fit."""
+"""Refuse models, layouts, tables and engines that do not fit together, before any lookup."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ NODE_GPUS: Final = 8
 
 
 def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:
-    """Load a model unless it is one, and refuse what a plan has no operators for."""
+    """Load a model, and refuse one that plans have no operators for."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
     windows = sorted({kind.attention.window or 0 for kind in model.kinds} - {0})
     if len(windows) > 1:
         sizes = " and ".join(map(str, windows))
         raise PlanError(
-            f"{model.name} has layers that attend within windows of {sizes} tokens, and a plan times one "
-            "size of window beside full attention; model.with_full_attention() times all as full attention"
+            f"{model.name} has windows of {sizes} tokens, and a plan takes one size besides full attention; "
+            "use model.with_full_attention() to time all layers as full attention"
         )
     return model
 
 
 def check_tables(tables: Any, gpu: GpuSpec) -> None:
-    """Raise PlanError unless the tables are of that GPU, or None."""
+    """Refuse tables of another GPU."""
     if tables is None:
         return
     if not isinstance(tables, Tables):
         raise PlanError(
-            f"tables must be what load_tables returns or takes, or 'datasheet', got {type(tables).__name__}"
+            f"tables must be a Tables, an argument of load_tables or 'datasheet', got {type(tables).__name__}"
         )
     if tables.gpu.name != gpu.name:
         raise PlanError(
-            f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}: "
-            f"load_tables({gpu.name!r}), or tables='datasheet' for the datasheet model"
+            f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}; "
+            f"use load_tables({gpu.name!r}), or tables='datasheet' for the datasheet model"
         )
 
 
 def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
-    """Raise PlanError where tables serve an operator from another source than the engine's kernel has."""
+    """Refuse tables whose source of an operator is not the one that the engine's kernel requires."""
     engine = options.engine
     named = {kernel.operator for kernel in engine.kernels.operators}
     if tables is None or not named:
@@ -63,33 +63,33 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
         kernel = options.kernel(operator, gpu, options.dtype)
         if kernel is not None and kernel.required and kernel.source not in ("", sources[operator]):
             raise PlanError(
-                f"{engine.name} runs {operator} on {gpu.name} as source {kernel.source!r} measured it, and "
-                f"the tables serve it from {sources[operator]!r}: "
-                f"load_tables(..., source={{{shown(operator)}: {kernel.source!r}}})"
+                f"{engine.name} runs {operator} on {gpu.name} as measured by source {kernel.source!r}, and "
+                f"the tables serve it from {sources[operator]!r}; "
+                f"use load_tables(..., source={{{shown(operator)}: {kernel.source!r}}})"
             )
 
 
 def check_engine_layout(
     model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None, gpu: GpuSpec
 ) -> None:
-    """Refuse layouts of experts that an engine does not run, or that cannot exchange tokens so."""
+    """Refuse layouts of experts, or exchanges of their tokens, that an engine does not run."""
     if not any(kind.mlp.has_experts for kind in model.kinds):
         return
     sizes = {"tp": layout.tp, "dp": layout.dp * layout.cp, "ep": layout.ep}
     reasons = engine.layout.obstacles(engine.name, sizes)
     if exchange in RACK_LIBRARIES and gpu.linked_gpus <= NODE_GPUS:
         reasons.append(
-            f"{exchange} writes over NVLink between nodes, which join {gpu.linked_gpus} {gpu.name} each: "
-            "exchange='alltoall' is the engine's own library, and gb200 and gb300 have racks"
+            f"{exchange} needs racks (gb200, gb300), and NVLink joins {gpu.linked_gpus} {gpu.name}: "
+            "use exchange='alltoall'"
         )
     if exchange is not None and exchange != "gather":
         ranks = layout.stage_gpus
         if layout.moe_tp > 1 or layout.ep == 1:
-            reasons.append(f"all-to-all needs experts that are whole on one of several GPUs: ep {ranks}")
+            reasons.append(f"all-to-all needs experts that are whole on one of several GPUs: use ep {ranks}")
         if engine.layout.alltoall_needs_dp and layout.of_prompts.dp == 1:
-            reasons.append(f"{engine.name} sends tokens so between ranks of dp alone: tp 1, dp {ranks}")
+            reasons.append(f"{engine.name} sends tokens between dp ranks only: use tp 1, dp {ranks}")
         if exchange == "alltoall" and not engine.layout.decode_library:
-            reasons.append(f"{engine.name} names no library that sends tokens to experts")
+            reasons.append(f"{engine.name} has no all-to-all library")
     if reasons:
         raise PlanError(f"{model.name} does not run with {layout}: {'; '.join(reasons)}")
 
@@ -106,8 +106,8 @@ def check_expert_blocks(model: ModelSpec, layout: Layout, execution: Execution) 
             sizes = [f"ep {gpus // n} with moe_tp {n}" for n in fit]
             raise PlanError(
                 f"{model.name} in fp8_block: an expert of width {mlp.intermediate} over {layout.moe_tp} GPUs "
-                f"is {width} wide, no multiple of the {BLOCK} that share a scale; "
-                f"{' or '.join(sizes) or 'no split'} would do"
+                f"is {width} wide, not a multiple of the {BLOCK} that share a scale; "
+                f"valid: {' or '.join(sizes) or 'no split'}"
             )
 
 
@@ -146,21 +146,20 @@ def check_wide_experts(model: ModelSpec, layout: Layout, options: PlanOptions) -
 def check_two_batches(
     model: ModelSpec, layout: Layout, execution: Execution, engine: str, starts: tuple[int, ...]
 ) -> None:
-    """Refuse plans whose halves would have nothing to take turns with."""
+    """Refuse two-batch overlap where one half has no all-to-all to overlap with the other's computation."""
     reasons = []
     if not starts:
-        reasons.append(f"{engine} has no such option; use engine='sglang' or 'vllm'")
+        reasons.append(f"{engine} has no such option: use engine='sglang' or 'vllm'")
     topks = [kind.mlp.topk for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
     if not topks:
-        reasons.append("a model without routed experts sends them nothing")
+        reasons.append("it has no routed experts")
     elif not all(sends_to_experts(layout, execution.exchange, topk) for topk in topks):
         ranks = layout.stage_gpus
         reasons.append(
-            "engines overlap an all-to-all with computing: "
-            f"exchange='alltoall', with dp and ep {ranks}, over 1"
+            f"engines overlap an all-to-all only: use exchange='alltoall' with dp and ep {ranks}, above 1"
         )
     elif any(experts_send(layout, execution.exchange, topk) for topk in topks):
-        reasons.append("the kernel of its experts sends their tokens itself: exchange='alltoall' sends apart")
+        reasons.append("its experts' kernel sends the tokens itself: use exchange='alltoall'")
     if reasons:
         raise PlanError(f"{model.name} does not run in two batches in {layout}: {'; '.join(reasons)}")
 
@@ -168,20 +167,20 @@ def check_two_batches(
 def check_context_parallel(
     model: ModelSpec, layout: Layout, engine: str, is_known: bool, overlaps: bool
 ) -> None:
-    """Refuse what no engine shares so, or no plan times."""
+    """Refuse context parallelism that no engine runs, or no plan times."""
     if layout.cp == 1:
         return
     reasons = []
     if not is_known:
-        reasons.append(f"{engine} has no context parallelism of prefill; use engine='sglang' or 'vllm'")
+        reasons.append(f"{engine} has no prefill context parallelism: use engine='sglang' or 'vllm'")
     if any(_passes_state(kind) for kind in model.kinds):
-        reasons.append("a state passes from one part of a prompt to the next, so parts cannot run at once")
+        reasons.append("its state passes from one part of a prompt to the next, so parts cannot run at once")
     if overlaps:
-        reasons.append("no plan times it together with two batches: two_batch_overlap=False")
+        reasons.append("it cannot be combined with two batches: use two_batch_overlap=False")
     if reasons:
         raise PlanError(f"{model.name} does not run with cp {layout.cp}: {'; '.join(reasons)}")
 
 
 def _passes_state(kind: LayerKind) -> bool:
-    """Whether what a sequence keeps in a layer goes from token to token, not only of its last ones."""
+    """Whether a layer's state is recurrent, not just a cache of the last tokens."""
     return bool(kind.attention.state_bytes(Layout())) and getattr(kind.attention, "is_recurrent", True)

@@ -1,4 +1,4 @@
-"""Compiling plans: every operator's curve and grid, laid out in one arena."""
+"""Compile a plan: every operator's curve and grid, laid out in one arena."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, Execution
 from fastroof.models.spec import Stage, stages_of
 from fastroof.operators.calls import Role
-from fastroof.plan.arena import check_arena, scaled_block, sum_blocks
-from fastroof.plan.attention import PlanAttention, mixed_kv_us
-from fastroof.plan.call_latencies import LayerAttention, looked_up
+from fastroof.plan.arena import scaled_block, sum_blocks, validate_arena
+from fastroof.plan.attention_times import mixed_kv_us
+from fastroof.plan.call_latencies import LayerAttention, call_latencies, padded_steps
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.checks import (
     check_context_parallel,
@@ -38,8 +38,7 @@ from fastroof.plan.checks import (
 from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
 from fastroof.plan.execution import execution_of
 from fastroof.plan.options import OPTIONS, PlanOptions
-from fastroof.plan.prefill_graphs import padded_steps
-from fastroof.plan.step_error import ErrorSource
+from fastroof.plan.plan_data import ErrorSource, PlanAttention
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
 from fastroof.tables.table_set import chosen_tables
@@ -47,7 +46,7 @@ from fastroof.tables.table_set import chosen_tables
 
 @dataclass(frozen=True, eq=False)
 class PlanRecipe:
-    """Curves, blocks and origins of every plan that differs in its numbers of layers alone."""
+    """Curves and blocks shared by all plans that differ only in their numbers of layers."""
 
     gpu: GpuSpec
     options: PlanOptions
@@ -65,7 +64,7 @@ class PlanRecipe:
 
     @lazy_property
     def _origins(self) -> dict[str, Flags]:
-        """Origins of the calls of each section: the same in every plan."""
+        """Origins of each section's calls: the same in every plan."""
         tokens, seqs = self.options.max_tokens, self.options.max_seqs
         return {
             "tokens": origins_of(self.calls, "tokens", tokens),
@@ -74,7 +73,7 @@ class PlanRecipe:
         }
 
     def plan(self, model: ModelSpec, sums: RowSums, row: int, stage: int | None = None) -> StepPlan:
-        """Compile the plan of one model, or of a pipeline stage, from its row of :meth:`row_sums`."""
+        """Compile the plan of a model, or of a pipeline stage, from its row of :meth:`row_sums`."""
         counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
         row_curves = tuple(call.curve.in_layers(counts[call.kind]) for call in self.calls)
         attention = tuple(_all_layers(part, counts[part.kind]) for part in self.attention)
@@ -93,7 +92,7 @@ class PlanRecipe:
             tables_hash=self.tables_hash,
             arena=self._arena(model, attention, sums.of_plan(row), row_curves),
             row_curves=row_curves,
-            # one kind's blocks are the arena's
+            # blocks of a single kind are those of the arena
             attention=attention if len(attention) > 1 else tuple(part.without_blocks() for part in attention),
             error_source=self.error_source,
             stage=stage,
@@ -101,7 +100,7 @@ class PlanRecipe:
         )
 
     def _stage_plans(self, model: ModelSpec) -> tuple[StepPlan, ...]:
-        """Plans of a model's pipeline stages; those that are alike are one."""
+        """Plans of a model's pipeline stages; equal stages share one."""
         made: dict[tuple[tuple[int, ...], bool, bool], StepPlan] = {}
         plans = []
         for stage in stages_of(model, self.options.pp):
@@ -112,7 +111,7 @@ class PlanRecipe:
         return tuple(plans)
 
     def _stage_plan(self, model: ModelSpec, stage: Stage) -> StepPlan:
-        """The plan of one stage: its layers, what it sends on, and the embedding or the LM head."""
+        """The plan of one stage: its layers, its sends, and the embedding or the LM head."""
         kinds = [kind for kind, count in enumerate(stage.counts) if count]
         calls, places = [], [0]
         for call in self.calls:
@@ -128,7 +127,7 @@ class PlanRecipe:
         )
         options = self.options
         if not stage.is_last:
-            # sequences are sampled by the last one
+            # the last stage samples
             costs = replace(options.engine.costs, sequence_us=0.0)
             options = replace(options, engine=replace(options.engine, costs=costs))
         recipe = replace(self, options=options, calls=tuple(calls), attention=attention)
@@ -142,7 +141,7 @@ class PlanRecipe:
         sums: RowSums,
         row_curves: Sequence[RowCurve],
     ) -> Floats:
-        """Lay a plan out as the step loops read it."""
+        """Lay out the arena that the step loops read."""
         options, costs = self.options, self.options.engine.costs
         allreduces = num_allreduces(row_curves)
         sections: dict[int, Array] = {
@@ -162,7 +161,7 @@ class PlanRecipe:
         sections[steps.PREFILL_AT] = sum_blocks([part.prefill_block for part in attention])
         windowed = [part for part in attention if part.call.window]
         if 0 < len(windowed) < len(attention):
-            # on the axes of all layers' blocks: a step finds a point's cell once for both
+            # on the axes of all layers' blocks: a step searches a point's cell once for both
             for slot, whole, blocks in (
                 (steps.WINDOW_DECODE_AT, steps.DECODE_AT, [part.decode_block for part in windowed]),
                 (steps.WINDOW_PREFILL_AT, steps.PREFILL_AT, [part.prefill_block for part in windowed]),
@@ -181,7 +180,7 @@ class PlanRecipe:
         if steps.WINDOW_DECODE_AT not in sections:
             header[steps.WINDOW_DECODE_AT] = header[steps.DECODE_AT]
             header[steps.WINDOW_PREFILL_AT] = header[steps.PREFILL_AT]
-        # summed apart: a kind's price has parts of both
+        # a kind's prefix has full and windowed parts
         pair_us, token_us, window_pair_us, window_token_us = (
             sum(prices) for prices in zip(*(part.prefix_us for part in attention), strict=True)
         )
@@ -200,13 +199,13 @@ class PlanRecipe:
             costs.prefill_floor_layer_us * model.num_blocks,
         )  # fmt: skip
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
-        check_arena(arena, f"the plan of {model.name} on {self.gpu.name}")
+        validate_arena(arena, f"the plan of {model.name} on {self.gpu.name}")
         arena.flags.writeable = False
         return arena
 
 
 def _runs_in(role: Role, stage: Stage) -> bool:
-    """Whether a stage runs a call that runs once a step."""
+    """Whether a stage runs a call that runs once per step."""
     if role == "embedding":
         return stage.is_first
     return not stage.is_last if role == "stage_send" else stage.is_last
@@ -226,7 +225,7 @@ def _all_layers(part: LayerAttention, count: int) -> PlanAttention:
 def plan_recipe(
     model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource, tables_hash: str
 ) -> PlanRecipe:
-    """Look up every curve and block that plans of a model's architecture need."""
+    """Look up every curve and block of plans of one architecture."""
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.engine, options.exchange, gpu)
@@ -241,7 +240,7 @@ def plan_recipe(
     check_expert_blocks(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
     padded = padded_steps(model, layout, execution, options.engine, row_limit)
-    rows, attention = looked_up(
+    rows, attention = call_latencies(
         model, layout, execution, curves, row_limit if padded is None else padded.limit
     )
     if padded is not None:
@@ -249,8 +248,8 @@ def plan_recipe(
     _check_windows(model, attention)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(
-            f"method={curves.method!r} holds MFU, and {model.name} attends within a window, beyond which "
-            "work does not grow with kv_len; method='roofline' times it"
+            f"method={curves.method!r} interpolates MFU, which does not fit {model.name}'s window: beyond it "
+            "work does not grow with kv_len; use method='roofline'"
         )
     return PlanRecipe(
         gpu=gpu,
@@ -265,12 +264,12 @@ def plan_recipe(
 
 
 def _check_windows(model: ModelSpec, attention: Sequence[LayerAttention]) -> None:
-    """Refuse several sizes beyond which attention costs no more, of windows or of what indexers pick."""
+    """Refuse attention with several caps: windows, or the tokens that indexers select."""
     windows = sorted({part.call.window for part in attention} - {0})
     if len(windows) > 1:
         raise PlanError(
-            f"{model.name} has attention whose cost caps at {' and at '.join(map(str, windows))} tokens, and "
-            "a plan times one such size beside attention that always grows"
+            f"{model.name} has attention whose cost is capped at {' and '.join(map(str, windows))} tokens, "
+            "and a plan takes one cap besides uncapped attention"
         )
 
 
@@ -309,95 +308,93 @@ def compile_plan(
     Parameters
     ----------
     model : ModelSpec, str, Path or mapping
-        What :func:`fastroof.load_model` takes or returns.
+        A model, or an argument of :func:`fastroof.load_model`.
     gpu : GpuSpec, str, Path or mapping
-        What :func:`fastroof.load_gpu` takes or returns.
+        A GPU, or an argument of :func:`fastroof.load_gpu`.
     tables : Tables, str or Path
-        Measured tables of that GPU, or what :func:`fastroof.load_tables` takes; by default the GPU's own, or
-        the datasheet model if nothing was measured on it. ``"datasheet"`` (or None) compiles the datasheet
-        model: rooflines of the GPU's peaks times one efficiency per operator class, origin "modelled", with
-        a warning.
+        Measured tables of that GPU, or an argument of :func:`fastroof.load_tables` (default: the GPU's own,
+        or the datasheet model if nothing was measured on it). ``"datasheet"`` (or None) compiles the
+        datasheet model: rooflines of the GPU's peaks times one efficiency per operator class, origin
+        "modelled", with a warning.
     tp : int
-        Tensor-parallel size: 1, 2, 4 or 8.
+        Tensor-parallel size: 1, 2, 4 or 8; 16, 32 or 64 across nodes.
     pp : int
-        Pipeline stages. A step is one batch through all of them, with what they send each other (modelled);
-        ``plan.stages``, ``plan.pipeline_us`` and ``plan.cycle_us`` know several batches at once.
+        Pipeline stages. A step is one batch through all of them, with their sends (modelled);
+        ``plan.pipeline_us`` and ``plan.cycle_us`` time several batches at once.
     dp : int
-        Ranks of attention data parallelism. Steps are those of one rank: ``batch_size`` and tokens are a
-        rank's. Ranks of a dense model share nothing, so its times are those of dp 1.
+        Ranks of attention data parallelism. Steps are those of one rank: ``batch_size`` and tokens are per
+        rank. Ranks of a dense model share nothing, so its times equal those of dp 1.
     ep, moe_tp : int
-        Groups of experts on GPUs of their own, and GPUs that share each expert; ``moe_tp`` None is what
-        tp x dp / ep leaves. A dense model has no experts to split: ep is 1.
+        Number of GPU groups that the experts are spread over, and GPUs that share each expert (default:
+        tp x dp x cp / ep). A dense model has ep 1.
     dtype : str
-        Linear layers and experts: ``auto`` takes each as the checkpoint has it, see ``plan.dtype`` for what
-        that is. Another name of :data:`fastroof.models.execution.DTYPES` (fp8 is a scale a tensor, fp8_block
-        a scale a block of 128 x 128) than the checkpoint's times the model as if all but the router and the
-        LM head were quantised so.
+        Format of linear layers and experts: ``auto`` (the checkpoint's) or one of
+        :data:`fastroof.models.execution.DTYPES` (fp8 has per-tensor scales, fp8_block one per 128 x 128
+        block). Another format than the checkpoint's applies to all but the router and the LM head.
     kv_dtype : str
-        KV cache: ``auto`` (the checkpoint's, else bf16), bf16 or fp8.
+        Format of the KV cache: ``auto`` (the checkpoint's, else bf16), bf16 or fp8.
     engine : EngineProfile, str, Path or mapping
-        Serving engine: what it adds to the sum of its kernels, and how it schedules, see
+        Serving engine: its costs besides kernels, schedule and memory, see
         :func:`fastroof.engines.load_engine`. ``vllm`` by default, as in every command; ``kernels`` adds
         nothing.
     method : str
-        How tables are looked up: roofline, linear_mfu, nearest or floor.
+        Interpolation between measured points: roofline, linear_mfu, nearest or floor.
     max_tokens, max_seqs : int
-        The largest step to time.
+        Maximum number of tokens and of sequences in a step.
     gemm_smoothing : str, optional
-        ``none`` sums bf16 GEMMs as they were measured, ``median3`` smooths the small ones along m; by
-        default as the engine's profile says.
+        ``none`` takes bf16 GEMMs as measured, ``median3`` smooths the small ones along m (default: the
+        engine's own).
     routing : str, optional
-        How tokens spread over experts: balanced, power_law_1.01 or power_law_1.2 (the default, see
+        Distribution of tokens over experts: balanced, power_law_1.01 or power_law_1.2 (the default, see
         :data:`fastroof.models.execution.ROUTING`).
     allow_modelled : bool
-        Whether a call that no measured table serves, attention included, comes from the datasheet model
-        (origin modelled) instead of raising MissingTableError.
+        Whether a call that was not measured comes from the datasheet model (origin "modelled") instead of
+        raising MissingTableError.
     exchange : str, optional
-        How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces) or
-        ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone), or
-        all-to-all by the kernels of a rack, ``nvlink_one_sided`` or ``nvlink_two_sided``, or ``megamoe``, by
-        the experts' own kernel, which sends and computes; by default as the engine does it by itself.
+        How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces),
+        ``alltoall`` (dispatch and combine, low-latency in decode-only steps), ``nvlink_one_sided`` or
+        ``nvlink_two_sided`` (all-to-all within a rack), or ``megamoe`` (fused with the experts' kernel)
+        (default: the engine's own).
     dp_imbalance : float
-        Tokens of the most loaded rank of ``dp`` over the mean of all, at least 1. Steps are those of the
-        most loaded rank: experts get ``dp / dp_imbalance`` times its tokens.
+        Tokens of the most loaded rank divided by the mean, 1 to ``dp``. Steps are those of the most loaded
+        rank: experts get ``dp / dp_imbalance`` times its tokens.
     wide_experts : bool, optional
-        Whether experts run the kernels of wide expert parallelism, one in decodes and another with prefill;
-        by default where tokens are sent to more groups of experts than the engine's profile says (8; any of
-        SGLang's DeepEP), and its own wide kernels were measured for the layer.
+        Whether experts run the kernels of wide expert parallelism (default: if tokens are sent to more
+        groups of experts than the engine's profile says, and its wide kernels were measured for the layer).
     eplb : bool
-        Whether a load balancer spreads the busiest experts' tokens (as measured: ``routing`` with it).
+        Whether a load balancer spreads the busiest experts' tokens, as measured.
     num_slots : int, optional
-        Places for experts on all GPUs of a group, with ``eplb``: more than experts holds copies of some, in
-        memory too. By default one an expert.
+        Expert slots on all GPUs of a group, with ``eplb``: slots beyond one per expert hold copies, which
+        take memory too (default: one per expert).
     two_batch_overlap : bool
-        Whether a step runs as two halves, one's tokens on their way to experts and back while the other
-        computes (modelled, see :mod:`fastroof.plan.calls`): with an all-to-all alone, from as many
-        tokens on as the engine's profile says.
+        Whether a step runs as two halves, one half's all-to-all overlapping the other's computation
+        (modelled), from as many tokens on as the engine's profile says.
     cp : int
-        GPUs that share the new tokens of each prompt, each with the whole cache (context parallelism of
-        prefill, see :mod:`fastroof.plan.calls`); decodes run on all of them alike.
+        GPUs that share the new tokens of each prompt, each with the whole cache (prefill context
+        parallelism); decodes run on all of them alike.
     memory_fraction : float, optional
-        ``gpu_memory_utilization`` of vLLM, ``free_gpu_memory_fraction`` of TensorRT-LLM,
-        ``mem_fraction_static`` of SGLang, each of what the engine takes it of; without an engine of the
-        datasheet's memory. By default the engine's own. What is left for KV cache is ``plan.memory``.
+        ``gpu_memory_utilization`` of vLLM, ``free_gpu_memory_fraction`` of TensorRT-LLM or
+        ``mem_fraction_static`` of SGLang, with the engine's meaning; a fraction of the datasheet's memory
+        without an engine (default: the engine's own). ``plan.memory`` has what it leaves for KV cache.
     curves : CurveSource, optional
-        Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
+        Source of latencies instead of the tables.
     runtime : EngineProfile, str, Path or mapping, optional
         Former name of ``engine``.
 
     Returns
     -------
     StepPlan
-        Ready to time steps.
+        A plan that times steps.
 
     Raises
     ------
     PlanError
-        If the model cannot be split so, a dtype or engine is unknown, or the tables are another GPU's.
+        If an option is invalid, the model or engine does not run with the layout, or the tables are another
+        GPU's.
     MissingTableError
-        If no table serves an operator.
+        If an operator was not measured.
     UnsupportedModelError
-        If the architecture needs an operator that a plan does not have.
+        If the architecture needs an unsupported operator.
 
     Examples
     --------
@@ -415,7 +412,7 @@ def compile_plan(
     check_tables(used, gpu)
     check_kernels(used, gpu, options)
     if curves is not None and not callable(getattr(curves, "row_values", None)):
-        raise PlanError(f"curves must be a source of latencies or None, got {shown(curves)}")
+        raise PlanError(f"curves must be a CurveSource or None, got {shown(curves)}")
     if curves is None:
         curves = curves_of(used, gpu, options)
     recipe = plan_recipe(model, gpu, options, curves, "" if used is None else used.content_hash)
@@ -424,6 +421,6 @@ def compile_plan(
 
 
 def check_plan(name: str, value: Any, error: type[FastroofError]) -> None:
-    """Refuse what is no plan."""
+    """Refuse anything but a StepPlan."""
     if not isinstance(value, StepPlan):
-        raise error(f"{name} must be a StepPlan, as compile_plan makes them, got {shown(value)}")
+        raise error(f"{name} must be a StepPlan (see compile_plan), got {shown(value)}")

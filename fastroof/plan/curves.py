@@ -1,11 +1,11 @@
-"""A call's latency against its rows, and what a plan asks of whoever knows latencies."""
+"""Where a plan's latencies come from: measured tables, or the datasheet."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import numpy as np
 
@@ -17,23 +17,27 @@ from fastroof.errors import MissingTableError, PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.load.by_name import how_to_get, table_folders
 from fastroof.operators.attention_work import PrefixUs
-from fastroof.operators.calls import RowOperator
+from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.plan.attention import StepAttention
 from fastroof.plan.options import PlanOptions
-from fastroof.plan.step_attention import StepAttention
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import KernelOrder
 
 DATASHEET_SOURCE: Final = "datasheet"
-"""What stands for a source where no kernel was measured."""
+"""Source of what was not measured."""
+
+
+Component = Literal["linear", "experts", "communication", "elementwise", "lm_head"]
+"""Parts of a step that comparisons and pictures sum its calls over rows to."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowCurve:
-    """One call's latency against its rows, piecewise linear."""
+    """Latency of one call by its rows, piecewise linear."""
 
     operator: RowOperator
     axis: Floats
@@ -44,7 +48,7 @@ class RowCurve:
     share: float = 1.0
 
     def in_layers(self, count: int) -> RowCurve:
-        """Return the curve of all calls of so many layers; ``replace`` would take three times as long."""
+        """Return the curve of ``count`` layers' calls; ``replace`` would take three times as long."""
         call = self.operator
         if count > 1:
             call = replace(call, times=call.times * count)
@@ -57,11 +61,11 @@ class RowCurve:
 
 
 class CurveSource(Protocol):
-    """What a plan is compiled from."""
+    """Latencies that a plan is compiled from."""
 
     @property
     def method(self) -> str:
-        """How latencies are looked up."""
+        """How tables are interpolated."""
 
     @property
     def gpu(self) -> GpuSpec:
@@ -69,26 +73,26 @@ class CurveSource(Protocol):
 
     @property
     def quantise_inputs(self) -> bool:
-        """Whether an fp8 GEMM's latency leaves out quantising its input."""
+        """Whether fp8 GEMMs were measured without quantising their input."""
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
-        """Latency of a call against its rows, at least up to ``max_rows``."""
+        """Return a call's latency by rows, at least up to ``max_rows``."""
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
-        """Latency of a call at every number of rows up to ``max_rows``, and its origin."""
+        """Return a call's latency and origin at every number of rows up to ``max_rows``."""
 
     def attention_block(self, attention: StepAttention) -> Floats:
-        """Grid block of one layer's attention, as ``grid_value`` reads it."""
+        """Return the grid block of one layer's attention, as ``grid_value`` reads it."""
 
     def attention_source(self, attention: StepAttention) -> str:
-        """Which measured tables a block of attention comes from."""
+        """Return the source of an attention block."""
 
     def prefix_us(self, attention: StepAttention) -> PrefixUs:
-        """Price of a prefix in one layer's prompts."""
+        """Return the time per pair and token of a prefix, in one layer's prefill."""
 
 
 def num_allreduces(curves: Iterable[RowCurve]) -> float:
-    """All-reduces of a step, which steps of decodes and steps with prompts have as many of."""
+    """Number of all-reduces of a step: the same with and without prefill."""
     calls = [curve.operator for curve in curves if curve.operator.steps != "with_prefill"]
     return sum(call.times for call in calls if call.operator == "allreduce")
 
@@ -98,8 +102,19 @@ def per_row(call: RowOperator) -> PerRowOperator:
     return cast(PerRowOperator, OPERATORS[call.operator])
 
 
+def component_of(call: RowOperator) -> Component:
+    """Return the component of a call over rows; attention is separate."""
+    if per_row(call).over_link:
+        return "communication"
+    if isinstance(call, Elementwise | HyperConnection):
+        return "elementwise"
+    if call.role == "lm_head":
+        return "lm_head"
+    return "experts" if call.role in ("router", "experts") or call.role.startswith("shared_") else "linear"
+
+
 def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
-    """Look a curve up at every number of rows up to ``max_rows``."""
+    """Look up a curve at every number of rows up to ``max_rows``."""
     latency_us = np.empty(max_rows + 1)
     origin = np.empty(max_rows + 1, np.uint8)
     curve_rows(curve.axis, curve.value, curve.flag, latency_us, origin)
@@ -107,16 +122,16 @@ def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
 
 
 def row_cost(call: RowOperator) -> RowCost:
-    """FLOPs and compulsory bytes of one call, a row and fixed."""
+    """FLOPs and compulsory bytes of one call, per row and fixed."""
     return per_row(call).row_cost(call)
 
 
 CLASSES: Final = {name: kind for o in OPERATORS.values() for name, kind in o.datasheets.items()}
-"""Launch floor and efficiency by class of operator."""
+"""Launch floor and efficiency by operator class."""
 
 
 class DatasheetCurves:
-    """Curves from a GPU's datasheet alone."""
+    """Curves from a GPU's datasheet only."""
 
     method = "datasheet"
     quantise_inputs = False
@@ -132,29 +147,29 @@ class DatasheetCurves:
         )
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
-        """Latency of a call against its rows; ``max_rows`` does not matter."""
+        """Return a call's latency by rows; ``max_rows`` is ignored."""
         return RowCurve(call, *per_row(call).datasheet_nodes(call, self.gpu))
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
-        """Latency of a call at every number of rows, and its origin."""
+        """Return a call's latency and origin at every number of rows."""
         return row_values(self.row_curve(call, max_rows), max_rows)
 
     def attention_block(self, attention: StepAttention) -> Floats:
-        """Grid block of one layer's attention."""
+        """Return the grid block of one layer's attention."""
         return attention.datasheet_block(self.gpu)
 
     def attention_source(self, attention: StepAttention) -> str:
-        """No kernel was measured."""
+        """Return "datasheet"."""
         return DATASHEET_SOURCE
 
     def prefix_us(self, attention: StepAttention) -> PrefixUs:
-        """Price of a prefix: its roofline at the efficiency of prompts."""
+        """Return the roofline of a prefix at the efficiency of prefill."""
         return attention.datasheet_prefix_us(self.gpu)
 
 
 @dataclass(frozen=True, eq=False)
 class TableCurves:
-    """Curves from measured tables; each distinct one is made once, and kept with the tables."""
+    """Curves from measured tables; each distinct one is cached with the tables."""
 
     tables: Tables
     method: str = "roofline"
@@ -169,7 +184,7 @@ class TableCurves:
 
     @lazy_property
     def options(self) -> CurveOptions:
-        """How the tables are read."""
+        """How tables are read."""
         return CurveOptions(self.method, self.gemm_smoothing, self.fp8_scales)
 
     @property
@@ -179,11 +194,11 @@ class TableCurves:
 
     @property
     def quantise_inputs(self) -> bool:
-        """Whether the source's fp8 GEMMs leave out quantising their input, as kernels alone do."""
+        """Whether the source's fp8 GEMMs were measured without quantising their input."""
         return GEMM.quantises_inputs_apart(self.tables)
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
-        """Latency of a call against its rows."""
+        """Return a call's latency by rows."""
 
         def nodes() -> RowNodes:
             made = operator.row_nodes(call, self.tables, self.options, max_rows)
@@ -205,7 +220,7 @@ class TableCurves:
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
-        """Latency of a call at every number of rows, and its origin."""
+        """Return a call's latency and origin at every number of rows."""
 
         def values() -> tuple[Floats, Flags]:
             return row_values(self.row_curve(call, max_rows), max_rows)
@@ -216,17 +231,17 @@ class TableCurves:
             lambda made: made[0].nbytes + made[1].nbytes,
             lambda made: len(made[0]) > max_rows,
         )
-        # those up to a larger number begin alike
+        # cached values may go further
         return latency_us[: max_rows + 1], origin[: max_rows + 1]
 
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
-        """What a curve depends on: not the call's role, nor how often it runs."""
+        """Cache key: all that a curve depends on, which excludes the call's role and count."""
         operator = per_row(call)
         key = (self.options, self.allow_modelled, call.operator, *operator.row_key(call))
         return (*key, max_rows) if operator.has_every_row(call, self.tables, self.options) else key
 
     def attention_block(self, attention: StepAttention) -> Floats:
-        """Grid block of one layer's attention; borrowed nodes say so."""
+        """Return the grid block of one layer's attention; borrowed nodes are flagged."""
 
         def block() -> Floats:
             if self._is_modelled(attention):
@@ -239,19 +254,19 @@ class TableCurves:
         return self.tables.cached(("attention blocks", *how, attention), block)
 
     def attention_source(self, attention: StepAttention) -> str:
-        """Which sources have the kernels that stand for it."""
+        """Return the sources of its kernels, or of those that replace them."""
         if self._is_modelled(attention):
             return DATASHEET_SOURCE
         return " ".join(dict.fromkeys(attention.sources(self.tables)))
 
     def prefix_us(self, attention: StepAttention) -> PrefixUs:
-        """Price of a prefix in one layer's prompts."""
+        """Return the time per pair and token of a prefix, in one layer's prefill."""
         if self._is_modelled(attention):
             return attention.datasheet_prefix_us(self.gpu)
         return self.tables.cached(("prefix", attention), lambda: attention.prefix_us(self.tables))
 
     def _is_modelled(self, attention: StepAttention) -> bool:
-        """Whether nothing measured stands for it, and the datasheet model may."""
+        """Whether it was not measured and comes from the datasheet model."""
 
         def is_modelled() -> bool:
             try:
@@ -265,13 +280,13 @@ class TableCurves:
         return self.tables.cached(("is modelled", self.allow_modelled, attention), is_modelled)
 
     def _check_modelled(self, error: MissingTableError) -> None:
-        """Say what else would do, unless the datasheet model may stand for what was not measured."""
+        """Raise the error with a hint, unless the datasheet model is allowed."""
         if not self.allow_modelled:
             raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None
 
 
 def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
-    """Whose measured kernels a plan reads first; ``options`` are checked."""
+    """Return the order in which a plan prefers sources of kernels; ``options`` are checked."""
     engine = options.engine
     named = []
     for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
@@ -283,7 +298,7 @@ def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
 
 
 def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
-    """Where a plan's latencies come from; ``options`` are checked."""
+    """Return where a plan's latencies come from; ``options`` are checked."""
     if tables is None:
         return DatasheetCurves(gpu)
     kernels = options.engine.kernels

@@ -1,4 +1,4 @@
-"""How a plan runs its model: where latencies come from, in which formats, by which of an engine's ways."""
+"""How a plan runs its model: formats, kernels of experts, and the engine's exchange of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS: Final = ("mla_decode", "mla_prefill", "mla_bmm")
 
 
 def whole_blocks(options: PlanOptions, tables: Tables | None) -> tuple[str, ...]:
-    """Formats of projections whose blocks are taken whole."""
+    """Formats of projections whose latent attention is looked up as one block."""
     if tables is None or not all(name in tables.measured.tables for name in BLOCKS):
         return ()
     if not all(name in tables.measured.tables for name in PARTS):
@@ -38,7 +38,7 @@ def whole_blocks(options: PlanOptions, tables: Tables | None) -> tuple[str, ...]
 
 
 def _sound_formats(tables: Tables, operator: str, kv_dtype: str) -> set[str]:
-    """Formats of which some source has sound blocks with a cache."""
+    """Formats in which some source has sound blocks with a KV cache of a format."""
     found = set()
     for table in tables.candidates(operator):
         keys = [key for key in table.groups() if key[1] == kv_dtype]
@@ -53,18 +53,18 @@ KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     "nvfp4": (("fp4", ("nvfp4",)), ("bf16", ("nvfp4_wo",))),
     "mxfp4": (("fp4", ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")), ("bf16", ("w4a16_mxfp4",))),
 }
-"""Formats that kernels of a stored format compute in on GPUs that have a peak, the first that they have.
+"""Compute formats of a stored format by the GPU's peaks; the first peak that the GPU has decides.
 
-On a GPU without units for 4 bits engines keep the weights as they are and compute in bf16; fp8 without units
-for it is refused. SmoothQuant's int8 kernels are called ``sq`` in the tables that have any. No kernel of
-mxfp8 was measured: those of fp8_block stand for it, which compute in fp8 too and read 3 % fewer bytes.
+Without 4-bit units, engines keep the weights and compute in bf16; fp8 without fp8 units is refused. Tables
+call SmoothQuant's int8 kernels ``sq``. mxfp8 was not measured: fp8_block replaces it, which also computes in
+fp8 and reads 3 % fewer bytes.
 """
 
 
 def kernel_formats(
     model: ModelSpec, stored: set[str], gpu: GpuSpec, options: PlanOptions, tables: Tables | None
 ) -> tuple[tuple[str, str], ...]:
-    """Stored formats whose kernels compute in another, each with that."""
+    """Pairs of a stored format and the different format that its kernels compute in."""
     chosen = {dtype: _kernel_format(model, dtype, gpu, options, tables) for dtype in sorted(stored)}
     return tuple((dtype, kernel) for dtype, kernel in chosen.items() if dtype != kernel)
 
@@ -89,7 +89,7 @@ def _kernel_format(
 
 
 def _measured(tables: Tables, hidden: int, experts: frozenset[RoutedExperts]) -> Iterator[set[str]]:
-    """Formats in which a model's experts were measured: by the first source, by any, of any shape."""
+    """Formats in which a model's experts were measured: by the first source, by any source, in any shape."""
     if not experts:
         yield _dtypes(tables, GEMM.name, None)
         return
@@ -107,7 +107,7 @@ def _dtypes(tables: Tables, operator: str, shapes: set[tuple[int, int, int, int]
 
 
 def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) -> ExchangeRules:
-    """Say what GPUs of a plan send each other for experts."""
+    """Return how GPUs exchange tokens for experts."""
     rules = engine.layout
     on_rack = gpu.name in rules.alltoall_gpus
     alltoall = rules.alltoall if on_rack and rules.alltoall == "over_topk" else "never"
@@ -131,14 +131,14 @@ def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) ->
 
 
 def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
-    """Whether shared experts run beside the routed ones in steps of decodes; ``options`` are a model's."""
+    """Whether shared experts run concurrently with the routed ones in decode steps."""
     kernel = options.kernel("moe", gpu, options.dtype)
     chosen = kernel.shared_experts if kernel is not None else ""
     return (chosen or options.engine.kernels.shared_experts) == "beside"
 
 
 class WideExperts(NamedTuple):
-    """What an execution has of wide expert parallelism: see there."""
+    """The fields of an execution about wide expert parallelism."""
 
     is_wide: bool
     num_slots: int
@@ -148,7 +148,7 @@ class WideExperts(NamedTuple):
 def wide_experts(
     model: ModelSpec, layout: Layout, options: PlanOptions, execution: Execution, tables: Tables | None
 ) -> WideExperts:
-    """Say what kernels a plan's experts run, and over how many places."""
+    """Return which kernels a plan's experts run, and over how many slots."""
     layers = [kind for kind in model.kinds if isinstance(kind.mlp, RoutedExperts)]
     check_wide_experts(model, layout, options)
     routing = execution.routing + (BALANCED if options.eplb else "")
@@ -173,7 +173,7 @@ def wide_experts(
 
 
 def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
-    """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.for_model`."""
+    """Return how a plan runs its model; ``options`` come from :meth:`PlanOptions.for_model`."""
     checkpoint = model.checkpoint
     formats: Formats | None = None
     scale_bytes: tuple[tuple[str, float], ...] = ()

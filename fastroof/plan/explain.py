@@ -1,6 +1,6 @@
-"""One step, broken down by operator: time, FLOPs, bytes, MFU, what bounds it, origin.
+"""Break one step down by operator: time, FLOPs, bytes, MFU, bound and origin.
 
-What the engine adds to its kernels is the last row, so that rows add up to the step.
+The engine's own time is the last row, so that rows add up to the step.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.arrow import ORIGIN, ArrowResult
-from fastroof.checks import check_flag, shown, whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED, Column
 from fastroof.compiled import steps
 from fastroof.compiled import verification as loops
@@ -27,21 +27,42 @@ from fastroof.models.vision import ImagePieces, VisionEncoder
 from fastroof.operators.attention import ENCODER_ATTENTION
 from fastroof.operators.attention_work import HeadShape, pairs_within
 from fastroof.operators.calls import Role, RowOperator
-from fastroof.plan import step_error
-from fastroof.plan.attention import AttentionTimes, attention_times, kinds_beside_prefill, window_points
+from fastroof.plan.attention_times import (
+    AttentionTimes,
+    attention_times,
+    kinds_beside_prefill,
+    window_points,
+)
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import DATASHEET_SOURCE, CurveSource, RowCurve, TableCurves, per_row, row_cost
-from fastroof.run import StepBatch, StepTimes, run_batch
+from fastroof.plan.plan_data import PlanData
+from fastroof.run import StepBatch, StepTimes
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 
-if TYPE_CHECKING:
-    from fastroof.plan.plan_facts import PlanFacts
-    from fastroof.plan.step_plan import StepPlan
-
 
 class OperatorTime(NamedTuple):
-    """One operator's part of a step."""
+    """One operator's part of a step.
+
+    Attributes
+    ----------
+    name, role : str
+        The operator, and what it does in the step.
+    calls : int
+        How often it runs.
+    total_us : float
+        Time of all calls.
+    flops, moved_bytes : float
+        FLOPs and compulsory bytes of all calls on one GPU; bytes on the wire for communication.
+    mfu : float
+        FLOPs divided by time and peak; NaN if it computes nothing.
+    bound : str
+        compute, memory, launch, communication or host.
+    origin : int
+        0 measured to 4 modelled.
+    source, dtype : str
+        Measured tables or engine profile, and the kernel's format.
+    """
 
     name: str
     role: Role
@@ -58,7 +79,7 @@ class OperatorTime(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Explanation(ArrowResult):
-    """A step by operator; ``total_us`` is the step's time to the last bit."""
+    """A step by operator; ``total_us`` is exactly the step's time."""
 
     operators: tuple[OperatorTime, ...]
     total_us: float
@@ -82,7 +103,7 @@ class Explanation(ArrowResult):
     _html_names = ("name", "calls", "total_us", "mfu", "bound", "origin", "source")
 
     def columns(self) -> dict[str, Any]:
-        """Fields of all operators: a list a field, an entry an operator."""
+        """Return the fields of all operators, one list per field."""
         return {name: [getattr(part, name) for part in self.operators] for name in OperatorTime._fields}
 
     def _html_caption(self, count: int) -> str:
@@ -92,7 +113,7 @@ class Explanation(ArrowResult):
 
 
 def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:
-    """One call over rows, at so many of them."""
+    """Return a call over rows at a number of rows."""
     operator, dtype = curve.operator, row_cost(curve.operator).dtype
     latency_us, origin = curve_point(curve.axis, curve.value, curve.flag, 0, len(curve.axis), float(rows))
     work, moved = (
@@ -102,7 +123,7 @@ def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:
         bound = "communication"
     else:
         bound = bound_of(gpu, curve.launch_us, work / gpu.peak(dtype), moved)
-    # no time: it runs beside what takes longer
+    # no time: hidden by a longer parallel path
     mfu = work / gpu.peak(dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
     times = operator.times
     return OperatorTime(
@@ -131,9 +152,9 @@ def bound_of(gpu: GpuSpec, launch_us: float, compute_s: float, moved_bytes: floa
 
 
 def _attention_parts(
-    plan: StepPlan, new: Ints, context: Ints, times: StepTimes, is_decode: bool, is_mixed: bool
+    plan: PlanData, new: Ints, context: Ints, times: StepTimes, is_decode: bool, is_mixed: bool
 ) -> list[OperatorTime]:
-    """Attention over some requests of the step, all of them decodes or none, by kind of layers."""
+    """Attention of a step's decodes, or of its other requests, by kind of layers."""
     if is_decode:
         batch = float(len(new))
         x = float((context + 1).sum()) / batch
@@ -157,7 +178,7 @@ def _attention_parts(
 
 
 def _attention_time(
-    plan: StepPlan,
+    plan: PlanData,
     number: int,
     new: Ints,
     context: Ints,
@@ -193,15 +214,12 @@ def _attention_time(
     )
 
 
-def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error: bool) -> Explanation:
-    """Answer ``plan.explain(requests)``."""
-    check_flag("with_error", with_error, BatchError)
-    batch = StepBatch.from_requests([requests])
-    times = run_batch(plan, batch, 1)
+def explain_step(plan: PlanData, batch: StepBatch, times: StepTimes) -> Explanation:
+    """Break the one step of a batch down by operator."""
     new, context = batch.new_tokens, batch.context_len
-    error = float(step_error.batch_error(plan, batch, times)[0]) if with_error else None
+    error = None if times.relative_error is None else float(times.relative_error[0])
     if not len(new):
-        return Explanation((), 0.0, 0, error, plan.made_from)
+        return Explanation((), 0.0, 0, error, times.made_from)
     decode = (new == 1) & (context > 0)
     rows = Ranks.of(plan.layout, plan.execution).of_step(int(new.sum()), len(new))
     attention: list[list[OperatorTime]] = []
@@ -220,14 +238,14 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
             operators.append(row_time(plan.gpu, curve, rows[curve.operator.rows]))
     operators += _engine_parts(plan, float(times.components.runtime_us[0]))
     total_us, origin = float(times.latency_us[0]), int(times.origin[0])
-    return Explanation(tuple(operators), total_us, origin, error, plan.made_from)
+    return Explanation(tuple(operators), total_us, origin, error, times.made_from)
 
 
-def _engine_parts(plan: StepPlan, runtime_us: float) -> list[OperatorTime]:
-    """What the engine adds to a step's kernels, as the profile has it; nothing where that is nothing."""
+def _engine_parts(plan: PlanData, runtime_us: float) -> list[OperatorTime]:
+    """The engine's own time of a step, if any."""
     if not runtime_us:
         return []
-    source = f"profile {plan.runtime}"
+    source = f"profile {plan.engine.name}"
     return [
         OperatorTime(
             "runtime", "runtime", 1, runtime_us, 0.0, 0.0, float("nan"), "host", ORIGIN_MODELLED, source
@@ -235,14 +253,18 @@ def _engine_parts(plan: StepPlan, runtime_us: float) -> list[OperatorTime]:
     ]
 
 
-def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: int) -> Explanation:
-    """Answer ``plan.explain_verification``."""
-    given = (("batch_size", batch_size), ("kv_len", kv_len), ("tokens", tokens))
-    batch_size, kv_len, tokens = (whole_number(name, size, error=BatchError) for name, size in given)
-    total_us = plan.verify_us(batch_size, kv_len, tokens)
-    arena, batch = plan.verification_arena, float(batch_size)
-    asked = loops.open_speculation(arena, steps.open_plan(arena))._replace(tokens=float(tokens))
-    longer = loops.queries_factor(arena, asked, batch, float(kv_len))
+def explain_verification(
+    plan: PlanData,
+    arena: Floats,
+    sizes: tuple[int, int, int],
+    total_us: float,
+    made_from: Mapping[str, str],
+) -> Explanation:
+    """Break a step of (batch_size, kv_len, tokens) that verifies drafts down by operator."""
+    batch_size, kv_len, tokens = sizes
+    batch = float(batch_size)
+    speculation = loops.open_speculation(arena, steps.open_plan(arena))._replace(tokens=float(tokens))
+    longer = loops.queries_factor(arena, speculation, batch, float(kv_len))
     new = np.full(batch_size, tokens)
     parts = []
     for number in range(len(plan.attention)):
@@ -258,7 +280,7 @@ def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: i
             operators.append(row_time(plan.gpu, curve, rows[curve.operator.rows]))
     origin = max(operator.origin for operator in operators)
     operators += _engine_parts(plan, float(arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch))
-    return Explanation(tuple(operators), total_us, origin, None, plan.made_from)
+    return Explanation(tuple(operators), total_us, origin, None, made_from)
 
 
 MOST_PATCHES: Final = 2**17
@@ -270,7 +292,7 @@ _CALLED: Final = "vision encoder"
 
 
 class EncoderTime(NamedTuple):
-    """Time of an encoder over some images at once."""
+    """Time of a vision encoder over some images at once."""
 
     latency_us: float
     origin: int
@@ -281,7 +303,7 @@ class EncoderTime(NamedTuple):
 def image_us(
     model: ModelSpec | str | Path, tables: Tables, patches: int, images: int = 1, *, tp: int = 1
 ) -> EncoderTime:
-    """Time a model's vision encoder over some images of as many patches each, in bf16."""
+    """Time a model's vision encoder over images of ``patches`` each, in bf16."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
     encoder = model.encoder
     whole_number("patches", patches, error=PlanError)
@@ -298,7 +320,7 @@ def encode(
     patches = sum(image.pieces * image.patches for image in images)
     tokens = sum(image.tokens for image in images)
     if patches > MOST_PATCHES:
-        raise PlanError(f"{patches:,} patches of {len(images)} images are more than {MOST_PATCHES:,} at once")
+        raise PlanError(f"{len(images)} images have {patches:,} patches, max {MOST_PATCHES:,} at once")
     if not images:
         return EncoderTime(0.0, 0, 0, ())
     calls, layers = encoder.calls(tp), encoder.num_layers or 0
@@ -325,7 +347,7 @@ def _rows(
 def _attention(
     encoder: VisionEncoder, curves: CurveSource, images: Sequence[ImagePieces], tp: int
 ) -> Iterator[OperatorTime]:
-    """Attention within pieces: a call for each number of patches."""
+    """Attention within pieces: one call per number of patches."""
     pieces: Counter[int] = Counter()
     for image in images:
         pieces[image.patches] += image.pieces
@@ -355,7 +377,7 @@ def _attention_us(
         return _datasheet_us(curves.gpu, *work), ORIGIN_MODELLED, DATASHEET_SOURCE
     tables = curves.tables
     try:
-        lender = tuple(ENCODER_ATTENTION.grid(tables, heads).donors[0])
+        donor = tuple(ENCODER_ATTENTION.grid(tables, heads).donors[0])
     except MissingTableError as error:
         if not curves.allow_modelled:
             raise MissingTableError(
@@ -369,9 +391,9 @@ def _attention_us(
         **{name: size for name, size in sizes.items() if name != "window"},
     )
     origin = int(found.origin)
-    if tables.is_foreign(tables.serving("encoder_attention", lender)):
+    if tables.is_foreign(tables.serving("encoder_attention", donor)):
         origin = max(origin, ORIGIN_BORROWED)
-    return float(found.latency_us), origin, tables.source_of("encoder_attention", lender)
+    return float(found.latency_us), origin, tables.source_of("encoder_attention", donor)
 
 
 def _datasheet_us(gpu: GpuSpec, work: float, moved: float) -> float:
@@ -380,16 +402,17 @@ def _datasheet_us(gpu: GpuSpec, work: float, moved: float) -> float:
     return kind.launch_us + busiest_s * US_PER_S / kind.efficiency
 
 
-def images_us(plan: PlanFacts, images: Iterable[ImageSize]) -> EncoderTime:
-    """Answer ``plan.encode(images)``."""
+def images_us(plan: PlanData, images: Iterable[ImageSize]) -> EncoderTime:
+    """Time the plan's vision encoder over images."""
     encoder = plan.model.encoder
     curves = plan.error_source.curves
     if curves is None:
-        raise PlanError("an unpickled plan has no tables any more, and encoders are looked up in them")
+        raise PlanError("an unpickled plan has no tables to look up its vision encoder in; compile it again")
     pieces = [encoder.pieces(*_checked(image)) for image in images]
-    # one that does not divide is encoded by each GPU as a whole
-    divides = not (encoder.num_heads or 0) % plan.tp and not (encoder.intermediate or 0) % plan.tp
-    time = encode(encoder, curves, pieces, plan.tp if divides else 1)
+    # an encoder that does not divide runs whole on each GPU
+    tp = plan.layout.tp
+    divides = not (encoder.num_heads or 0) % tp and not (encoder.intermediate or 0) % tp
+    time = encode(encoder, curves, pieces, tp if divides else 1)
     return time._replace(parts=tuple(part._replace(name=f"{_CALLED} {part.name}") for part in time.parts))
 
 
@@ -397,29 +420,23 @@ def _checked(image: Any) -> tuple[Any, Any]:
     try:
         width, height = image
     except (TypeError, ValueError):
-        raise BatchError(f"an image is (width, height) in pixels, got {shown(image)}") from None
+        raise BatchError(f"an image must be (width, height) in pixels, got {shown(image)}") from None
     return width, height
 
 
-def _listed(images: Any) -> list[Any]:
+def listed_images(images: Any) -> list[Any]:
+    """Return images, or images of each step, as a list."""
     try:
         return list(images)
     except TypeError:
-        raise BatchError(f"images are lists of (width, height) in pixels, got {shown(images)}") from None
+        raise BatchError(f"images must be lists of (width, height) in pixels, got {shown(images)}") from None
 
 
-def explain_with_images(
-    plan: StepPlan, requests: Iterable[tuple[int, int]], images: Iterable[ImageSize], with_error: bool
+def with_encoder(
+    plan: PlanData, step: Explanation, batch: StepBatch, images: Sequence[ImageSize]
 ) -> Explanation:
-    """Answer ``plan.explain(requests, images=images)``: the encoder's operators, then the step's."""
-    images = _listed(images)
-    if not images:
-        return explain_step(plan, requests, with_error)
-    if with_error:
-        raise PlanError("with_error goes without images: what encoders are off by was not put together")
-    requests = list(requests)
-    _check_prompts([requests], [images])
-    step = explain_step(plan, requests, False)
+    """Put the vision encoder's operators before those of the step that has the images' tokens."""
+    _check_prompts(_requests_of(batch), [images])
     encoded = images_us(plan, images)
     return replace(
         step,
@@ -430,24 +447,26 @@ def explain_with_images(
 
 
 def step_us_with_images(
-    plan: StepPlan, batch: StepBatch, step_us: Floats, images: Iterable[Iterable[ImageSize]]
+    plan: PlanData, batch: StepBatch, step_us: Floats, images: Iterable[Iterable[ImageSize]]
 ) -> Floats:
-    """Answer ``plan.step_us(batch, images=images)``."""
-    of_steps = [_listed(of_step) for of_step in _listed(images)]
+    """Add the vision encoder's time for each step's images to the steps' times."""
+    of_steps = [listed_images(of_step) for of_step in listed_images(images)]
     if len(of_steps) != len(step_us):
-        raise BatchError(f"images are a list a step: {len(step_us)} steps, {len(of_steps)} lists of images")
-    requests = np.stack([batch.new_tokens, batch.context_len], axis=1)
-    _check_prompts(
-        [requests[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)], of_steps
-    )
+        raise BatchError(f"images needs one list per step: {len(step_us)} steps, {len(of_steps)} lists")
+    _check_prompts(_requests_of(batch), of_steps)
     encoders_us: Floats = np.array([images_us(plan, one).latency_us if one else 0.0 for one in of_steps])
     return np.asarray(step_us + encoders_us)
 
 
+def _requests_of(batch: StepBatch) -> list[list[list[int]]]:
+    requests = np.stack([batch.new_tokens, batch.context_len], axis=1)
+    return [requests[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+
+
 def _check_prompts(steps: Iterable[Sequence[Sequence[int]]], images: Iterable[Sequence[ImageSize]]) -> None:
-    """Refuse images in a step without a prompt, which would have their tokens."""
+    """Refuse images in a step without a prompt: their tokens are a prompt's."""
     for requests, of_step in zip(steps, images, strict=True):
         if of_step and not any(new > 1 or not context for new, context in requests):
             raise BatchError(
-                f"a step of decodes alone has {len(of_step)} images: their tokens are new ones of a prompt"
+                f"{len(of_step)} images in a decode-only step: their tokens must be among a prompt's"
             )

@@ -1,4 +1,4 @@
-"""What a plan holds in one GPU's memory, and how many KV tokens are left room for."""
+"""Memory of one GPU of a plan: weights, workspace, reserve, and how many KV tokens fit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fastroof.run.batch import int_array
 from fastroof.units import ACTIVATION_BYTES
 
 VISIBLE_SHARE: Final = 0.99
-"""Share of a datasheet's memory that CUDA says a GPU has.
+"""Share of the datasheet's memory that CUDA reports.
 
 79.10 to 79.33 of 80 GiB on H100 and A100, 139.81 of 141 on H200, 44.42 of 44.99 on L40S, 94.97 of 95.59 on
-RTX PRO 6000 (logs of engines, bench_data/kv_room.csv and beside it): 0.987 to 0.994.
+RTX PRO 6000 (engine logs in bench_data/kv_room.csv): 0.987 to 0.994.
 """
 
 
 class LeftForKv(NamedTuple):
-    """A GPU's memory by what it is for, bytes."""
+    """A GPU's memory by use, bytes."""
 
     room_bytes: int
     activation_bytes: int
@@ -45,7 +45,7 @@ def left_for_kv(
     max_tokens: int,
     logits: int,
 ) -> LeftForKv:
-    """Work out what an engine leaves for KV cache."""
+    """Return what an engine leaves for KV cache."""
     gpu_bytes = gpu.hbm_bytes
     if rule.room == "datasheet":
         usable = int(gpu_bytes * rule.fraction)
@@ -70,7 +70,29 @@ def left_for_kv(
 
 
 class PlanMemory(NamedTuple):
-    """One GPU's memory, in bytes."""
+    """One GPU's memory, in bytes.
+
+    Attributes
+    ----------
+    weight_bytes : int
+        Weights in their formats, with scales.
+    kv_bytes_per_token : int
+        KV cache of one token over all layers, within the window.
+    activation_bytes : int
+        Workspace of the largest step; 0 if the engine's reserve covers it.
+    reserve_bytes : int
+        Left unused, by default or by the engine's profile.
+    max_kv_tokens : int
+        Tokens that fit besides all that, in whole blocks; bytes if no layer caches tokens.
+    window : int
+        Tokens of a sequence that windowed layers keep; 0 without such layers.
+    window_kv_bytes_per_token : int
+        Part of ``kv_bytes_per_token`` in windowed layers.
+    state_bytes_per_sequence : int
+        State of recurrent layers.
+    context_bytes : int
+        CUDA contexts, collectives and graphs.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -83,7 +105,7 @@ class PlanMemory(NamedTuple):
     context_bytes: int = 0
 
     def explain(self) -> dict[str, int]:
-        """Return where a GPU's memory goes, bytes: weights, workspace, context, reserve and KV cache."""
+        """Return a GPU's memory by use, bytes: weights, workspace, context, reserve and KV cache."""
         return {
             "weights": self.weight_bytes,
             "workspace": self.activation_bytes,
@@ -94,19 +116,19 @@ class PlanMemory(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of each of ``max_kv_tokens``: a token's, or 1 where no layer keeps any of a token."""
+        """Bytes of each of ``max_kv_tokens``: a token's, or 1 if no layer caches tokens."""
         return max(self.kv_bytes_per_token, 1)
 
     @property
     def window_share(self) -> float:
-        """Share of a token's KV cache that is kept within the window alone; 1 where there is none."""
+        """Share of a token's KV cache in windowed layers; 1 without a cache."""
         if not self.kv_bytes_per_token:
             return 1.0
         return self.window_kv_bytes_per_token / self.kv_bytes_per_token
 
     @property
     def state_tokens(self) -> float:
-        """Tokens' worth of KV cache of a sequence's state."""
+        """A sequence's state in tokens of KV cache."""
         return self.state_bytes_per_sequence / self.token_bytes
 
     @property
@@ -120,23 +142,23 @@ class PlanMemory(NamedTuple):
         return parts, (whole - within) // common, within // common, window, state // common
 
     def kv_bytes(self, kv_len: Any) -> Any:
-        """KV cache and state of one sequence, bytes."""
+        """Return the KV cache and state of one sequence, bytes."""
         length = _lengths(kv_len, 0)
         beyond = np.maximum(length - self.window, 0) * self.window_kv_bytes_per_token
         held = length * self.kv_bytes_per_token - beyond + self.state_bytes_per_sequence
         return held if held.ndim else int(held)
 
     def held_tokens(self, kv_len: float) -> float:
-        """Tokens' worth of KV cache and state of one sequence, of those that ``max_kv_tokens`` counts."""
+        """Return the KV cache and state of one sequence, in the tokens that ``max_kv_tokens`` counts."""
         return kv_len - self.window_share * max(kv_len - self.window, 0.0) + self.state_tokens
 
     def tokens_beside_states(self, sequences: int) -> int:
-        """Of ``max_kv_tokens``, those that the states of so many sequences leave, 0 where they do not fit."""
+        """Return how many of ``max_kv_tokens`` the states of some sequences leave; 0 if they do not fit."""
         room = self.max_kv_tokens * self.token_bytes - sequences * self.state_bytes_per_sequence
         return max(room, 0) // self.token_bytes
 
     def max_sequences(self, kv_len: Any) -> Any:
-        """How many sequences of a length fit."""
+        """Return how many sequences of a length fit."""
         parts, whole, within, window, state = self.kv_room
         length = _lengths(kv_len, 1)
         fit = parts // (whole * length + within * np.minimum(length, window) + state)
@@ -144,7 +166,7 @@ class PlanMemory(NamedTuple):
 
 
 def _lengths(kv_len: Any, least: int) -> Longs:
-    """Lengths of sequences as int64, of which no product here is beyond it."""
+    """Lengths of sequences as int64, small enough that no product here overflows."""
     lengths = int_array("kv_len", kv_len)
     wrong = lengths[(lengths < least) | (lengths > MAX_KV_LEN)]
     if wrong.size:
@@ -163,7 +185,7 @@ def plan_memory(
     rule: KvMemory = DATASHEET_MEMORY,
     max_seqs: int = 1024,
 ) -> PlanMemory:
-    """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room."""
+    """Return the memory of one GPU, in the pipeline stage with the least room."""
     if stage is not None or layout.pp == 1:
         return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0, rule, max_seqs)
     parts = [
@@ -174,7 +196,7 @@ def plan_memory(
 
 
 def _fullest(parts: list[PlanMemory]) -> PlanMemory:
-    """Memory of the pipeline stage that has room for the fewest tokens."""
+    """Memory of the pipeline stage with room for the fewest tokens."""
 
     def tokens(part: PlanMemory) -> float:
         holds_any = part.kv_bytes_per_token or not part.max_kv_tokens
@@ -197,7 +219,7 @@ def _gpu_memory(
     rule: KvMemory,
     max_seqs: int,
 ) -> PlanMemory:
-    """Memory of a GPU of one stage."""
+    """Memory of one stage's GPU."""
     hidden = model.hidden
     is_first, is_last = stage == 0, stage == layout.pp - 1
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
@@ -232,7 +254,7 @@ def _gpu_memory(
 
 
 def window_kv_bytes(model: ModelSpec, layout: Layout, kv_dtype: str) -> int:
-    """Bytes of ``model.kv_bytes_per_token`` that layers keep within their window alone."""
+    """Bytes of ``model.kv_bytes_per_token`` that belong to windowed layers."""
     return int(
         model.sum_layers(
             lambda kind: kind.kv_bytes_per_token(layout, kv_dtype) if kind.attention.window else 0

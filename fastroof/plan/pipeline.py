@@ -1,52 +1,45 @@
-"""Pipeline stages of a plan: micro-batches that follow each other through them, and the bubbles between.
-
-A plan of several stages times one batch through all of them, one after another. While one stage works on a
-batch the others can work on batches of their own: n micro-batches take ``n + pp - 1`` times a stage where all
-are equal, of which ``pp - 1`` are the bubble, and otherwise what the recurrence gives,
+"""Micro-batches through a plan's pipeline stages.
 
     end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch, stage]
 
-What a stage sends counts as its own time: nothing is taken to overlap with it.
-
-As many batches as stages, each of which goes round as decodes do, come round in ``pp`` times the slowest
-stage: that, not the time of one batch through all of them, is a step of an engine that keeps its stages busy,
-and is what estimates and rates take (``plan.paced``).
+Sends count as the sending stage's time, without overlap. ``n`` equal micro-batches in equal stages take
+``n + pp - 1`` times a stage, of which ``pp - 1`` are the bubble. ``pp`` batches that keep cycling, as decodes
+do, take ``pp`` times the slowest stage per round: that is a step of an engine that keeps all stages busy
+(``plan.bottleneck``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.compiled import steps
 from fastroof.plan.arena import scaled_block
-from fastroof.run.evaluate import round_us
+from fastroof.plan.plan_data import PlanData
+from fastroof.run.batch import StepBatch
+from fastroof.run.evaluate import step_us
 
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
-    from fastroof.run import StepBatch
-
-
-def in_each_stage(plan: StepPlan, times_us: Callable[[StepPlan], Floats]) -> Floats:
-    """Times of steps in every stage, us, of shape (steps, pp); of stages that are alike one is asked."""
-    alike: dict[int, Floats] = {}
-    for stage in plan.stages:
-        if id(stage) not in alike:
-            alike[id(stage)] = times_us(stage)
-    return np.stack([alike[id(stage)] for stage in plan.stages], axis=1)
+PlanT = TypeVar("PlanT", bound=PlanData)
 
 
-def stage_times_us(plan: StepPlan, batch: StepBatch) -> Floats:
-    """Time of every micro-batch in every stage, us: of shape (steps, pp)."""
-    return in_each_stage(plan, lambda stage: stage.step_us(batch))
+def in_each_stage(plan: PlanT, times_us: Callable[[PlanT], Floats]) -> Floats:
+    """Times of steps in every stage, us, of shape (steps, pp); equal stages are timed once."""
+    stages: Sequence[Any] = plan.stage_plans or (plan,)
+    times = {id(stage): times_us(stage) for stage in {id(stage): stage for stage in stages}.values()}
+    return np.stack([times[id(stage)] for stage in stages], axis=1)
+
+
+def stage_times_us(plan: PlanData, batch: StepBatch) -> Floats:
+    """Time of every micro-batch in every stage, us, of shape (steps, pp)."""
+    return in_each_stage(plan, lambda stage: step_us(stage, batch, 1))
 
 
 def makespan_us(times_us: Floats) -> float:
-    """From the first micro-batch's start to the last one's end, us, by the times of each in each stage."""
+    """From the first micro-batch's start to the last one's end, us, by their times in each stage."""
     end = np.zeros(times_us.shape[1])
     for of_batch in times_us:
         before = 0.0
@@ -55,19 +48,9 @@ def makespan_us(times_us: Floats) -> float:
     return float(end[-1]) if len(end) else 0.0
 
 
-def pipeline_us(plan: StepPlan, batch: StepBatch) -> float:
-    """Answer ``plan.pipeline_us``."""
-    return makespan_us(stage_times_us(plan, batch))
-
-
-def cycle_us(plan: StepPlan, batch: StepBatch) -> float:
-    """Answer ``plan.cycle_us``: no less than any stage needs for all, nor than any batch for all stages."""
-    return round_us(stage_times_us(plan, batch))
-
-
 TYPICAL_BATCH: Final = 64
 TYPICAL_KV_LEN: Final = 2048
-"""Decodes that say which stage is the slowest: it is the one with the LM head, or with a layer more."""
+"""Decodes that decide which stage is the slowest: the one with the LM head, or with one more layer."""
 
 _TIMES: Final = (
     steps.TOKENS_AT,
@@ -76,7 +59,7 @@ _TIMES: Final = (
     steps.EXPERT_AT,
     steps.DECODE_EXPERT_AT,
 )
-"""Sections of times; 0 where a plan has no such section."""
+"""Header slots of sections of times; 0 if a plan has no such section."""
 _BLOCKS: Final = (steps.DECODE_AT, steps.PREFILL_AT, steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT)
 _ORIGINS: Final = (steps.TOKENS_ORIGIN_AT, steps.DECODE_TOKENS_ORIGIN_AT, steps.LOGITS_ORIGIN_AT)
 _CONSTANTS: Final = (
@@ -94,10 +77,9 @@ _CONSTANTS: Final = (
 )
 
 
-def paced_plan(plan: StepPlan) -> StepPlan:
-    """Answer ``plan.paced`` of a plan with stages: the slowest one, as often as there are stages."""
-    batch, times = min(TYPICAL_BATCH, plan.max_tokens, plan.max_seqs), len(plan.stages)
-    slowest = max(plan.stages, key=lambda stage: stage.decode_us(batch, TYPICAL_KV_LEN))
+def at_the_pace_of(plan: PlanT, slowest: PlanT) -> PlanT:
+    """Return a plan of equal stages: its slowest one, as often as it has stages."""
+    times = len(plan.stage_plans)
     attention = (
         part._replace(
             call=replace(part.call, times=part.call.times * times),
@@ -116,7 +98,7 @@ def paced_plan(plan: StepPlan) -> StepPlan:
 
 
 def _scaled_arena(arena: Floats, times: int) -> Floats:
-    """An arena whose steps take so many times as long."""
+    """An arena whose steps take ``times`` as long."""
     scaled = arena.copy()
     scaled[list(_CONSTANTS)] *= times
     starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS, *_ORIGINS)} - {0})

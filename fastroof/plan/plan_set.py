@@ -1,4 +1,4 @@
-"""Many plans at once: what they share is looked up once, and what they are is a row each."""
+"""Compile many plans at once: what they share is looked up once, the rest is one row each."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from fastroof.tables import Tables
 from fastroof.tables.table_set import chosen_tables
 
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
-"""What a plan depends on of a model, but for its numbers of layers."""
+"""All of a model that a plan depends on, except its numbers of layers."""
 
 
 class PlanSet(Sequence[StepPlan]):
-    """Plans in the order in which they were asked for; made by :func:`compile_plans`.
+    """A sequence of plans; made by :func:`compile_plans`.
 
-    Row sums of all plans are there; the StepPlan of one is put together when it is taken out, in some
-    40 us, and not kept.
+    It holds the row sums of all plans. Each access builds a StepPlan, in about 40 us.
 
     Parameters
     ----------
     families : sequence of (PlanRecipe, RowSums)
-        Plans that differ in their numbers of layers alone.
+        Plans that differ only in their numbers of layers.
     members : sequence of (int, int, ModelSpec)
-        The family of each plan, its row there, and its model.
+        The family, row and model of each plan.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ def compile_plans(
     Parameters
     ----------
     requests : iterable of mapping
-        Keyword arguments of :func:`compile_plan`, with ``model``, without gpu and tables.
+        Keyword arguments of :func:`compile_plan`: ``model`` and options, without gpu and tables.
     gpu : GpuSpec, str, Path or mapping
         The GPU of all of them.
     tables : Tables, str or Path
@@ -83,7 +82,7 @@ def compile_plans(
     Returns
     -------
     PlanSet
-        A sequence of plans, one a request, in order.
+        A sequence of plans, one per request, in order.
 
     Raises
     ------
@@ -147,7 +146,7 @@ def compile_plans(
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
             counts.append([])
         if recipes[family].options.pp > sum(layers):
-            # the one check of a recipe's that depends on numbers of layers, in which its plans differ
+            # the only check that depends on numbers of layers, in which a family's plans differ
             model.check_layout(recipes[family].options.layout)
         of_family = counts[family]
         members.append((family, len(of_family), model))
@@ -158,11 +157,11 @@ def compile_plans(
 
 def _iterated(requests: Any) -> Iterator[Any]:
     if isinstance(requests, Mapping | str | bytes):
-        raise PlanError(f"requests must be several mappings of arguments, got one {type(requests).__name__}")
+        raise PlanError(f"requests must be an iterable of mappings, got one {type(requests).__name__}")
     try:
         return iter(requests)
     except TypeError:
-        raise PlanError(f"requests must be mappings of arguments, got {shown(requests)}") from None
+        raise PlanError(f"requests must be an iterable of mappings, got {shown(requests)}") from None
 
 
 def _read(

@@ -1,21 +1,10 @@
-"""How good a step's time is: the errors of its operators, put together.
-
-An operator's error is the same in every layer, so it grows with the operator's total time, also over
-layers of several kinds that run the same call; different operators err independently, but for streaming
-kernels, which all share two constants: ``error = sqrt(sum (time error)^2) / step``, and in squares what a
-engine's profile leaves unexplained.
-
-Beside that a source is one campaign among others (:mod:`fastroof.uncertainty.campaign`), and families of its
-rows may be unsound: each call has a part of its own, and what all calls share adds up linearly over the
-operators of the step. A profile's residual was measured with the campaign of the tables that it was fitted
-to: on that GPU the larger of what the campaign adds and the residual counts, on another both do.
-"""
+"""Standard error of a step's time, from the errors of its operators (derivation: README.md)."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,60 +15,39 @@ from fastroof.operators.attention_grids import AttentionErrors, attention_varian
 from fastroof.operators.attention_work import pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.row_operator import PerRowOperator
-from fastroof.plan.attention import WindowPoints, attention_times, window_points
+from fastroof.plan.attention import StepAttention, Variance
+from fastroof.plan.attention_times import WindowPoints, attention_times, window_points
 from fastroof.plan.calls import Ranks
-from fastroof.plan.curves import CurveSource, DatasheetCurves, TableCurves, per_row, row_values
-from fastroof.plan.step_attention import StepAttention, Variance
-from fastroof.run.batch import int_array
+from fastroof.plan.curves import per_row, row_values
+from fastroof.plan.plan_data import PlanData
+from fastroof.run.batch import StepBatch, StepTimes, int_array
 from fastroof.tables import Tables
 from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.leave_one_out import PREFIX
 
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
-    from fastroof.run import StepBatch, StepTimes
-
 DATASHEET: Final = 0.22
-"""Relative standard error of the kernels of the datasheet model, all of them together: against plans from the
-H100 tables, three models, bf16 and fp8, tp 1 and 4, 80 % of 756 decode steps are within 28 %."""
-
-
-@dataclass(frozen=True, eq=False)
-class ErrorSource:
-    """What a plan's errors are made from when they are first asked for; it does not travel with the plan."""
-
-    tables: Tables | None
-    is_datasheet: bool
-    curves: CurveSource | None = None
-
-    @classmethod
-    def of(cls, curves: CurveSource) -> ErrorSource:
-        """Where the errors of such curves come from."""
-        tables = curves.tables if isinstance(curves, TableCurves) else None
-        return cls(tables, isinstance(curves, DatasheetCurves), curves)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"tables": None, "is_datasheet": self.is_datasheet, "curves": None}
+"""Relative standard error of the datasheet model's kernels together: compared with plans from the H100 tables
+(three models, bf16 and fp8, tp 1 and 4), 80 % of 756 decode steps are within 28 %."""
 
 
 class RowErrors(NamedTuple):
-    """Errors of some calls, an array each."""
+    """Errors of some calls: local and spread variances, and the common error, us."""
 
     local_us2: Floats
     spread_us2: Floats
     common_us: Floats
 
     def at(self, places: Longs) -> RowErrors:
-        """At some of the places."""
+        """Return the errors at some places."""
         return RowErrors(*(values[places] for values in self))
 
     def plus(self, other: RowErrors) -> RowErrors:
-        """Of these calls and of others."""
+        """Return the errors of these and other calls together."""
         return RowErrors(*(np.asarray(mine + its) for mine, its in zip(self, other, strict=True)))
 
     @classmethod
     def none(cls, count: int) -> RowErrors:
-        """Of no calls."""
+        """Return the errors of no calls."""
         return cls(np.zeros(count), np.zeros(count), np.zeros(count))
 
 
@@ -95,18 +63,18 @@ class StepErrors(NamedTuple):
     prefill_sources: tuple[SourceError, ...]
 
 
-def step_errors(plan: StepPlan) -> StepErrors | None:
+def step_errors(plan: PlanData) -> StepErrors | None:
     """Work out a plan's errors; None for the datasheet model."""
     source = plan.error_source
     if source.is_datasheet:
         return None
     if plan.method != "roofline":
-        raise PlanError(f"errors are known of plans with method='roofline', this one has {plan.method!r}")
+        raise PlanError(f"errors need a plan with method='roofline', got {plan.method!r}")
     tables = source.tables
     if tables is None:
         raise PlanError(
-            "this plan has no tables to tell its errors from: it was unpickled. Ask for an error before "
-            "pickling it, and it takes them along, or compile it again"
+            "an unpickled plan has no tables to compute errors from; read plan.errors before pickling, or "
+            "compile it again"
         )
     tokens = _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
     same = all(curve.operator.steps == "all" for curve in plan.row_curves)
@@ -128,16 +96,16 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
 
 
 def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance, SourceError]:
-    """Local errors of some attention, and of its source; the datasheet model's where nothing was measured."""
+    """Local errors of some attention, and of its source; the datasheet model's if it was not measured."""
     try:
-        lender = attention.lender(tables)
-        source = source_error(tables, attention.operator, lender) if lender else NO_SOURCE
+        donor = attention.donor(tables)
+        source = source_error(tables, attention.operator, donor) if donor else NO_SOURCE
         return attention.variance(tables), source
     except MissingTableError:
         return functools.partial(attention_variance, AttentionErrors((), DATASHEET**2)), NO_SOURCE
 
 
-def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
+def _rows_errors(plan: PlanData, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
     """Errors of all operators over tokens or sequences at every number of them."""
     total, ranks = RowErrors.none(limit + 1), Ranks.of(plan.layout, plan.execution)
     of_call: dict[RowOperator, Floats] = {}
@@ -159,7 +127,7 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
         try:
             variance = operator.row_variance(call, tables, call_rows)
         except MissingTableError:
-            # the datasheet model stands for it
+            # from the datasheet model
             total.local_us2[:] += (time_us * (operator.datasheet_error or DATASHEET)) ** 2
             continue
         points = operator.table_points(call, tables, call_rows)
@@ -180,10 +148,10 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
     return total
 
 
-def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
+def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, times: StepTimes) -> Floats:
     """Relative standard error of each step of a batch; 0 for a step without requests."""
     components = times.components
-    if plan.errors is None:
+    if errors is None:
         kernels_us = times.latency_us - components.runtime_us
         return _relative(plan, _datasheet_errors(kernels_us), times.latency_us)
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
@@ -195,9 +163,9 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
         return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
 
     tokens, prefills = summed(new), (summed(prefill) > 0)
-    parts = zip(plan.errors.tokens.at(tokens), plan.errors.decode_tokens.at(tokens), strict=True)
+    parts = zip(errors.tokens.at(tokens), errors.decode_tokens.at(tokens), strict=True)
     total = RowErrors(*(np.where(prefills, one, other) for one, other in parts))
-    total = total.plus(plan.errors.logits.at(np.diff(batch.offsets)))
+    total = total.plus(errors.logits.at(np.diff(batch.offsets)))
     decodes, kv_sum = summed(decode), summed(decode * (context + 1))
     some = decodes > 0
     bs, mean_kv = decodes[some].astype(np.float64), kv_sum[some] / decodes[some]
@@ -207,7 +175,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     if window:
         seen = summed(decode * np.minimum(context + 1, window))[some]
         within = window_points(window, True, bs, mean_kv, bs, seen)
-    _add(total, some, _attention_errors(plan, True, bs, mean_kv, attention_us, within))
+    _add(total, some, _attention_errors(plan, errors, True, bs, mean_kv, attention_us, within))
     new_sum = summed(prefill * new)
     some = new_sum > 0
     prompts = new_sum[some].astype(np.float64)
@@ -220,7 +188,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
         seen = summed(prefill * pairs_within(new, window))[some]
         within = window_points(window, False, prompts / q_len, q_len, prompts, seen)
     own_us = components.prefill_attention_us[some] - prefix_us
-    _add(total, some, _attention_errors(plan, False, prompts / q_len, q_len, own_us, within))
+    _add(total, some, _attention_errors(plan, errors, False, prompts / q_len, q_len, own_us, within))
     total.local_us2[some] += (PREFIX * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
 
@@ -231,22 +199,22 @@ def _add(total: RowErrors, places: Bools, part: RowErrors) -> None:
 
 
 def _datasheet_errors(kernels_us: Floats) -> RowErrors:
-    """Of the datasheet model: all kernels together."""
+    """Errors of the datasheet model: all kernels together."""
     return RowErrors.none(len(kernels_us))._replace(local_us2=(kernels_us * DATASHEET) ** 2)
 
 
 def _attention_errors(
-    plan: StepPlan,
+    plan: PlanData,
+    errors: StepErrors,
     is_decode: bool,
     batch: Floats,
     x: Floats,
     own_us: Floats,
     within: WindowPoints | None = None,
 ) -> RowErrors:
-    """Errors of attention: kinds of layers err independently, but for those of the same kernels."""
-    assert plan.errors is not None
-    errors = plan.errors.decode if is_decode else plan.errors.prefill
-    sources = plan.errors.decode_sources if is_decode else plan.errors.prefill_sources
+    """Errors of attention: independent between kinds of layers, unless they run the same kernels."""
+    variances = errors.decode if is_decode else errors.prefill
+    sources = errors.decode_sources if is_decode else errors.prefill_sources
 
     def of(
         attention: StepAttention, own_us: Floats, local: Variance, source: SourceError, layers: int
@@ -258,13 +226,13 @@ def _attention_errors(
         return RowErrors(own_us**2 * variance, (own_us * spread) ** 2, own_us * common)
 
     phases = [part.phase(is_decode) for part in plan.attention]
-    if len(errors) == 1:
-        return of(phases[0], own_us, errors[0], sources[0], plan.attention[0].call.times)
+    if len(variances) == 1:
+        return of(phases[0], own_us, variances[0], sources[0], plan.attention[0].call.times)
     of_phase: dict[StepAttention, Floats] = {}
     for number, phase in enumerate(phases):
         times = attention_times(plan, number, is_decode, batch, x, within)
         of_phase[phase] = of_phase.get(phase, 0.0) + times.own_us
-    known = {phase: (error, source) for phase, error, source in zip(phases, errors, sources, strict=True)}
+    known = {phase: (error, source) for phase, error, source in zip(phases, variances, sources, strict=True)}
     layers = dict.fromkeys(of_phase, 0)
     for phase, part in zip(phases, plan.attention, strict=True):
         layers[phase] += part.call.times
@@ -272,34 +240,37 @@ def _attention_errors(
     return functools.reduce(RowErrors.plus, parts)
 
 
-def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats:
-    """Answer ``plan.decode_error``."""
-    step_us = plan.decode_us(batch_size, kv_len)
-    # what was timed fits int64; in the caller's own type a place in the arena may not be counted
+def decode_error(
+    plan: PlanData, errors: StepErrors | None, batch_size: Any, kv_len: Any, step_us: float | Floats
+) -> float | Floats:
+    """Relative standard error of equal decode steps that take ``step_us``."""
+    # sizes that were timed fit int64; in the caller's type, indices into the arena may overflow
     given = (int_array(name, size) for name, size in (("batch_size", batch_size), ("kv_len", kv_len)))
     batch, kv = (np.ravel(a).astype(np.int64) for a in np.broadcast_arrays(*given))
     flat_us = np.reshape(step_us, -1)
     arena = plan.arena
     tokens_at, logits_at = int(arena[steps.DECODE_TOKENS_AT]), int(arena[steps.LOGITS_AT])
     runtime_us = arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch
-    if plan.errors is None:
+    if errors is None:
         kernels_us = flat_us - runtime_us
         error = _relative(plan, _datasheet_errors(kernels_us), flat_us)
     else:
         attention_us = flat_us - arena[tokens_at + batch] - arena[logits_at + batch] - runtime_us
         sizes = (batch.astype(np.float64), kv.astype(np.float64))
-        rows = plan.errors.decode_tokens.at(batch).plus(plan.errors.logits.at(batch))
-        error = _relative(plan, rows.plus(_attention_errors(plan, True, *sizes, attention_us)), flat_us)
+        rows = errors.decode_tokens.at(batch).plus(errors.logits.at(batch))
+        error = _relative(
+            plan, rows.plus(_attention_errors(plan, errors, True, *sizes, attention_us)), flat_us
+        )
     return error.reshape(np.shape(step_us)) if np.ndim(step_us) else float(error[0])
 
 
-def _relative(plan: StepPlan, errors: RowErrors, step_us: Floats) -> Floats:
-    """Relative standard error of steps, with what the engine's profile leaves; 0 where there is no step."""
+def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
+    """Relative standard error of steps, with the residual of the engine's profile; 0 for empty steps."""
     there = step_us > 0.0
     whole_us2 = np.where(there, step_us, 1.0) ** 2
     campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
     residual = plan.engine.costs.residual**2
-    # what the residual was measured to be has the campaign of that GPU's tables in it
+    # the residual includes the campaign of the tables that the profile was fitted to
     fitted_here = plan.gpu.name in plan.engine.evidence.get("gpus", ())
     together = np.maximum(campaign, residual) if fitted_here else campaign + residual
     return np.asarray(np.sqrt(np.where(there, errors.local_us2 / whole_us2 + together, 0.0)))

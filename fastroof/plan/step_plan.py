@@ -1,76 +1,104 @@
-"""A plan: one model on one GPU configuration, ready to time steps."""
+"""StepPlan: one model on one GPU configuration, ready to time steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from numpy.typing import ArrayLike
 
 from fastroof.arrays import Floats, Int
-from fastroof.checks import check_flag
-from fastroof.errors import BatchError
+from fastroof.checks import check_flag, whole_number
+from fastroof.errors import BatchError, PlanError
 from fastroof.lazy_property import lazy_property
-from fastroof.plan import pipeline, step_error
-from fastroof.plan.arena import verification_arena
-from fastroof.plan.explain import Explanation, explain_verification, explain_with_images, step_us_with_images
-from fastroof.plan.plan_facts import PlanFacts
-from fastroof.run import evaluate
+from fastroof.plan import explain, pipeline, step_error
+from fastroof.plan.arena import decode_lines, verification_arena
+from fastroof.plan.description import DescribedPlan
+from fastroof.plan.explain import EncoderTime, Explanation
+from fastroof.plan.step_error import StepErrors
+from fastroof.run import StepBatch, StepTimes, evaluate
 
-if TYPE_CHECKING:
-    from fastroof.plan.step_error import StepErrors
-    from fastroof.run import StepBatch, StepTimes
+_MADE_ON_DEMAND = (
+    "decode_lines",
+    "made_from",
+    "memory",
+    "_bottleneck",
+    "scalar",
+    "step_scalar",
+    "verification_arena",
+)
+"""Lazy properties that are not pickled."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StepPlan(PlanFacts):
-    """How long a step takes, for one model, GPU, tensor-parallel size and dtypes.
+class StepPlan(DescribedPlan):
+    """How long a step takes, for one model, GPU, layout, engine and formats.
 
     Made by :func:`compile_plan`. It holds everything it needs: it pickles, and outlives its tables.
-
-    What it holds is in :class:`fastroof.plan.plan_facts.PlanFacts`.
+    Its fields are those of :class:`fastroof.plan.plan_data.PlanData`.
     """
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a list: another thread may be adding a lazy property
+        return {name: value for name, value in list(self.__dict__.items()) if name not in _MADE_ON_DEMAND}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.arena.flags.writeable = False
 
     @property
     def stages(self) -> tuple[StepPlan, ...]:
-        """Plans of its pipeline stages, in their order; of a plan without, itself.
+        """Plans of its pipeline stages, in order; a plan without stages is its own.
 
-        The first has the embedding, the last the final norm, the LM head and what the engine adds to a
-        sequence; all others send what they made. What the engine adds to a step every stage has, for its own
-        host; the plan itself has it once.
+        The first has the embedding; the last the final norm, the LM head and the engine's time per sequence;
+        all others send activations on. Every stage has the engine's time per step, for its own host; the plan
+        itself has it once.
         """
         return self.stage_plans or (self,)
 
     @property
-    def paced(self) -> StepPlan:
-        """The same plan at the pace of its slowest pipeline stage; of a plan without stages, itself.
+    def bottleneck(self) -> StepPlan:
+        """The plan at the pace of its slowest pipeline stage; a plan without stages is its own.
 
-        Its steps take as many times the slowest stage as there are stages: what a batch takes in an engine
-        that has one in each, where this plan's are those of one batch alone.
+        A step takes the slowest stage's time as often as there are stages: a batch's time in an engine that
+        keeps every stage busy, where this plan times one batch alone.
         """
-        # one that held itself would go only when Python looks for circles
-        return self._paced if self.stage_plans else self
+        # holding itself would be a reference cycle
+        return self._bottleneck if self.stage_plans else self
 
     @lazy_property
-    def _paced(self) -> StepPlan:
-        return pipeline.paced_plan(self)
+    def _bottleneck(self) -> StepPlan:
+        batch = min(pipeline.TYPICAL_BATCH, self.max_tokens, self.max_seqs)
+        slowest = max(self.stages, key=lambda stage: stage.decode_us(batch, pipeline.TYPICAL_KV_LEN))
+        return pipeline.at_the_pace_of(self, slowest)
+
+    @lazy_property
+    def decode_lines(self) -> Floats | None:
+        """Equal decode steps tabulated by batch size and kv_len; None where they cannot be."""
+        return decode_lines(self.arena)
 
     @lazy_property
     def verification_arena(self) -> Floats:
-        """The plan and what steps of several tokens a request need, as :meth:`verify_us` reads it."""
+        """The plan with what steps of several tokens per request need, for :meth:`verify_us`."""
         return verification_arena(self)
+
+    @lazy_property
+    def errors(self) -> StepErrors | None:
+        """Errors of its operators; None for the datasheet model."""
+        return step_error.step_errors(self)
 
     @lazy_property
     def scalar(self) -> Callable[[int, int], float]:
         """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
 
-        The same bits as :meth:`decode_us`, and its errors, without what an array costs; for event loops.
+        The same bits as :meth:`decode_us`, and its errors, without the cost of arrays; for event loops.
         """
         from fastroof.compiled.scalar import plan_function
 
         def otherwise(batch_size: Any, kv_len: Any) -> Any:
-            return evaluate.decode_us(self, batch_size, kv_len, None, 1)
+            return evaluate.decode_us(self, self.decode_lines, batch_size, kv_len, None, 1)
 
         return plan_function("scalar", self.arena, otherwise)
 
@@ -78,9 +106,9 @@ class StepPlan(PlanFacts):
     def step_scalar(self) -> Callable[[Any, Any], float]:
         """One step of any requests at a time: ``plan.step_scalar(new_tokens, context_len)``, us.
 
-        Two lists of integers, or two contiguous int32 or int64 buffers (arrays of NumPy, ``array.array``),
-        a request each, in 0.2 us for 32 requests; other sequences will do, at what a call of
-        :meth:`step_us` costs. The same bits as that, and its errors.
+        Two lists of integers, or two contiguous int32 or int64 buffers (NumPy arrays, ``array.array``), one
+        element per request, in 0.2 us for 32 requests; other sequences cost as much as :meth:`step_us`. The
+        same bits as that, and its errors.
         """
         from fastroof.compiled.scalar import plan_function
 
@@ -88,11 +116,6 @@ class StepPlan(PlanFacts):
             return evaluate.one_step_us(self, new_tokens, context_len)
 
         return plan_function("step_scalar", self.arena, otherwise)
-
-    @lazy_property
-    def errors(self) -> StepErrors | None:
-        """Errors of its operators, worked out when first asked for; None for the datasheet model."""
-        return step_error.step_errors(self)
 
     @overload
     def decode_us(self, batch_size: Int, kv_len: Int, *, out: None = ..., threads: int = ...) -> float: ...
@@ -112,14 +135,14 @@ class StepPlan(PlanFacts):
         batch_size, kv_len : int or array_like of int
             Broadcast; kv_len counts the new token.
         out : ndarray of float64, optional
-            Where to put the answer; of the broadcast shape, C-contiguous, and apart from the inputs.
+            Output array of the broadcast shape, C-contiguous, not overlapping the inputs.
         threads : int
-            Threads to share the steps over; any number gives the same bits.
+            Number of threads; any number gives the same bits.
 
         Returns
         -------
         float or ndarray of float64
-            Microseconds a step, of the broadcast shape.
+            Microseconds per step, of the broadcast shape.
 
         Raises
         ------
@@ -131,13 +154,13 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> bool(plan.decode_us(64, 4096) > plan.decode_us(1, 4096))
         True
         """
         if type(batch_size) is type(kv_len) is type(threads) is int and out is None and threads > 0:
             return self.scalar(batch_size, kv_len)
-        return evaluate.decode_us(self, batch_size, kv_len, out, threads)
+        return evaluate.decode_us(self, self.decode_lines, batch_size, kv_len, out, threads)
 
     @overload
     def prefill_us(
@@ -175,14 +198,14 @@ class StepPlan(PlanFacts):
         Parameters
         ----------
         new_tokens, context_len, batch_size : int or array_like of int
-            Broadcast; new_tokens is a sequence's. One new token after a context is a decode.
+            Broadcast; new_tokens is per sequence. One new token after a context is a decode.
         out, threads
             As in :meth:`decode_us`.
 
         Returns
         -------
         float or ndarray of float64
-            Microseconds a step, of the broadcast shape.
+            Microseconds per step, of the broadcast shape.
 
         Raises
         ------
@@ -221,20 +244,20 @@ class StepPlan(PlanFacts):
         Parameters
         ----------
         batch_size, kv_len, tokens : int or array_like of int
-            Broadcast; tokens is a request's, 1 and its draft tokens. kv_len counts all of them: the last
-            query attends to kv_len tokens.
+            Broadcast; tokens is per request: 1 plus its draft tokens. kv_len includes them: the last query
+            attends to kv_len tokens.
         out, threads
             As in :meth:`decode_us`.
 
         Returns
         -------
         float or ndarray of float64
-            Microseconds a step, of the broadcast shape; at one token :meth:`decode_us` to the last bit.
+            Microseconds per step, of the broadcast shape; with one token exactly :meth:`decode_us`.
 
         Raises
         ------
         PlanRangeError
-            If a step is larger than the plan: its tokens count one by one.
+            If a step is larger than the plan, counting every token.
         BatchError
             If a size is not an integer of at least 1, or kv_len is less than tokens.
 
@@ -247,11 +270,11 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> bool(plan.verify_us(1, 4096, 4) < 1.2 * plan.decode_us(1, 4096))
         True
         """
-        return evaluate.verify_us(self, batch_size, kv_len, tokens, out, threads)
+        return evaluate.verify_us(self, self.verification_arena, batch_size, kv_len, tokens, out, threads)
 
     def run(self, batch: StepBatch, *, threads: int = 1, with_error: bool = False) -> StepTimes:
         """Time ragged steps, with the origin and the parts of each.
@@ -259,13 +282,13 @@ class StepPlan(PlanFacts):
         Returns
         -------
         StepTimes
-            latency_us, origin and components, one entry a step; relative_error where it was asked for.
+            latency_us, origin and components, one entry per step; relative_error with ``with_error``.
         """
         check_flag("with_error", with_error, BatchError)
         times = evaluate.run_batch(self, batch, threads)
         if not with_error:
             return times
-        return replace(times, relative_error=step_error.batch_error(self, batch, times))
+        return replace(times, relative_error=step_error.batch_error(self, self.errors, batch, times))
 
     def step_error(self, batch: StepBatch) -> Floats:
         """Relative standard error of ragged steps: ``run(batch, with_error=True).relative_error``.
@@ -273,14 +296,15 @@ class StepPlan(PlanFacts):
         Returns
         -------
         ndarray of float64, shape (steps,)
-            One standard error over the time of the step: an 80 % interval is 1.28 of them on either side.
+            One standard error divided by the step's time: an 80 % interval is ±1.28 of them.
 
         Raises
         ------
         PlanError
-            If the plan was unpickled, or its method is another than roofline.
+            If the plan was unpickled, or its method is not roofline.
         """
-        return step_error.batch_error(self, batch, evaluate.run_batch(self, batch, 1))
+        times = evaluate.run_batch(self, batch, 1)
+        return step_error.batch_error(self, self.errors, batch, times)
 
     @overload
     def decode_error(self, batch_size: Int, kv_len: Int) -> float: ...
@@ -299,7 +323,7 @@ class StepPlan(PlanFacts):
         Returns
         -------
         float or ndarray of float64
-            As of :meth:`step_error`, of the broadcast shape.
+            As in :meth:`step_error`, of the broadcast shape.
 
         Raises
         ------
@@ -309,11 +333,12 @@ class StepPlan(PlanFacts):
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
         >>> 0.01 < plan.decode_error(64, 4096) < 0.1
         True
         """
-        return step_error.decode_error(self, batch_size, kv_len)
+        step_us = self.decode_us(batch_size, kv_len)
+        return step_error.decode_error(self, self.errors, batch_size, kv_len, step_us)
 
     def step_us(
         self,
@@ -331,15 +356,15 @@ class StepPlan(PlanFacts):
         threads : int
             As in :meth:`decode_us`.
         images : iterable of iterables of (width, height), optional
-            What each step encodes, see :meth:`encode`; its tokens are in the batch, among a prompt's.
+            Images of each step, see :meth:`encode`; their tokens are among a prompt's in the batch.
 
         Returns
         -------
         ndarray of float64, shape (steps,)
-            Microseconds a step.
+            Microseconds per step.
         """
         step_us = evaluate.step_us(self, batch, threads)
-        return step_us if images is None else step_us_with_images(self, batch, step_us, images)
+        return step_us if images is None else explain.step_us_with_images(self, batch, step_us, images)
 
     def pipeline_us(self, batch: StepBatch) -> float:
         """Time micro-batches that follow each other through the pipeline stages, with their bubbles.
@@ -347,39 +372,39 @@ class StepPlan(PlanFacts):
         Parameters
         ----------
         batch : StepBatch
-            A step a micro-batch, in their order.
+            One step per micro-batch, in order.
 
         Returns
         -------
         float
             From the first one's start to the last one's end, us: ``(n + pp - 1)`` times a stage for n equal
-            ones in equal stages, see :mod:`fastroof.plan.pipeline`. Without stages the sum of the steps.
+            micro-batches in equal stages, see :mod:`fastroof.plan.pipeline`. Without stages the sum.
 
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), pp=4)
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", pp=4)
         >>> one, four = (fastroof.StepBatch.from_requests([[(1, 999)] * 16] * n) for n in (1, 4))
         >>> 1.5 < plan.pipeline_us(four) / plan.pipeline_us(one) < 2.1
         True
         """
-        return pipeline.pipeline_us(self, batch)
+        return pipeline.makespan_us(self.stage_times_us(batch))
 
     def cycle_us(self, batch: StepBatch) -> float:
-        """Time of one round of micro-batches that keep going round the pipeline stages, as decodes do.
+        """Time one round of micro-batches that cycle through the pipeline stages, as decodes do.
 
         Parameters
         ----------
         batch : StepBatch
-            A step a micro-batch; with as many as stages none waits, where stages are equal.
+            One step per micro-batch; with as many as stages, none waits if stages are equal.
 
         Returns
         -------
         float
-            us in which each makes its step once: what the busiest stage needs for all of them, or the longest
-            for all stages. Equal ones take no longer; of unequal ones some may wait for each other beside.
+            us in which each makes one step: the busiest stage's time for all of them, or the longest
+            micro-batch's for all stages. A lower bound if they are unequal: some then wait for each other.
         """
-        return pipeline.cycle_us(self, batch)
+        return evaluate.round_us(self.stage_times_us(batch))
 
     def stage_times_us(self, batch: StepBatch) -> Floats:
         """Time every step in every pipeline stage.
@@ -387,7 +412,7 @@ class StepPlan(PlanFacts):
         Returns
         -------
         ndarray of float64, shape (steps, pp)
-            us; the slowest stage is ``.max(axis=1)``.
+            us per step and stage.
         """
         return pipeline.stage_times_us(self, batch)
 
@@ -405,21 +430,27 @@ class StepPlan(PlanFacts):
         requests : iterable of (new_tokens, context_len)
             The step's requests.
         with_error : bool
-            Also say how good the step's time is: ``run(..., with_error=True).relative_error``.
+            Also estimate the relative error of the step's time, as :meth:`run` does.
         images : iterable of (width, height)
-            What the step encodes, see :meth:`encode`; its tokens are among a prompt's new ones.
+            Images of the step, see :meth:`encode`; their tokens are among a prompt's new tokens.
 
         Returns
         -------
         Explanation
-            Its ``total_us`` is the step's time to the last bit.
+            Its ``total_us`` is exactly the step's time.
 
         Raises
         ------
         PlanError
-            As in :meth:`step_error`, where the error is asked for.
+            As in :meth:`step_error`, with ``with_error``.
         """
-        return explain_with_images(self, requests, images, with_error)
+        check_flag("with_error", with_error, BatchError)
+        images = explain.listed_images(images)
+        if images and with_error:
+            raise PlanError("with_error cannot be used with images: the encoder's error is unknown")
+        batch = StepBatch.from_requests([requests])
+        step = explain.explain_step(self, batch, self.run(batch, with_error=with_error))
+        return explain.with_encoder(self, step, batch, images) if images else step
 
     def explain_verification(self, batch_size: int, kv_len: int, tokens: int) -> Explanation:
         """Break one step of :meth:`verify_us` down by operator, as :meth:`explain` does.
@@ -427,11 +458,35 @@ class StepPlan(PlanFacts):
         Returns
         -------
         Explanation
-            Its ``total_us`` is the step's time to the last bit; attention of several queries is modelled.
+            Its ``total_us`` is exactly the step's time; attention of several queries is modelled.
 
         Raises
         ------
         PlanRangeError, BatchError
             As in :meth:`verify_us`.
         """
-        return explain_verification(self, batch_size, kv_len, tokens)
+        given = (("batch_size", batch_size), ("kv_len", kv_len), ("tokens", tokens))
+        batch, length, queries = (whole_number(name, size, error=BatchError) for name, size in given)
+        total_us = self.verify_us(batch, length, queries)
+        sizes = (batch, length, queries)
+        return explain.explain_verification(self, self.verification_arena, sizes, total_us, self.made_from)
+
+    def encode(self, images: Iterable[tuple[int, int]]) -> EncoderTime:
+        """Time the model's vision encoder over some images, and count their tokens.
+
+        Parameters
+        ----------
+        images : iterable of (width, height)
+            Pixels of each image.
+
+        Returns
+        -------
+        EncoderTime
+            latency_us, origin, tokens and the parts.
+
+        Raises
+        ------
+        PlanError
+            If the plan was unpickled: encoders are looked up in its tables.
+        """
+        return explain.images_us(self, images)

@@ -1,4 +1,4 @@
-"""Which models, formats and layouts of a GPU have measured kernels, and what the others lack."""
+"""Support matrix: which models, formats and layouts have measured kernels on a GPU, and what others lack."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from fastroof.tables import Tables, load_tables
 from fastroof.units import GB
 
 STATUSES: Final = ("measured", "borrowed", "modelled", "refused")
-"""From the best to none: all kernels measured on that GPU for that engine (or between or beyond measured
-points); some are another shape's or another engine's; some come from the datasheet model; no plan."""
+"""Best first: all kernels measured on that GPU for that engine (or interpolated, extrapolated); some borrowed
+from another shape or engine; some from the datasheet model; no plan."""
 
 FORMATS: Final = (AUTO, "bf16", "fp8", "fp8_block", "nvfp4")
-"""Formats that are asked for by default: the checkpoint's and those that engines quantise to."""
+"""Default formats: the checkpoint's, and those that engines quantise to."""
 
 MAX_TOKENS: Final = 2048
 MAX_SEQS: Final = 64
 _STEPS: Final = ([(1, 2047)] * 16, [(2048, 0)])
-"""Sixteen decodes at 2,048 tokens and a prompt of as many: where any model and layout has its kernels."""
+"""Sixteen decodes at 2,048 tokens, and a prompt of 2,048: sizes that were measured for all."""
 
 
 class Support(NamedTuple):
-    """One model, format and layout on a GPU, as an engine runs it."""
+    """One model, format and layout on a GPU and engine, with its status and the reason."""
 
     model: str
     gpu: str
@@ -50,7 +50,7 @@ class Support(NamedTuple):
 
 
 def default_layouts(model: ModelSpec) -> tuple[Layout, ...]:
-    """Layouts on up to eight GPUs that a model is asked for with by default."""
+    """Return the default layouts, on up to eight GPUs."""
     sizes = (1, 2, 4, 8)
     layouts = [Layout(tp) for tp in sizes]
     if model.has_experts:
@@ -67,7 +67,7 @@ def support_rows(
     dtypes: Sequence[str] = FORMATS,
     layouts: Sequence[Layout] | None = None,
 ) -> Iterator[Support]:
-    """Say of every combination whether its kernels were measured."""
+    """Yield whether the kernels of every combination were measured."""
     models = list(models)
     profiles = [load_engine(engine) for engine in engines]
     for given in gpus:
@@ -89,7 +89,7 @@ def support_rows(
 def _status(
     model: ModelSpec, gpu: GpuSpec, tables: Tables | None, engine: EngineProfile, dtype: str, layout: Layout
 ) -> tuple[str, str]:
-    """Status of one combination, and why."""
+    """Status of one combination, and the reason."""
     missing = f"{gpu.name} has no measured tables" if tables is None else ""
     try:
         try:
@@ -115,7 +115,7 @@ def compiled_quietly(
     *,
     allow_modelled: bool,
 ) -> StepPlan:
-    """Compile a plan that holds :func:`typical_parts` and says nothing of what is modelled: they do."""
+    """Compile a plan for :func:`typical_parts`, without warnings about modelled kernels."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return compile_plan(
@@ -126,19 +126,19 @@ def compiled_quietly(
 
 
 def typical_parts(plan: StepPlan) -> list[OperatorTime]:
-    """Operators of sixteen decodes at 2,048 tokens, then of a prompt of as many; not what the engine adds."""
+    """Return the kernels of sixteen decodes at 2,048 tokens, then of a prompt of 2,048."""
     return [part for step in _STEPS for part in plan.explain(step).operators if part.role != "runtime"]
 
 
 def _made(plan: StepPlan, missing: str) -> tuple[str, str]:
-    """How the kernels of a plan's steps are made, and whose the borrowed ones are."""
+    """Status of a plan's kernels, and the donors of borrowed ones."""
     parts = typical_parts(plan)
     modelled = dict.fromkeys(part.name for part in parts if part.origin == ORIGIN_MODELLED)
     if modelled:
         return "modelled", "; ".join(filter(None, (", ".join(modelled), missing)))
-    lenders: dict[str, dict[str, None]] = {}
+    donors: dict[str, dict[str, None]] = {}
     for part in parts:
         if part.origin == ORIGIN_BORROWED:
-            lenders.setdefault(part.source, {})[part.name] = None
-    why = "; ".join(f"{', '.join(names)} from {source}" for source, names in lenders.items())
+            donors.setdefault(part.source, {})[part.name] = None
+    why = "; ".join(f"{', '.join(names)} from {source}" for source, names in donors.items())
     return ("borrowed" if why else "measured"), why

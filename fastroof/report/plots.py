@@ -12,7 +12,7 @@ from fastroof._version import __version__
 from fastroof.atomic_files import check_file_place, whole_file
 from fastroof.errors import FastroofError
 from fastroof.operators.calls import RowOperator
-from fastroof.plan.components import Component, component_of
+from fastroof.plan.curves import Component, component_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

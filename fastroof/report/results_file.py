@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastroof.arrays import Bools, Floats, Longs
-from fastroof.arrow import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
 from fastroof.units import US_PER_MS, US_PER_S
 
 _FEW_ROWS_A_SERIES: Final = 1.5

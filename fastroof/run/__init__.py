@@ -1,6 +1,5 @@
-"""Batches of steps, and running them through a plan."""
+"""Batches of steps, and timing them with a plan's arena."""
 
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
-from fastroof.run.evaluate import decode_us, prefill_us, run_batch, step_us
 
-__all__ = ["StepBatch", "StepComponents", "StepTimes", "decode_us", "prefill_us", "run_batch", "step_us"]
+__all__ = ["StepBatch", "StepComponents", "StepTimes"]

@@ -16,11 +16,11 @@ from fastroof.errors import BatchError, FastroofError
 from fastroof.given_arrays import number_array, refused
 
 CHUNK: Final = 2**16
-"""Elements that are converted at once: they stay in the cache."""
+"""Elements converted at once: they fit the cache."""
 
 
 def int_array(name: str, value: Any, error: type[FastroofError] = BatchError) -> Ints:
-    """An array of integers as it is; anything else is refused by name."""
+    """Return an array of integers unchanged; refuse anything else."""
     array = number_array(value)
     if array is None:
         raise error(f"{name} must hold integers, {_found(value)}")
@@ -34,7 +34,7 @@ def int_array(name: str, value: Any, error: type[FastroofError] = BatchError) ->
 
 
 def _found(value: Any) -> str:
-    """What was given instead of numbers, and what kind of thing it is."""
+    """The type and value given instead of integers."""
     if isinstance(value, np.ma.MaskedArray):
         return refused(value)
     kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
@@ -56,17 +56,17 @@ class _Writable:
 
 
 def loop_array(array: Ints) -> Ints:
-    """A contiguous int32 or int64 array as loops take it; read-only ones would be a type of their own."""
+    """Return a contiguous int32 or int64 array as loops take it; read-only is another numba type."""
     return array if array.flags.writeable else np.asarray(_Writable(array))
 
 
 def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | None:
-    """Flat views of arrays that loops can read in place, or None where one has to be converted."""
+    """Return flat views of arrays that loops can read in place, or None if one must be converted."""
     first = arrays[0].dtype
     if not (first is _INT64 or first is _INT32 or first in (_INT64, _INT32)):
         return None
     for array in arrays:
-        # carray: C-contiguous, aligned and writable, in one question
+        # carray: C-contiguous, aligned and writable
         usable = array.flags.carray or (array.flags.c_contiguous and array.flags.aligned)
         dtype = array.dtype
         if not (dtype is first or dtype == first) or array.shape != shape or not usable:
@@ -75,7 +75,7 @@ def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | No
 
 
 def chunks(arrays: list[Ints], part: slice) -> Iterator[tuple[slice, list[Ints]]]:
-    """Convert a part of arrays, broadcast and in C order, to int64 chunk by chunk."""
+    """Convert a part of broadcast arrays to int64, chunk by chunk; each chunk reuses the buffers."""
     if part.start == part.stop:
         return
     iterator: Any = np.nditer(
@@ -91,7 +91,7 @@ def chunks(arrays: list[Ints], part: slice) -> Iterator[tuple[slice, list[Ints]]
     scratch = [np.empty(min(CHUNK, part.stop - part.start), np.int64) for _ in arrays]
     start = part.start
     for values in iterator:
-        # one operand comes as an array, several as a tuple
+        # one operand is an array, several are a tuple
         columns = values if isinstance(values, tuple) else (values,)
         for first in range(0, len(columns[0]), CHUNK):
             count = min(CHUNK, len(columns[0]) - first)
@@ -112,12 +112,12 @@ class StepBatch:
     context_len : ndarray of int, shape (requests,)
         Tokens already in the KV cache of each request.
     offsets : ndarray of int, shape (steps + 1,)
-        Where each step's requests start; rises from 0 to the number of requests.
+        Where each step's requests start, from 0 to the number of requests, non-decreasing.
 
     Raises
     ------
     BatchError
-        If the arrays are not one-dimensional integers of fitting lengths.
+        If the arrays are not one-dimensional integers of matching lengths.
 
     Examples
     --------
@@ -136,7 +136,7 @@ class StepBatch:
         for name, array in arrays.items():
             if array.ndim != 1:
                 raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
-        # one width for a request's two sizes, and one for offsets: loops are compiled for few types
+        # both sizes have one width and offsets are int64: loops are compiled for few types
         narrow = arrays["new_tokens"].dtype == arrays["context_len"].dtype == np.int32
         for name, array in arrays.items():
             dtype = np.int32 if narrow and name != "offsets" else np.int64
@@ -147,7 +147,7 @@ class StepBatch:
             )
         offsets = self.offsets
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.new_tokens):
-            # in few words: there may be millions
+            # only the ends: there may be millions
             ends = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "none"
             raise BatchError(
                 f"offsets must start at 0 and end at the {len(self.new_tokens)} requests, got {ends}"
@@ -155,12 +155,12 @@ class StepBatch:
         if (np.diff(offsets) < 0).any():
             at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
             raise BatchError(
-                f"offsets must not fall: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
+                f"offsets must not decrease: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
             )
 
     @classmethod
     def from_requests(cls, requests: Iterable[Iterable[tuple[int, int]]]) -> StepBatch:
-        """Build a batch from one list of (new_tokens, context_len) a step.
+        """Build a batch from one list of (new_tokens, context_len) per step.
 
         Raises
         ------
@@ -176,15 +176,13 @@ class StepBatch:
             listed = [list(step) for step in requests]
         except TypeError:
             raise BatchError(
-                f"a list of (new_tokens, context_len) a step is needed, got {shown(requests)}"
+                f"requests must be one list of (new_tokens, context_len) per step, got {shown(requests)}"
             ) from None
         flat = [request for step in listed for request in step]
         pairs = number_array(flat) if flat else np.zeros((0, 2), np.int64)
         if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2:
             wrong = next((request for request in flat if not _is_pair(request)), flat[0])
-            raise BatchError(
-                f"a request must be (new_tokens, context_len), whole numbers, got {shown(wrong)}"
-            )
+            raise BatchError(f"a request must be (new_tokens, context_len), two integers, got {shown(wrong)}")
         offsets = np.cumsum([0, *map(len, listed)])
         return cls(pairs[:, 0], pairs[:, 1], offsets)
 
@@ -220,15 +218,15 @@ class StepTimes(ArrowResult):
     Attributes
     ----------
     latency_us : ndarray of float64, shape (steps,)
-        Microseconds a step; 0 for a step without requests.
+        Microseconds per step; 0 for a step without requests.
     origin : ndarray of uint8, shape (steps,)
         The largest origin of its parts: 0 measured to 4 modelled.
     components : StepComponents
-        Its parts; they add up to the latency but for rounding.
+        Its parts, which add up to the latency except for rounding.
     relative_error : ndarray of float64, shape (steps,), or None
-        One standard error over the latency, 0 for a step without requests; None where it was not asked for.
+        One standard error divided by the latency, 0 for a step without requests; None without ``with_error``.
     made_from : mapping of str to str
-        fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
+        Metadata of its Arrow table: fastroof's version, the tables' hash and the plan.
     """
 
     latency_us: Floats
@@ -250,7 +248,7 @@ class StepTimes(ArrowResult):
     )
 
     def columns(self) -> dict[str, Any]:
-        """Place, latency_us, components, origin (codes) and relative_error of every step."""
+        """Return position, latency_us, components, origin (codes) and relative_error of every step."""
         return {
             "step": np.arange(len(self.latency_us)),
             "latency_us": self.latency_us,
@@ -260,8 +258,8 @@ class StepTimes(ArrowResult):
         }
 
 
-class TimedPlan(Protocol):
-    """A plan, or what was kept of one."""
+class PlanArena(Protocol):
+    """What loops need of a plan."""
 
     @property
     def arena(self) -> Floats:
@@ -275,6 +273,10 @@ class TimedPlan(Protocol):
     def max_seqs(self) -> int:
         """Sequences of the largest step."""
 
+
+class TimedPlan(PlanArena, Protocol):
+    """A plan, compiled or read from the cache."""
+
     @property
     def made_from(self) -> Mapping[str, str]:
-        """What its answers carry."""
+        """Metadata of its answers' Arrow tables."""

@@ -1,11 +1,11 @@
-"""Running batches through a plan: check at the edge, then the loops."""
+"""Time batches of steps: check the sizes, then run the compiled loops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fastroof.compiled import decode_lines, ragged_steps, steps, verification
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.run.batch import (
+    PlanArena,
     StepBatch,
     StepComponents,
     StepTimes,
@@ -24,30 +25,27 @@ from fastroof.run.batch import (
     int_array,
 )
 
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
-
 
 def _first(wrong: Any) -> int:
     return int(np.flatnonzero(wrong)[0])
 
 
-def _refuse_tokens(plan: TimedPlan, tokens: int, where: str) -> None:
+def _refuse_tokens(plan: PlanArena, tokens: int, where: str) -> None:
     raise PlanRangeError(
         f"{where} has {tokens} tokens, the plan times up to {plan.max_tokens}: "
-        f"compile_plan(..., max_tokens={tokens}) or more"
+        f"use compile_plan(..., max_tokens={tokens}) or more"
     )
 
 
-def _refuse_seqs(plan: TimedPlan, seqs: int, where: str) -> None:
+def _refuse_seqs(plan: PlanArena, seqs: int, where: str) -> None:
     raise PlanRangeError(
         f"{where} has {seqs} sequences, the plan times up to {plan.max_seqs}: "
-        f"compile_plan(..., max_seqs={seqs}) or more"
+        f"use compile_plan(..., max_seqs={seqs}) or more"
     )
 
 
-def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
-    """Say what is wrong with the first bad size of equal steps, if any is, and what would do."""
+def raise_sizes(plan: PlanArena, sizes: dict[str, Ints], before: int) -> None:
+    """Raise an error about the first invalid size of equal steps, if any."""
     limit = MAX_KV_LEN
     for name, array in sizes.items():
         least = 0 if name == "context_len" else 1
@@ -60,7 +58,7 @@ def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
     if (context < 0).any():
         i = _first(context < 0)
         raise BatchError(
-            f"kv_len counts the tokens that a step verifies, {int(new[i])}, and must be at least as many, "
+            f"kv_len includes the {int(new[i])} tokens that a step verifies and must be at least as many, "
             f"got {int(sizes['kv_len'][i])} at position {before + i}"
         )
     too_long = (new > limit) | (context > limit - np.minimum(new, limit))
@@ -78,9 +76,9 @@ def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
         _refuse_tokens(plan, int(tokens[i]), f"the step at position {before + i}")
 
 
-def raise_requests(plan: TimedPlan, batch: StepBatch) -> None:
-    """Find the first bad request or step of a ragged batch, and say what would do."""
-    StepBatch(batch.new_tokens, batch.context_len, batch.offsets)  # someone may have written to its arrays
+def raise_requests(plan: PlanArena, batch: StepBatch) -> None:
+    """Raise an error about the first invalid request or step of a ragged batch."""
+    StepBatch(batch.new_tokens, batch.context_len, batch.offsets)  # its arrays may have been changed
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
     limit = MAX_KV_LEN
     checks = (
@@ -110,15 +108,15 @@ def raise_requests(plan: TimedPlan, batch: StepBatch) -> None:
 Loop = Callable[..., int]
 
 PARTS_A_THREAD: Final = 4
-"""Parts, so that a thread that the machine holds up does not hold up the others."""
+"""Parts per thread, so that a delayed thread does not delay the others."""
 
 STEPS_A_PART: Final = 2**14
-"""No part is smaller: starting a thread takes as long."""
+"""Minimum steps of a part: starting a thread takes as long."""
 
 
 def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
-    """Run a loop over ``count`` steps in equal parts, by some threads, and OR their codes."""
-    threads = whole_number("threads", threads, error=BatchError)  # NumPy's own would overflow below
+    """Run a loop over ``count`` steps in equal parts on some threads, and OR their codes."""
+    threads = whole_number("threads", threads, error=BatchError)  # a NumPy integer would overflow below
     parts = min(PARTS_A_THREAD * threads, -(-count // STEPS_A_PART))
     if threads == 1 or parts < 2:
         return int(loop(slice(0, count)))
@@ -131,13 +129,13 @@ def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
 
 
 def _answer(out: Any, shape: tuple[int, ...], arrays: list[Ints]) -> Floats:
-    """Where the times go: ``out`` if it will do."""
+    """Return ``out`` if it is valid."""
     fits = isinstance(out, np.ndarray) and out.dtype == np.float64 and out.shape == shape
     if not fits or not out.flags.c_contiguous or not out.flags.writeable:
         raise BatchError(f"out must be a writeable, C-contiguous float64 array of shape {shape}")
     for array in arrays:
         if np.may_share_memory(out, array):
-            raise BatchError("out must not share memory with the sizes, which are read while it is written")
+            raise BatchError("out must not share memory with the sizes")
     answer: Floats = out
     return answer
 
@@ -155,9 +153,9 @@ def _common_shape(names: tuple[str, ...], arrays: list[Ints]) -> tuple[int, ...]
 
 
 def _equal_steps(
-    plan: StepPlan, loop: Loop, names: tuple[str, ...], values: tuple[Any, ...], out: Any, threads: int
+    plan: PlanArena, loop: Loop, names: tuple[str, ...], values: tuple[Any, ...], out: Any, threads: int
 ) -> float | Floats:
-    """Time steps of equal requests: a loop over integers of any kind."""
+    """Run a loop over steps of equal requests, with integer arrays of any type."""
     arrays = [int_array(name, value) for name, value in zip(names, values, strict=True)]
     shape = _common_shape(names, arrays)
     answer = np.empty(shape) if out is None else _answer(out, shape, arrays)
@@ -181,9 +179,10 @@ def _equal_steps(
     return answer if shape else float(flat[0])
 
 
-def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: int) -> float | Floats:
-    """Answer ``plan.decode_us``."""
-    lines = plan.decode_lines
+def decode_us(
+    plan: PlanArena, lines: Floats | None, batch_size: Any, kv_len: Any, out: Any, threads: int
+) -> float | Floats:
+    """Time equal decode steps, by the plan's tabulated decode lines if it has any."""
 
     def loop(batch: Ints, kv: Ints, out: Floats) -> int:
         if lines is None:
@@ -195,9 +194,9 @@ def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: i
 
 
 def prefill_us(
-    plan: StepPlan, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
+    plan: PlanArena, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
 ) -> float | Floats:
-    """Answer ``plan.prefill_us``."""
+    """Time steps of equal chunks."""
     names = ("new_tokens", "context_len", "batch_size")
 
     def loop(new: Ints, context: Ints, batch: Ints, out: Floats) -> int:
@@ -207,20 +206,20 @@ def prefill_us(
 
 
 def verify_us(
-    plan: StepPlan, batch_size: Any, kv_len: Any, tokens: Any, out: Any, threads: int
+    plan: PlanArena, arena: Floats, batch_size: Any, kv_len: Any, tokens: Any, out: Any, threads: int
 ) -> float | Floats:
-    """Answer ``plan.verify_us``."""
+    """Time steps that verify draft tokens; ``arena`` is the plan's verification arena."""
 
     def loop(batch: Ints, kv: Ints, tokens: Ints, out: Floats) -> int:
-        return verification.verify_steps_us(plan.verification_arena, batch, kv, tokens, out)
+        return verification.verify_steps_us(arena, batch, kv, tokens, out)
 
     return _equal_steps(
         plan, loop, ("batch_size", "kv_len", "tokens"), (batch_size, kv_len, tokens), out, threads
     )
 
 
-def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
-    """Answer ``plan.step_us``."""
+def step_us(plan: PlanArena, batch: StepBatch, threads: int) -> Floats:
+    """Time ragged steps."""
     out = np.empty(_checked(batch).num_steps)
 
     def loop(part: slice) -> int:
@@ -234,8 +233,8 @@ def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
     return out
 
 
-def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
-    """Answer ``plan.step_scalar``: one step, a request an element."""
+def one_step_us(plan: PlanArena, new_tokens: Any, context_len: Any) -> float:
+    """Time one step of the requests in two arrays."""
     new, context = int_array("new_tokens", new_tokens), int_array("context_len", context_len)
     native = as_loops_read([new, context], new.shape)
     if native is not None and new.ndim == 1:
@@ -247,7 +246,7 @@ def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
 
 
 def run_batch(plan: TimedPlan, batch: StepBatch, threads: int) -> StepTimes:
-    """Answer ``plan.run``."""
+    """Time ragged steps, with the origin and the components of each."""
     count = _checked(batch).num_steps
     out = np.empty(count)
     origin = np.empty(count, np.uint8)
@@ -268,15 +267,18 @@ def run_batch(plan: TimedPlan, batch: StepBatch, threads: int) -> StepTimes:
 def _checked(batch: Any) -> StepBatch:
     if not isinstance(batch, StepBatch):
         raise BatchError(
-            f"a StepBatch is needed, got {type(batch).__name__}: "
+            f"batch must be a StepBatch, got {type(batch).__name__}; use "
             "StepBatch.from_requests([[(new_tokens, context_len), ...], ...])"
         )
     return batch
 
 
 def round_us(times_us: Floats) -> float:
-    """Time of a round: no less than any stage needs for all batches, nor than any batch for all stages."""
+    """Time of a round of micro-batches, us, from their times of shape (batches, stages).
+
+    The longest of any stage for all batches and of any batch for all stages; 0 without batches.
+    """
     if not times_us.size:
         return 0.0
-    # added up in their order, as fastroof_step.h's function does
+    # summed in order, as in fastroof_step.h
     return float(max(times_us.cumsum(axis=0)[-1].max(), times_us.cumsum(axis=1)[:, -1].max()))

@@ -266,7 +266,7 @@ def estimate_disaggregated(
     --------
     >>> import fastroof
     >>> from fastroof.serving import estimate_disaggregated
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> one, two = estimate_disaggregated(plan, plan, 4096, 256, 128, prefill_workers=[1, 2]).ttft_ms
     >>> bool(two < one)
     True
@@ -399,7 +399,7 @@ def match_workers(
     --------
     >>> import fastroof
     >>> from fastroof.serving import match_workers
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> long = match_workers(plan, plan, isl=8192, osl=128, decodes=32)
     >>> long.prefill_workers > long.decode_workers
     True

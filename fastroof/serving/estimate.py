@@ -31,8 +31,8 @@ from fastroof.compiled.serving_options import (
     ServingOptions,
 )
 from fastroof.errors import BatchError
+from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
-from fastroof.plan.rank_rules import rank_rules
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -175,7 +175,7 @@ class ServingEstimate(ArrowResult):
         --------
         >>> import fastroof
         >>> from fastroof.serving import estimate
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
         >>> seen = estimate(plan, isl=1024, osl=128, concurrency=16, with_error=True)
         >>> low, high = seen.interval_ms("tpot")
         >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
@@ -335,7 +335,7 @@ def estimate(
     Requests that arrive during a prefill step come next, without a decode step between. A benchmark of
     ``requests_per_client`` starts with e = 1, and then has the mean e of the others.
 
-    Ranks of attention data parallelism that step together (:func:`fastroof.plan.rank_rules.rank_rules`) wait
+    Ranks of attention data parallelism that step together (:func:`fastroof.plan.calls.rank_rules`) wait
     for the slowest rank, while experts compute the tokens of all, or the engine's padded number. Each
     of the n other ranks that have requests has prompts in a share s of its steps, as above but with all of
     its clients; with E(t) the time of experts for t tokens, D, M and a prompt's own steps become::
@@ -369,7 +369,7 @@ def estimate(
     --------
     >>> import fastroof
     >>> from fastroof.serving import estimate
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> one, many = estimate(plan, isl=1024, osl=128, concurrency=[1, 64]).tpot_ms
     >>> bool(one < many)
     True

@@ -92,7 +92,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seq
     --------
     >>> import fastroof
     >>> from fastroof.serving.sizing import largest_batch
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> batch_size = largest_batch(plan, 4096, tpot_ms=10)
     >>> bool(plan.decode_us(batch_size, 4096) <= 10_000 < plan.decode_us(batch_size + 1, 4096))
     True
@@ -160,7 +160,7 @@ def largest_context(
     --------
     >>> import fastroof
     >>> from fastroof.serving.sizing import largest_context
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> kv_len = largest_context(plan, 16, tpot_ms=10)
     >>> bool(plan.decode_us(16, kv_len) <= 10_000 < plan.decode_us(16, kv_len + 1))
     True
@@ -292,7 +292,7 @@ def estimate_with_images(
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100")
     >>> seen = estimate_with_images(plan, 100, 128, [1, 16], images=[(1024, 768)])
     >>> seen.ttft_ms.round().tolist()
     [27.0, 42.0]

@@ -190,7 +190,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
 
 def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:
     """Lay out a plan for the loops of serving."""
-    plan = plan.paced
+    plan = plan.bottleneck
     if speculation is None:
         return SpeculatedPlan(plan, plan.arena)
     if not isinstance(speculation, SpeculativeDecoding):

@@ -210,7 +210,7 @@ def capacity(
     --------
     >>> import fastroof
     >>> from fastroof.simulation import Workload
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> load = Workload(rate=10, requests=500, input_tokens=1000, output_tokens=100, seed=1)
     >>> most = fastroof.capacity(plan, load, ttft_p99_ms=500, tpot_p99_ms=30)
     >>> most.low <= most.requests_per_s <= most.high, most.limit

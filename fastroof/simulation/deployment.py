@@ -112,7 +112,7 @@ def simulate(
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> trace = {"arrival_s": [0.0, 0.1], "input_tokens": [1000, 200], "output_tokens": [50, 20]}
     >>> sim = fastroof.simulate(plan, trace)
     >>> sim.requests.column("status").to_pylist()

@@ -459,7 +459,7 @@ def simulate_disaggregated(
     --------
     >>> import fastroof
     >>> from fastroof.simulation import Link, simulate_disaggregated
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> trace = fastroof.Trace([0.0, 0.1, 0.2], [4000, 2000, 500], [100, 50, 1])
     >>> sim = simulate_disaggregated(plan, plan, trace, 2, link=Link(50e9))
     >>> sim.requests["prefill_replica"].to_pylist(), sim.requests["replica"].to_pylist()

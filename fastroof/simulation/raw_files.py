@@ -322,7 +322,7 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
             table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
             table.validate(full=True)
             return table
-        from fastroof.arrow import open_parquet, whole_table
+        from fastroof.parquet import open_parquet, whole_table
 
         return whole_table(open_parquet(content))
     except MemoryError:

@@ -18,7 +18,7 @@ from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.pooled_replicas import PREFIX_AWARE, pooled_replicas_run
 from fastroof.compiled.simulation.state import SERIES_BINS, EngineOptions, EngineState, Record
 from fastroof.errors import SimulationError
-from fastroof.plan.rank_rules import rank_rules
+from fastroof.plan.calls import rank_rules
 from fastroof.processors import usable_processors
 from fastroof.simulation.engine import (
     Arrays,

@@ -297,6 +297,6 @@ def write_table(table: pa.Table, path: Path) -> None:
 
             csv.write_csv(table, unfinished)
         else:
-            from fastroof.arrow import write_parquet
+            from fastroof.parquet import write_parquet
 
             write_parquet(table, unfinished)

@@ -133,7 +133,7 @@ class EngineSettings:
         Examples
         --------
         >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
         >>> settings = EngineSettings.of_plan(plan, max_num_seqs=128)
         >>> settings.max_num_seqs, settings.max_num_batched_tokens, settings.async_scheduling
         (128, 8192, True)

@@ -186,7 +186,7 @@ class Simulation(ArrowRows):
     >>> import fastroof
     >>> from fastroof.simulation.engine import run_engine
     >>> from fastroof.simulation.settings import EngineSettings
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     >>> trace = fastroof.Trace([0.0, 0.1, 0.2], [1000, 2000, 500], [100, 50, 1])
     >>> settings = EngineSettings.of_plan(plan)
     >>> sim = Simulation(plan, trace, settings, run_engine(plan, trace, settings))

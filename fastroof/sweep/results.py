@@ -17,7 +17,6 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof._version import __version__
-from fastroof.arrow import CHECKED_PAGES
 from fastroof.atomic_files import whole_file
 from fastroof.columns import guarded_columns
 from fastroof.config import load_gpu
@@ -25,6 +24,7 @@ from fastroof.documents import parse_json
 from fastroof.engines import load_engine
 from fastroof.errors import SweepError
 from fastroof.models import load_model
+from fastroof.parquet import CHECKED_PAGES
 from fastroof.sweep.kind import GpuTables, SweepKind, sources_hash, tables_hash
 
 IDENTITY_KEYS: Final = (

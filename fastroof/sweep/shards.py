@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fastroof.arrow import PARQUET_ERRORS, fault_of, open_parquet
 from fastroof.checks import is_whole_number, shown
 from fastroof.documents import parse_json
 from fastroof.errors import SweepError
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet
 from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.results import IDENTITY_KEYS
 from fastroof.sweep.units import UnitResult, WorkUnit

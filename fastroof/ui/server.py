@@ -9,45 +9,43 @@ from importlib import resources
 from threading import Thread
 from typing import Any, Final
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from fastroof.errors import BackendError, BatchError, FastroofError, StoppedError
 
-from fastroof.backends.serve.address import listening_socket
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from fastroof.backends.serve.http_listener import HttpListener, serve_until_stopped
+except ModuleNotFoundError as error:
+    missing = str(error.name).partition(".")[0]
+    raise BackendError(f"the page needs {missing}: run pip install 'fastroof[ui]'") from None
+
 from fastroof.backends.serve.answer import as_refusal
-from fastroof.backends.serve.http_calls import Calls
-from fastroof.backends.serve.http_openapi import JSON_TYPE
+from fastroof.backends.serve.forms import for_json
 from fastroof.backends.serve.http_requests import (
+    JSON_TYPE,
     LET_IN,
     LOCAL_HOSTS,
     Bodies,
+    Calls,
     Refused,
+    Workers,
     check_host,
     content_type,
     read_body,
     refusal,
 )
-from fastroof.backends.serve.http_workers import Workers
-from fastroof.backends.serve.json_values import for_json
+from fastroof.backends.serve.limits import listening_socket
 from fastroof.backends.serve.messages import write_reply
-from fastroof.backends.serve.process import serve_until_told
 from fastroof.checks import shown
 from fastroof.documents import parse_json
-from fastroof.errors import BackendError, BatchError, FastroofError, StoppedError
 from fastroof.stopping import check_stopped
 from fastroof.ui.answers import capacity_answer, layouts_answer, step_answer
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View, choices
-
-try:
-    from fastroof.backends.serve.http_listener import HttpListener
-    # SELF
-except ModuleNotFoundError as error:
-    missing = str(error.name).partition(".")[0]
-    raise BackendError(f"the page needs {missing}: run pip install 'fastroof[ui]'") from None
-
 
 HOST: Final = "127.0.0.1"
 CLOSING_S: Final = 1.0
@@ -112,7 +110,7 @@ def serve_page(
         if opens_browser:
             webbrowser.open(page.url)
 
-    serve_until_told(make, listens, CLOSING_S)
+    serve_until_stopped(make, listens, CLOSING_S)
 
 
 MOST_BYTES: Final = 2**12

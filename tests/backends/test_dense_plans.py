@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fastroof import compile_plan, load_tables
-from fastroof.backends.dense_plans import check_dense
 from fastroof.backends.dynamo import dynamo_profile
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
+from fastroof.backends.plan_facts import check_dense
 from fastroof.errors import BackendError
 
 LIMITS = {"max_tokens": 512, "max_seqs": 32}
@@ -26,10 +25,9 @@ def plan(model, **options):
         ("llama-3.1-8b", {"dp": 2}, r"ranks and stages \(tp 1, dp 2\)"),
     ],
 )
-@pytest.mark.parametrize("export", [export_llmservingsim, export_llmservingsim_v0])
-def test_a_profile_of_layers_refuses_what_it_would_lose(tmp_path, model, options, lacks, export):
+def test_a_profile_of_layers_refuses_what_it_would_lose(tmp_path, model, options, lacks):
     with pytest.raises(BackendError, match=lacks):
-        export(plan(model, **options), tmp_path / "profile")
+        export_llmservingsim(plan(model, **options), tmp_path / "profile")
     assert not (tmp_path / "profile").exists()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import http.client
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from fastroof.backends.c import export_c
 from fastroof.backends.dynamo import dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.backends.serve import frames
 from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.json_lines import answer_line
-from fastroof.backends.serve.stdio import serve_pipe
+from fastroof.backends.serve.client import PlanClient
+from fastroof.backends.serve.messages import answer_line
 from fastroof.backends.sglang import StepTimePredictor
 from fastroof.compiled.steps import MIXED_KV_US
 from fastroof.errors import BackendError, PlanRangeError
@@ -134,36 +132,6 @@ def test_a_route_has_the_plans_bits(
 
 
 @pytest.fixture(scope="module")
-def flight(plans: dict[str, StepPlan]) -> Iterator[Any]:
-    pytest.importorskip("pyarrow.flight")
-    from fastroof.backends.serve.flight import FlightServer
-    from fastroof.backends.serve.flight_client import FlightSteps
-
-    with FlightServer(plans) as server, FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
-        yield steps
-
-
-@KIND
-def test_binary_frames_have_the_plans_bits(kind: str, plans: dict[str, StepPlan], batch: StepBatch) -> None:
-    arrays = [
-        np.ascontiguousarray(one, np.int64) for one in (batch.new_tokens, batch.context_len, batch.offsets)
-    ]
-    named = [frames.request_frame(5, kind_, kind, arrays) for kind_ in (frames.RAGGED, frames.RAGGED_ERRORS)]
-    asked, answered = os.pipe(), os.pipe()
-    os.write(asked[1], b"".join(part for frame in named for part in frame))
-    os.close(asked[1])
-    serve_pipe(ServedPlans({kind: plans[kind]}), asked[0], answered[1])
-    os.close(answered[1])
-    with open(answered[0], "rb") as replies:
-        said = replies.read()
-    os.close(asked[0])
-    size, steps = frames.REPLY_HEADER.size, 8 * batch.num_steps
-    times, errors = plans[kind].step_us(batch), plans[kind].step_error(batch)
-    assert said[size : size + steps] == times.tobytes()
-    assert said[2 * size + steps :] == times.tobytes() + errors.tobytes()
-
-
-@pytest.fixture(scope="module")
 def http_port(plans: dict[str, StepPlan]) -> Iterator[int]:
     pytest.importorskip("uvicorn")
     from fastroof.backends.serve.http_server import HttpServer
@@ -184,10 +152,14 @@ def test_http_has_the_plans_bits(
 
 
 @KIND
-def test_flight_has_the_plans_bits(
-    kind: str, flight: Any, plans: dict[str, StepPlan], batch: StepBatch
+def test_arrow_over_http_has_the_plans_bits(
+    kind: str, http_port: int, plans: dict[str, StepPlan], batch: StepBatch
 ) -> None:
-    assert flight.step_us(kind, batch).tolist() == plans[kind].step_us(batch).tolist()
+    with PlanClient(f"http://127.0.0.1:{http_port}") as client:
+        assert client.step_us(batch, kind).tolist() == plans[kind].step_us(batch).tolist()
+        found = client.step_with_errors(batch, kind)
+    assert found.latency_us.tolist() == plans[kind].step_us(batch).tolist()
+    assert np.array_equal(found.relative_error, plans[kind].step_error(batch), equal_nan=True)
 
 
 @pytest.fixture(scope="module")

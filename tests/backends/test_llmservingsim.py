@@ -235,7 +235,7 @@ def test_wrong_plans_and_places_are_refused(h100: fastroof.Tables, tmp_path: Pat
     )
     with pytest.raises(BackendError, match="needs a plan"):
         export_llmservingsim([], tmp_path)
-    with pytest.raises(BackendError, match="differ in tp alone"):
+    with pytest.raises(BackendError, match="may differ only in tp"):
         export_llmservingsim([one, other], tmp_path)
     with pytest.raises(BackendError, match="one plan a tp"):
         export_llmservingsim([one, one], tmp_path)
@@ -283,7 +283,7 @@ def test_the_command_writes_a_bundle(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["meta.yaml", "tp1", "tp2"]
     first, second = done.stdout.splitlines()
     assert first.startswith(f"wrote {folder}: ")
-    assert second == "not in it: all-reduces: the simulator times them by its network model"
+    assert second == "left out: all-reduces: the simulator times them by its network model"
     again = CliRunner().invoke(
         app, ["export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine"]
     )

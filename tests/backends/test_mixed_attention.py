@@ -10,7 +10,6 @@ import pytest
 import fastroof
 from fastroof.backends.dynamo import dynamo_profile
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention
 from fastroof.errors import BackendError
 from tests.backends.llmservingsim_reader import Bundle
@@ -23,12 +22,9 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
     return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=SLOWER, max_tokens=512, max_seqs=64)
 
 
-def test_programs_that_add_up_both_refuse_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* a runtime without it"):
+def test_a_program_that_adds_up_both_refuses_it(plan: fastroof.StepPlan) -> None:
+    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* use an engine without it"):
         dynamo_profile(plan)
-    with pytest.raises(BackendError, match=r"LLMServingSim v1.0.0 adds .* made up on h100"):
-        export_llmservingsim_v0(plan, tmp_path / "perf")
-    assert not (tmp_path / "perf").exists()
 
 
 def test_rows_of_both_have_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:

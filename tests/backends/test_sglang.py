@@ -209,7 +209,7 @@ def test_rows_of_another_kind_are_refused(plan, regressor, tmp_path):
         regressor.predict([simulator.features_of(batch_of([(1, 2)])), [1, 2, 3]])
     with pytest.raises(fastroof.PlanRangeError, match="20000 tokens in 1 requests does not fit"):
         by_features(regressor, [(20000, 0)])
-    with pytest.raises(fastroof.BackendError, match="no folder"):
+    with pytest.raises(fastroof.BackendError, match="does not exist; create it"):
         write_model(plan, tmp_path / "none" / "model.pkl")
 
 

@@ -494,8 +494,8 @@ def test_tables_list() -> None:
     assert "107,188" in good("tables", "list", "h100")
     text = good("tables", "list")
     assert "329,920" in text  # of all operators of one source
-    assert "to be imported when they are asked for: a100, b300" in text
-    assert "datasheet alone: a100_pcie" in text
+    assert "imported on first use: a100, b300" in text
+    assert "datasheet model only: a100_pcie" in text
     assert good("tables") == text
 
 

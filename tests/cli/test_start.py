@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.cli import COMMANDS, app_of
-from fastroof.cli.completion import take_as_given
+from fastroof.cli.completion import fast_arguments
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -100,7 +100,7 @@ def test_plain_loops_answer_to_the_last_bit() -> None:
 def test_loops_that_are_compiled_stay_so() -> None:
     done = run(
         "-c",
-        "from fastroof.compiled import search\n"
+        "from fastroof.compiled import guides\n"
         "from fastroof.compiled.layout import is_plain, run_plain\n"
         "assert not run_plain() and not is_plain()",
     )
@@ -224,7 +224,7 @@ def every_parameter() -> list[tuple[Any, Any, Any]]:
             walk(command, theirs.commands[name])
 
     commands = [typer.main.get_command(app_of(COMMANDS)) for _ in range(2)]
-    walk(take_as_given(commands[0]), commands[1])
+    walk(fast_arguments(commands[0]), commands[1])
     return list(found.values())
 
 

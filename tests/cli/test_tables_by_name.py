@@ -109,14 +109,14 @@ def test_imports_that_cannot_be(root: Path, arguments: tuple[str, ...], said: st
 
 
 def test_list_imports_nothing_and_says_what_could_be(root: Path) -> None:
-    assert "to be imported when they are asked for: a100, b300" in done("tables")
+    assert "imported on first use: a100, b300" in done("tables")
     assert refused("tables", "list", "b300") == (
         "b300 has no measured tables yet: run fastroof tables import aiconfigurator b300 to get them"
     )
     assert not root.exists()
     done("tables", "import", "aiconfigurator", "b300")
     text = done("tables")
-    assert "b300" in text.partition("datasheet alone")[0]
+    assert "b300" in text.partition("datasheet model only")[0]
     assert str(root) in text
     entries: list[dict[str, Any]] = parsed("tables", "list", "--gpu", "b300")
     assert {entry["kind"] for entry in entries} == {"imported"}

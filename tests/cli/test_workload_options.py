@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from fastroof import Trace, TraceError, Workload
-from fastroof.cli import workload_options as options
+from fastroof.cli.option_groups import Given, taking
+from fastroof.cli.workload_options import WORKLOAD, asked_requests, asked_trace
 
 
 def asked(*words: str) -> Trace | Workload:
@@ -17,35 +16,15 @@ def asked(*words: str) -> Trace | Workload:
     app, answers = typer.Typer(), []
 
     @app.command()
-    def command(
-        trace: options.TraceFile = None,
-        trace_format: options.TraceFormat = None,
-        rate_scale: options.RateScale = None,
-        limit: options.Limit = None,
-        rate: options.Rate = None,
-        arrivals: options.Arrivals = None,
-        burstiness: options.Burstiness = None,
-        ramp: options.Ramp = None,
-        clients: options.Clients = None,
-        think: options.Think = None,
-        num_requests: options.NumRequests = None,
-        input: options.Input = None,
-        output: options.Output = None,
-        cached: options.Cached = None,
-        seed: options.Seed = None,
-    ) -> None:
-        answers.append(options.asked_requests(**locals_of(locals())))
+    @taking(workload=WORKLOAD)
+    def command(workload: Given) -> None:
+        answers.append(asked_requests(**workload))
 
-    # options are annotated by name here, and evaluated where they are defined
     result = CliRunner().invoke(app, list(words))
     if result.exception is not None:
         raise result.exception
     (answer,) = answers
     return answer
-
-
-def locals_of(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != "answers"}
 
 
 def drawn(*words: str) -> Workload:
@@ -101,6 +80,6 @@ def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str)
 
 def test_drawn_requests_need_a_rate_to_be_a_trace() -> None:
     with pytest.raises(TraceError, match="need --rate"):
-        options.asked_trace(input="100")
-    assert options.asked_trace(rate=5.0, num_requests=3).requests_per_s > 0
-    assert options.asked_trace(limit=3).name == "example"
+        asked_trace(input="100")
+    assert asked_trace(rate=5.0, num_requests=3).requests_per_s > 0
+    assert asked_trace(limit=3).name == "example"

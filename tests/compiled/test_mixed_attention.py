@@ -155,10 +155,10 @@ def test_stages_at_one_pace_have_it_as_often(h100):
         compile_plan("llama-3.1-8b", "h100", h100, pp=pp, max_tokens=512, max_seqs=16, engine=figure)
         for pp in (1, 4)
     )
-    for plan in (piped, piped.paced):
+    for plan in (piped, piped.bottleneck):
         assert plan.arena[steps.MIXED_KV_US] == pytest.approx(whole.arena[steps.MIXED_KV_US], rel=1e-12)
     requests = [(100, 0), *[(1, 5000)] * 10]
-    explained = piped.paced.explain(requests)
+    explained = piped.bottleneck.explain(requests)
     parts = [part.total_us for part in explained.operators if part.role == "decode_attention"]
     assert parts == [pytest.approx(0.5e-3 * 32 * 32 * 10 * 5001, rel=1e-12)]
 

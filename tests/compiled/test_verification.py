@@ -11,7 +11,7 @@ from fastroof import compile_plan
 from fastroof.compiled import disaggregated, request_sums, serving, serving_options, steps, verification
 from fastroof.compiled import mean_steps as drafts
 from fastroof.plan.arena import verification_arena
-from fastroof.plan.step_attention import NO_WINDOW
+from fastroof.plan.attention import NO_WINDOW
 from tests.compiled.test_serving import PROFILE, one, options
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import Verified, closed_form, draft_us, mean_step_us

@@ -27,7 +27,7 @@ from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
-from fastroof.plan.plan_facts import kernel_sources
+from fastroof.plan.description import kernel_sources
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(
@@ -244,7 +244,7 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
     engine = EngineProfile("wrong", kernels=wrong)
     compile_plan("llama-3.1-8b", "h100", h100, engine=engine)
     words = (
-        f"wrong runs gemm on h100 as source 'nowhere' measured it, and the tables serve it from '{served}'"
+        f"wrong runs gemm on h100 as measured by source 'nowhere', and the tables serve it from '{served}'"
     )
     with pytest.raises(PlanError, match=words):
         compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", engine=engine)

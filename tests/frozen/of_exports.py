@@ -69,7 +69,7 @@ def _files(answers: Answers, case: str, folder: Path) -> None:
 
 
 def llmservingsim() -> Answers:
-    """Profiles for LLMServingSim, of both forms."""
+    """Profiles for LLMServingSim."""
     answers = Answers()
     tables = product.h100_tables()
     limits = {"max_tokens": 1024, "max_seqs": 64}
@@ -84,9 +84,6 @@ def llmservingsim() -> Answers:
         with tempfile.TemporaryDirectory() as folder:
             product.export_llmservingsim(plans, folder)
             _files(answers, case, Path(folder))
-        with tempfile.TemporaryDirectory() as folder:
-            product.export_llmservingsim_v0(plans, folder, longest=4096)
-            _files(answers, f"v0: {case}", Path(folder))
     return answers
 
 

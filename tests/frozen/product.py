@@ -23,7 +23,6 @@ from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.backends.dynamo import write_dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d, llm_d_yaml
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
 from fastroof.results import step_table
 from fastroof.serving import (
     estimate,
@@ -50,7 +49,6 @@ __all__ = [
     "estimate",
     "estimate_disaggregated",
     "export_llmservingsim",
-    "export_llmservingsim_v0",
     "fit_llm_d",
     "grid_names",
     "h100_tables",

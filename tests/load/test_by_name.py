@@ -247,7 +247,7 @@ def test_never_converts_nothing_and_says_how_to(root: Path, monkeypatch: pytest.
     assert ensure_imported("b300", always=True) == root / "b300"
     assert fastroof.load_tables("b300").sources["gemm"] == VLLM
     monkeypatch.setenv("FASTROOF_TABLES_IMPORT", "sometimes")
-    with pytest.raises(TableError, match="FASTROOF_TABLES_IMPORT is 'sometimes'; it may be auto or never"):
+    with pytest.raises(TableError, match="FASTROOF_TABLES_IMPORT must be auto or never, got 'sometimes'"):
         ensure_imported("b300")
 
 

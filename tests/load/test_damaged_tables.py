@@ -87,7 +87,7 @@ def test_a_table_changed_on_purpose_says_what_to_do(tmp_path: Path) -> None:
     path = folder / "kda.parquet"
     table = pq.read_table(path)
     pq.write_table(table.slice(1), path)
-    with pytest.raises(TableError, match=r'provenance\.toml .* drop \[files\."kda\.parquet"\]'):
+    with pytest.raises(TableError, match=r'provenance\.toml.* remove \[files\."kda\.parquet"\]'):
         load_own(folder)
     provenance = folder / "provenance.toml"
     provenance.write_text(provenance.read_text().replace('[files."kda.parquet"]', '[files."gone.parquet"]'))

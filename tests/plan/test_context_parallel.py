@@ -121,14 +121,14 @@ def test_stages_and_sets_of_plans(h100):
         (
             DENSE,
             {"runtime": "trtllm-1.1"},
-            "trtllm-1.1 has no context parallelism of prefill; use engine='sglang'",
+            "trtllm-1.1 has no prefill context parallelism: use engine='sglang'",
         ),
         (
             EXPERTS,
             {"ep": 4, "dp": 1, "runtime": "sglang", "exchange": "alltoall", "two_batch_overlap": True},
             "two_batch_overlap=False",
         ),
-        ("nemotron-h-56b", {}, "a state passes from one part of a prompt to the next"),
+        ("nemotron-h-56b", {}, "state passes from one part of a prompt to the next"),
     ],
 )
 def test_what_is_not_shared(h100, model, options, message):

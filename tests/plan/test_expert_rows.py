@@ -17,7 +17,7 @@ from fastroof.compiled.steps import open_plan
 from fastroof.engines import DataParallel, load_engine
 from fastroof.engines.data_parallel import PADDINGS
 from fastroof.errors import PlanError
-from fastroof.plan.rank_rules import rank_rules
+from fastroof.plan.calls import rank_rules
 
 pytestmark = pytest.mark.loops
 
@@ -155,10 +155,10 @@ def test_a_paced_plan_has_it_at_the_pace_of_its_slowest_stage(tables: Any) -> No
     )
     stage = max(plan.stages, key=lambda one: one.decode_us(64, 2048))
     for total in (2.0, 100.0, 1024.0):
-        assert _expert_rows_us(plan.paced.arena, total, True) == 2.0 * _expert_rows_us(
+        assert _expert_rows_us(plan.bottleneck.arena, total, True) == 2.0 * _expert_rows_us(
             stage.arena, total, True
         )
-    assert plan.paced.decode_us(16, 100) == 2.0 * stage.decode_us(16, 100)
+    assert plan.bottleneck.decode_us(16, 100) == 2.0 * stage.decode_us(16, 100)
 
 
 @pytest.mark.parametrize(

@@ -170,17 +170,17 @@ def test_a_step_with_images_is_the_step_and_its_encoder(plan: StepPlan) -> None:
 @pytest.mark.loops
 def test_images_need_a_prompt_and_a_list_a_step(plan: StepPlan) -> None:
     batch = StepBatch.from_requests([[(100, 0)], [(1, 5)]])
-    with pytest.raises(BatchError, match="2 steps, 1 lists of images"):
+    with pytest.raises(BatchError, match="2 steps, 1 lists"):
         plan.step_us(batch, images=[[]])
-    with pytest.raises(BatchError, match="a step of decodes alone has 1 images"):
+    with pytest.raises(BatchError, match="1 images in a decode-only step"):
         plan.step_us(batch, images=[[], [(64, 64)]])
-    with pytest.raises(BatchError, match="a step of decodes alone"):
+    with pytest.raises(BatchError, match="images in a decode-only step"):
         plan.explain([(1, 5)], images=[(64, 64)])
-    with pytest.raises(BatchError, match="an image is"):
+    with pytest.raises(BatchError, match="an image must be"):
         plan.encode([64])  # type: ignore[list-item]
-    with pytest.raises(PlanError, match="more than 131,072 at once"):
+    with pytest.raises(PlanError, match="max 131,072 at once"):
         plan.encode([(4096, 4096)] * 3)
-    with pytest.raises(PlanError, match="with_error goes without images"):
+    with pytest.raises(PlanError, match="with_error cannot be used with images"):
         plan.explain([(100, 0)], images=[(64, 64)], with_error=True)
     assert plan.encode([]) == (0.0, 0, 0, ())
 
@@ -188,7 +188,7 @@ def test_images_need_a_prompt_and_a_list_a_step(plan: StepPlan) -> None:
 @pytest.mark.loops
 def test_a_plan_that_travelled_has_no_tables_for_images(plan: StepPlan) -> None:
     unpickled = pickle.loads(pickle.dumps(plan))
-    with pytest.raises(PlanError, match="no tables any more"):
+    with pytest.raises(PlanError, match="an unpickled plan has no tables"):
         unpickled.encode([(64, 64)])
     assert unpickled.explain([(100, 0)]).total_us == plan.explain([(100, 0)]).total_us
 

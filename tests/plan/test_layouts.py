@@ -151,11 +151,11 @@ def test_what_engines_do_not_run(h100):
         ({"exchange": "alltoall", "tp": 8}, "all-to-all needs experts that are whole .* ep 8"),
         (
             {"exchange": "alltoall", "tp": 8, "ep": 8, "runtime": "vllm"},
-            "between ranks of dp alone: tp 1, dp 8",
+            "between dp ranks only: use tp 1, dp 8",
         ),
         (
             {"exchange": "nvlink_one_sided", "dp": 8, "ep": 8},
-            "writes over NVLink between nodes, which join 8 h100 each: exchange='alltoall'",
+            "NVLink joins 8 h100: use exchange='alltoall'",
         ),
         ({"exchange": "sometimes", "tp": 8}, "exchange must be one of gather, alltoall, nvlink_one_sided"),
     ):

@@ -178,7 +178,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
     plan = compile_plan(
         name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, engine=KERNELS, **LIMITS
     )
-    paced = plan.paced
+    paced = plan.bottleneck
     assert (paced.memory, paced.layout) == (plan.memory, plan.layout)
     slowest = max(plan.stages, key=lambda stage: stage.decode_us(64, 2048))
     for requests in STEPS:
@@ -195,7 +195,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
     assert paced.decode_us(64, 2048) > plan.decode_us(64, 2048)
     assert arena_fits(paced.arena)
     alone = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **LIMITS})
-    assert alone.paced is alone
+    assert alone.bottleneck is alone
 
 
 @pytest.mark.loops
@@ -218,7 +218,9 @@ def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
     )
     for requests in steps:
         batch = StepBatch.from_requests([requests])
-        assert plan.paced.step_us(batch) == pytest.approx(pp * slowest.step_us(batch), rel=1e-12), requests
+        assert plan.bottleneck.step_us(batch) == pytest.approx(pp * slowest.step_us(batch), rel=1e-12), (
+            requests
+        )
 
 
 def test_estimates_keep_the_pace_of_the_slowest_stage(h100):

@@ -52,14 +52,14 @@ def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
     windowed = changed(load_model("llama-3.1-8b"), sliding_window=4096)
     fine = {"model": "llama-3.1-8b"}
     for wrong, words in (
-        ({"model": windowed, "method": "floor"}, "holds MFU, and .* attends within a window"),
+        ({"model": windowed, "method": "floor"}, "interpolates MFU, which does not fit .*'s window"),
         ({"tp": 1}, "plan 1 needs a model"),
         ({**fine, "max_tokens": 0}, "max_tokens must be"),
         ({**fine, "method": "cubic"}, "method must be"),
     ):
         with pytest.raises(PlanError, match=words):
             compile_plans([fine, wrong], "h100", h100)
-    with pytest.raises(PlanError, match="runtime must be"):
+    with pytest.raises(PlanError, match="unknown engine 'none'"):
         PlanOptions(engine="none").checked()
 
 

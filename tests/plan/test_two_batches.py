@@ -146,9 +146,9 @@ def test_stages_and_sets_of_plans(h100):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (MODEL, {"exchange": "gather"}, "exchange='alltoall', with dp and ep 8, over 1"),
-        (MODEL, {"runtime": "trtllm-1.1"}, "trtllm-1.1 has no such option; use engine='sglang' or 'vllm'"),
-        ("llama-3.1-8b", {"dp": 1, "ep": 1, "exchange": None}, "without routed experts sends them nothing"),
+        (MODEL, {"exchange": "gather"}, "use exchange='alltoall' with dp and ep 8, above 1"),
+        (MODEL, {"runtime": "trtllm-1.1"}, "trtllm-1.1 has no such option: use engine='sglang' or 'vllm'"),
+        ("llama-3.1-8b", {"dp": 1, "ep": 1, "exchange": None}, "it has no routed experts"),
         (MODEL, {"two_batch_overlap": 1}, "two_batch_overlap must be True or False, got 1"),
     ],
 )

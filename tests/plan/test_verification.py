@@ -113,14 +113,14 @@ def test_a_verification_is_the_sum_of_its_operators(plans, name):
     # the cache is read once
     assert found["decode attention"].moved_bytes < 1.01 * one["decode attention"].moved_bytes
     assert found["decode attention"].flops == pytest.approx(4 * one["decode attention"].flops, rel=1e-3)
-    with pytest.raises(BatchError, match="kv_len counts the tokens"):
+    with pytest.raises(BatchError, match="kv_len includes the"):
         plan.explain_verification(1, 3, 4)
 
 
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ((1, 3, 4), BatchError, "kv_len counts the tokens that a step verifies, 4, .* got 3 at position 0"),
+        ((1, 3, 4), BatchError, "kv_len includes the 4 tokens that a step verifies .* got 3 at position 0"),
         ((0, 3, 1), BatchError, "batch_size must be at least 1, got 0 at position 0"),
         ((1, 3, 0), BatchError, "tokens must be at least 1, got 0"),
         ((1, 3.5, 1), BatchError, "kv_len must"),

@@ -93,7 +93,7 @@ def test_a_wrong_argument_is_refused_or_harmless(entry):
 
 def test_messages_say_which_plan_and_what_would_do():
     for requests, said in (
-        (5, "requests must be mappings of arguments, got 5"),
+        (5, "requests must be an iterable of mappings, got 5"),
         (OPTIONS, "got one dict"),
         ([OPTIONS, 5], "plan 1 must be a mapping of arguments, got 5"),
         ([{**OPTIONS, "dtype": ["bf16"]}], "dtype must be one of auto, "),
@@ -104,5 +104,5 @@ def test_messages_say_which_plan_and_what_would_do():
         assert said in str(caught.value)
     with pytest.raises(SweepError, match="tpot_ms must be above 0, got 'fast'"):
         best_batches(PLAN, [1], [100], tpot_ms="fast")
-    with pytest.raises(PlanError, match="curves must be a source of latencies"):
+    with pytest.raises(PlanError, match="curves must be a CurveSource"):
         fastroof.compile_plan("llama-3.1-8b", "h100", TABLES, curves=5, engine="kernels")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastroof.compiled import steps
-from fastroof.plan.rank_rules import rank_rules
+from fastroof.plan.calls import rank_rules
 from tests.reference.scheduler import FINISHED, TIMED_OUT, US_PER_S, Request, Scheduler, Step, StepUs
 
 WAITING_WEIGHT = 4

@@ -179,7 +179,7 @@ MALFORMED = {
     "lengths": (([1, 2], [0], [0, 2]), "new_tokens has 2 requests, context_len 1"),
     "offsets fall": (
         ([1, 2, 3], [0, 0, 0], [0, 2, 1, 3]),
-        "offsets must not fall: 2 is followed by 1 at step 1",
+        "offsets must not decrease: 2 is followed by 1 at step 1",
     ),
     "offsets start": (([1, 2], [0, 0], [1, 2]), "offsets must start at 0 and end at the 2 requests"),
     "offsets end": (([1, 2], [0, 0], [0, 1]), "offsets must start at 0 and end at the 2 requests"),

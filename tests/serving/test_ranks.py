@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.accuracy import simulated_loops
 from fastroof import compile_plan, load_tables
-from fastroof.plan.rank_rules import rank_rules
+from fastroof.plan.calls import rank_rules
 from fastroof.serving import SpeculativeDecoding, estimate
 from tests.reference import prefill_first, serving
 

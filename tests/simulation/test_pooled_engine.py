@@ -327,7 +327,7 @@ def test_a_run_answers_what_its_cache_found(plans):
     ("more", "said"),
     [
         ({"prefix_cache": "mru"}, "prefix_cache must be one of given, lru"),
-        ({"routing": "prefix_aware", "replicas": 2}, "prefix_aware asks pools of blocks"),
+        ({"routing": "prefix_aware", "replicas": 2}, "needs a simulated prefix cache"),
     ],
 )
 def test_a_cache_that_is_none_is_refused(plans, more, said):

@@ -33,7 +33,7 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("given", NO_PLANS, ids=lambda given: type(given).__name__)
 def test_what_is_no_plan_is_refused(call: str, given: Any) -> None:
-    with pytest.raises(FastroofError, match="plan must be a StepPlan, as compile_plan makes them, got "):
+    with pytest.raises(FastroofError, match=r"plan must be a StepPlan \(see compile_plan\), got "):
         CALLS[call](given)
 
 

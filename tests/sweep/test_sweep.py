@@ -228,7 +228,7 @@ def test_a_model_that_no_plan_can_be_made_of_is_named(tmp_path: Path) -> None:
     assert [b.model for b in summary.best] == ["yi-34b", "llama-2-7b"]
     (windowed,) = summary.skipped["no plan"]
     assert windowed.startswith("windowed tp=1 bf16 kv bf16: ")
-    assert "method='floor' holds MFU, and windowed attends within a window" in windowed
+    assert "method='floor' interpolates MFU, which does not fit windowed's window" in windowed
     with pytest.raises(SweepError, match="nothing to evaluate: beyond the model's context: yi-34b: 2 of 2"):
         run_sweep({**SPEC, "models": "yi-34b", "kv_len": [5000, 6000]}, tmp_path / "r.parquet")
 

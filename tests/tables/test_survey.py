@@ -62,5 +62,5 @@ def test_a_copy_is_held_against_nothing(h100: fastroof.Tables) -> None:
 
 
 def test_unknown_operators_are_refused(h100: fastroof.Tables) -> None:
-    with pytest.raises(LookupInputError, match="unknown gem"):
+    with pytest.raises(LookupInputError, match="unknown operator 'gem'"):
         run_survey(h100, operators=["gem"])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
-from fastroof.backends.serve.json_values import for_json
+from fastroof.backends.serve.forms import for_json
 from fastroof.cli import app
 from fastroof.columns import ORIGINS
 from fastroof.errors import (

@@ -31,7 +31,7 @@ from tests.fuzz.mutators import mutated_bytes
 pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
 pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
 
-from fastroof.backends.serve.json_values import for_json
+from fastroof.backends.serve.forms import for_json
 from fastroof.ui import server as page_app
 from fastroof.ui.answers import step_answer
 from fastroof.ui.server import PageServer, serve_page
@@ -338,7 +338,7 @@ def test_files_of_others_are_as_they_came() -> None:
 
 
 def test_a_port_that_is_taken_is_said(page: PageServer) -> None:
-    with pytest.raises(BackendError, match=f"127.0.0.1:{page.port} cannot be listened on"):
+    with pytest.raises(BackendError, match=f"cannot listen on 127.0.0.1:{page.port}: "):
         PageServer(page.port)
 
 

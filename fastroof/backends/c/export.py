@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import fastroof
+from fastroof._version import __version__
 from fastroof.atomic_files import write_errors, write_files
-from fastroof.backends.c.library import (
-    LIBRARY,
-    LINK,
-    PKG_CONFIG,
-    find_linker,
-    link_library,
-    pkg_config_text,
-)
-from fastroof.backends.c.licence import licence_bytes, with_licence_line
-from fastroof.backends.c.objects import object_code
+from fastroof.backends.c.objects import FUNCTIONS, object_code
 from fastroof.backends.c.plan_file import plan_bytes
+from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["CExport", "export_c"]
+LINK: Final = "libfastroof_step.dylib" if sys.platform == "darwin" else "libfastroof_step.so"
+"""What ``-lfastroof_step`` finds."""
 
+LIBRARY: Final = LINK if sys.platform == "darwin" else f"{LINK}.{ABI_VERSION}"
+"""The library itself, and its SONAME: what programs ask the loader for."""
+
+PKG_CONFIG: Final = "fastroof_step.pc"
+_LINE: Final = "SPDX-License-Identifier: Apache-2.0"
+
+_COMMENTS: Final = {
+    ".c": "/* {} */",
+    ".h": "/* {} */",
+    ".go": "// {}",
+    ".mod": "// {}",
+    ".rs": "// {}",
+    ".pc": "# {}",
+}
 _HEADER: Final = "fastroof_step.h"
 _OBJECT: Final = "fastroof_step.o"
 # Go compiles every C file next to its own: its example has a folder to itself
@@ -43,7 +57,7 @@ class CExport(NamedTuple):
     files : tuple of Path
         Everything else.
     without : str
-        Why there is no shared library; empty where there is one.
+        Why there is no shared library; empty if there is one.
     """
 
     plans: dict[str, Path]
@@ -66,15 +80,15 @@ def export_c(
     plans : mapping of str to StepPlan
         Plans by name: each becomes ``NAME.plan``.
     folder : str or Path
-        Where to; made if it is not there. All files are written or none; others there stay.
+        Output folder, made if missing. All files are written or none; others in it stay.
     cpu : str, optional
-        The oldest CPU that the code is to run on, see :func:`fastroof.backends.c.objects.object_code`.
+        The oldest CPU that must run the code, see :func:`fastroof.backends.c.objects.object_code`.
     target : str, optional
         The system that programs run on, one of :data:`fastroof.backends.c.objects.TARGETS`; this one by
         default.
     shared : bool, optional
         Whether to link ``libfastroof_step`` too, with ``$CC``, or ``cc``, or the target's gcc. By default
-        where that is there.
+        if it is installed.
 
     Returns
     -------
@@ -90,7 +104,7 @@ def export_c(
     Examples
     --------
     >>> import fastroof, tempfile
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +NORMALIZE_WHITESPACE
     ...     sorted(path.name for path in export_c({"llama-8b": plan}, folder, shared=False).files)
     ['LICENSE', 'blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o',
@@ -98,12 +112,10 @@ def export_c(
     """
     folder = Path(folder)
     if not plans:
-        raise BackendError("there is no plan to export: give one at least, by name")
+        raise BackendError("no plan to export: give at least one, by name")
     for name in plans:
         if not name or name.startswith(".") or Path(name).name != name:
-            raise BackendError(
-                f"{name!r} cannot be the name of a plan file: letters, digits, - and . will do"
-            )
+            raise BackendError(f"{name!r} is not a valid name of a plan file: use letters, digits, - and .")
     contents = {f"{name}.plan": plan_bytes(plan, name) for name, plan in plans.items()}
     packaged = resources.files("fastroof.backends.c")
     for name in (_HEADER, *_EXAMPLES):
@@ -113,7 +125,7 @@ def export_c(
     without = ""
     if shared is not False and linker is None:
         compiler = f"{target}-gcc" if target else "cc"
-        without = f"no C compiler links {LIBRARY}: install {compiler} or set CC, or link {_OBJECT} alone"
+        without = f"no C compiler links {LIBRARY}: install {compiler} or set CC, or link {_OBJECT} itself"
         if shared:
             raise BackendError(without)
     contents[_OBJECT] = object_code(cpu, target)
@@ -127,3 +139,75 @@ def export_c(
         write_files(folder, contents, links)
     files = [folder / name for name in (*contents, *links) if not name.endswith(".plan")]
     return CExport({name: folder / f"{name}.plan" for name in plans}, tuple(files), without)
+
+
+def find_linker(target: str | None) -> list[str] | None:
+    """Return the linking compiler and its options: ``$CC``, else the target's gcc or cc; None if missing."""
+    words = shlex.split(os.environ.get("CC", "")) or [f"{target}-gcc" if target else "cc"]
+    program = shutil.which(words[0])
+    return None if program is None else [program, *words[1:]]
+
+
+def link_library(linker: list[str], code: bytes) -> bytes:
+    """Link object code as :data:`LIBRARY`, which exports only the functions of fastroof_step.h."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "step.o").write_bytes(code)
+        (place / "versions").write_text(
+            f"FASTROOF_{ABI_VERSION} {{ global: {' '.join(f'{name};' for name in FUNCTIONS)} local: *; }};\n"
+        )
+        named = [f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={place / 'versions'}", "-Wl,-z,defs"]
+        options = [] if sys.platform == "darwin" else named
+        done = subprocess.run(
+            [*linker, "-shared", *options, "-o", place / LIBRARY, place / "step.o"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = done.stderr.strip() or f"exit status {done.returncode}"
+            raise BackendError(f"{shlex.join(linker)} could not link {LIBRARY}: {said}")
+        return (place / LIBRARY).read_bytes()
+
+
+def pkg_config_text() -> str:
+    """Return the file for pkg-config, which finds library and header in its own folder."""
+    return "\n".join(
+        [
+            "prefix=${pcfiledir}",
+            "libdir=${prefix}",
+            "includedir=${prefix}",
+            "",
+            "Name: fastroof_step",
+            "Description: How long one step of LLM inference takes on a GPU, from a plan file",
+            f"Version: {__version__}",
+            "Libs: -L${libdir} -lfastroof_step",
+            "Cflags: -I${includedir}",
+            "",
+        ]
+    )
+
+
+def with_licence_line(name: str, text: bytes) -> bytes:
+    """Put the licence's SPDX line before a text, as a comment of its language, unless it has one."""
+    if _LINE.encode() in text:
+        return text
+    line = _COMMENTS[Path(name).suffix].format(_LINE).encode()
+    # Go takes a comment right above its package for the package's documentation
+    return line + (b"\n\n" if name.endswith(".go") else b"\n") + text
+
+
+def licence_bytes() -> bytes:
+    """Return the text of the licence, of the checkout or of the installed package."""
+    beside = Path(fastroof.__file__).parents[1]
+    # another package's file may lie beside an installed one
+    if (beside / "pyproject.toml").is_file() and (beside / "LICENSE").is_file():
+        return (beside / "LICENSE").read_bytes()
+    try:
+        known = metadata.distribution("fastroof")
+        text = known.read_text("licenses/LICENSE") or known.read_text("LICENSE")
+    except metadata.PackageNotFoundError:
+        text = None
+    if not text:
+        raise BackendError("this copy of fastroof has no LICENSE to export: install it from a wheel again")
+    return text.encode()

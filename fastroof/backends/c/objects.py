@@ -1,4 +1,4 @@
-"""The loops as an object file: what Numba makes of them, with C's names, for a CPU of one's choice."""
+"""The loops as an object file: what Numba makes of them, with C's names, for a chosen CPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from fastroof.compiled.c_simulation import C_SIMULATION
 from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
 from fastroof.errors import BackendError
-
-__all__ = ["DEFAULT_CPU", "FUNCTIONS", "TARGETS", "object_code"]
 
 DEFAULT_CPU: Final = "x86-64-v3" if platform.machine() in ("x86_64", "AMD64") else "generic"
 """Haswell, Zen and what came after; elsewhere whatever the architecture has at least."""
@@ -41,7 +39,7 @@ def object_code(cpu: str | None = None, target: str | None = None) -> bytes:
         LLVM's name of the oldest CPU that it is to run on: x86-64-v3, x86-64-v2, znver4, neoverse-n1, ...;
         ``host`` is this machine's. x86-64-v3 by default, on other architectures what all of them have.
     target : str, optional
-        One of :data:`TARGETS`, where the programs run on another system than this one.
+        One of :data:`TARGETS`, if the programs run on another system than this one.
 
     Returns
     -------
@@ -52,7 +50,7 @@ def object_code(cpu: str | None = None, target: str | None = None) -> bytes:
     Raises
     ------
     BackendError
-        If LLVM does not know the CPU, the target is none of those, or loops are not compiled in this process.
+        If LLVM does not know the CPU, the target is not one of those, or loops are not compiled here.
     """
     if target is not None and target not in TARGETS:
         raise BackendError(f"there is no object code for {target!r}: {', '.join(TARGETS)} can be targets")
@@ -123,7 +121,7 @@ def _target_machine(cpu: str, target: str | None) -> Any:
             raise BackendError(f"host is a {platform.machine()}, which is no CPU of the target {target}")
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     elif cpu != _default_cpu(target):
-        # LLVM says that it does not know a CPU on standard error alone, and goes on without
+        # LLVM reports an unknown CPU only on standard error, and goes on without
         made = subprocess.run(
             [sys.executable, "-c", _MAKE_MACHINE, cpu, triple], capture_output=True, text=True, check=False
         )

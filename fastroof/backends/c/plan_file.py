@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Flags, Floats
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.atomic_files import write_output
-from fastroof.backends.c.plan_parts import Body, facts_of, verification_part
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.checks import shown, whole_number
 from fastroof.compiled import plan_files as loops
 from fastroof.compiled import plan_files as parts
-from fastroof.compiled import steps
+from fastroof.compiled import steps, verification
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
-from fastroof.plan.arena import check_arena
+from fastroof.plan.arena import validate_arena
+from fastroof.simulation.disaggregated import whole_kv_bytes
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-
-__all__ = ["PlanFile", "description", "plan_bytes", "read_plan_file", "write_plan_file"]
 
 _WRONG: Final = {
     loops.CODE_FOREIGN: "is not a plan file",
@@ -45,7 +43,7 @@ class PlanFile(NamedTuple):
     arena : ndarray of float64
         The plan as the loops read it, read-only; the ``data`` of :func:`fastroof.numba_step`.
     description : dict
-        The plan's name, and what ``plan.describe()`` said of it.
+        The plan's name and its ``plan.describe()``.
     """
 
     arena: Floats
@@ -58,19 +56,19 @@ def description(plan: StepPlan, name: str) -> dict[str, Any]:
 
 
 def plan_bytes(plan: StepPlan, name: str) -> bytes:
-    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files` and ``plan_parts`` beside it."""
+    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files` and ``plan_parts``."""
     return _file_bytes(plan, name, len(plan.stage_plans) > 1)
 
 
 def _file_bytes(plan: StepPlan, name: str, has_stages: bool) -> bytes:
     arena = np.ascontiguousarray(plan.arena, "<f8").tobytes()
     text = json.dumps(description(plan, name)).encode() + b"\0"
-    body = Body(arena, text)
+    body = _Body(arena, text)
     facts_at = body.add(bytes(8 * parts.FACTS_WORDS))
-    facts = facts_of(plan)
+    facts = _facts_of(plan)
     size = len(plan.verification_arena) - len(plan.arena)
     facts[[parts.VERIFICATION_AT, parts.VERIFICATION_SIZE]] = body.words, size
-    body.add(verification_part(plan, body.words).tobytes())
+    body.add(_verification_part(plan, body.words).tobytes())
     if has_stages:
         # stages that are alike are one plan
         known = {id(stage): stage for stage in plan.stages}
@@ -113,7 +111,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     Raises
     ------
     BackendError
-        If it is not a plan file, is one of another version, is not whole, or holds times that are none or
+        If it is not a plan file, is one of another version, is incomplete, or holds invalid times or
         another description than plans have.
     OSError
         If it cannot be read.
@@ -135,7 +133,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     count = int(words[loops.ARENA_FLOATS])
     text = octets[loops.FILE_HEADER + 8 * count :][: int(words[loops.TEXT_BYTES]) - 1]
     arena = floats[start : start + count]
-    check_arena(arena, str(path), BackendError)
+    validate_arena(arena, str(path), BackendError)
     return PlanFile(arena, _description(text.tobytes(), arena, f"the description of {path}"))
 
 
@@ -185,3 +183,73 @@ def _check_stages(what: str, stages: Any) -> None:
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file, and do not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+# What the file holds besides the arena, as fastroof.compiled.plan_files reads it
+
+
+class _Body:
+    """The bytes of a file after its header; parts are added on multiples of 8."""
+
+    def __init__(self, arena: bytes, text: bytes) -> None:
+        self._content = bytearray(arena)
+        self.add(text)
+
+    @property
+    def words(self) -> int:
+        """Where the next part starts: eights of bytes from the arena's start on."""
+        return len(self._content) // 8
+
+    @property
+    def content(self) -> bytes:
+        """All of it."""
+        return bytes(self._content)
+
+    def add(self, part: bytes) -> int:
+        """Append a part and NULs up to a multiple of 8, and return where it starts."""
+        at = self.words
+        self._content += part + bytes(-len(part) % 8)
+        return at
+
+    def replace(self, at: int, part: bytes) -> None:
+        """Replace a part by another of the same length."""
+        self._content[8 * at : 8 * at + len(part)] = part
+
+
+def _facts_of(plan: StepPlan) -> Longs:
+    """Memory, KV cache, layout and link of a plan; no other part is there."""
+    memory, whole, layout = plan.memory, whole_kv_bytes(plan), plan.layout
+    facts = np.zeros(parts.FACTS_WORDS, np.int64)
+    facts[0] = parts.FACTS_WORDS
+    of_slot = {
+        parts.WEIGHT_BYTES: memory.weight_bytes,
+        parts.KV_BYTES: memory.kv_bytes_per_token,
+        parts.ACTIVATION_BYTES: memory.activation_bytes,
+        parts.RESERVE_BYTES: memory.reserve_bytes,
+        parts.CONTEXT_BYTES: memory.context_bytes,
+        parts.MAX_KV_TOKENS: memory.max_kv_tokens,
+        parts.KV_WINDOW: memory.window,
+        parts.WINDOW_KV_BYTES: memory.window_kv_bytes_per_token,
+        parts.STATE_BYTES: memory.state_bytes_per_sequence,
+        parts.MODEL_KV_BYTES: whole.kv_bytes_per_token,
+        parts.MODEL_WINDOW_KV_BYTES: whole.window_kv_bytes_per_token,
+        parts.MODEL_STATE_BYTES: whole.state_bytes_per_sequence,
+        parts.TP: layout.tp,
+        parts.PP: layout.pp,
+        parts.DP: layout.dp,
+        parts.EP: layout.ep,
+        parts.MOE_TP: layout.moe_tp,
+        parts.CP: layout.cp,
+    }
+    for slot, value in of_slot.items():
+        facts[slot] = value
+    facts.view(np.float64)[parts.NVLINK_BYTES_PER_S] = plan.gpu.nvlink_bytes_per_s
+    return facts
+
+
+def _verification_part(plan: StepPlan, at: int) -> Floats:
+    """Return what verification reads besides the arena, to be placed ``at`` instead of after it."""
+    arena, after = plan.verification_arena, len(plan.arena)
+    part = np.array(arena[after:], "<f8")
+    part[[verification.HEAD_AT, verification.BOUNDS_AT]] += at - after
+    return part

@@ -1,10 +1,8 @@
-"""Plans served to other processes: on a pipe, over Arrow Flight, or over HTTP.
+"""Plans served to other processes: JSON lines on a pipe, or JSON and Arrow IPC streams over HTTP.
 
-:mod:`~fastroof.backends.serve.stdio` answers on standard input and output, in the forms of
-:mod:`~fastroof.backends.serve.frames` and :mod:`~fastroof.backends.serve.json_lines`;
-:class:`~fastroof.backends.serve.client.StdioClient` asks. :mod:`~fastroof.backends.serve.flight` answers
-over Arrow Flight, in record batches of steps, and :mod:`~fastroof.backends.serve.http_server` over HTTP, the
-messages of JSON lines. All ask the plans of
-:mod:`~fastroof.backends.serve.answer`; what is asked in JSON is answered by
-:mod:`~fastroof.backends.serve.messages`, whose forms :mod:`~fastroof.backends.serve.message_forms` lists.
+:mod:`~fastroof.backends.serve.stdio` answers lines on standard input,
+:mod:`~fastroof.backends.serve.http_server` requests over HTTP, and
+:class:`~fastroof.backends.serve.client.PlanClient` asks. Both answer from the plans of
+:mod:`~fastroof.backends.serve.answer`; messages of JSON are answered by
+:mod:`~fastroof.backends.serve.messages`, and :mod:`~fastroof.backends.serve.forms` lists what they may hold.
 """

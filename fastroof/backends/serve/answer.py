@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from fastroof._version import __version__
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.plan_facts import plan_facts
+from fastroof.backends.serve.forms import PROTOCOL
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.message_forms import PROTOCOL
-from fastroof.backends.serve.plan_questions import (
+from fastroof.backends.serve.questions import (
     check_detailed,
     explanation_answer,
     memory_answer,
     pipeline_answer,
+    simulation_answer,
     transfer_answer,
-)
-from fastroof.backends.serve.steps_asked import (
-    AnySteps,
-    AskedSteps,
-    ChunkSteps,
-    DecodeSteps,
-    TimesAndErrors,
-    VerifySteps,
-    stage_times_us,
 )
 from fastroof.checks import shown
 from fastroof.errors import BackendError, BatchError, FastroofError
+from fastroof.plan.pipeline import in_each_stage
 from fastroof.run import StepBatch
 from fastroof.run.batch import int_array
 from fastroof.stopping import check_stopped
@@ -38,25 +31,148 @@ from fastroof.stopping import check_stopped
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["Detail", "ServedPlans", "as_refusal"]
-
 _DECODE: Final = ("batch_size", "kv_len")
 _CHUNK: Final = ("new_tokens", "context_len", "batch_size")
 _VERIFY: Final = ("batch_size", "kv_len", "tokens")
 
 
-class Detail(NamedTuple):
-    """Times of steps, us, and what was asked for beside them.
+class TimesAndErrors(NamedTuple):
+    """Times of steps in microseconds, and one standard error over each."""
 
-    Attributes
-    ----------
-    latency_us : ndarray of float64, shape (steps,)
-        Microseconds a step.
-    relative_error : ndarray of float64, shape (steps,), or None
-        One standard error over the time of a step.
-    stage_us : ndarray of float64, shape (steps, pp), or None
-        Microseconds a step in each pipeline stage.
-    """
+    latency_us: Floats
+    relative_error: Floats
+
+
+class AskedSteps(Protocol):
+    """Steps in one of the forms in which they are asked for."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that are listed one by one to answer them; 0 if none are."""
+
+    def times_us(self, plan: StepPlan) -> Floats:
+        """Return microseconds a step."""
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return one standard error over the time of each."""
+
+
+class DecodeSteps(NamedTuple):
+    """Steps of equal decodes, as ``plan.decode_us`` takes them; one-dimensional at most."""
+
+    batch_size: Ints
+    kv_len: Ints
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return max(self.batch_size.size, self.kv_len.size)
+
+    @property
+    def num_requests(self) -> int:
+        """No request is listed."""
+        return 0
+
+    def times_us(self, plan: StepPlan) -> Floats:
+        """Return microseconds a step."""
+        return np.atleast_1d(plan.decode_us(self.batch_size, self.kv_len))
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return ``plan.decode_error``."""
+        return np.atleast_1d(plan.decode_error(self.batch_size, self.kv_len))
+
+
+class ChunkSteps(NamedTuple):
+    """Steps of equal chunks of prompts, as ``plan.prefill_us`` takes them; one-dimensional at most."""
+
+    new_tokens: Ints
+    context_len: Ints
+    batch_size: Ints
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return max(self.new_tokens.size, self.context_len.size, self.batch_size.size)
+
+    @property
+    def num_requests(self) -> int:
+        """Chunks of all steps: their errors are those of a batch that lists them."""
+        # nothing has checked batch_size yet, so the sum is of floats, which hold any
+        sizes = np.broadcast_to(self.batch_size, (self.num_steps,)) if self.batch_size.size else np.zeros(0)
+        return int(np.maximum(sizes.astype(np.float64), 0.0).sum())
+
+    def times_us(self, plan: StepPlan) -> Floats:
+        """Return microseconds a step."""
+        return np.atleast_1d(plan.prefill_us(self.new_tokens, self.context_len, self.batch_size))
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return ``plan.step_error`` of the same chunks, listed."""
+        new, context, batch = np.broadcast_arrays(*map(np.atleast_1d, self))
+        offsets = np.r_[0, np.cumsum(batch)]
+        return plan.step_error(StepBatch(np.repeat(new, batch), np.repeat(context, batch), offsets))
+
+
+class VerifySteps(NamedTuple):
+    """Steps that verify draft tokens, as ``plan.verify_us`` takes them; one-dimensional at most."""
+
+    batch_size: Ints
+    kv_len: Ints
+    tokens: Ints
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return max(self.batch_size.size, self.kv_len.size, self.tokens.size)
+
+    @property
+    def num_requests(self) -> int:
+        """No request is listed."""
+        return 0
+
+    def times_us(self, plan: StepPlan) -> Floats:
+        """Return microseconds a step."""
+        return np.atleast_1d(plan.verify_us(self.batch_size, self.kv_len, self.tokens))
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Refuse: no table has rows of several queries after a context, so no error was measured."""
+        raise BackendError("standard errors of steps that verify drafts are not known: ask for their times")
+
+
+class AnySteps(NamedTuple):
+    """Steps of any requests."""
+
+    batch: StepBatch
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return self.batch.num_steps
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all steps."""
+        return len(self.batch.new_tokens)
+
+    def times_us(self, plan: StepPlan) -> Floats:
+        """Return microseconds a step."""
+        return plan.step_us(self.batch)
+
+    def relative_errors(self, plan: StepPlan) -> Floats:
+        """Return ``plan.step_error``."""
+        return plan.step_error(self.batch)
+
+
+def stage_times_us(plan: StepPlan, steps: AskedSteps) -> Floats:
+    """Time every step in every pipeline stage: shape (steps, pp)."""
+    return in_each_stage(plan, steps.times_us)
+
+
+class Detail(NamedTuple):
+    """Times of steps and what else was asked for: errors (steps,), stages (steps, pp)."""
 
     latency_us: Floats
     relative_error: Floats | None
@@ -81,7 +197,7 @@ class ServedPlans:
     Examples
     --------
     >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> served = ServedPlans({"small": plan})
     >>> bool(served.decode_us("small", [64], [4096])[0] == plan.decode_us(64, 4096))
     True
@@ -96,6 +212,7 @@ class ServedPlans:
                 f"{len(plans)} plans are more than the {self.limits.max_plans} that a server may hold: "
                 "a larger max_plans, or another server"
             )
+        self.names = frozenset(plans)
         self._by_name = dict(plans)
         self._in_order = tuple(plans.values())
 
@@ -103,13 +220,7 @@ class ServedPlans:
         return len(self._in_order)
 
     def plan(self, which: str | int) -> StepPlan:
-        """Return a plan by its name or number.
-
-        Raises
-        ------
-        BackendError
-            If it is not served.
-        """
+        """Return a plan by its name or number."""
         if isinstance(which, str):
             served = self._by_name.get(which)
         else:
@@ -118,69 +229,30 @@ class ServedPlans:
             raise BackendError(f"no plan {shown(which, 80)} is served; {self.names_words()}")
         return served
 
+    def only_plan(self) -> int:
+        """Return the number of the plan if no plan is named."""
+        if len(self._in_order) > 1:
+            raise BackendError(f'which of {len(self)} plans? "plan" is missing; {self.names_words()}')
+        return 0
+
     def names_words(self) -> str:
-        """Say which plans there are."""
+        """List the plans in words."""
         return "there are: " + ", ".join(f"{i} {name}" for i, name in enumerate(self._by_name))
 
     def decode_us(self, which: str | int, batch_size: Any, kv_len: Any) -> Floats:
-        """Time steps of equal decodes.
-
-        Parameters
-        ----------
-        which : str or int
-            The plan.
-        batch_size, kv_len : int or array_like of int, shape (steps,)
-            As in ``plan.decode_us``.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-
-        Raises
-        ------
-        BackendError, BatchError, PlanRangeError
-            If the plan is not served, a limit is exceeded, or a size is none.
-        """
+        """Time decode steps, as ``plan.decode_us`` does, of one dimension."""
         plan = self.plan(which)
         return np.atleast_1d(plan.decode_us(*self._sizes(_DECODE, batch_size, kv_len)))
 
     def step_us(self, which: str | int, new_tokens: Ints, context_len: Ints, offsets: Ints) -> Floats:
-        """Time ragged steps given as the arrays of a :class:`StepBatch`.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-
-        Raises
-        ------
-        BackendError, BatchError, PlanRangeError
-            As in :meth:`decode_us`.
-        """
+        """Time ragged steps given as the arrays of a :class:`StepBatch`."""
         plan = self.plan(which)
         self.check_steps(len(offsets) - 1)
         self.check_requests(len(new_tokens))
         return plan.step_us(StepBatch(new_tokens, context_len, offsets))
 
-    def one_step_us(self, which: str | int, new_tokens: list[int], context_len: list[int]) -> float:
-        """Time one step of any requests, us, without what arrays cost; errors as in :meth:`decode_us`."""
-        self.check_requests(len(new_tokens))
-        return self.plan(which).step_scalar(new_tokens, context_len)
-
     def requests_us(self, which: str | int, requests: Iterable[Iterable[tuple[int, int]]]) -> Floats:
-        """Time ragged steps given as one list of (new_tokens, context_len) a step.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-
-        Raises
-        ------
-        BackendError, BatchError, PlanRangeError
-            As in :meth:`decode_us`.
-        """
+        """Time ragged steps given as one list of (new_tokens, context_len) a step."""
         plan = self.plan(which)
         batch = StepBatch.from_requests(requests)
         self.check_steps(batch.num_steps)
@@ -188,67 +260,29 @@ class ServedPlans:
         return plan.step_us(batch)
 
     def prefill_us(self, which: str | int, new_tokens: Any, context_len: Any, batch_size: Any) -> Floats:
-        """Time steps of equal chunks of prompts, as ``plan.prefill_us`` does; errors as in :meth:`decode_us`.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-        """
+        """Time steps of equal prompt chunks, as ``plan.prefill_us`` does."""
         return self._times(which, ChunkSteps(*self._sizes(_CHUNK, new_tokens, context_len, batch_size)))
 
     def verify_us(self, which: str | int, batch_size: Any, kv_len: Any, tokens: Any) -> Floats:
-        """Time steps that verify drafts, as ``plan.verify_us`` does; errors as in :meth:`decode_us`.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-        """
+        """Time steps that verify drafts, as ``plan.verify_us`` does."""
         return self._times(which, VerifySteps(*self._sizes(_VERIFY, batch_size, kv_len, tokens)))
 
     def decode_steps(self, batch_size: Any, kv_len: Any) -> DecodeSteps:
-        """Check steps of equal decodes for :meth:`detailed`; the others are ``chunk_steps`` and so on."""
+        """Return decode steps for :meth:`detailed`."""
         return DecodeSteps(*self._sizes(_DECODE, batch_size, kv_len))
 
     def chunk_steps(self, new_tokens: Any, context_len: Any, batch_size: Any) -> ChunkSteps:
-        """Check steps of equal chunks of prompts for :meth:`detailed`."""
+        """Return steps of equal prompt chunks for :meth:`detailed`."""
         return ChunkSteps(*self._sizes(_CHUNK, new_tokens, context_len, batch_size))
 
     def verify_steps(self, batch_size: Any, kv_len: Any, tokens: Any) -> VerifySteps:
-        """Check steps that verify drafts for :meth:`detailed`."""
+        """Return steps that verify drafts for :meth:`detailed`."""
         return VerifySteps(*self._sizes(_VERIFY, batch_size, kv_len, tokens))
 
     def detailed(
         self, which: str | int, steps: AskedSteps, *, errors: bool = False, stages: bool = False
     ) -> Detail:
-        """Time steps, with their standard errors or their times in each pipeline stage.
-
-        Parameters
-        ----------
-        which : str or int
-            The plan.
-        steps : AskedSteps
-            The steps, of any form.
-        errors, stages : bool
-            What is asked for beside times.
-
-        Raises
-        ------
-        BackendError, BatchError, PlanRangeError
-            As in :meth:`decode_us`; limits are those of what is more than times.
-        PlanError
-            If the plan's errors are not known.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-        >>> served = ServedPlans({"small": plan})
-        >>> detail = served.detailed(0, served.decode_steps(64, [4096]), errors=True)
-        >>> bool(detail.relative_error == plan.decode_error(64, 4096)), detail.stage_us
-        (True, None)
-        """
+        """Time steps, with their standard errors or their times in each pipeline stage."""
         plan = self.plan(which)
         num_requests = steps.num_requests if errors or isinstance(steps, AnySteps) else 0
         check_detailed(steps.num_steps, len(plan.stages) if stages else 1, num_requests, self.limits)
@@ -259,28 +293,25 @@ class ServedPlans:
         return Detail(times_us, relative_error, stage_times_us(plan, steps) if stages else None)
 
     def with_errors(self, which: str | int, steps: AskedSteps) -> TimesAndErrors:
-        """Time steps with their standard errors; limits and errors as in :meth:`detailed`."""
+        """Time steps with their standard errors."""
         detail = self.detailed(which, steps, errors=True)
         assert detail.relative_error is not None
         return TimesAndErrors(detail.latency_us, detail.relative_error)
 
     def explain(self, which: str | int, asked: Any, *, errors: bool = False) -> dict[str, Any]:
-        """Break one step down, see :func:`fastroof.backends.serve.plan_questions.explanation_answer`."""
+        """Break one step down by operator."""
         return explanation_answer(self.plan(which), asked, errors, self.limits)
 
     def memory(self, which: str | int, max_tokens: Any = None, max_seqs: Any = None) -> dict[str, Any]:
-        """Say what fits, see :func:`fastroof.backends.serve.plan_questions.memory_answer`."""
+        """Return what fits one GPU."""
         return memory_answer(self.plan(which), max_tokens, max_seqs)
 
     def pipeline(self, which: str | int, asked: Any) -> dict[str, Any]:
-        """Time micro-batches, see :func:`fastroof.backends.serve.plan_questions.pipeline_answer`."""
+        """Time micro-batches in a pipeline."""
         return pipeline_answer(self.plan(which), asked, self.limits)
 
     def kv_transfer(self, which: str | int, asked: Any) -> dict[str, Any]:
-        """Time KV caches on a link, see :func:`fastroof.backends.serve.plan_questions.transfer_answer`.
-
-        ``decode_plan`` is the name or number of the plan at the other end, by default the same.
-        """
+        """Time KV caches on a link to ``decode_plan``, by default the same plan."""
         if not isinstance(asked, dict):
             raise BackendError(f'"kv_transfer" must be an object with "prompts", got {shown(asked, 100)}')
         prefill, other = self.plan(which), asked.get("decode_plan")
@@ -289,24 +320,11 @@ class ServedPlans:
         return transfer_answer(prefill, prefill if other is None else self.plan(other), asked, self.limits)
 
     def simulate(self, which: str | int, asked: Any) -> dict[str, Any]:
-        """Simulate an engine, as :mod:`fastroof.backends.serve.simulations` says.
-
-        Returns
-        -------
-        dict
-            Ready for JSON.
-
-        Raises
-        ------
-        FastroofError
-            If the plan is not served, a limit is exceeded, or what is asked for cannot be.
-        """
-        from fastroof.backends.serve.simulations import simulation_answer
-
+        """Simulate an engine, as :mod:`fastroof.backends.serve.questions` describes."""
         return simulation_answer(self.plan(which), asked, self.limits)
 
     def _sizes(self, names: tuple[str, ...], *values: Any) -> list[Ints]:
-        """Sizes of equal requests as arrays of one dimension at most, no more than a call may have."""
+        """Return sizes of equal requests as arrays of one dimension at most, within the limit."""
         arrays = [int_array(name, value) for name, value in zip(names, values, strict=True)]
         for name, array in zip(names, arrays, strict=True):
             if array.ndim > 1:
@@ -333,18 +351,7 @@ class ServedPlans:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return what is served: fastroof's version and the protocol's, the plans in order, the limits.
-
-        Of each plan what ``plan.describe()`` says, and its layout, memory and stages as of
-        :func:`fastroof.backends.plan_facts.plan_facts`.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-        >>> ServedPlans({"small": plan}).describe()["plans"][0]["name"]
-        'small'
-        """
+        """Return what is served: versions, the plans in order, the limits."""
         plans = [
             {"number": number, "name": name, **plan.describe(), **plan_facts(plan)}
             for number, (name, plan) in enumerate(self._by_name.items())
@@ -368,7 +375,7 @@ class ServedPlans:
 
 
 def as_refusal(error: Exception) -> FastroofError:
-    """Return the error that a client gets: for a fault of the server, which it prints, one that says so."""
+    """Return the error for the client; a fault of the server is printed and reported as one."""
     if isinstance(error, FastroofError):
         return error
     traceback.print_exception(error)

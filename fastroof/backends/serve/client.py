@@ -1,24 +1,31 @@
-"""A client of ``fastroof serve --stdio``: plans in a process of their own."""
+"""A client of ``fastroof serve --http``."""
 
 from __future__ import annotations
 
+import http.client
 import json
-import os
-import select
-import struct
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode, urlsplit
 
 import numpy as np
+import pyarrow as pa
 
+from fastroof import errors
 from fastroof.arrays import Floats, Ints
-from fastroof.backends.serve import frames
-from fastroof.backends.serve.pipe import widen
-from fastroof.backends.serve.steps_asked import TimesAndErrors
+from fastroof.backends.serve.answer import TimesAndErrors
+from fastroof.backends.serve.arrow_steps import (
+    ARROW_TYPE,
+    DECODE_COLUMNS,
+    RAGGED_COLUMNS,
+    read_times,
+    write_stream,
+)
+from fastroof.backends.serve.limits import is_loopback
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
@@ -28,318 +35,87 @@ from fastroof.run.batch import int_array
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Reply", "StdioClient"]
+STEPS_A_REQUEST: Final = 2**19
+_REQUESTS_A_BODY: Final = 2**20
+_HEADERS_BYTES: Final = 2**12
+_INT32: Final = np.iinfo(np.int32)
+
+Steps = StepBatch | Iterable[Iterable[tuple[int, int]]]
 
 
-_END_TIMEOUT_S: Final = 10.0
-_READ_BYTES: Final = 2**16  # more of a long reply goes straight to where it belongs
-_MOST_WORDS_BYTES: Final = 2**16
+class PlanClient:
+    """Times steps by the plans of a server.
 
-
-class Reply(NamedTuple):
-    """A reply as it came: times, times and standard errors, JSON, or an error."""
-
-    request_id: int
-    answer: Floats | TimesAndErrors | str | FastroofError
-
-
-class StdioClient:
-    """Plans in a server of their own, at the other end of a pipe.
+    Arrays of steps travel as Arrow IPC streams, in parts that the server accepts; everything else as JSON.
+    One call runs at a time: threads that should run in parallel take a client each.
 
     Parameters
     ----------
-    plans : sequence of str
-        ``MODEL[,KEY=VALUE...]`` each, as on the command line of ``fastroof serve``.
-    options : sequence of str
-        More of that command line: ``["--gpu", "h200", "--max-steps", "1000"]``.
+    url : str
+        Where the server listens: ``http://127.0.0.1:8080``, or ``https://`` with TLS.
+    token : str, optional
+        What the server asks for; not sent to another machine without TLS.
+    tls_root : Path, optional
+        PEM file of the certificate to trust, if the system does not.
+    timeout_s : float, default 120
+        Longest wait for the server to accept or send something.
 
     Raises
     ------
     BackendError
-        If the server does not start; the message is its own.
-
-    Notes
-    -----
-    A wrong step raises the error that the plan itself would raise, and the server goes on. For one thread
-    at a time.
+        If there is no such server, or it refuses the token.
 
     Examples
     --------
-    >>> with StdioClient(["llama-3.1-8b"]) as step:
-    ...     one_us = step.decode_us(64, 4096)
-    ...     two_us = step.step_us([[(2048, 0)], [(1, 4095)] * 64])
+    >>> import fastroof
+    >>> from fastroof.backends.serve.http_server import HttpServer
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> with HttpServer({"small": plan}) as server, PlanClient(f"http://127.0.0.1:{server.port}") as client:
+    ...     one_us = client.decode_us(64, 4096)
+    ...     two_us = client.step_us([[(2048, 0)], [(1, 4095)] * 64])
     >>> bool(two_us[1] == one_us)
     True
     """
 
-    def __init__(self, plans: Sequence[str], options: Sequence[str] = ()) -> None:
-        command = [sys.executable, "-m", "fastroof", "serve", *plans, "--stdio", *options]
-        self._said_bytes = 0
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, bufsize=0
-        )
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._to, self._from = self._server.stdin.fileno(), self._server.stdout.fileno()
-        for fd in (self._to, self._from):
-            widen(fd)
-        # a full pipe is waited for where replies are taken meanwhile
-        os.set_blocking(self._to, False)
-        self._both = select.poll()
-        self._both.register(self._to, select.POLLOUT)
-        self._both.register(self._from, select.POLLIN)
-        self._inbox = bytearray()  # what came and was not asked for yet
-        self._next_id = 0
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tls_root: Path | None = None,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self._lock = Lock()
+        address = urlsplit(url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise BackendError(f"a URL like http://127.0.0.1:8080 is needed, got {shown(url, 80)}")
+        if token is not None and address.scheme == "http" and not is_loopback(address.hostname):
+            raise BackendError("the token could be read on its way to another machine: use https://")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._connection: http.client.HTTPConnection
         try:
-            self._send(frames.DESCRIBE, 0, ())
-            self.description: dict[str, Any] = _parsed(str(self.receive_reply().answer))
-        except BaseException:
+            if address.scheme == "https":
+                context = ssl.create_default_context(cafile=tls_root)
+                self._connection = http.client.HTTPSConnection(
+                    address.hostname, address.port, timeout=timeout_s, context=context
+                )
+            else:
+                self._connection = http.client.HTTPConnection(
+                    address.hostname, address.port, timeout=timeout_s
+                )
+        except (OSError, ValueError) as error:
+            raise BackendError(f"cannot connect to {shown(url, 80)}: {error}") from None
+        try:
+            self.description: dict[str, Any] = self.ask({"describe": True})
+        except FastroofError:
             self.close()
             raise
-        if warnings := self._words():
-            print(warnings, file=sys.stderr)
-
-    @property
-    def pid(self) -> int:
-        """The server's process."""
-        return self._server.pid
-
-    @property
-    def plan_names(self) -> list[str]:
-        """Names of the plans, in order."""
-        return [plan["name"] for plan in self.description["plans"]]
-
-    def decode_us(self, batch_size: Any, kv_len: Any, plan: str | int = 0) -> Any:
-        """Time decode steps, as ``plan.decode_us`` does.
-
-        Parameters
-        ----------
-        batch_size, kv_len : int or array_like of int
-            Broadcast.
-        plan : str or int
-            Which plan, by name or number.
-
-        Returns
-        -------
-        float or ndarray of float64
-            Microseconds a step, of the broadcast shape.
-
-        Raises
-        ------
-        FastroofError
-            As ``plan.decode_us``, or a BackendError of the server.
-        """
-        if type(batch_size) is type(kv_len) is type(plan) is int:
-            try:
-                frame = frames.one_decode_frame(self._next_id, plan, batch_size, kv_len)
-            except struct.error:
-                raise BatchError(
-                    f"sizes must fit int64, got {batch_size} and {kv_len}, plan {plan}"
-                ) from None
-            self._next_id += 1
-            self.send_bytes(frame)
-            return float(self.receive()[0])
-        arrays = [int_array("batch_size", batch_size), int_array("kv_len", kv_len)]
-        batch, kv = np.broadcast_arrays(*arrays)
-        self.send_decode(batch.reshape(-1), kv.reshape(-1), plan)
-        times = self.receive().reshape(batch.shape)
-        return times if times.shape else float(times)
-
-    def step_us(self, steps: StepBatch | Iterable[Iterable[tuple[int, int]]], plan: str | int = 0) -> Floats:
-        """Time ragged steps, as ``plan.step_us`` does.
-
-        Parameters
-        ----------
-        steps : StepBatch, or one list of (new_tokens, context_len) a step
-            The steps.
-        plan : str or int
-            Which plan, by name or number.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-
-        Raises
-        ------
-        FastroofError
-            As ``plan.step_us``, or a BackendError of the server.
-        """
-        self.send_steps(steps, plan)
-        return self.receive()
-
-    def step_scalar(self, new_tokens: list[int], context_len: list[int], plan: int = 0) -> float:
-        """Time one step of any requests, us, as ``plan.step_scalar`` does."""
-        try:
-            if len(new_tokens) != len(context_len):
-                raise TypeError
-            frame = frames.one_step_frame(self._next_id, plan, new_tokens, context_len)
-        except (TypeError, OverflowError, struct.error):
-            raise BatchError(
-                "two lists of integers of one length are needed, got "
-                f"{shown(new_tokens)} and {shown(context_len)} for plan {shown(plan)}"
-            ) from None
-        self._next_id += 1
-        self.send_bytes(frame)
-        return float(self.receive()[0])
-
-    def send_decode(self, batch_size: Any, kv_len: Any, plan: str | int = 0) -> None:
-        """Send decode steps, given as arrays of one length, without waiting for :meth:`receive`."""
-        arrays = [int_array("batch_size", batch_size), int_array("kv_len", kv_len)]
-        narrow = all(array.dtype == np.int32 for array in arrays)
-        dtype = np.int32 if narrow else np.int64
-        sizes: list[Ints] = [np.ascontiguousarray(array, dtype) for array in arrays]
-        if sizes[0].shape != sizes[1].shape or sizes[0].ndim != 1:
-            raise BackendError(f"one list each is needed, got shapes {sizes[0].shape} and {sizes[1].shape}")
-        self._send(frames.DECODE, plan, sizes)
-
-    def send_steps(self, steps: StepBatch | Iterable[Iterable[tuple[int, int]]], plan: str | int = 0) -> None:
-        """Send ragged steps without waiting for :meth:`receive`."""
-        batch = steps if isinstance(steps, StepBatch) else StepBatch.from_requests(steps)
-        self._send(frames.RAGGED, plan, [batch.new_tokens, batch.context_len, batch.offsets])
-
-    def receive(self) -> Floats:
-        """Wait for the reply to the first request that has none yet.
-
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Microseconds a step.
-
-        Raises
-        ------
-        FastroofError
-            What the server answered.
-        """
-        answer = self.receive_reply().answer
-        if isinstance(answer, FastroofError):
-            raise answer
-        if isinstance(answer, str | tuple):
-            raise BackendError("the next reply is not of times alone: receive_reply() takes it")
-        return answer
-
-    def decode_with_errors(self, batch_size: Any, kv_len: Any, plan: str | int = 0) -> TimesAndErrors:
-        """Time decode steps, and say how sure that is.
-
-        Parameters
-        ----------
-        batch_size, kv_len : int or array_like of int, shape (steps,)
-            Broadcast.
-        plan : str or int
-            Which plan, by name or number.
-
-        Returns
-        -------
-        TimesAndErrors
-            Microseconds a step, and one standard error over it, as ``plan.decode_error`` says.
-
-        Raises
-        ------
-        FastroofError
-            As ``plan.decode_us``, or a BackendError of the server.
-        """
-        sizes = np.broadcast_arrays(
-            np.atleast_1d(int_array("batch_size", batch_size)), int_array("kv_len", kv_len)
-        )
-        self._send(frames.DECODE_ERRORS, plan, [np.ascontiguousarray(size, np.int64) for size in sizes])
-        return self._receive_errors()
-
-    def step_with_errors(
-        self, steps: StepBatch | Iterable[Iterable[tuple[int, int]]], plan: str | int = 0
-    ) -> TimesAndErrors:
-        """Time ragged steps, and say how sure that is: as :meth:`step_us`, with ``plan.step_error``."""
-        batch = steps if isinstance(steps, StepBatch) else StepBatch.from_requests(steps)
-        self._send(frames.RAGGED_ERRORS, plan, [batch.new_tokens, batch.context_len, batch.offsets])
-        return self._receive_errors()
-
-    def _receive_errors(self) -> TimesAndErrors:
-        answer = self.receive_reply().answer
-        if isinstance(answer, FastroofError):
-            raise answer
-        assert isinstance(answer, TimesAndErrors)
-        return answer
-
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message of JSON, as of :mod:`fastroof.backends.serve.message_forms`, and wait for its reply.
-
-        Parameters
-        ----------
-        message : mapping
-            Such as ``{"memory": True}`` or ``{"explain": [[2048, 0], [1, 4095]]}``.
-
-        Returns
-        -------
-        dict
-            The reply, without its id.
-
-        Raises
-        ------
-        FastroofError
-            What the server answered.
-        """
-        self.send_bytes(frames.message_frame(self._next_id, json.dumps(dict(message)).encode()))
-        self._next_id += 1
-        answer = self.receive_reply().answer
-        if isinstance(answer, FastroofError):
-            raise answer
-        reply: dict[str, Any] = _parsed(str(answer))
-        reply.pop("id", None)
-        return reply
-
-    def send_bytes(self, *parts: bytes | memoryview) -> None:
-        """Send bytes as they are, such as the parts of :func:`frames.request_frame`."""
-        left = [memoryview(part) for part in parts if len(part)]
-        while left:
-            try:
-                count = os.writev(self._to, left)
-            except BlockingIOError:
-                self._wait_for_room()
-                continue
-            except BrokenPipeError:
-                raise self._ended() from None
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
-            if count:
-                left[0] = left[0][count:]
-
-    def receive_reply(self) -> Reply:
-        """Wait for the next reply, whatever it is; an error is returned, not raised."""
-        while len(self._inbox) < frames.REPLY_HEADER.size:
-            self._inbox += self._read()
-        header = bytes(self._inbox[: frames.REPLY_HEADER.size])
-        del self._inbox[: frames.REPLY_HEADER.size]
-        magic, version, status, _, request_id, body_bytes, count = frames.REPLY_HEADER.unpack(header)
-        if magic != frames.REPLY_MAGIC or version != frames.VERSION:
-            raise BackendError(f"this is no reply of version {frames.VERSION}: {header[:16].hex(' ')}")
-        if status == frames.TIMES:
-            times = np.empty(count)
-            if count:
-                self._fill(times.data.cast("B"))
-            return Reply(request_id, times)
-        if status == frames.TIMES_AND_ERRORS:
-            both = np.empty((2, count))
-            if count:
-                self._fill(both.data.cast("B"))
-            return Reply(request_id, TimesAndErrors(*both))
-        body = bytearray(body_bytes)
-        self._fill(memoryview(body))
-        text = body[:count].decode()
-        if status == frames.JSON_TEXT:
-            return Reply(request_id, text)
-        return Reply(request_id, frames.ERROR_STATUS.get(status, BackendError)(text))
-
-    def close(self) -> None:
-        """End the server, and what it still computes."""
-        for stream in (self._server.stdin, self._server.stdout):
-            if stream is not None:
-                stream.close()
-        try:
-            self._server.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
-        self._said.close()
+        limits = self.description["limits"]
+        # a request takes 16 bytes, and a step of them as much again
+        fits = max(1, (limits["max_message_bytes"] - _HEADERS_BYTES) // 32)
+        self._most_steps = min(STEPS_A_REQUEST, limits["max_steps"], fits)
+        self._most_requests = min(_REQUESTS_A_BODY, limits["max_requests"], fits)
+        self._detailed = limits["max_detailed_steps"], limits["max_detailed_requests"]
 
     def __enter__(self) -> Self:
         return self
@@ -349,43 +125,225 @@ class StdioClient:
     ) -> None:
         self.close()
 
-    def _send(self, kind: int, plan: str | int, arrays: Sequence[Ints]) -> None:
-        self.send_bytes(*frames.request_frame(self._next_id, kind, plan, arrays))
-        self._next_id += 1
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
 
-    def _wait_for_room(self) -> None:
-        """Wait until the server reads on, and take its replies meanwhile: it waits for that in turn."""
-        for fd, event in self._both.poll():
-            if fd == self._from and event & select.POLLIN:
-                self._inbox += self._read()
+    @property
+    def plan_names(self) -> list[str]:
+        """Names of the plans, in order."""
+        return [plan["name"] for plan in self.description["plans"]]
 
-    def _read(self) -> bytes:
-        got = os.read(self._from, _READ_BYTES)
-        if not got:
-            raise self._ended()
-        return got
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message of JSON, and return its reply without the id.
 
-    def _fill(self, room: memoryview) -> None:
-        count = min(len(room), len(self._inbox))
-        room[:count] = self._inbox[:count]
-        del self._inbox[:count]
-        while count < len(room):
-            got = os.readv(self._from, [room[count:]])
-            if not got:
-                raise self._ended()
-            count += got
+        Parameters
+        ----------
+        message : mapping
+            One of :mod:`fastroof.backends.serve.forms`: ``{"plan": name, "explain": [[2048, 0]]}``,
+            ``{"memory": True}``, ``{"simulate": {"workload": {"rate": 10}}}``.
 
-    def _ended(self) -> BackendError:
-        code = self._server.wait()
-        return BackendError(f"the server ended with exit code {code}: {self._words() or 'it said nothing'}")
+        Raises
+        ------
+        FastroofError
+            What the server answered.
+        """
+        body = json.dumps(dict(message)).encode()
+        reply: dict[str, Any] = _parsed(self._post("/message", "application/json", body))
+        reply.pop("id", None)
+        return reply
 
-    def _words(self) -> str:
-        """What the server said on standard error since it was last asked."""
-        said = os.pread(self._said.fileno(), _MOST_WORDS_BYTES, self._said_bytes)
-        self._said_bytes += len(said)
-        return said.decode(errors="replace").strip()
+    def decode_us(self, batch_size: Any, kv_len: Any, plan: str | int | None = None) -> Any:
+        """Time decode steps of ``batch_size`` requests that each attend to ``kv_len`` tokens.
+
+        Parameters
+        ----------
+        batch_size, kv_len : int or array_like of int
+            Broadcast; kv_len counts the new token.
+        plan : str or int, optional
+            Which plan, by name or number; needed if several are served.
+
+        Returns
+        -------
+        float or ndarray of float64
+            Microseconds a step, of the broadcast shape: to the bit what ``plan.decode_us`` returns there.
+
+        Raises
+        ------
+        BackendError
+            If the call fails, or the plan is not served.
+        BatchError, PlanRangeError
+            As of :meth:`StepPlan.decode_us`.
+        """
+        sizes = _broadcast(batch_size, kv_len)
+        if not sizes[0].shape:
+            # for one step JSON takes two thirds of the time
+            one = {"plan": plan, "batch_size": int(sizes[0]), "kv_len": int(sizes[1])}
+            return float(self.ask(one)["latency_us"][0])
+        [times] = self._decodes(plan, sizes, False, self._most_steps)
+        return times.reshape(sizes[0].shape)
+
+    def decode_with_errors(
+        self, batch_size: Any, kv_len: Any, plan: str | int | None = None
+    ) -> TimesAndErrors:
+        """Time decode steps, with one standard error over each, as ``plan.decode_error`` has it.
+
+        Parameters
+        ----------
+        batch_size, kv_len, plan
+            As for :meth:`decode_us`.
+
+        Returns
+        -------
+        TimesAndErrors
+            Microseconds a step and its relative error, of the broadcast shape with at least one dimension.
+        """
+        sizes = _broadcast(batch_size, kv_len)
+        shape = sizes[0].shape or (1,)
+        found = self._decodes(plan, sizes, True, min(self._most_steps, self._detailed[0]))
+        return TimesAndErrors(*(column.reshape(shape) for column in found))
+
+    def _decodes(self, plan: str | int | None, sizes: list[Ints], errors: bool, most: int) -> list[Floats]:
+        flat = [_narrow(array.reshape(-1)) for array in sizes]
+        starts = range(0, flat[0].size, most)
+
+        def part(steps: slice) -> Any:
+            return pa.record_batch([pa.array(array[steps]) for array in flat], names=DECODE_COLUMNS)
+
+        return self._times(plan, errors, part, [slice(at, at + most) for at in starts], flat[0].size)
+
+    def step_us(self, steps: Steps, plan: str | int | None = None) -> Floats:
+        """Time steps of any requests.
+
+        Parameters
+        ----------
+        steps : StepBatch, or one list of (new_tokens, context_len) a step
+            The steps.
+        plan : str or int, optional
+            Which plan, by name or number; needed if several are served.
+
+        Returns
+        -------
+        ndarray of float64, shape (steps,)
+            Microseconds a step: to the bit what ``plan.step_us`` returns there.
+
+        Raises
+        ------
+        BackendError
+            If the call fails, or the plan is not served.
+        BatchError, PlanRangeError
+            As of :meth:`StepPlan.step_us`.
+        """
+        return self._steps(plan, steps, False, self._most_steps, self._most_requests)[0]
+
+    def step_with_errors(self, steps: Steps, plan: str | int | None = None) -> TimesAndErrors:
+        """Time steps of any requests, with one standard error over each, as ``plan.step_error`` has it."""
+        most_steps, most_requests = self._detailed
+        most = min(self._most_steps, most_steps), min(self._most_requests, most_requests)
+        return TimesAndErrors(*self._steps(plan, steps, True, *most))
+
+    def _steps(
+        self, plan: str | int | None, steps: Steps, errors: bool, most_steps: int, most_requests: int
+    ) -> list[Floats]:
+        batch = steps if isinstance(steps, StepBatch) else StepBatch.from_requests(steps)
+        offsets = batch.offsets
+        columns = [pa.array(_narrow(values)) for values in (batch.new_tokens, batch.context_len)]
+
+        def part(steps: slice) -> Any:
+            first, last = int(offsets[steps.start]), int(offsets[steps.stop])
+            starts = offsets[steps.start : steps.stop + 1] - first
+            lists = [pa.LargeListArray.from_arrays(starts, values[first:last]) for values in columns]
+            return pa.record_batch(lists, names=RAGGED_COLUMNS)
+
+        parts, at = [], 0
+        while at < batch.num_steps:
+            fits = int(np.searchsorted(offsets, offsets[at] + most_requests, side="right")) - 1
+            end = min(max(fits, at + 1), at + most_steps, batch.num_steps)
+            parts.append(slice(at, end))
+            at = end
+        return self._times(plan, errors, part, parts, batch.num_steps)
+
+    def _times(
+        self,
+        plan: str | int | None,
+        errors: bool,
+        part: Callable[[slice], Any],
+        parts: list[slice],
+        num_steps: int,
+    ) -> list[Floats]:
+        """Ask for each part of the steps; times come first, then errors if asked for."""
+        query = {"errors": "true"} if errors else {}
+        if plan is not None:
+            query["plan"] = str(plan)
+        path = "/steps?" + urlencode(query) if query else "/steps"
+        found = [np.empty(num_steps) for _ in range(1 + errors)]
+        for steps in parts:
+            body = self._post(path, ARROW_TYPE, write_stream(part(steps)), steps.start)
+            for row, column in zip(found, read_times(body), strict=True):
+                row[steps] = column
+        return found
+
+    def _post(self, path: str, kind: str, body: bytes, before: int = 0) -> bytes | memoryview:
+        """Send a request and return the body of its reply; raise what the server answers otherwise."""
+        with self._lock:
+            reused = self._connection.sock is not None
+            try:
+                try:
+                    status, reply = self._exchange(path, kind, body)
+                except (http.client.RemoteDisconnected, ConnectionError):
+                    self._connection.close()
+                    if not reused:
+                        raise
+                    # the server closes connections that were idle for long
+                    status, reply = self._exchange(path, kind, body)
+            except BaseException as error:
+                self._connection.close()  # what comes next belongs to another request
+                if isinstance(error, OSError | http.client.HTTPException):
+                    raise BackendError(f"the request failed: {error or type(error).__name__}") from None
+                raise
+        if status != 200:
+            answer = _parsed(reply)
+            of = getattr(errors, str(answer.get("error")), None)
+            refused = of if isinstance(of, type) and issubclass(of, FastroofError) else BackendError
+            counted = f" (counted from step {before})" if before else ""
+            raise refused(f"{answer.get('message')}{counted}")
+        return reply
+
+    def _exchange(self, path: str, kind: str, body: bytes) -> tuple[int, bytes | memoryview]:
+        self._connection.request("POST", path, body, {"Content-Type": kind, **self._headers})
+        response = self._connection.getresponse()
+        length = response.length
+        if length is None:
+            return response.status, response.read()
+        reply = np.empty(length, np.uint8).data
+        at = 0
+        while at < length:
+            count = response.readinto(reply[at:])
+            if not count:
+                raise http.client.IncompleteRead(bytes(reply[:at]), length - at)
+            at += count
+        return response.status, reply
 
 
-def _parsed(reply: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = parse_json(reply, "a reply", BackendError, most_bytes=len(reply))
+def _broadcast(batch_size: Any, kv_len: Any) -> list[Ints]:
+    arrays = [
+        int_array(name, value) for name, value in zip(DECODE_COLUMNS, (batch_size, kv_len), strict=True)
+    ]
+    try:
+        return list(np.broadcast_arrays(*arrays))
+    except ValueError:
+        raise BatchError(f"shapes do not broadcast: {arrays[0].shape} and {arrays[1].shape}") from None
+
+
+def _narrow(array: Ints) -> Ints:
+    """Return sizes as int32 if they fit, or as int64: half the bytes to send."""
+    if array.dtype == np.int32:
+        return array
+    fits = not array.size or (array.min() >= _INT32.min and array.max() <= _INT32.max)
+    return array.astype(np.int32 if fits else np.int64)
+
+
+def _parsed(reply: bytes | memoryview) -> dict[str, Any]:
+    parsed: dict[str, Any] = parse_json(bytes(reply), "a reply", BackendError, most_bytes=len(reply))
     return parsed

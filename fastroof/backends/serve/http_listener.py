@@ -1,22 +1,24 @@
-"""What listens for HTTP: uvicorn's protocol within limits of its own, whatever the application is.
+"""What listens for HTTP, whatever the application is, and a process that serves until a signal.
 
-uvicorn waits for ever for a client that sends no request, that reads no reply, or that does not close; here a
+uvicorn waits for ever for a client that sends no request, reads no reply, or does not close. Here a
 connection has :data:`HEAD_S` for its first request, :data:`IDLE_S` for another one, and :data:`STALLED_S` to
-take something of a reply. Where there are too many connections, those give way whose clients were not let in
-(:mod:`fastroof.backends.serve.connections`), from before their TLS handshake.
+take something of a reply. If there are too many connections, those give way whose clients were not let in
+(:mod:`fastroof.backends.serve.limits`), from before their TLS handshake.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import select
+import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,45 +27,38 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from fastroof.backends.serve.connections import NONE_LEFT, Connections, Standing, peer_of
-from fastroof.backends.serve.http_framing import framing_fault
-from fastroof.backends.serve.http_openapi import JSON_TYPE
-from fastroof.backends.serve.http_requests import ASKS, CUT, LET_IN
+from fastroof.backends.serve.http_requests import ASKS, CUT, JSON_TYPE, LET_IN, framing_fault
+from fastroof.backends.serve.limits import NONE_LEFT, Connections, Standing, peer_of
 from fastroof.backends.serve.messages import error_reply, write_reply
-from fastroof.backends.serve.process import DRAIN_S, wait_while
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from fastroof.backends.serve.http_calls import Calls
+    from fastroof.backends.serve.http_requests import Calls
 
-__all__ = ["HttpApp", "HttpListener"]
+DRAIN_S: Final = 30.0
+"""Seconds that calls have to end in, once a server is stopping."""
 
 HEAD_S: Final = 10.0
 IDLE_S: Final = 60.0
 STALLED_S: Final = 30.0
 HANDSHAKE_S: Final = 10.0
 _HEAD_BYTES: Final = 2**14
+_READ_BYTES: Final = 2**20
 _SWEEP_S: Final = 0.5
 _CLOSING_S: Final = 5.0
 _BACKLOG: Final = 128
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_NO_FILES_S: Final = 0.1
-"""Until the next connection is taken where no file descriptors are left."""
+_NO_FILES_S: Final = 0.1  # until the next connection is taken if no file descriptors are left
+_M_ARENA_MAX, _ARENAS = -8, 2  # of malloc.h
 
 
 class HttpApp(Protocol):
-    """An application, and what has to be known of it to stop it.
+    """An application: its ASGI callable, and the calls that are counted to stop it.
 
-    Attributes
-    ----------
-    asgi : ASGI application
-        What answers. The state of a request has functions :data:`~.http_requests.LET_IN`, to be called where
-        its client may ask, :data:`~.http_requests.ASKS`, before its body is waited for, and
-        :data:`~.http_requests.CUT`, which ends its connection.
-    calls : Calls
-        How many are not answered yet, and whether new ones are refused.
+    The state of a request has functions ``LET_IN``, to be called once its client may ask, ``ASKS``, before
+    its body is waited for, and ``CUT``, which ends its connection.
     """
 
     asgi: Any
@@ -71,7 +66,7 @@ class HttpApp(Protocol):
 
 
 class _Arrival:
-    """A connection from when it is taken, whatever is spoken on it."""
+    """A connection from when it is accepted, before any TLS or HTTP."""
 
     def __init__(self, taken: socket.socket, peer: str) -> None:
         self.taken = taken
@@ -79,11 +74,11 @@ class _Arrival:
         self.standing = Standing.SILENT
 
     def asks(self) -> None:
-        """Know that its client has something to ask, which is not there yet."""
+        """Note that its client has begun a request."""
         self.standing = Standing.ASKED
 
     def let_in(self) -> None:
-        """Know that its client may ask."""
+        """Note that its client may ask."""
         self.standing = Standing.LET_IN
 
     def cut(self) -> None:
@@ -93,7 +88,7 @@ class _Arrival:
 
 
 class _Connection(H11Protocol):
-    """A connection that knows since when nothing has come of it."""
+    """A connection that knows when something last came of it."""
 
     left: Callable[[], None]
     moved_s: float
@@ -103,6 +98,8 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        # read at once: every turn of the loop costs a long body about 0.3 ms (asyncio's own is 256 KiB)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self.moved_s = time.monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -117,15 +114,15 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def handle_events(self) -> None:
-        """Go on with what has come; refuse a head whose length proxies may read otherwise."""
+        """Handle what has come; refuse a head whose length a proxy may read differently."""
         if self.conn.their_state is h11.IDLE and (why := framing_fault(self.conn.trailing_data[0])):
             self.send_400_response(why)
             return
         super().handle_events()
 
     def send_400_response(self, msg: str) -> None:
-        """Say that it is no HTTP, in the form of all errors."""
-        body = write_reply(error_reply(BackendError(f"this is no request of HTTP/1.1: {msg}")))
+        """Answer what is not HTTP with an error in the form of all of them."""
+        body = write_reply(error_reply(BackendError(f"this is not a request of HTTP/1.1: {msg}")))
         headers = [("content-type", JSON_TYPE), ("content-length", str(len(body))), ("connection", "close")]
         for event in (
             h11.Response(status_code=400, headers=headers),
@@ -136,7 +133,7 @@ class _Connection(H11Protocol):
         self.transport.close()
 
     def sweep(self, now_s: float) -> None:
-        """End it where its client lets it hang."""
+        """End it if its client lets it hang."""
         unsent = self.transport.get_write_buffer_size()
         is_working = self.cycle is not None and not self.cycle.response_complete
         if is_working and _has_left(self.transport):
@@ -163,23 +160,7 @@ def _has_left(transport: asyncio.Transport) -> bool:
 class HttpListener:
     """An HTTP server of an application, listening from when it is made to when it is drained.
 
-    Parameters
-    ----------
-    app : HttpApp
-        What answers.
-    listener : socket
-        Bound, of :func:`fastroof.backends.serve.address.listening_socket`.
-    max_calls : int
-        Calls that may run at once: how many connections there may be goes by it.
-    tls : SSLContext, optional
-        For encrypted connections.
-    state : ServerState, optional
-        uvicorn's, where the application knows it.
-
-    Raises
-    ------
-    BackendError
-        If it dies before it listens.
+    ``max_calls`` decides how many connections there may be.
     """
 
     def __init__(
@@ -217,26 +198,20 @@ class HttpListener:
         self.drain(0.0 if kind else DRAIN_S)
 
     def drain(self, timeout_s: float = DRAIN_S, pause: Callable[[float], bool] | None = None) -> bool:
-        """Refuse new calls, finish those in flight, and stop; ``/healthz`` says so meanwhile.
+        """Refuse new calls, finish those in flight, and stop; ``/healthz`` reports it meanwhile.
 
-        Parameters
-        ----------
-        timeout_s : float
-            How long calls may take to end; then they are cut off.
-        pause : callable, optional
-            Waits for so many seconds; True from it means that there is no more time.
-
-        Returns
-        -------
-        bool
-            Whether every call in flight came to its end.
+        Calls still running after ``timeout_s``, or once ``pause`` (which waits some seconds) returns True,
+        are cut off. Returns whether every call in flight ended.
         """
         if self._drained:
             return True
         self._drained = True
         calls = self._app.calls
         calls.is_draining = True
-        wait_while(lambda: calls.running > 0, timeout_s, pause)
+        until = time.monotonic() + timeout_s
+        hurried = False
+        while not hurried and time.monotonic() < until and calls.running > 0:
+            hurried = (pause or _sleep)(0.02)
         finished = not calls.running
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(2 * _CLOSING_S)
@@ -316,7 +291,7 @@ class HttpListener:
             welcome.add_done_callback(welcomes.discard)
 
     async def _welcome(self, config: uvicorn.Config, arrival: _Arrival) -> None:
-        """Have a connection served, where TLS is spoken if it has to be."""
+        """Serve a connection, over TLS if required."""
 
         def connection() -> _Connection:
             made = _Connection(
@@ -335,7 +310,7 @@ class HttpListener:
         except BaseException as error:
             self._arrivals.forget(arrival)
             arrival.taken.close()
-            if not isinstance(error, OSError):  # it has gone, or does not speak TLS
+            if not isinstance(error, OSError):  # it has left, or does not use TLS
                 raise
 
     def _connections(self) -> list[Any]:
@@ -343,3 +318,52 @@ class HttpListener:
 
     def _set_date(self) -> None:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+
+def _sleep(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return False
+
+
+def serve_until_stopped(
+    make: Callable[[], HttpListener], ready: Callable[[int], None] | None, drain_timeout_s: float
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the calls in flight; a second signal cuts them off."""
+    with contextlib.suppress(OSError, AttributeError):
+        # glibc's heaps shared by threads: one for each of dozens would keep growing by what others left
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+    with _stop_signals() as arrived, make() as server:
+        if ready is not None:
+            ready(server.port)
+        while not arrived(3600.0):
+            pass
+        server.drain(drain_timeout_s, arrived)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[Callable[[float], bool]]:
+    """Yield what waits for SIGTERM or SIGINT, some seconds at most, and returns whether one arrived."""
+    if current_thread() is not main_thread():
+        raise BackendError("signals reach the main thread only: call it there, or use the server's class")
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    there.setblocking(False)
+
+    def noted(number: int, frame: Any) -> None:
+        with contextlib.suppress(BlockingIOError):
+            there.send(b"!")
+
+    def arrived(timeout_s: float) -> bool:
+        if not select.select([here], [], [], timeout_s)[0]:
+            return False
+        here.recv(1)
+        return True
+
+    before = {number: signal.signal(number, noted) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        here.close()
+        there.close()

@@ -1,7 +1,8 @@
 """Messages as every server answers them: a JSON object in, a JSON object out.
 
-What a message may hold is in :mod:`fastroof.backends.serve.message_forms`; how it comes and goes is its
-server's: :mod:`fastroof.backends.serve.json_lines` reads lines.
+What they may hold is in :mod:`fastroof.backends.serve.forms`. The reply to steps is ``{"id": 1, "latency_us":
+[...]}``, a number a step, which reads back to the same bits; an error is ``{"id": 1, "error": "BatchError",
+"message": "..."}``. ``id`` is null if the message has none that could be read.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.arrays import Floats, Ints
-from fastroof.backends.serve.answer import as_refusal
-from fastroof.backends.serve.json_values import floats_for_json
-from fastroof.backends.serve.message_forms import FORM_OF, FORM_WORDS, PROTOCOL
-from fastroof.backends.serve.steps_asked import AnySteps
+from fastroof.backends.serve.answer import AnySteps, as_refusal
+from fastroof.backends.serve.forms import FORM_OF, FORM_WORDS, PROTOCOL, floats_for_json
+from fastroof.backends.serve.limits import call_stop
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
@@ -24,36 +24,14 @@ from fastroof.stopping import check_stopped
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastroof.backends.serve.answer import ServedPlans
-    from fastroof.backends.serve.steps_asked import AskedSteps
-
-__all__ = [
-    "Answered",
-    "answer_message",
-    "answer_text",
-    "error_reply",
-    "parse_message",
-    "take_id",
-    "write_reply",
-]
-
+    from fastroof.backends.serve.answer import AskedSteps, ServedPlans
 
 _PART: Final = 2**15
-"""Elements of a list that are written at once."""
+"""Elements of a list that are written at once: other threads run between the parts."""
 
 
 class Answered(NamedTuple):
-    """What became of a message.
-
-    Attributes
-    ----------
-    form : str
-        Of :data:`~fastroof.backends.serve.message_forms.FORMS`; ``"none"`` where it has none of them.
-    reply : dict
-        Ready for JSON.
-    error : Exception or None
-        What was raised, by the message (a FastroofError) or by a fault of the server (any other).
-    """
+    """The form of a message ("none" if it has none), its reply ready for JSON, and what was raised."""
 
     form: str
     reply: dict[str, Any]
@@ -63,14 +41,11 @@ class Answered(NamedTuple):
 def answer_text(served: ServedPlans, text: bytes) -> Answered:
     """Answer a message as it came, whatever it holds.
 
-    Examples
-    --------
     >>> import fastroof
     >>> from fastroof.backends.serve.answer import ServedPlans
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> served = ServedPlans({"small": plan})
-    >>> form, reply, error = answer_text(served, b'{"id": 1, "batch_size": 0, "kv_len": 9}')
-    >>> form, reply["id"], reply["error"], type(error).__name__
+    >>> answered = answer_text(ServedPlans({"small": plan}), b'{"id": 1, "batch_size": 0, "kv_len": 9}')
+    >>> answered.form, answered.reply["id"], answered.reply["error"], type(answered.error).__name__
     ('decode', 1, 'BatchError', 'BatchError')
     """
     request_id: str | int | None = None
@@ -87,35 +62,14 @@ def answer_text(served: ServedPlans, text: bytes) -> Answered:
         return Answered(form, error_reply(as_refusal(error), request_id), error)
 
 
+def answer_line(served: ServedPlans, line: bytes) -> bytes:
+    """Answer a line that is not blank, whatever it holds, with a line, as a call of its own."""
+    with call_stop(served.limits.max_call_s).watched():
+        return write_reply(answer_text(served, line).reply) + b"\n"
+
+
 def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    """Answer a message.
-
-    Parameters
-    ----------
-    served : ServedPlans
-        What answers.
-    message : dict
-        As it was parsed, without the ``id`` that :func:`take_id` takes.
-
-    Returns
-    -------
-    dict
-        Ready for JSON: no number in it is NaN or infinite, what is undefined is None.
-
-    Raises
-    ------
-    FastroofError
-        If the message has no form, its plan is not served, a limit is exceeded, or a size is none.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from fastroof.backends.serve.answer import ServedPlans
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> reply = answer_message(ServedPlans({"small": plan}), {"v": 1, "batch_size": 64, "kv_len": [4096]})
-    >>> reply == {"latency_us": [plan.decode_us(64, 4096)]}
-    True
-    """
+    """Answer a message without its id; no number in the reply is NaN or infinite."""
     form = FORM_OF.get(frozenset(message))
     if form is None:
         _check_version(message)
@@ -126,18 +80,7 @@ def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, An
 
 
 def parse_message(text: bytes) -> dict[str, Any]:
-    """Read the JSON of a message.
-
-    Raises
-    ------
-    BackendError
-        If it is not JSON (NaN and Infinity are none), or no object.
-
-    Examples
-    --------
-    >>> parse_message(b'{"describe": true}')
-    {'describe': True}
-    """
+    """Read the JSON of a message: an object without NaN and Infinity."""
     message = parse_json(text, "a message", BackendError, most_bytes=len(text), allow_constants=False)
     if not isinstance(message, dict):
         raise BackendError(f"a message must be an object with {FORM_WORDS}, got {text[:60]!r}")
@@ -145,13 +88,7 @@ def parse_message(text: bytes) -> dict[str, Any]:
 
 
 def take_id(message: dict[str, Any]) -> str | int | None:
-    """Take the id out of a message; None where it has none.
-
-    Raises
-    ------
-    BackendError
-        If it is neither a string nor an integer.
-    """
+    """Remove the id from a message and return it; None if it has none."""
     request_id: str | int | None = message.pop("id", None)
     if request_id is not None and type(request_id) not in (str, int):
         raise BackendError(f"id must be a string or an integer, got {shown(request_id)}")
@@ -159,21 +96,12 @@ def take_id(message: dict[str, Any]) -> str | int | None:
 
 
 def error_reply(error: FastroofError, request_id: str | int | None = None) -> dict[str, Any]:
-    """Return the reply that stands for an error.
-
-    Examples
-    --------
-    >>> error_reply(BackendError("no plan 'nine' is served"), 7)
-    {'id': 7, 'error': 'BackendError', 'message': "no plan 'nine' is served"}
-    """
+    """Return the reply that stands for an error."""
     return {"id": request_id, "error": type(error).__name__, "message": str(error)}
 
 
 def write_reply(reply: dict[str, Any]) -> bytes:
-    """Write a reply as JSON, whose numbers read back to the same bits.
-
-    Long lists are written in parts: while Python writes one, no other thread runs.
-    """
+    """Write a reply as JSON, whose numbers read back to the same bits."""
     if not any(type(value) is list and len(value) > _PART for value in reply.values()):
         return _json(reply)
     members = []
@@ -195,17 +123,14 @@ def _check_version(message: dict[str, Any]) -> None:
     version = message.get("v", PROTOCOL)
     if type(version) is not int or version != PROTOCOL:
         raise BackendError(
-            f'"v" must be a version of the protocol that is spoken here, which is {PROTOCOL}; got '
-            f"{shown(version)}"
+            f'"v" must be the version of the protocol, which is {PROTOCOL}; got {shown(version)}'
         )
 
 
 def _plan(served: ServedPlans, message: dict[str, Any]) -> str | int:
     plan = message.get("plan")
     if plan is None:
-        if len(served) > 1:
-            raise BackendError(f'which of {len(served)} plans? "plan" is missing; {served.names_words()}')
-        return 0
+        return served.only_plan()
     if type(plan) is str or type(plan) is int:
         return plan
     raise BackendError(f'"plan" must be a name or a number, got {shown(plan)}')

@@ -1,51 +1,39 @@
-"""Serving on standard input and output: one request after the other, each answered in its form.
+"""Serving on standard input and output: a message of JSON a line in, a reply a line out, in order.
 
-The first byte of the stream says which form all of it has: the binary one of
-:mod:`fastroof.backends.serve.frames` starts with F5, which no text starts with, and anything else is read
-as lines of JSON, :mod:`fastroof.backends.serve.json_lines`.
-
-A client may send many requests before it reads a reply, as long as it also reads: a pipe holds at most 1 MiB
-each way, and a server whose replies nobody takes stops reading.
+Blank lines are skipped; a last line without an end is read as well. A client may send many messages before it
+reads a reply, as long as it also reads: a pipe holds at most 1 MiB each way, and a server whose replies
+nobody takes stops reading.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import select
 import signal
+import struct
 import sys
+import termios
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from fastroof.backends.serve import frames
-from fastroof.backends.serve.answer import ServedPlans, as_refusal
-from fastroof.backends.serve.frame_reader import Frame, FrameReader
-from fastroof.backends.serve.json_lines import LineReader, answer_line, error_line
-from fastroof.backends.serve.limits import call_stop
-from fastroof.backends.serve.messages import answer_message, parse_message, take_id, write_reply
-from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow, Outflow, widen
-from fastroof.backends.serve.steps_asked import AnySteps
-from fastroof.errors import BackendError, BatchError
-from fastroof.run import StepBatch
+from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.messages import answer_line, error_reply, write_reply
+from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.limits import ServeLimits
     from fastroof.plan import StepPlan
 
-__all__ = ["protocol_output", "serve_pipe", "serve_stdio"]
+_PIPE_BYTES: Final = 2**20  # of a widened pipe, and of one read
+_FLUSH_BYTES: Final = 2**16
+_MOST_PARTS: Final = 512  # of one writev; Linux takes 1024
 
 
-@contextmanager
+@contextlib.contextmanager
 def protocol_output() -> Iterator[int]:
-    """Keep standard output for replies: what else the process prints there goes to standard error.
-
-    Yields
-    ------
-    int
-        File descriptor to write replies to.
-    """
+    """Keep standard output for replies, and yield where to write them; other prints go to standard error."""
     sys.stdout.flush()
     output = os.dup(1)
     os.dup2(2, 1)
@@ -64,7 +52,7 @@ def serve_stdio(
     input_fd: int = 0,
     output_fd: int = 1,
 ) -> None:
-    """Answer requests on standard input until it ends, nobody reads, or SIGTERM or SIGINT comes.
+    """Answer lines on standard input until it ends, nobody reads, or SIGTERM or SIGINT comes.
 
     Parameters
     ----------
@@ -78,28 +66,28 @@ def serve_stdio(
     Raises
     ------
     BackendError
-        If there are no plans, or more than the limits allow. A request never raises.
+        If there are no plans, or more than the limits allow. A message never raises.
 
     Notes
     -----
-    After a signal every request that had arrived whole is answered, one that had arrived in part gets an
-    error, and the function returns. A second signal ends the process at once.
+    After a signal every line that had arrived whole is answered, one that had arrived in part gets an error,
+    and the function returns. A second signal ends the process at once.
     """
     served = ServedPlans(plans, limits)
     with _stop_signals() as stop_fd:
         serve_pipe(served, input_fd, output_fd, stop_fd)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _stop_signals() -> Iterator[int]:
-    """A file descriptor that becomes readable when SIGTERM or SIGINT comes."""
+    """Yield a file descriptor that becomes readable when SIGTERM or SIGINT comes."""
 
     def end_at_the_next(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
 
     stop_fd, signal_fd = os.pipe()
     os.set_blocking(signal_fd, False)
-    # written when the signal comes; a handler in Python may wait for the poll that it is to end
+    # written when the signal comes; a handler in Python may wait for the poll that it should end
     former_fd = signal.set_wakeup_fd(signal_fd)
     former = {number: signal.signal(number, end_at_the_next) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -113,93 +101,148 @@ def _stop_signals() -> Iterator[int]:
 
 
 def serve_pipe(served: ServedPlans, input_fd: int, output_fd: int, stop_fd: int | None = None) -> None:
-    """Answer requests from one file descriptor on another, as :func:`serve_stdio`, without signals.
-
-    Parameters
-    ----------
-    served : ServedPlans
-        What answers.
-    input_fd, output_fd : int
-        Pipes, sockets or files; blocking.
-    stop_fd : int, optional
-        Stops it by becoming readable.
-    """
-    widen(input_fd)
-    widen(output_fd)
+    """Answer lines from one blocking file descriptor on another, until it ends or ``stop_fd`` is readable."""
+    for fd in (input_fd, output_fd):
+        with contextlib.suppress(OSError, AttributeError):  # of Linux only, and of pipes
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     output = Outflow(output_fd)
-    inflow = Inflow(input_fd, output, stop_fd)
-    with suppress(BrokenPipeError):
-        room = memoryview(bytearray(PIPE_BYTES))
-        first = bytes(room[: inflow.read_into(room)])
-        if first[:1] == frames.REQUEST_MAGIC[:1]:
-            _serve_frames(served, FrameReader(inflow, served.limits, first), output)
-        else:
-            _serve_lines(served, LineReader(inflow, served.limits, first), output)
+    reader = LineReader(Inflow(input_fd, output, stop_fd), served.limits)
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            try:
+                line = reader.next_line()
+            except BackendError as error:
+                output.put(write_reply(error_reply(error)) + b"\n")
+                continue
+            if line is None:
+                break
+            if line.strip():
+                output.put(answer_line(served, line))
         output.flush()
 
 
-def _serve_lines(served: ServedPlans, reader: LineReader, output: Outflow) -> None:
-    while True:
-        try:
-            line = reader.next_line()
-        except BackendError as error:
-            output.put(error_line(error))
-            continue
-        if line is None:
-            return
-        if line.strip():
-            output.put(answer_line(served, line))
+class Outflow:
+    """Writes to a blocking file descriptor, in few calls."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._parts: list[memoryview] = []
+        self._num_bytes = 0
+
+    def put(self, part: bytes) -> None:
+        """Add bytes to be written."""
+        self._parts.append(memoryview(part))
+        self._num_bytes += len(part)
+        if self._num_bytes >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything; raises BrokenPipeError if nobody reads any more."""
+        parts, self._parts, self._num_bytes = self._parts, [], 0
+        while parts:
+            written = os.writev(self.fd, parts[:_MOST_PARTS])
+            done = 0
+            while done < len(parts) and written >= len(parts[done]):
+                written -= len(parts[done])
+                done += 1
+            del parts[:done]
+            if written:
+                parts[0] = parts[0][written:]
 
 
-def _serve_frames(served: ServedPlans, reader: FrameReader, output: Outflow) -> None:
-    while True:
-        try:
-            frame = reader.next_frame()
-        except frames.FrameError as error:
-            output.put(frames.error_reply(error, error.request_id))
-            continue
-        if frame is None:
-            return
-        try:
-            replies = _reply(served, frame)
-        except Exception as error:
-            reader.failed()
-            output.put(frames.error_reply(as_refusal(error), frame.header.request_id))
-        else:
-            output.put(*replies)
+class Inflow:
+    """Reads a blocking file descriptor until it ends or ``stop_fd`` is readable; flushes the output first.
+
+    Once the server is stopped, what the pipe holds at that moment is still read.
+    """
+
+    def __init__(self, fd: int, output: Outflow, stop_fd: int | None = None) -> None:
+        self._fd = fd
+        self._output = output
+        self._stop_fd = stop_fd
+        self._left: int | None = None
+        self._poll = select.poll()
+        self._poll.register(output.fd, 0)
+        self._poll.register(fd, select.POLLIN)  # a socket is both
+        if stop_fd is not None:
+            self._poll.register(stop_fd, select.POLLIN)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the server was stopped, rather than the stream ended."""
+        return self._left is not None
+
+    def read_into(self, room: memoryview) -> int:
+        """Wait for bytes and read them; 0 at the end. Raises BrokenPipeError as :meth:`Outflow.flush`."""
+        self._output.flush()
+        if self._left is None:
+            for fd, event in self._poll.poll():
+                if fd == self._output.fd and event & (select.POLLERR | select.POLLNVAL):
+                    raise BrokenPipeError
+                if fd == self._stop_fd:
+                    # no more than a pipe holds: a file would hold everything that is still to come
+                    self._left = min(_arrived_bytes(self._fd), _PIPE_BYTES)
+        if self._left is None:
+            return os.readv(self._fd, [room])
+        if not self._left:
+            return 0
+        count = os.readv(self._fd, [room[: self._left]])
+        self._left = self._left - count if count else 0
+        return count
 
 
-def _reply(served: ServedPlans, frame: Frame) -> tuple[bytes | memoryview, ...]:
-    header = frame.header
-    which, arrays = header.body(frame.data)
-    if header.kind == frames.DESCRIBE:
-        return (frames.json_reply(write_reply(served.describe()), header.request_id),)
-    if header.kind == frames.MESSAGE:
-        return (frames.json_reply(_reply_text(served, bytes(arrays[0])), header.request_id),)
-    if header.num_steps == 1 and header.kind in (frames.DECODE, frames.RAGGED):
-        return (frames.one_time_reply(_one_step_us(served, which, arrays), header.request_id),)
-    sizes = [np.asarray(ints) for ints in arrays]
-    if header.kind in (frames.DECODE_ERRORS, frames.RAGGED_ERRORS):
-        decodes = header.kind == frames.DECODE_ERRORS
-        steps = served.decode_steps(*sizes) if decodes else AnySteps(StepBatch(*sizes))
-        return frames.times_and_errors_reply(served.with_errors(which, steps), header.request_id)
-    timed = served.decode_us if header.kind == frames.DECODE else served.step_us
-    return frames.times_reply(timed(which, *sizes), header.request_id)
+def _arrived_bytes(fd: int) -> int:
+    try:
+        held = fcntl.ioctl(fd, termios.FIONREAD, struct.pack("i", 0))
+    except OSError:  # a device that holds nothing
+        return 0
+    return int(struct.unpack("i", held)[0])
 
 
-def _reply_text(served: ServedPlans, text: bytes) -> bytes:
-    """Answer a message of JSON as a line is answered, but for its errors, which are raised."""
-    message = parse_message(text)
-    request_id = take_id(message)
-    with call_stop(served.limits.max_call_s).watched():
-        return write_reply({"id": request_id, **answer_message(served, message)})
+class LineReader:
+    """Finds lines in what a pipe holds; longer ones than the limits allow are dropped as they come."""
 
+    def __init__(self, inflow: Inflow, limits: ServeLimits) -> None:
+        self._inflow = inflow
+        self._limits = limits
+        self._held = bytearray()
+        self._searched = 0
+        self._room = memoryview(bytearray(_PIPE_BYTES))
+        self._is_dropping = False
 
-def _one_step_us(served: ServedPlans, which: str | int, arrays: list[memoryview]) -> float:
-    """Time one step by integers: NumPy's arrays would take longer than the plan."""
-    if len(arrays) == 2:
-        return served.plan(which).scalar(arrays[0][0], arrays[1][0])
-    new_tokens, context_len, offsets = arrays
-    if offsets.tolist() != [0, len(new_tokens)]:
-        raise BatchError(f"offsets of one step must be [0, {len(new_tokens)}], got {offsets.tolist()}")
-    return served.one_step_us(which, new_tokens.tolist(), context_len.tolist())
+    def next_line(self) -> bytes | None:
+        """Wait for the next line, without its end; None at the end of all.
+
+        Raises a BackendError once for a line that is too long or was cut off; the call after it goes on.
+        """
+        while True:
+            end = self._held.find(b"\n", self._searched)
+            if end >= 0:
+                line = bytes(self._held[:end])
+                del self._held[: end + 1]
+                self._searched = 0
+                if self._is_dropping:
+                    self._is_dropping = False
+                    continue
+                self._limits.check_line(len(line))
+                return line
+            if self._is_dropping:
+                self._held.clear()
+            elif len(self._held) > self._limits.json_bytes:
+                self._is_dropping = True
+                self._limits.check_line(len(self._held))
+            self._searched = len(self._held)
+            count = self._inflow.read_into(self._room)
+            if not count:
+                return self._last_line()
+            self._held += self._room[:count]
+
+    def _last_line(self) -> bytes | None:
+        line = bytes(self._held)
+        self._held.clear()
+        self._searched = 0
+        if not line or self._is_dropping:
+            return None
+        if self._inflow.was_stopped:
+            raise BackendError(f"the server was stopped after {len(line)} bytes of a line")
+        return line

@@ -7,7 +7,7 @@ In Python a plan becomes the predictor of a simulation in one argument::
     from vidur.config import ClusterConfig, ReplicaConfig, SimulationConfig
     from vidur.simulator import Simulator
 
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=1)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels", tp=1)
     replica = ReplicaConfig("meta-llama/Llama-3-8B", num_pipeline_stages=1, tensor_parallel_size=plan.tp)
     cluster = ClusterConfig(replica_config=replica)
     config = SimulationConfig(
@@ -15,7 +15,7 @@ In Python a plan becomes the predictor of a simulation in one argument::
     )
     Simulator(config).run()
 
-On the command line this module stands where ``vidur.main`` stood, with one more set of options::
+On the command line this module takes the place of ``vidur.main``, with one more set of options::
 
     python -m fastroof.backends.vidur.native --execution_time_predictor_config_type dummy
         --fastroof_predictor_config_model llama-3.1-8b --replica_config_num_pipeline_stages 1 ...
@@ -31,7 +31,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 import fastroof
-from fastroof.backends.dense_plans import check_dense
+from fastroof.backends.plan_facts import check_dense
 from fastroof.backends.releases import warn_of_release
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.defaults import DEFAULT_ENGINE
@@ -53,7 +53,6 @@ except ImportError as error:
 
 warn_of_release("vidur/native.py")
 
-__all__ = ["FastroofPredictor", "FastroofPredictorConfig", "main"]
 
 _NO_LAYER_TERMS: Final = (0.0,) * 13
 _TERMS: Final = (
@@ -94,8 +93,8 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     ``tensor_parallel_size``. The fields that Vidur's own base adds, of profiles and their regressions,
     are not read, but for ``cache_dir``. How much KV cache there is stays Vidur's to say, which counts
     2 bytes a weight: ``CacheConfig(num_blocks=plan.memory.max_kv_tokens // 16)`` says it as the plan does.
-    Its blocks are of all layers: where some keep a window of a sequence, more fits than it admits, and
-    beside states ``plan.memory.tokens_beside_states`` of its largest batch are left.
+    Its blocks are of all layers: if some keep a window of a sequence, more fits than it admits, and
+    next to states ``plan.memory.tokens_beside_states`` of its largest batch are left.
 
     Attributes
     ----------
@@ -322,7 +321,7 @@ def main() -> None:
     simulate()
 
 
-# Registered for isinstance alone: a step is one call here, not Vidur's fifteen for its parts.
+# Registered only for isinstance: a step is one call here, not Vidur's fifteen for its parts.
 BaseExecutionTimePredictor.register(FastroofPredictor)
 ExecutionTimePredictorRegistry.register(ExecutionTimePredictorType.DUMMY, FastroofPredictor)
 if ExecutionTimePredictorRegistry.get_class(ExecutionTimePredictorType.DUMMY) is not FastroofPredictor:

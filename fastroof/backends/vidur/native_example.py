@@ -1,6 +1,6 @@
 """Simulate 300 requests in Vidur with step times from fastroof.
 
-Run it with ``python -m fastroof.backends.vidur.native_example`` where vidur 0.0.26 is installed.
+Run it with ``python -m fastroof.backends.vidur.native_example`` with vidur 0.0.26 installed.
 """
 
 import csv
@@ -41,7 +41,7 @@ def simulation(plan: fastroof.StepPlan, folder: str) -> v.SimulationConfig:
 def main() -> None:
     """Print what the requests saw, and what simulating a step cost this machine."""
     logging.getLogger("vidur").setLevel(logging.WARNING)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(simulation(plan, folder))
         first, begin_s = BatchStage.generate_id(), time.perf_counter()

@@ -6,8 +6,6 @@ from typing import Final
 
 from fastroof.operators.calls import Role
 
-__all__ = ["TERM_OF"]
-
 TERM_OF: Final[dict[Role, str]] = {
     "attention_norm": "attn_norm_time",
     "qkv_quantise": "attention_layer_pre_proj_execution_time",

@@ -1,6 +1,6 @@
 """Serve a trace in Vidur and in fastroof, with one plan, and compare every request.
 
-Run it with ``python -m fastroof.backends.vidur.trace_example`` where vidur 0.0.26 is installed.
+Run it with ``python -m fastroof.backends.vidur.trace_example`` with vidur 0.0.26 installed.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from fastroof.simulation import Workload
 
 def main() -> None:
     """Print what both say, how far they are apart, and how long each took."""
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="vllm")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
     prompt, output = "lognormal:1024:0.8", "lognormal:200:0.8"
     trace = Workload(rate=15, requests=300, input_tokens=prompt, output_tokens=output, seed=1).trace()
     blocks = plan.memory.max_kv_tokens // 16

@@ -4,7 +4,7 @@ Written for the package vidur 0.0.26; :mod:`fastroof.backends.vidur.trace_exampl
 scheduler is the one that schedules as vLLM does: decodes first, then the prompt that is cut, then new ones,
 up to ``chunk_size`` tokens a step. With ``watermark_blocks_fraction`` 0 it admits whatever has room.
 
-What it does otherwise shows only where KV blocks run short: a prompt takes the blocks of all its chunks with
+It differs only if KV blocks run short: a prompt takes the blocks of all its chunks with
 the first, requests are admitted in the step in which others were preempted, and a preempted request keeps
 the count of stage tokens of its first run, at which Vidur stops with an AssertionError. So
 :func:`vidur_times` is for caches that are large enough.
@@ -31,7 +31,6 @@ from fastroof.units import MS_PER_S
 if TYPE_CHECKING:
     from fastroof.simulation import Trace
 
-__all__ = ["VidurTimes", "vidur_times"]
 
 _DATE = "2026-01-01"
 _LONGEST = 2**24
@@ -41,7 +40,7 @@ _LONGEST = 2**24
 class VidurTimes(NamedTuple):
     """What Vidur says that each request saw, in the trace's sorted order, ms, and how long it took to say so.
 
-    ``tpot_ms`` is nan where the output is one token.
+    ``tpot_ms`` is nan for outputs of one token.
     """
 
     ttft_ms: Floats
@@ -83,7 +82,7 @@ def vidur_times(
     Returns
     -------
     VidurTimes
-        Of each request; ``took_s`` is the processor's time of ``Simulator.run`` alone, its files included.
+        Of each request; ``took_s`` is the processor time of ``Simulator.run`` only, including its files.
 
     Raises
     ------

@@ -45,7 +45,6 @@ except (ImportError, AttributeError) as error:
         "for the vidur of PyPI use fastroof.backends.vidur.native"
     ) from error
 
-__all__ = ["FastroofExecutionTimePredictor", "FastroofExecutionTimePredictorConfig", "StepExecutionTime"]
 
 _ZERO_TERMS: Final = dict.fromkeys(
     (
@@ -161,7 +160,7 @@ class FastroofExecutionTimePredictor:
     replica_config : vidur.config.ReplicaConfig
         Its model, device, tensor_parallel_size and num_pipeline_stages.
     replica_scheduler_config, metrics_config : object, optional
-        As Vidur passes them; not read, nor is what a fork passes beside them.
+        As Vidur passes them; not read, nor is what a fork adds to them.
 
     Raises
     ------
@@ -177,7 +176,7 @@ class FastroofExecutionTimePredictor:
     plan : StepPlan
         What times a batch.
     kernels : StepPlan
-        The same without what the engine's profile adds; ``plan`` itself where it adds nothing.
+        The same without what the engine's profile adds; ``plan`` itself if it adds nothing.
     num_layers : int
         Layers of the model.
     """
@@ -322,7 +321,7 @@ def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:
 
 def _register() -> None:
     _Registry.register(_DUMMY, FastroofExecutionTimePredictor)
-    # A key that is taken keeps its class, and nothing is said.
+    # A key that is taken keeps its class, silently.
     if _Registry.get_class(_DUMMY) is not FastroofExecutionTimePredictor:
         raise BackendError(
             f"this Vidur has a predictor of its own for DUMMY, {_Registry.get_class(_DUMMY).__name__}: "

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.export import c, llm_d, llmservingsim, npz, splitwise_sim
+from fastroof.cli.export import c, npz, simulators
 from fastroof.command_group import help_if_alone
-
-__all__ = ["register"]
 
 group = typer.Typer(help="Write plans and times as files that other programs read.", rich_markup_mode=None)
 
@@ -15,6 +13,6 @@ group = typer.Typer(help="Write plans and times as files that other programs rea
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(help_if_alone)
-    for command in (c, npz, llmservingsim, llm_d, splitwise_sim):
+    for command in (c, npz, simulators):
         command.register(group)
     app.add_typer(group, name="export")

@@ -19,8 +19,8 @@ Examples:
   fastroof export c llama-3.1-8b -o step --target aarch64-linux-gnu --shared
 
 {PLANS_HELP}
-Written: NAME.plan a plan (memory-mappable, with a CRC), fastroof_step.h, fastroof_step.o, examples in C, Go
-and Rust, LICENSE; with --shared, or where a C compiler is, libfastroof_step.so and fastroof_step.pc.
+Writes NAME.plan for each plan (memory-mappable, with a CRC), fastroof_step.h, fastroof_step.o, examples in C,
+Go and Rust, LICENSE; with --shared, or if a C compiler is found, libfastroof_step.so and fastroof_step.pc.
 """
 
 
@@ -34,7 +34,7 @@ def c(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")],
     cpu: Annotated[
         str | None,
-        typer.Option(help="Oldest CPU to run on, as LLVM calls it, or host.  [default: x86-64-v3, generic]"),
+        typer.Option(help="Oldest CPU to run on, by LLVM's name, or host.  [default: x86-64-v3, generic]"),
     ] = None,
     target: Annotated[
         str | None,
@@ -44,7 +44,7 @@ def c(
         bool | None,
         typer.Option(
             "--shared/--no-shared",
-            help="Link libfastroof_step too, with $CC or cc or the target's gcc.  [default: where one is]",
+            help="Link libfastroof_step too, with $CC or cc or the target's gcc.  [default: if found]",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,10 @@ def c(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Write plans for C, Go, Rust: plan files, a header, an object file."""
+    """Write plans for C, Go, Rust: plan files, a header, an object file.
+
+    The code is compiled from the loops that Python calls, and returns the same bits.
+    """
     from fastroof.backends.c import export_c
 
     named = named_plans(plans, gpu, tables, source)

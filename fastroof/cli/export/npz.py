@@ -21,8 +21,8 @@ Examples:
 
 {PLANS_HELP}
 For Dynamo's mocker and AISimulate, which read it as the external timing provider dynamo_profile. The mocker
-knows a step's new tokens, not their prompts: --prompt-len says how long those are. It adds the time of
-prompts to that of decodes, which real steps run together: with --beside it adds what they cost more.
+knows a step's new tokens, not their prompts: set their length by --prompt-len. It adds the time of prompts to
+that of decodes, which real steps run together: --beside writes what prompts add to a step of such decodes.
 """
 
 BLOCK_TOKENS: Final = 64
@@ -37,27 +37,32 @@ def npz(
     plan: Annotated[
         str,
         typer.Argument(
-            metavar="PLAN", help="MODEL[,KEY=VALUE...], as llama-3.1-70b,tp=4.", show_default=False
+            metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.", show_default=False
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.npz).", show_default=False)],
     prompt_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt.  [default: all new tokens of a step]")
     ] = None,
     max_isl: Annotated[
-        int | None, typer.Option(min=2, help="Most new tokens in a step.  [default: the plan's max_tokens]")
+        int | None,
+        typer.Option(min=2, help="Maximum new tokens in a step.  [default: the plan's max_tokens]"),
     ] = None,
     max_context: Annotated[
         int | None,
-        typer.Option(min=2, help="Most tokens a decode attends to.  [default: the model's positions]"),
+        typer.Option(
+            min=2, help="Maximum tokens that a decode attends to.  [default: the model's positions]"
+        ),
     ] = None,
     max_kv_tokens: Annotated[
         int | None,
-        typer.Option(min=2, help="Most tokens that a step's decodes attend to.  [default: any batch's]"),
+        typer.Option(
+            min=2, help="Maximum tokens that all decodes of a step attend to.  [default: any batch's]"
+        ),
     ] = None,
     max_batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Most decodes in a step, the mocker's max_num_seqs.  [default: 256]"),
+        typer.Option(min=1, help="Maximum decodes in a step, the mocker's max_num_seqs.  [default: 256]"),
     ] = None,
     points: Annotated[
         int | None, typer.Option(min=1, help="Grid points for each doubling of tokens.  [default: 24]")
@@ -66,7 +71,7 @@ def npz(
         str | None,
         typer.Option(
             metavar="DECODESxKV_LEN",
-            help="Prefill as what it adds to a step of such decodes, as 32x2000.  [default: alone]",
+            help="Write prefill as what it adds to a step of such decodes, as 32x2000.  [default: alone]",
         ),
     ] = None,
     gpu: GpuOption = None,
@@ -100,11 +105,11 @@ def npz(
     blocks = compiled.memory.tokens_beside_states(batch) // BLOCK_TOKENS
     if blocks:
         typer.echo(
-            f"what fits beside it: --num-gpu-blocks-override {blocks} --block-size {BLOCK_TOKENS} "
+            f"run the mocker with --num-gpu-blocks-override {blocks} --block-size {BLOCK_TOKENS} "
             f"--max-num-seqs {batch} --max-num-batched-tokens {tokens[-1]:.0f}"
         )
     else:
-        warn(f"{name} leaves no room for KV cache on a GPU: the mocker cannot know, a larger tp would do")
+        warn(f"{name} leaves no room for KV cache on a GPU: the mocker cannot know; use a larger tp")
     short = float((profile["decode_itl"] < dynamo.LEAST_DECODE_MS).mean())
     if short:
-        warn(f"{percent(short)} of the decode times are under 1 ms, where the mocker takes 1 ms")
+        warn(f"{percent(short)} of the decode times are under 1 ms, which the mocker rounds up to 1 ms")

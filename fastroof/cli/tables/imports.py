@@ -95,7 +95,7 @@ def _import_one(
     if version is None:
         version = in_use
     place = user_tables_root() if output is None else output
-    # registered beside what the GPU has, it serves what that lacks, and what is asked of it by name
+    # registered next to the GPU's own tables, it serves what they lack, and lookups that name it
     rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
     return convert_aiconfigurator(
         system,

@@ -33,7 +33,7 @@ where lookups use this source, which has the lowest rank.
 
 
 def list_or_command(context: typer.Context) -> None:
-    """List tables where no command is given."""
+    """List tables if no command is given."""
     if context.invoked_subcommand is None:
         list_tables()
 
@@ -114,7 +114,7 @@ def _sources(where: str, gpu: str | None) -> list[dict[str, Any]]:
     if any(one.source is None for one in sets):
         return [_tree(one) for one in sets]
     folders = dict.fromkeys(one.folder for one in sets)
-    # several GPUs' folders are told apart by where they lie, one GPU's by the order in which they serve
+    # several GPUs' folders are distinguished by their place, one GPU's by the order in which they serve
     together = [[folder] for folder in folders] if Path(where).is_dir() else [list(folders)]
     return [
         {**asdict(source), "folder": str(source.folder)}

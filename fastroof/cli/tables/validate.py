@@ -160,7 +160,7 @@ def _print(checked: _Checked, every: bool) -> None:
         print_table(columns, rows, left=("gpu", "source", "file", "operator", "sizes", "worst"))
         out.print()
     lines = _finding_lines(checked, every)
-    # each source of a folder lists what nobody read there
+    # each source of a folder lists its unread files
     lines += dict.fromkeys(f"not read: {e['folder']}: {e['file']}: {e['reason']}" for e in checked.ignored)
     for line in lines:
         out.print(line, soft_wrap=True)

@@ -18,7 +18,7 @@ from fastroof.config import load_gpu
 from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.rank_rules import rank_rules
+from fastroof.plan.calls import rank_rules
 from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.scenarios import steps_met
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated

@@ -212,8 +212,9 @@ def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     import pyarrow.csv as pacsv
 
     from fastroof._version import __version__
-    from fastroof.arrow import arrow_schema, write_parquet
+    from fastroof.arrow import arrow_schema
     from fastroof.columns import guarded_columns
+    from fastroof.parquet import write_parquet
     from fastroof.sweep.deployments import COLUMNS
 
     table = pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS, {"fastroof_version": __version__}))

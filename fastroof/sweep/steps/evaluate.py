@@ -107,7 +107,7 @@ def decode_times_us(
     --------
     >>> import fastroof
     >>> from fastroof.sweep import decode_times_us
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> times_us = decode_times_us([plan], batch_size=[1, 8, 64], kv_len=[1024, 4096])
     >>> times_us.shape, bool(times_us[0, 1, 2] == plan.decode_us(64, 4096))
     ((1, 2, 3), True)
@@ -168,7 +168,7 @@ def best_batches(
     --------
     >>> import fastroof
     >>> from fastroof.sweep import LIMITS, best_batches
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
     >>> best = best_batches(plan, range(1, 257), [1024, 65536])
     >>> LIMITS[best.limited_by[0, 1]]
     'memory'
@@ -495,7 +495,7 @@ def _origins(plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Flags:
 def _tokens_per_s(plan: StepPlan, kv_len: Any, batch_size: Any, step_us: Any) -> Any:
     """Output tokens of all ranks, and of as many batches as stages at the pace of the slowest."""
     if plan.layout.pp > 1:
-        step_us = plan.paced.decode_us(np.maximum(batch_size, 1), kv_len)
+        step_us = plan.bottleneck.decode_us(np.maximum(batch_size, 1), kv_len)
     return batch_size * plan.batches_in_flight / step_us * US_PER_S
 
 

@@ -341,7 +341,7 @@ def test_exports_that_cannot_be(plans, tmp_path, monkeypatch):
     done = export_c({"a": plans["bf16"]}, tmp_path / "new")
     assert "no C compiler" in done.without
     assert not any(path.suffix == ".so" for path in done.files)
-    with pytest.raises(BackendError, match="no folder"):
+    with pytest.raises(BackendError, match="does not exist; create it"):
         write_plan_file(plans["bf16"], tmp_path / "nowhere" / "a.plan")
     with pytest.raises(BackendError, match="is a folder"):
         write_plan_file(plans["bf16"], tmp_path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.backends.c import export_c, library, licence
+from fastroof.backends.c import export, export_c
 from fastroof.backends.c.objects import FUNCTIONS, object_code
 from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
@@ -153,7 +153,7 @@ def test_targets_and_linkers_that_are_not_there(plans, tmp_path, monkeypatch):
     assert not (tmp_path / "none").exists()
     monkeypatch.setenv("CC", "false --quickly")
     with pytest.raises(BackendError, match="false --quickly could not link"):
-        library.link_library(library.find_linker(None), b"no object")
+        export.link_library(export.find_linker(None), b"no object")
 
 
 def test_an_export_replaces_the_one_before(folder, plans):
@@ -176,16 +176,16 @@ def test_every_text_has_its_licence_in_its_first_line(exported, folder):
 
 def test_a_text_that_has_its_licence_is_left_alone():
     text = b"// SPDX-License-Identifier: Apache-2.0\n\npackage x\n"
-    assert licence.with_licence_line("x.go", text) == text
+    assert export.with_licence_line("x.go", text) == text
 
 
 def test_an_installed_package_has_its_licence_in_its_metadata(tmp_path, monkeypatch):
-    monkeypatch.setattr(licence.fastroof, "__file__", str(tmp_path / "fastroof" / "__init__.py"))
+    monkeypatch.setattr(export.fastroof, "__file__", str(tmp_path / "fastroof" / "__init__.py"))
     info = tmp_path / "fastroof-1.dist-info"
     (info / "licenses").mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: fastroof\nVersion: 1\n")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(BackendError, match="no LICENSE to export"):
-        licence.licence_bytes()
+        export.licence_bytes()
     (info / "licenses" / "LICENSE").write_text("the text")
-    assert licence.licence_bytes() == b"the text"
+    assert export.licence_bytes() == b"the text"

@@ -6,7 +6,7 @@ import pytest
 
 from fastroof import compile_plan, load_tables
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.plan_questions import pipeline_answer
+from fastroof.backends.serve.questions import pipeline_answer
 from fastroof.errors import BackendError
 
 

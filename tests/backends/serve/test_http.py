@@ -21,12 +21,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import fastroof
-from fastroof.backends.serve.address import listening_socket
 from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
-from fastroof.backends.serve.json_lines import answer_line
-from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.message_forms import FORMS
+from fastroof.backends.serve.forms import FORMS
+from fastroof.backends.serve.limits import PEER_CONNECTIONS_A_CALL, ServeLimits, listening_socket
+from fastroof.backends.serve.messages import answer_line
 from fastroof.errors import BackendError
 from tests.backends.serve.test_messages import MESSAGES
 from tests.fuzz.mutators import mutated_bytes, mutated_text
@@ -35,8 +33,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 prometheus = pytest.importorskip("prometheus_client.parser")
 
-from fastroof.backends.serve import http_example, http_listener, http_requests  # noqa: E402
-from fastroof.backends.serve.http_openapi import openapi_document  # noqa: E402
+from fastroof.backends.serve import http_listener, http_requests  # noqa: E402
+from fastroof.backends.serve.http_about import openapi_document  # noqa: E402
 from fastroof.backends.serve.http_server import HttpServer, serve_http  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
@@ -141,6 +139,7 @@ def test_what_is_not_served_is_said(server):
         ("GET", "/message", 405),
         ("POST", "/metrics", 405),
         ("OPTIONS", "/message", 405),
+        ("GET", "/steps", 405),
     ):
         reply = ask(server, method, path)
         assert (reply.status, reply.read["error"]) == (status, "BackendError")
@@ -270,7 +269,7 @@ def test_too_long_a_body_is_refused_before_it_is_read(plan):
             client.sendall(b"no HTTP\r\n\r\n")
             said = client.makefile("rb").read()
             assert said.startswith(b"HTTP/1.1 400")
-            assert "no request of HTTP" in json.loads(said.partition(b"\r\n\r\n")[2])["message"]
+            assert "not a request of HTTP/1.1" in json.loads(said.partition(b"\r\n\r\n")[2])["message"]
         assert post(server, ONE).status == 200
 
 
@@ -533,13 +532,6 @@ def test_without_its_packages_the_command_says_what_to_install(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path.cwd())
     assert done.returncode == 2
     assert "pip install 'fastroof[http]'" in done.stderr
-
-
-def test_the_example_runs(capsys):
-    http_example.main()
-    said = capsys.readouterr().out
-    assert "served: small (llama-3.1-8b on h100)" in said
-    assert "BatchError: " in said
 
 
 def test_replies_are_not_held_back(server):

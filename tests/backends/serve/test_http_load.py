@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import fastroof
-from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
-from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.limits import PEER_CONNECTIONS_A_CALL, ServeLimits
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -120,7 +119,7 @@ def test_a_call_ends_at_its_time_limit(plan: fastroof.StepPlan) -> None:
         reply = post(server, LONG)
         assert time.process_time() - spent < 4
         assert (reply.status, reply.read["id"], reply.read["error"]) == (503, 7, "StoppedError")
-        assert "longer than the 1 s that one may take (max_call_s)" in reply.read["message"]
+        assert "longer than the limit of 1 s (max_call_s)" in reply.read["message"]
         assert busy_share() < 0.3
         assert health(server) == {"status": "ok", "calls": 0, "abandoned": 0, "timed_out": 1}
         assert metric(server, "fastroof_timed_out_calls_total") == 1

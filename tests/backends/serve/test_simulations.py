@@ -11,12 +11,9 @@ import pytest
 
 import fastroof
 from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.flight import FlightServer
-from fastroof.backends.serve.flight_client import FlightSteps
-from fastroof.backends.serve.json_lines import answer_line
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.simulations import OPTIONS, simulation_answer
-from fastroof.backends.serve.stdio import _reply_text
+from fastroof.backends.serve.messages import answer_line
+from fastroof.backends.serve.questions import OPTIONS, simulation_answer
 from fastroof.errors import BackendError, FastroofError, StoppedError
 from fastroof.simulation import Workload, load_trace
 
@@ -156,20 +153,13 @@ LONG = {
 }
 
 
-def test_a_line_and_a_message_of_a_frame_end_at_the_time_limit(plan):
+def test_a_line_ends_at_the_time_limit(plan):
     served = ServedPlans({"eight": plan}, UNBOUNDED)
     fastroof.simulate(plan, TRACE, **{**OPTIONS_GIVEN, "replicas": 2, "routing": "least_kv"})  # compiled
-
-    def in_a_frame(text):
-        with pytest.raises(StoppedError) as raised:
-            _reply_text(served, text)
-        return str(raised.value)
-
-    for answered in (lambda text: json.loads(answer_line(served, text))["message"], in_a_frame):
-        spent = time.process_time()
-        said = answered(json.dumps({"id": 7, "simulate": LONG}).encode())
-        assert said == "the call took longer than the 1 s that one may take (max_call_s): ask for less"
-        assert time.process_time() - spent < 4
+    spent = time.process_time()
+    said = json.loads(answer_line(served, json.dumps({"id": 7, "simulate": LONG}).encode()))["message"]
+    assert said == "the call took longer than the limit of 1 s (max_call_s): ask for less"
+    assert time.process_time() - spent < 4
     assert "latency_us" in asked(served, {"batch_size": 1, "kv_len": 9})
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
@@ -195,23 +185,26 @@ def test_every_option_is_an_argument_of_simulate():
     assert set(OPTIONS) <= inspect.signature(fastroof.simulate).parameters.keys()
 
 
-def test_over_flight(plan):
+def test_over_http(plan):
+    pytest.importorskip("uvicorn")
+    from fastroof.backends.serve.client import PlanClient
+    from fastroof.backends.serve.http_server import HttpServer
+
     options = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
     with (
-        FlightServer({"eight": plan}, limits=LIMITS) as server,
-        FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps,
+        HttpServer({"eight": plan}, limits=LIMITS) as server,
+        PlanClient(f"http://127.0.0.1:{server.port}") as client,
     ):
-        said = steps.simulate("eight", workload=WORKLOAD, options=options, requests=True)
+        said = client.ask({"simulate": {"workload": WORKLOAD, "options": options, "requests": True}})
         expected = fastroof.simulate(plan, Workload(**WORKLOAD).trace(), **options)
         assert said["requests"] == as_json(expected.requests.to_pydict())
         with pytest.raises(BackendError, match="more than the 2000"):
-            steps.simulate("eight", workload={**WORKLOAD, "requests": 10_000})
+            client.ask({"simulate": {"workload": {**WORKLOAD, "requests": 10_000}}})
         with pytest.raises(BackendError, match="no plan 'nine'"):
-            steps.simulate("nine", workload=WORKLOAD)
-        assert steps.health()["plans"][0]["name"] == "eight"
+            client.ask({"plan": "nine", "simulate": {"workload": WORKLOAD}})
     with (
-        FlightServer({"eight": plan}, limits=UNBOUNDED) as server,
-        FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps,
-        pytest.raises(StoppedError, match="longer than the 1 s"),
+        HttpServer({"eight": plan}, limits=UNBOUNDED) as server,
+        PlanClient(f"http://127.0.0.1:{server.port}") as client,
+        pytest.raises(StoppedError, match="longer than the limit of 1 s"),
     ):
-        steps.simulate("eight", **LONG)
+        client.ask({"simulate": LONG})

@@ -14,8 +14,8 @@ import fastroof
 from fastroof.compiled import trusted_files
 from fastroof.errors import FastroofError
 from fastroof.file_access import is_file, matches, read_bytes, recorded
-from fastroof.plan import plan_cache as kept_plans
-from fastroof.plan.plan_cache import KeptPlan, kept_bytes, kept_of
+from fastroof.plan import plan_cache
+from fastroof.plan.plan_cache import CachedPlan
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
@@ -66,7 +66,7 @@ class KeptPlans(Target):
             matches(Path(__file__).parent, "kept_*.py")
             is_file(folder / "nothing")
         for name, plan in self.plans.items():
-            kept_plans.keep_plan(name, kept_plans._with_files(self.read, kept_bytes(kept_of(plan))))
+            plan_cache.store_plan(name, plan_cache._joined(self.read, CachedPlan.of(plan).to_bytes()))
             self.files[name] = self._file(name).read_bytes()
         self.times = {name: self._timed(plan) for name, plan in self.plans.items()}
 
@@ -134,7 +134,7 @@ class KeptPlans(Target):
             return self.plans[name]
 
         try:
-            kept = kept_plans.kept_plan(name, make)
+            kept = plan_cache.cached_plan(name, make)
             times = self._timed(kept)
         finally:
             _undo(file)
@@ -143,16 +143,16 @@ class KeptPlans(Target):
             return
         if times != self.times[name]:
             raise Wrong(f"{name} is timed as another plan")
-        if kept_bytes(kept) != kept_plans._without_files(self.files[name][2 * DIGEST :])[1]:
+        if kept.to_bytes() != plan_cache._split(self.files[name][2 * DIGEST :])[1]:
             raise Wrong(f"{name} says what it did not say")
         if made:
             raise FastroofError("made anew: nothing was believed that is not what was kept")
 
     def _file(self, name: str) -> Path:
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return self.cache / kept_plans.FOLDER / f"{digest[:32]}.plan"
+        return self.cache / plan_cache.FOLDER / f"{digest[:32]}.plan"
 
-    def _timed(self, plan: fastroof.StepPlan | KeptPlan) -> tuple[Any, ...]:
+    def _timed(self, plan: fastroof.StepPlan | CachedPlan) -> tuple[Any, ...]:
         times = plan.run(self.batch)
         parts = [part.tobytes() for part in times.components]
         return times.latency_us.tolist(), times.origin.tolist(), parts, plan.cycle_us(self.batch)

@@ -1,37 +1,32 @@
-"""What reaches servers: messages of JSON, streams of lines and frames, Flight's calls, requests of HTTP."""
+"""What reaches servers: messages of JSON, lines on a pipe, Arrow streams of steps, requests of HTTP."""
 
 from __future__ import annotations
 
 import json
 import socket
-import struct
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 import fastroof
 from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.arrow_steps import ARROW_TYPE, read_steps, read_times, write_times
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.messages import answer_text, write_reply
 from fastroof.backends.serve.stdio import serve_pipe
 from fastroof.errors import BackendError, FastroofError
 from tests.backends.serve.test_messages import MESSAGES
-from tests.backends.serve.test_stdio import REPLY_MAGIC, frame
 from tests.fuzz.arrow_mutators import mutated_table
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
-from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.fuzz.target import Target, Wrong, all_finite
 
 __all__ = ["TARGETS"]
 
-REPLY = struct.Struct("<8sHHIQQQ")
 FEW = ServeLimits(
     max_steps=1000,
     max_requests=5000,
@@ -114,26 +109,8 @@ class Messages(Served):
         reads_well(json.loads(write_reply(answered.reply)))
 
 
-def framed_well(replies: bytes) -> None:
-    """Read replies by the specification; raise as :func:`reads_well` for the first that refuses."""
-    while replies:
-        start, version, status, zero, _, size, count = REPLY.unpack_from(replies)
-        body, replies = replies[REPLY.size :][:size], replies[REPLY.size + size :]
-        if (start, version, zero, size % 8, len(body)) != (REPLY_MAGIC, 1, 0, 0, size):
-            raise Wrong("what came is no reply")
-        if status in (0, 2):
-            times = np.frombuffer(body)
-            all_finite(times)
-            if len(times) != count * (1 + status // 2) or (times < 0).any():
-                raise Wrong(f"{count} steps have {times!r:.80}")
-        elif status == 1:
-            reads_well(json.loads(body[:count]))
-        else:
-            reads_well({"error": "", "message": body[:count].decode()})
-
-
 class Streams(Served):
-    """All that one client sends on a pipe: lines, or frames; each gets its reply."""
+    """All lines that one client sends on a pipe; each gets its reply."""
 
     name = "serve.pipe"
     suffix = ".bin"
@@ -141,39 +118,10 @@ class Streams(Served):
     ci_cases = 700
 
     def examples(self) -> list[bytes]:
-        sizes = np.array([1, 7]), np.array([9, 700])
-        asked = [
-            frame(1, sizes),
-            frame(2, sizes, kind=3),
-            frame(3, (*sizes, np.array([0, 2])), kind=4),
-            frame(4),
-        ]
-        return [b"".join(asked), b"\n".join(every_message())]
-
-    def _frame(self, random: Random) -> bytes:
-        if random.random() < 0.3:
-            text = (
-                mutated_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
-            )
-            size = -(-len(text) // 8) * 8
-            header = frame(random.randrange(99), kind=5, body=size, steps=len(text))
-            return header + text.ljust(size, b"\0")
-        count = random.choice((0, 1, 1, 2, 9))
-        dtype = random.choice((np.int32, np.int64))
-        kind = random.choice((0, 1, 1, 2, 2, 3, 4))
-        batch = np.array([random.randint(1, 70) for _ in range(count)], dtype)
-        kv_len = np.array([random.randint(1, 9000) for _ in range(count)], dtype)
-        arrays = {0: (), 1: (batch, kv_len), 3: (batch, kv_len)}.get(
-            kind, (batch, kv_len, np.array([0, count], np.int64))
-        )
-        plan = random.choice((0, 0, 0, "eight", 1))
-        made = frame(random.randrange(99), arrays, plan if kind else 0, kind)
-        return mutated_bytes(made, random) if random.random() < 0.4 else made
+        return [b"\n".join(every_message())]
 
     def case(self, random: Random) -> bytes:
         count = random.choice((1, 1, 2, 3))
-        if random.random() < 0.6:
-            return b"".join(self._frame(random) for _ in range(count))
         return b"\n".join(mutated_message(random) for _ in range(count)) + random.choice(
             (b"", b"\n", b"\n\n")
         )
@@ -184,13 +132,7 @@ class Streams(Served):
             sent.seek(0)
             serve_pipe(self.served, sent.fileno(), said.fileno())
             said.seek(0)
-            replies = said.read()
-        if case[:1] == b"\xf5":
-            if not replies:
-                raise Wrong("no reply")
-            framed_well(replies)
-            return
-        lines = replies.splitlines()
+            lines = said.read().splitlines()
         if len(lines) != sum(bool(line.strip()) for line in case.split(b"\n")):
             raise Wrong(f"{len(lines)} replies")
         for line in lines:
@@ -206,128 +148,44 @@ BATCHES = (
     pa.table({"new_tokens": LISTS, "context_len": LISTS}),
     pa.table({"new_tokens": LISTS.cast(pa.large_list(pa.int64())), "context_len": LISTS}),
 )
-PATHS = ((b"eight",), (b"eight",), (b"eight", b"errors"), (b"nine",), (), (b"eight", b"x"), (b"\xff",))
 
 
-def stream_of(table: Any) -> bytes:
+def stream_of(table: Any, compression: str | None = None) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
 
 
-class _Reader:
-    """What a call of Flight reads, without a network: batches of a stream."""
+class ArrowSteps(Served):
+    """Arrow streams of steps, as bodies of a request."""
 
-    def __init__(self, stream: bytes) -> None:
-        self._reader = pa.ipc.open_stream(stream)
-        self.schema = self._reader.schema
-        self._batches: Iterator[Any] = iter(self._reader)
-
-    def read_chunk(self) -> Any:
-        return SimpleNamespace(data=next(self._batches), app_metadata=None)
-
-
-class _Writer:
-    def __init__(self) -> None:
-        self.columns: list[Any] = []
-        self.told: list[bytes] = []
-
-    def begin(self, schema: Any) -> None:
-        self.schema = schema
-
-    def write_batch(self, batch: Any) -> None:
-        self.columns += [column.to_numpy() for column in batch.columns]
-
-    def write_with_metadata(self, batch: Any, metadata: bytes) -> None:
-        self.told.append(metadata)
-
-
-class FlightCalls(Target):
-    """Calls of a Flight service, at the functions that gRPC calls: exchanges, actions and descriptors."""
-
-    name = "serve.flight"
+    name = "serve.arrow"
     suffix = ".bin"
-    ci_cases = 600
-
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
-        from pyarrow import flight
-
-        from fastroof.backends.serve.flight_calls import Calls
-        from fastroof.backends.serve.flight_service import PlanService
-
-        self.flight = flight
-        plans = {"eight": small_plan()}
-        self.service = PlanService(
-            "grpc://127.0.0.1:0", plans, ServedPlans(plans, FEW), Calls(FEW.max_calls), None
-        )
-
-    def close(self) -> None:
-        self.service.shutdown()
+    is_bytes = True
+    ci_cases = 1500
 
     def examples(self) -> list[bytes]:
-        streams = [stream_of(table) for table in BATCHES]
-        exchanges = [b"exchange eight" + more + b"\n" + one for one in streams for more in (b"", b"/errors")]
-        return [*exchanges, *(b"act message\n" + message for message in every_message())]
+        return [stream_of(table) for table in BATCHES]
 
     def case(self, random: Random) -> bytes:
-        what = random.random()
-        if what < 0.15:
-            kind = random.choice((b"message", b"message", b"simulate", b"health", b"x", b"\xc3\xa9"))
-            return b"act " + kind + b"\n" + mutated_message(random)
-        if what < 0.25:
-            method = random.choice((b"get_flight_info", b"get_schema", b"do_get", b"do_put"))
-            return method + b" " + b"/".join(random.choice(PATHS)) + b"\n"
         table = random.choice(BATCHES)
         if random.random() < 0.7:
             table = mutated_table(table, random, BATCHES)
         try:
-            stream = stream_of(table)
+            stream = stream_of(table, random.choice((None, None, None, "zstd", "lz4")))
         except (pa.ArrowException, ValueError, OSError):
             stream = stream_of(BATCHES[0])
-        if random.random() < 0.2:
-            stream = mutated_bytes(stream, random)
-        return b"exchange " + b"/".join(random.choice(PATHS)) + b"\n" + stream
+        return mutated_bytes(stream, random) if random.random() < 0.4 else stream
 
     def check(self, case: bytes) -> None:
-        head, _, body = case.partition(b"\n")
-        word, _, path = head.partition(b" ")
-        parts = path.split(b"/") if path else []
-        descriptor = self.flight.FlightDescriptor.for_path(*parts)
-        try:
-            if word == b"act":
-                action = self.flight.Action(path.decode(errors="replace"), body)
-                for said in self.service.do_action(None, action):
-                    reads_well(json.loads(said))
-            elif word == b"exchange":
-                self._exchange(descriptor, body)
-            elif word in (b"get_flight_info", b"get_schema"):
-                getattr(self.service, word.decode())(None, descriptor)
-            elif word == b"do_get":
-                self.service.do_get(None, self.flight.Ticket(path))
-            else:
-                self.service.do_put(None, descriptor, None, None)
-        except self.flight.FlightServerError as error:
-            if not str(error).strip():
-                raise Wrong("refused without a word") from None
-            raise BackendError(str(error)) from None
-
-    def _exchange(self, descriptor: Any, stream: bytes) -> None:
-        try:
-            reader = _Reader(stream)
-        except (pa.ArrowException, OSError, ValueError):
-            raise SkippedError from None
-        writer = _Writer()
-        asks = SimpleNamespace(get_middleware=lambda _: SimpleNamespace(reads_errors=False))
-        try:
-            self.service.do_exchange(asks, descriptor, reader, writer)
-        except (pa.ArrowException, OSError) as error:
-            # what Arrow cannot read gRPC never hands over
-            if isinstance(error, self.flight.FlightError):
-                raise
-            raise SkippedError from None
-        all_finite(writer.columns)
+        steps = read_steps(case, FEW)
+        times_us = steps.times_us(self.plan)
+        found = read_times(write_times(times_us))
+        all_finite(found)
+        if len(found[0]) != steps.num_steps or (found[0] < 0).any():
+            raise Wrong(f"{steps.num_steps} steps have {found!r:.80}")
 
 
 class Http(Target):
@@ -349,9 +207,12 @@ class Http(Target):
 
     def case(self, random: Random) -> bytes:
         body = mutated_message(random) if random.random() < 0.5 else json.dumps(one_message(random)).encode()
-        kind = random.choice(("application/json", "application/json", "application/jsonl"))
+        kind = random.choice(("application/json", "application/json", "application/jsonl", ARROW_TYPE))
+        path = "/message"
+        if kind == ARROW_TYPE:
+            body, path = stream_of(random.choice(BATCHES)), random.choice(("/steps", "/steps?errors=true"))
         head = (
-            f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             f"Content-Type: {kind}\r\nConnection: close\r\n\r\n"
         ).encode()
         what = random.random()
@@ -380,77 +241,4 @@ class Http(Target):
             raise BackendError(f"status {status}: {body!r:.200}")
 
 
-DATA, HEADERS, RST_STREAM, GOAWAY, END_STREAM = 0, 1, 3, 7, 1
-
-
-def http2_frames(said: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the type and the flags of all frames of HTTP/2 that came whole."""
-    while len(said) >= 9 and len(said) >= (size := 9 + int.from_bytes(said[:3])):
-        yield said[3], said[4]
-        said = said[size:]
-
-
-def has_ended(said: bytes) -> bool:
-    """Whether the server has answered or given up, so that nothing more is waited for."""
-    return any(
-        kind in (RST_STREAM, GOAWAY) or (kind == HEADERS and flags & END_STREAM)
-        for kind, flags in http2_frames(said)
-    )
-
-
-class FlightSessions(Target):
-    """All bytes of a session that a client had, mutated, to a server over Flight."""
-
-    name = "serve.flight_session"
-    suffix = ".bin"
-    ci_cases = 40
-    waits_s = 0.1
-
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
-        from pyarrow import flight
-
-        from fastroof.backends.serve.flight import FlightServer
-        from tests.backends.serve.test_flight_abuse import NAME, _exchange_once, _recorded
-
-        self.server = FlightServer({NAME: small_plan()}, limits=FEW)
-        location = f"grpc://127.0.0.1:{self.server.port}"
-        batches = [table.to_batches()[0] for table in BATCHES]
-        asks: list[Callable[[Any], Any]] = [
-            lambda client, batch=batch: _exchange_once(client, batch) for batch in batches
-        ]
-        asks += [
-            lambda client: list(client.list_flights()),
-            lambda client: list(client.do_action(flight.Action("message", b'{"describe": true}'))),
-        ]
-        self.sessions = [_recorded(location, ask) for ask in asks]
-        self.connect = lambda: flight.connect(location)
-        self.flight, self.plan_name = flight, NAME
-
-    def examples(self) -> list[bytes]:
-        return self.sessions
-
-    def close(self) -> None:
-        self.server.__exit__(None, None, None)
-
-    def case(self, random: Random) -> bytes:
-        return mutated_bytes(random.choice(self.sessions), random, self.sessions)
-
-    def check(self, case: bytes) -> None:
-        said = b""
-        with socket.create_connection(("127.0.0.1", self.server.port), 60) as raw, suppress(OSError):
-            raw.sendall(case)
-            raw.settimeout(self.waits_s)
-            while not has_ended(said) and (part := raw.recv(2**16)):
-                said += part
-        if sum(case[-1:]) % 8 == 0:
-            # the server goes on
-            with self.connect() as client:
-                [health] = client.do_action(self.flight.Action("health", b""))
-                if json.loads(health.body.to_pybytes())["plans"][0]["name"] != self.plan_name:
-                    raise Wrong("another plan is served")
-        if all(kind != DATA for kind, _ in http2_frames(said)):
-            raise BackendError(f"no data, but {said!r:.200}")
-
-
-TARGETS = [Messages, Streams, FlightCalls, FlightSessions, Http]
+TARGETS = [Messages, Streams, ArrowSteps, Http]

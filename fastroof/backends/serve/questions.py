@@ -1,16 +1,17 @@
-"""Simulations for other processes: a trace or a workload in a message, percentiles in the answer.
+"""What a message may ask of a plan besides the times of steps.
 
-A request for one is ``{"simulate": {...}}``, with these members:
+One step by operator, memory, micro-batches in a pipeline, KV caches on a link, and simulations.
+``{"simulate": {...}}`` takes these members:
 
 ==============  =============================================================================================
 ``trace``       lists ``arrival_s``, ``input_tokens``, ``output_tokens`` and, if known, ``cached_tokens``; or
 ``workload``    the arguments of :class:`fastroof.simulation.Workload`, lengths as numbers or distributions
 ``options``     those of :func:`fastroof.simulate` that are in :data:`OPTIONS`; optional
-``requests``    true: what became of each request as well; optional
+``requests``    true: the times of each request as well; optional
 ==============  =============================================================================================
 
-The answer is ``{"summary": {...}, "requests": {column: [...], ...}}``: what ``Simulation.summary()`` says,
-and the columns of ``Simulation.requests``. What is not a number is null. Nothing in a message names a file.
+The answer is ``{"summary": {...}, "requests": {column: [...], ...}}``: ``Simulation.summary()`` and the
+columns of ``Simulation.requests``. Nothing in a message names a file.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.backends.serve.json_values import for_json
-from fastroof.checks import is_whole_number, shown
-from fastroof.errors import BackendError
+from fastroof.backends.plan_facts import plan_facts
+from fastroof.backends.serve.forms import floats_for_json, for_json
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
+from fastroof.errors import BackendError, BatchError
+from fastroof.run import StepBatch
+from fastroof.run.batch import int_array
 from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
@@ -31,7 +35,116 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.simulation import Trace
 
-__all__ = ["OPTIONS", "simulation_answer"]
+_VERIFIED: Final = ("batch_size", "kv_len", "tokens")
+_TRANSFER: Final = frozenset({"prompts", "bytes_per_s", "latency_us", "decode_plan"})
+_MOST: Final = 2**31 - 1
+
+
+def explanation_answer(plan: StepPlan, asked: Any, with_error: bool, limits: ServeLimits) -> dict[str, Any]:
+    """Break a step down by operator: a list of [new_tokens, context_len], or a step that verifies drafts."""
+    if isinstance(asked, dict):
+        if asked.keys() != set(_VERIFIED):
+            raise BackendError(
+                f'"explain" must be a list of [new_tokens, context_len], or an object of '
+                f"{', '.join(_VERIFIED)}; got {shown(asked, 100)}"
+            )
+        if with_error:
+            raise BackendError("standard errors of steps that verify drafts are not known: leave it away")
+        sizes = [whole_number(name, asked[name], most=_MOST, error=BatchError) for name in _VERIFIED]
+        explained = plan.explain_verification(*sizes)
+    else:
+        if isinstance(asked, list) and len(asked) > limits.max_detailed_requests:
+            raise BackendError(
+                f"{len(asked)} requests are more than the {limits.max_detailed_requests} of an explanation"
+            )
+        explained = plan.explain(asked, with_error=with_error)
+    answer = {
+        "total_us": explained.total_us,
+        "origin": explained.origin,
+        "operators": [operator._asdict() for operator in explained.operators],
+    }
+    if with_error:
+        answer["relative_error"] = explained.relative_error
+    return dict(for_json(answer))
+
+
+def memory_answer(plan: StepPlan, max_tokens: Any = None, max_seqs: Any = None) -> dict[str, Any]:
+    """Return what one GPU of a plan holds."""
+    given = {"max_tokens": max_tokens, "max_seqs": max_seqs}
+    sizes = {
+        name: whole_number(f'"{name}"', value, most=_MOST, error=BackendError)
+        for name, value in given.items()
+        if value is not None
+    }
+    return plan_facts(plan, **sizes)
+
+
+def pipeline_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[str, Any]:
+    """Time micro-batches that follow each other through the stages of a plan."""
+    batch = StepBatch.from_requests(asked)
+    check_detailed(batch.num_steps, len(plan.stages), len(batch.new_tokens), limits)
+    return {
+        "pipeline_us": plan.pipeline_us(batch),
+        "cycle_us": plan.cycle_us(batch),
+        "stage_us": floats_for_json(plan.stage_times_us(batch)),
+    }
+
+
+def transfer_answer(
+    prefill: StepPlan, decode: StepPlan, asked: dict[str, Any], limits: ServeLimits
+) -> dict[str, Any]:
+    """Time the KV caches of prompts on their way from a prefill engine to a decode engine."""
+    from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
+
+    if not asked.keys() <= _TRANSFER or "prompts" not in asked:
+        raise BackendError(
+            f'"kv_transfer" must be an object with "prompts", and may have bytes_per_s, latency_us and '
+            f"decode_plan; got {shown(sorted(asked), 100)}"
+        )
+    if (prefill.model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
+        raise BackendError(
+            f"prefill and decode need one model and kv_dtype, got {prefill.model.name} with "
+            f"{prefill.kv_dtype} KV and {decode.model.name} with {decode.kv_dtype} KV"
+        )
+    rate, latency_us = asked.get("bytes_per_s"), asked.get("latency_us", 0.0)
+    if rate is not None and not (is_number(rate) and rate > 0):
+        raise BackendError(f'"bytes_per_s" must be a number above 0, got {shown(rate)}')
+    if not is_number(latency_us) or latency_us < 0:
+        raise BackendError(f'"latency_us" must be microseconds of at least 0, got {shown(latency_us)}')
+    prompts = int_array("prompts", asked["prompts"])
+    if prompts.ndim != 1:
+        raise BatchError(f'"prompts" must be one list of integers, got {shown(asked["prompts"])}')
+    if prompts.size > limits.max_requests:
+        raise BackendError(f"{prompts.size} prompts are more than the {limits.max_requests} of a message")
+    if prompts.size and not (prompts.min() >= 1 and prompts.max() <= _MOST):
+        wrong = prompts.min() if prompts.min() < 1 else prompts.max()
+        raise BatchError(f"a prompt has from 1 to {_MOST} tokens, got {wrong}")
+    sizes = prompts.astype(np.int64)
+    link = Link(None if rate is None else float(rate), float(latency_us))
+    with np.errstate(over="ignore"):  # what takes longer than a float can hold is null
+        transfer_us = takes_us(prefill, decode, sizes, link)
+    return {
+        "transfer_us": floats_for_json(transfer_us),
+        "kv_bytes": whole_kv_bytes(decode).kv_bytes(sizes).tolist(),
+    }
+
+
+def check_detailed(num_steps: int, stages: int, num_requests: int, limits: ServeLimits) -> None:
+    """Refuse more steps, times stages, and requests than a call for more than times may have."""
+    if num_steps * stages > limits.max_detailed_steps:
+        times = f" in {stages} stages" if stages > 1 else ""
+        raise BackendError(
+            f"{num_steps} steps{times} are more than the {limits.max_detailed_steps} of a message that asks "
+            "for more than their times: send several"
+        )
+    if num_requests > limits.max_detailed_requests:
+        raise BackendError(
+            f"{num_requests} requests are more than the {limits.max_detailed_requests} of a message that "
+            "asks for more than times: send several"
+        )
+
+
+# Simulations
 
 OPTIONS: Final = (
     "max_num_batched_tokens",
@@ -63,38 +176,7 @@ _SLOT_BYTES, _BUCKET_BYTES = 128, 32
 
 
 def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[str, Any]:
-    """Simulate what a message asks for.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What times steps.
-    asked : dict
-        As the module says.
-    limits : ServeLimits
-        What is refused before any of it is drawn or run.
-
-    Returns
-    -------
-    dict
-        Ready for JSON.
-
-    Raises
-    ------
-    BackendError
-        If the message has other members than these, or asks for more than the limits allow.
-    FastroofError
-        As :func:`fastroof.simulate` and what it is given raise.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from fastroof.backends.serve.limits import ServeLimits
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> asked = {"workload": {"rate": 5, "requests": 100}, "options": {"max_num_seqs": 64}}
-    >>> simulation_answer(plan, asked, ServeLimits())["summary"]["finished"]
-    100
-    """
+    """Simulate what a message asks for; limits are checked before anything is drawn or run."""
     import fastroof
 
     if not isinstance(asked, dict) or not asked.keys() <= _MEMBERS:

@@ -1,40 +1,49 @@
-"""What a message and its reply may hold, said once: answers are picked by it, and schemas made of it.
+"""What a message and its reply may hold, defined once: answers are picked by it, and schemas made of it.
 
-A message is an object with the members of one form, and may have those of the envelope beside them:
-``plan``, ``v`` and ``id``. Types are those of JSON Schema, which OpenAPI 3.1 shares; whoever answers a
-message checks values where it reads them, so that this costs a message one look-up.
+A message is an object with the members of one form, and may also have ``plan``, ``v`` and ``id``. Types are
+those of JSON Schema, which OpenAPI 3.1 shares. Values are checked where they are read, so this costs a
+message one look-up.
+
+===========================================================  ============================================
+``{"batch_size": [64, 65], "kv_len": [4096, 4096]}``         decode steps; one number for all steps is
+                                                             valid for either
+``{"requests": [[[2048, 0], [1, 4095]], [[1, 100]]]}``       one list of [new_tokens, context_len] a step
+``{"new_tokens": ..., "context_len": ..., "offsets": ...}``  the same as the arrays of a ``StepBatch``
+``{"new_tokens": [2048], "context_len": 0}``                 steps of equal prompt chunks, with a
+                                                             ``batch_size`` if there are several
+``{"batch_size": 8, "kv_len": 4096, "tokens": 4}``           steps that verify draft tokens
+``{"explain": [[2048, 0], [1, 4095]]}``                      one step by operator
+``{"memory": true}``                                         layout, memory and stages of a plan
+``{"pipeline": [[[1, 999]], [[1, 999]]]}``                   micro-batches through the pipeline's stages
+``{"kv_transfer": {"prompts": [1000]}}``                     KV caches on their way to another engine
+``{"simulate": {"workload": {"rate": 10}}}``                 an engine over time, see
+                                                             :mod:`fastroof.backends.serve.questions`
+``{"describe": true}``                                       versions, plans and limits of the server
+===========================================================  ============================================
+
+With steps, ``"errors": true`` adds their ``relative_error``, one standard error over each step's time, and
+``"stages": true`` adds ``stage_us``, a list a step; with ``explain``, the first does too.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import Any, Final, NamedTuple
 
-__all__ = ["FORMS", "FORM_OF", "FORM_WORDS", "PROTOCOL", "Form", "message_schemas"]
+import numpy as np
+
+from fastroof.arrays import Floats
 
 PROTOCOL: Final = 1
-"""Version of what is spoken; a member or form more is none, anything else said of one is."""
+"""Version of the protocol: a new member or form keeps it, a changed one does not."""
 
 Schema = dict[str, Any]
 Members = dict[str, Schema]
 
 
 class Form(NamedTuple):
-    """One kind of message.
-
-    Attributes
-    ----------
-    name : str
-        How schemas call it.
-    words : str
-        What it asks for.
-    needs, may : dict of str to dict
-        JSON Schemas of its members: those that tell it from other forms, and those it may have.
-    answers : dict of str to dict
-        Members of its reply that are always there.
-    may_answer : dict of str to dict
-        Members that are there if they were asked for.
-    """
+    """One kind of message: JSON Schemas of its members and of its reply's."""
 
     name: str
     words: str
@@ -80,10 +89,10 @@ _OBJECT: Final[Schema] = {"type": "object"}
 
 _ENVELOPE: Final[Members] = {
     "id": {"type": ["string", "integer", "null"], "description": "comes back in the reply"},
-    "v": {"const": PROTOCOL, "description": "version of the protocol; 1 where it is left out"},
+    "v": {"const": PROTOCOL, "description": "version of the protocol (default: 1)"},
     "plan": {
         "type": ["string", "integer", "null"],
-        "description": "name or number of a plan; may be left out where one is served",
+        "description": "name or number of a plan; optional if one is served",
     },
 }
 
@@ -107,8 +116,8 @@ _STAGE_US: Final[Members] = {
 _DETAILS: Final = _ERRORS | _STAGES, _LATENCY, _RELATIVE | _STAGE_US
 _PER_REQUEST: Final = "of each request, of all steps"
 _CHUNK: Final[Members] = {
-    "context_len": _one_or_list("tokens in the cache before them, 0 if left out", 0),
-    "batch_size": _one_or_list("chunks a step, 1 if left out"),
+    "context_len": _one_or_list("tokens in the cache before them (default: 0)", 0),
+    "batch_size": _one_or_list("chunks a step (default: 1)"),
 }
 
 _OPERATOR: Final[Schema] = _schema(
@@ -120,13 +129,13 @@ _OPERATOR: Final[Schema] = _schema(
         "total_us": {**_NUMBER, "description": "time of all calls"},
         "flops": {**_NUMBER, "description": "of all calls, on one GPU"},
         "moved_bytes": {**_NUMBER, "description": "compulsory bytes of all calls; on the wire of links"},
-        "mfu": {**_NUMBER_OR_NULL, "description": "null where it computes nothing"},
+        "mfu": {**_NUMBER_OR_NULL, "description": "null if it computes nothing"},
         "bound": {"enum": ["compute", "memory", "launch", "communication"]},
         "origin": {
             "enum": [0, 1, 2, 3, 4],
             "description": "measured, interpolated, extrapolated, borrowed, modelled",
         },
-        "source": {"type": "string", "description": "the measured tables that it comes from"},
+        "source": {"type": "string", "description": "source of its measured tables"},
         "dtype": {"type": "string"},
     },
     {},
@@ -141,8 +150,8 @@ _STAGE: Final[Schema] = _schema(
 )
 _FACTS: Final[Members] = {
     "layout": {"type": "object", "additionalProperties": _TOKENS, "description": "tp, pp and so on, gpus"},
-    "memory": {**_MEMORY, "description": "of one GPU, of the stage with the least room"},
-    "stages": _list_of(_STAGE, "pipeline stages in their order; one where there are none"),
+    "memory": {**_MEMORY, "description": "of one GPU, in the stage with the least room"},
+    "stages": _list_of(_STAGE, "pipeline stages in order; one without pipeline parallelism"),
 }
 
 FORMS: Final = (
@@ -150,8 +159,8 @@ FORMS: Final = (
         "decode",
         "Times of steps of equal decodes.",
         {
-            "batch_size": _one_or_list("requests a step; one number for all steps will do"),
-            "kv_len": _one_or_list("tokens that each attends to, the new one among them"),
+            "batch_size": _one_or_list("requests a step, or one number for all steps"),
+            "kv_len": _one_or_list("tokens that each attends to, including the new one"),
         },
         *_DETAILS,
     ),
@@ -213,8 +222,8 @@ FORMS: Final = (
         "What one GPU holds: weights, room for KV cache, windows, states.",
         {"memory": _TRUE},
         {
-            "max_tokens": _integer("of the largest step, instead of the plan's"),
-            "max_seqs": _integer("requests at once at most, instead of the engine's"),
+            "max_tokens": _integer("tokens of the largest step, instead of the plan's"),
+            "max_seqs": _integer("maximum number of concurrent requests, instead of the engine's"),
         },
         _FACTS,
         {},
@@ -226,7 +235,7 @@ FORMS: Final = (
         {},
         {
             "pipeline_us": {**_NUMBER, "description": "from the first one's start to the last one's end"},
-            "cycle_us": {**_NUMBER, "description": "in which each makes a step, where they keep going round"},
+            "cycle_us": {**_NUMBER, "description": "time a cycle if they keep going round"},
             **_STAGE_US,
         },
         {},
@@ -236,18 +245,22 @@ FORMS: Final = (
         "KV caches of prompts on their way from the plan to another engine's.",
         {
             "kv_transfer": _schema(
-                "a link, and what it is to carry",
+                "a link and the prompts it carries",
                 {"prompts": _list_of(_TOKENS, "tokens of each prompt")},
                 {
                     "bytes_per_s": {
                         **_NUMBER,
                         "exclusiveMinimum": 0,
-                        "description": "of one GPU; else NVLink's",
+                        "description": "of one GPU (default: NVLink's)",
                     },
-                    "latency_us": {**_NUMBER, "minimum": 0, "description": "added to each transfer; else 0"},
+                    "latency_us": {
+                        **_NUMBER,
+                        "minimum": 0,
+                        "description": "added to each transfer (default: 0)",
+                    },
                     "decode_plan": {
                         "type": ["string", "integer", "null"],
-                        "description": "name or number of the plan that gets them; else the same",
+                        "description": "name or number of the receiving plan (default: the same)",
                     },
                 },
             )
@@ -262,7 +275,7 @@ FORMS: Final = (
     Form(
         "simulate",
         "An engine over time.",
-        {"simulate": {**_OBJECT, "description": "see fastroof.backends.serve.simulations"}},
+        {"simulate": {**_OBJECT, "description": "see fastroof.backends.serve.questions"}},
         {},
         {"summary": {**_OBJECT, "description": "percentiles, rates and counts"}},
         {"requests": {**_OBJECT, "description": "columns, a row a request"}},
@@ -274,9 +287,9 @@ FORMS: Final = (
         {},
         {
             "fastroof": {"type": "string", "description": "its version"},
-            "protocol": _integer("the version that is spoken"),
+            "protocol": _integer("version of the protocol"),
             "plans": _list_of(_OBJECT, "plans in the order of their numbers"),
-            "limits": {**_OBJECT, "description": "what a message may ask for at most"},
+            "limits": {**_OBJECT, "description": "limits of a message"},
         },
         {},
     ),
@@ -285,7 +298,7 @@ FORMS: Final = (
 
 
 def _member_sets(form: Form) -> list[frozenset[str]]:
-    """Every set of members that a message of a form may have, but for its id."""
+    """Return every set of members that a message of a form may have, except its id."""
     extra = [*form.may, "plan", "v"]
     return [
         frozenset([*form.needs, *chosen])
@@ -295,28 +308,16 @@ def _member_sets(form: Form) -> list[frozenset[str]]:
 
 
 FORM_OF: Final = {members: form for form in FORMS for members in _member_sets(form)}
-"""The form of a message by its members, the id left out."""
+"""The form of a message by its members, without the id."""
 
 FORM_WORDS: Final = " or ".join(
     "{" + ", ".join([*sorted(form.needs), *(f"{name}?" for name in form.may)]) + "}" for form in FORMS
 )
-"""What an object may hold, in words."""
+"""Valid members of a message, in words."""
 
 
 def message_schemas() -> dict[str, Schema]:
-    """Return JSON Schemas of every message and reply, as OpenAPI 3.1 takes them.
-
-    Returns
-    -------
-    dict of str to dict
-        ``decode`` and ``decode_reply`` and so on, and ``error``.
-
-    Examples
-    --------
-    >>> schemas = message_schemas()
-    >>> schemas["decode"]["required"], schemas["decode_reply"]["required"]
-    (['batch_size', 'kv_len'], ['id', 'latency_us'])
-    """
+    """Return JSON Schemas of every message and reply, as OpenAPI 3.1 takes them."""
     schemas = {}
     for form in FORMS:
         schemas[form.name] = _schema(form.words, form.needs, form.may | _ENVELOPE)
@@ -324,8 +325,29 @@ def message_schemas() -> dict[str, Schema]:
         schemas[f"{form.name}_reply"] = reply
     words = {"type": "string"}
     schemas["error"] = _schema(
-        "What is said instead of an answer.",
+        "The reply to a message that is refused.",
         {"id": _ENVELOPE["id"], "error": words | {"description": "its kind"}, "message": words},
         {},
     )
     return schemas
+
+
+def for_json(value: Any) -> Any:
+    """Return a value as JSON has it, null for what is not a finite number.
+
+    >>> for_json({"mfu": float("nan"), "calls": (np.int64(32), 1.5)})
+    {'mfu': None, 'calls': [32, 1.5]}
+    """
+    if isinstance(value, dict):
+        return {name: for_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [for_json(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def floats_for_json(values: Floats) -> list[Any]:
+    """Return an array as lists, null for what is not a finite number."""
+    listed: list[Any] = values.tolist()
+    return listed if np.isfinite(values).all() else list(for_json(listed))

@@ -7,7 +7,7 @@ import fastroof
 from fastroof.compiled import steps
 from fastroof.compiled.grids import cells_of
 from fastroof.errors import PlanError
-from fastroof.plan.arena import MOST_US, check_arena
+from fastroof.plan.arena import MOST_US, validate_arena
 from fastroof.plan.curves import TableCurves
 
 TABLES = fastroof.load_tables("h100")
@@ -39,7 +39,7 @@ NO_TIMES = (np.nan, np.inf, -np.inf, 1e308, -1e308)
 @pytest.mark.parametrize("slot", [*ROWS, *BLOCKS, *NUMBERS])
 def test_a_number_that_is_no_time_is_refused_by_its_part(slot, time_us, name):
     arena = PLANS[name].arena.copy()
-    check_arena(arena, "it")
+    validate_arena(arena, "it")
     start, words = int(arena[slot]), "finite"
     if slot in ROWS:
         arena[start + 7], words = time_us, ROWS[slot]
@@ -50,7 +50,7 @@ def test_a_number_that_is_no_time_is_refused_by_its_part(slot, time_us, name):
         block[cells_of(block)][6:12] = time_us
         words = BLOCKS[slot]
     with pytest.raises(PlanError, match=rf"^it: .*{words}.* takes"):
-        check_arena(arena, "it")
+        validate_arena(arena, "it")
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -60,16 +60,16 @@ def test_no_number_of_an_arena_may_be_infinite(name):
         broken = arena.copy()
         broken[at] = np.nan
         with pytest.raises(PlanError):
-            check_arena(broken, "it")
+            validate_arena(broken, "it")
 
 
 def test_corrections_may_be_below_0_and_what_runs_takes_a_time():
     arena = PLANS["llama-3.1-8b"].arena.copy()
     arena[steps.STEP_US] = -MOST_US
-    check_arena(arena, "it")
+    validate_arena(arena, "it")
     arena[int(arena[steps.TOKENS_AT]) + 1] = 0.0
     with pytest.raises(PlanError, match="what runs for each token takes 0 us"):
-        check_arena(arena, "it")
+        validate_arena(arena, "it")
 
 
 def test_the_number_that_is_no_time_is_the_one_that_is_named():
@@ -77,13 +77,13 @@ def test_the_number_that_is_no_time_is_the_one_that_is_named():
     arena = PLANS["llama-3.1-8b"].arena.copy()
     sequences = arena[int(arena[steps.LOGITS_AT]) :][: PLANS["llama-3.1-8b"].max_seqs + 1]
     sequences[:] = 0.0
-    check_arena(arena, "it")
+    validate_arena(arena, "it")
     sequences[7] = np.inf
-    with pytest.raises(PlanError, match="what runs for each sequence takes inf us, need 0 to"):
-        check_arena(arena, "it")
+    with pytest.raises(PlanError, match="what runs for each sequence takes inf us, must be 0 to"):
+        validate_arena(arena, "it")
     sequences[3] = -5.0
-    with pytest.raises(PlanError, match="what runs for each sequence takes -5 us, need 0 to"):
-        check_arena(arena, "it")
+    with pytest.raises(PlanError, match="what runs for each sequence takes -5 us, must be 0 to"):
+        validate_arena(arena, "it")
 
 
 class Scaled(TableCurves):

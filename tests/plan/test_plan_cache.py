@@ -1,4 +1,4 @@
-"""Plans on disk: the bits of one made anew, found by all that they are made from, never believed blindly."""
+"""Cached plans: the same bits as a compiled plan, found by all it is compiled from, always verified."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.errors import PlanError
 from fastroof.file_access import read_bytes
-from fastroof.plan import plan_cache as kept_plans
-from fastroof.plan import plan_cache as plan_identity
-from fastroof.plan.plan_cache import KeptPlan, kept_bytes, kept_of, read_kept_plan
+from fastroof.plan import plan_cache
+from fastroof.plan.plan_cache import CachedPlan
 
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama-3.1-8b"},
@@ -45,8 +44,8 @@ def plan(request: pytest.FixtureRequest) -> fastroof.StepPlan:
 
 
 @pytest.fixture(scope="module")
-def kept(plan: fastroof.StepPlan) -> KeptPlan:
-    return read_kept_plan(kept_bytes(kept_of(plan)))
+def cached(plan: fastroof.StepPlan) -> CachedPlan:
+    return CachedPlan.from_bytes(CachedPlan.of(plan).to_bytes())
 
 
 STEPS = st.lists(
@@ -61,32 +60,32 @@ STEPS = st.lists(
 
 @settings(max_examples=15)
 @given(steps=st.lists(STEPS, min_size=1, max_size=4))
-def test_a_kept_plan_times_steps_to_the_last_bit(
-    plan: fastroof.StepPlan, kept: KeptPlan, steps: list[list[tuple[int, int]]]
+def test_a_cached_plan_times_steps_to_the_last_bit(
+    plan: fastroof.StepPlan, cached: CachedPlan, steps: list[list[tuple[int, int]]]
 ) -> None:
     batch = fastroof.StepBatch.from_requests(steps)
-    ours, theirs = kept.run(batch), plan.run(batch)
+    ours, theirs = cached.run(batch), plan.run(batch)
     assert ours.latency_us.tobytes() == theirs.latency_us.tobytes()
     assert ours.origin.tobytes() == theirs.origin.tobytes()
     for one, other in zip(ours.components, theirs.components, strict=True):
         assert one.tobytes() == other.tobytes()
-    assert kept.cycle_us(batch) == plan.cycle_us(batch)
+    assert cached.cycle_us(batch) == plan.cycle_us(batch)
     assert ours.made_from == theirs.made_from
 
 
-def test_a_kept_plan_says_what_the_plan_says(plan: fastroof.StepPlan, kept: KeptPlan) -> None:
-    first = kept_of(plan)
-    for field in dataclasses.fields(KeptPlan):
+def test_a_cached_plan_has_the_facts_of_the_plan(plan: fastroof.StepPlan, cached: CachedPlan) -> None:
+    first = CachedPlan.of(plan)
+    for field in dataclasses.fields(CachedPlan):
         if field.name not in ("arena", "stage_arenas"):
-            assert getattr(kept, field.name) == getattr(first, field.name), field.name
-    assert kept.memory == plan.memory
-    assert (kept.model, kept.gpu, kept.kernels) == (plan.model.name, "h100", plan.kernels)
-    assert not kept.arena.flags.writeable
-    assert kept.arena.tobytes() == plan.arena.tobytes()
+            assert getattr(cached, field.name) == getattr(first, field.name), field.name
+    assert cached.memory == plan.memory
+    assert (cached.model, cached.gpu, cached.kernels) == (plan.model.name, "h100", plan.kernels)
+    assert not cached.arena.flags.writeable
+    assert cached.arena.tobytes() == plan.arena.tobytes()
     # stages that are alike are one array, in memory and on disk
-    assert len({id(arena) for arena in kept.stage_arenas}) == len({id(one) for one in plan.stage_plans})
+    assert len({id(arena) for arena in cached.stage_arenas}) == len({id(one) for one in plan.stage_plans})
     with pytest.raises(fastroof.PlanRangeError, match="the plan times up to"):
-        kept.run(fastroof.StepBatch.from_requests([[(plan.max_tokens + 1, 0)]]))
+        cached.run(fastroof.StepBatch.from_requests([[(plan.max_tokens + 1, 0)]]))
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -105,10 +104,10 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_bytes_of_another_kind_are_refused(damage: Callable[[bytes], bytes]) -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), engine="kernels")
-    data = kept_bytes(kept_of(plan))
+    data = CachedPlan.of(plan).to_bytes()
     assert damage(data) != data
-    with pytest.raises(ValueError, match="no kept plan"):
-        read_kept_plan(damage(data))
+    with pytest.raises(ValueError, match="not a cached plan"):
+        CachedPlan.from_bytes(damage(data))
 
 
 # -- on disk -------------------------------------------------------------------------------------
@@ -120,7 +119,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: f"~/{name}")
     monkeypatch.setenv("FASTROOF_KEEP_PLANS", "auto")
-    return tmp_path / "cache" / kept_plans.FOLDER
+    return tmp_path / "cache" / plan_cache.FOLDER
 
 
 def only_file(folder: Path) -> Path:
@@ -132,15 +131,15 @@ def with_digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest() + payload
 
 
-def test_a_plan_is_kept_and_found(cache: Path) -> None:
-    assert kept_plans.find_plan("one") is None
+def test_a_plan_is_stored_and_found(cache: Path) -> None:
+    assert plan_cache.find_plan("one") is None
     assert not cache.parent.exists()
-    assert kept_plans.keep_plan("one", b"a plan")
-    assert kept_plans.find_plan("one") == b"a plan"
-    assert kept_plans.find_plan("other") is None
+    assert plan_cache.store_plan("one", b"a plan")
+    assert plan_cache.find_plan("one") == b"a plan"
+    assert plan_cache.find_plan("other") is None
     assert only_file(cache).stat().st_mode & 0o777 == 0o644
-    assert kept_plans.keep_plan("one", b"again")
-    assert kept_plans.find_plan("one") == b"again"
+    assert plan_cache.store_plan("one", b"again")
+    assert plan_cache.find_plan("one") == b"again"
 
 
 def swap_for_a_link(file: Path) -> None:
@@ -190,43 +189,43 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 def test_what_others_may_have_written_or_is_damaged_is_not_taken(
     cache: Path, attack: Callable[[Path], Any]
 ) -> None:
-    assert kept_plans.keep_plan("one", b"a plan")
+    assert plan_cache.store_plan("one", b"a plan")
     attack(only_file(cache))
-    assert kept_plans.find_plan("one") is None
+    assert plan_cache.find_plan("one") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 def test_another_users_file_is_not_taken(cache: Path) -> None:
-    kept_plans.keep_plan("one", b"a plan")
+    plan_cache.store_plan("one", b"a plan")
     os.chown(only_file(cache), 65_534, 65_534)
-    assert kept_plans.find_plan("one") is None
+    assert plan_cache.find_plan("one") is None
 
 
 def test_a_file_that_is_not_taken_is_replaced(cache: Path) -> None:
-    kept_plans.keep_plan("one", b"a plan")
+    plan_cache.store_plan("one", b"a plan")
     file = only_file(cache)
     victim = cache.parent / "victim"
     victim.write_bytes(b"mine")
     file.unlink()
     file.symlink_to(victim)
-    assert kept_plans.keep_plan("one", b"anew")
-    assert kept_plans.find_plan("one") == b"anew"
+    assert plan_cache.store_plan("one", b"anew")
+    assert plan_cache.find_plan("one") == b"anew"
     assert victim.read_bytes() == b"mine"
     assert only_file(cache) == file
 
 
 def test_the_plans_used_last_stay_and_foreign_files_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_plans, "MOST_BYTES", 4 * 100 * 10)
+    monkeypatch.setattr(plan_cache, "MAX_BYTES", 4 * 100 * 10)
     names = [str(number) for number in range(4)]
     for number, name in enumerate(names):
-        assert kept_plans.keep_plan(name, bytes(900))
+        assert plan_cache.store_plan(name, bytes(900))
         newest = max(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         os.utime(newest, (number, number))
     foreign = cache / "notes.plan"
     foreign.write_bytes(bytes(5000))
-    assert kept_plans.find_plan("0") is not None  # used now
-    assert kept_plans.keep_plan("4", bytes(900))
-    assert [kept_plans.find_plan(name) is not None for name in (*names, "4")] == [
+    assert plan_cache.find_plan("0") is not None  # used now
+    assert plan_cache.store_plan("4", bytes(900))
+    assert [plan_cache.find_plan(name) is not None for name in (*names, "4")] == [
         True,
         False,
         True,
@@ -234,12 +233,12 @@ def test_the_plans_used_last_stay_and_foreign_files_too(cache: Path, monkeypatch
         True,
     ]
     assert foreign.exists()
-    assert not kept_plans.keep_plan("5", bytes(1001)), "a quarter of the room is the most"
+    assert not plan_cache.store_plan("5", bytes(1001)), "a quarter of the room is the most"
 
 
 def test_a_plan_may_have_a_quarter_of_32_mib(cache: Path) -> None:
-    assert kept_plans.keep_plan("fits", bytes(8 * 2**20))
-    assert not kept_plans.keep_plan("is too large", bytes(8 * 2**20 + 1))
+    assert plan_cache.store_plan("fits", bytes(8 * 2**20))
+    assert not plan_cache.store_plan("is too large", bytes(8 * 2**20 + 1))
     assert only_file(cache).stat().st_size > 8 * 2**20
 
 
@@ -248,8 +247,8 @@ def test_without_a_folder_plans_are_made(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert not kept_plans.keep_plan("one", b"a plan")
-    assert kept_plans.find_plan("one") is None
+    assert not plan_cache.store_plan("one", b"a plan")
+    assert plan_cache.find_plan("one") is None
 
 
 @pytest.fixture(scope="module")
@@ -264,15 +263,15 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
         made.append(1)
         return dense
 
-    answers = [kept_plans.kept_plan("one", make) for _ in range(2)]
+    answers = [plan_cache.cached_plan("one", make) for _ in range(2)]
     assert len(made) == 1
     assert answers[0].arena.tobytes() == answers[1].arena.tobytes()
     # a file with the right digest and other contents: of a version that forgot to say so
-    kept_plans.keep_plan("one", b"what is this")
-    kept_plans.kept_plan("one", make)
-    kept_plans.kept_plan("one", make)
+    plan_cache.store_plan("one", b"what is this")
+    plan_cache.cached_plan("one", make)
+    plan_cache.cached_plan("one", make)
     assert len(made) == 2
-    kept_plans.kept_plan(None, make)
+    plan_cache.cached_plan(None, make)
     assert len(made) == 3
 
 
@@ -288,11 +287,11 @@ def test_a_plan_is_made_again_once_a_file_of_it_has_changed(
 
     for content in ("one", "one", "two", "two", "one"):
         file.write_text(content)
-        kept_plans.kept_plan("one", make)
+        plan_cache.cached_plan("one", make)
     assert made == [b"one", b"two", b"one"]
 
 
-def test_a_plan_whose_files_change_while_it_is_made_is_not_kept(
+def test_a_plan_whose_files_change_while_it_is_made_is_not_cached(
     cache: Path, tmp_path: Path, dense: fastroof.StepPlan
 ) -> None:
     file = tmp_path / "file"
@@ -303,7 +302,7 @@ def test_a_plan_whose_files_change_while_it_is_made_is_not_kept(
             read_bytes(file)
         return dense
 
-    kept_plans.kept_plan("one", make)
+    plan_cache.cached_plan("one", make)
     assert not cache.exists()
 
 
@@ -314,7 +313,7 @@ def test_a_plan_that_warns_is_made_and_warns_every_time(cache: Path, dense: fast
 
     for _ in range(2):
         with pytest.warns(UserWarning, match="modelled"):
-            kept_plans.kept_plan("one", make)
+            plan_cache.cached_plan("one", make)
     assert not cache.exists()
 
 
@@ -327,13 +326,13 @@ OPTIONS = {"tp": 1, "runtime": "kernels", "dtype": "auto"}
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run just after their code was written, too."""
-    monkeypatch.setattr(plan_identity, "SETTLED_NS", 0)
+    monkeypatch.setattr(plan_cache, "SETTLED_NS", 0)
     monkeypatch.setenv("FASTROOF_KEEP_PLANS", "auto")
 
 
 def identity(model: str = "llama-3.1-8b", gpu: str = "h100", **changed: Any) -> str | None:
     options = {**OPTIONS, **changed}
-    return plan_identity.plan_identity(
+    return plan_cache.plan_identity(
         model, gpu, options.pop("tables", None), options.pop("source", None), options
     )
 
@@ -370,11 +369,11 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
         "platformdirs.user_data_dir", lambda name: str(folder)
     ),
     "no home": lambda folder, patch: patch.setattr("platformdirs.user_data_dir", lambda name: f"~/{name}"),
-    "shipped tables": lambda folder, patch: patch.setattr(plan_identity, "bench_data_root", lambda: folder),
+    "shipped tables": lambda folder, patch: patch.setattr(plan_cache, "bench_data_root", lambda: folder),
     "an import": lambda folder, patch: patch.setenv("FASTROOF_TABLES_IMPORT", "auto"),
-    "a version": lambda folder, patch: patch.setattr(plan_identity, "__version__", "0"),
-    "a processor": lambda folder, patch: patch.setattr(plan_identity, "_processor", lambda: ["flags: none"]),
-    "a package": lambda folder, patch: patch.setattr(plan_identity, "_package", lambda: ["elsewhere"]),
+    "a version": lambda folder, patch: patch.setattr(plan_cache, "__version__", "0"),
+    "a processor": lambda folder, patch: patch.setattr(plan_cache, "_processor", lambda: ["flags: none"]),
+    "a package": lambda folder, patch: patch.setattr(plan_cache, "_package", lambda: ["elsewhere"]),
 }
 
 
@@ -396,7 +395,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.parent.mkdir(parents=True)
     source.write_text("x = 1\n")
     (source.parent / "__pycache__").mkdir()
-    monkeypatch.setattr(plan_identity, "__file__", str(source))
+    monkeypatch.setattr(plan_cache, "__file__", str(source))
     return source
 
 
@@ -414,18 +413,18 @@ def test_code_that_has_just_changed_may_not_be_what_runs(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert identity() is not None
-    monkeypatch.setattr(plan_identity, "SETTLED_NS", 2 * 10**9)
+    monkeypatch.setattr(plan_cache, "SETTLED_NS", 2 * 10**9)
     assert identity() is None
 
 
-def test_what_cannot_be_said_cheaply_is_not_kept(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_said_cheaply_is_not_cached(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity() is not None
     assert identity(routing=b"bytes") is None
     with monkeypatch.context() as few:
-        few.setattr(plan_identity, "MOST_FILES", 2)
+        few.setattr(plan_cache, "MAX_FILES", 2)
         assert identity() is None
     monkeypatch.setenv("FASTROOF_KEEP_PLANS", "never")
     assert identity() is None
     monkeypatch.setenv("FASTROOF_KEEP_PLANS", "no")
-    with pytest.raises(PlanError, match="may be auto or never"):
+    with pytest.raises(PlanError, match="must be auto or never"):
         identity()

@@ -18,7 +18,7 @@ import pytest
 
 from fastroof.config.paths import bench_data_root
 from fastroof.file_access import FilesRead
-from fastroof.plan import plan_cache as kept_plans
+from fastroof.plan import plan_cache
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PRESETS = CHECKOUT / "fastroof" / "models" / "presets"
@@ -56,7 +56,7 @@ class Shell(NamedTuple):
         """Of a process that may take a cached plan, and of one that compiles."""
         return self.run(*words, **settings), self.run(*words, keep="never", **settings)
 
-    def num_kept(self) -> int:
+    def num_cached(self) -> int:
         return len([*self.folder.glob("cache/plans/*.plan")])
 
 
@@ -110,7 +110,7 @@ def test_a_hf_quant_config_next_to_a_named_config_is_seen(shell: Shell) -> None:
     config = fp8_config(shell.folder, "mine-config.json")
     words = ("--model", str(config))
     before = shell.run(*words)
-    assert shell.num_kept() == 1
+    assert shell.num_cached() == 1
     (shell.folder / "mine-hf_quant_config.json").write_text(HF_QUANT)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
@@ -128,7 +128,7 @@ def test_a_linked_config_is_seen_where_it_is_linked(shell: Shell) -> None:
     link.symlink_to("../../blobs/1111")
     words = ("--model", str(link))
     before = shell.run(*words)
-    assert shell.num_kept() == 1
+    assert shell.num_cached() == 1
     (blobs / "3333").write_text(HF_QUANT)
     (snapshot / "hf_quant_config.json").symlink_to("../../blobs/3333")
     cached, fresh = shell.answers(*words)
@@ -148,7 +148,7 @@ def test_a_source_given_by_its_path_is_seen(shell: Shell) -> None:
     own_source(shell.folder / "two" / "mine", 2.0)
     words = ("--model", "llama-3.1-8b", "--source", "gemm=./mine")
     one, two = (shell.run(*words, at=at) for at in ("one", "two"))
-    assert shell.num_kept() == 1
+    assert shell.num_cached() == 1
     assert two == shell.run(*words, keep="never", at="two")
     assert step_us(one) < step_us(two)
     own_source(shell.folder / "one" / "mine", 3.0)
@@ -162,7 +162,7 @@ def test_the_users_tables_of_a_gpu_given_by_its_path_are_seen(shell: Shell) -> N
     gpu = str(bench_data_root() / "h100")
     words = ("--model", "llama-3.1-8b", "--gpu", gpu)
     before = shell.run(*words)
-    assert shell.num_kept() == 1
+    assert shell.num_cached() == 1
     own_source(shell.tables / "h100" / "mine", 3.0)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
@@ -184,7 +184,7 @@ def test_tables_next_to_a_linked_gpu_toml_are_seen(shell: Shell) -> None:
     link.symlink_to("../cards/one.toml")
     words = ("--model", "llama-3.1-8b", "--gpu", str(link))
     before = shell.run(*words)
-    assert shell.num_kept() == 1
+    assert shell.num_cached() == 1
     own_source(link.parent / "measured", 2.0, whole=True)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
@@ -323,7 +323,7 @@ def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     words = QUESTIONS[request.param](shell)
     shell.run(*words, program=WATCHED)
     (file,) = shell.folder.glob("cache/plans/*.plan")
-    entries, _ = kept_plans._without_files(file.read_bytes()[2 * hashlib.sha256().digest_size :])
+    entries, _ = plan_cache._split(file.read_bytes()[2 * hashlib.sha256().digest_size :])
     return Read(shell, json.loads((shell.folder / "looked.json").read_text()), entries)
 
 

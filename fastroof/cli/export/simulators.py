@@ -1,0 +1,207 @@
+"""``fastroof export llm-d | llmservingsim | splitwise-sim``: files of other simulators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
+from fastroof.cli.options import Source, TablesPath
+from fastroof.cli.output import console, counted, percent
+from fastroof.cli.workload_options import parse_sizes
+from fastroof.units import GB
+
+LLM_D: Final = f"""{PLANS_HELP}
+\b
+Examples:
+  fastroof export llm-d llama-3.1-8b -o 8b.yaml
+  fastroof export llm-d llama-3.1-70b,tp=4,dtype=fp8 -o 70b.yaml --isl 2048 --osl 256 --concurrency 1,8,32,128
+  llm-d-inference-sim --config 70b.yaml
+
+The simulator has one number for each time, so they are fitted over every combination of --concurrency,
+--isl and --osl to the estimates of `fastroof serving`: the narrower the ranges, the closer the fit. The file
+states the errors, which include the whole milliseconds that the simulator cuts times to.
+"""
+
+LLMSERVINGSIM: Final = f"""{PLANS_HELP}
+\b
+Examples:
+  fastroof export llmservingsim llama-3.1-8b -o LLMServingSim/profiler/perf
+  fastroof export llmservingsim llama-3.1-70b,tp=4 llama-3.1-70b,tp=8 -o perf --hardware H100-SXM
+
+A cluster configuration then names the GPU as --hardware does and the model as --model-name does. Plans of
+one model go into one bundle, a folder per tp. The simulator asks for the precision that the model's config
+declares: a plan of fp8 weights needs a config that declares it, or --variant.
+
+--format v1.1 is for release 1.1.0 and the source until the summer of 2026: several prompts of a step are one
+to it. bundle is for the source since, which no release reads. A KeyError of prefill_key or kv_prefill means
+that the simulator needs the other format.
+"""
+
+SPLITWISE_SIM: Final = f"""\b
+Examples:
+  fastroof export splitwise-sim llama-2-70b,tp=8 --kv-len 2048 --model-name llama2-70b -o perf_model.csv
+  python run.py performance_model.db_path=perf_model.csv ...
+
+{PLANS_HELP}
+The simulator knows only the tokens of a batch: decodes are timed at --kv-len, whatever they attend to, and
+prompts with decodes as prompts times 1.1. The command prints the resulting errors over random steps.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("llmservingsim", epilog=LLMSERVINGSIM)(llmservingsim)
+    app.command("llm-d", epilog=LLM_D)(llm_d)
+    app.command("splitwise-sim", epilog=SPLITWISE_SIM)(splitwise_sim)
+
+
+def llmservingsim(
+    plans: PlansArgument,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="The simulator's profiler/perf."),
+    ],
+    hardware: Annotated[
+        str | None, typer.Option(help="Name of the GPU in cluster configurations.  [default: H100]")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in configs/model.  [default: its Hugging Face name]")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Folder of the precision.  [default: bf16, fp8, fp8-kvfp8, ...]")
+    ] = None,
+    profile: Annotated[
+        Literal["v1.1", "bundle"], typer.Option("--format", help="Format of the simulator's version.")
+    ] = "v1.1",
+    gpu: GpuOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
+) -> None:
+    """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from.
+
+    Decode steps, prompts and mixed steps add up to the plan's times; nearly so for an engine that holds steps
+    with prompts at a floor.
+    """
+    from fastroof.backends.llmservingsim import export_llmservingsim, left_out
+
+    named = named_plans(plans, gpu, tables, source)
+    compiled = list(named.values())
+    bundle = export_llmservingsim(
+        compiled,
+        output,
+        hardware=hardware,
+        model=model_name,
+        variant=variant,
+        release="1.1" if profile == "v1.1" else "unreleased",
+    )
+    out = console()
+    out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')} of {plans_words(named)}", soft_wrap=True)
+    for words in dict.fromkeys(words for plan in compiled for words in left_out(plan)):
+        out.print(f"left out: {words}", soft_wrap=True)
+
+
+def llm_d(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.yaml", help="File to write.")],
+    concurrency: Annotated[
+        str, typer.Option(metavar="REQUESTS", help="Concurrent requests; the maximum becomes max-num-seqs.")
+    ] = "1,2,4,8,16,32,64",
+    isl: Annotated[str, typer.Option(metavar="TOKENS", help="Prompt lengths.")] = "256,512,1024,2048,4096",
+    osl: Annotated[
+        str, typer.Option(metavar="TOKENS", help="Output lengths, including the first token.")
+    ] = "128,512",
+    calculator: Annotated[
+        str, typer.Option(help="per-token: TTFT grows with the prompt; constant: it does not.")
+    ] = "per-token",
+    model_name: Annotated[
+        str | None, typer.Option(help="Model that clients ask for.  [default: its Hugging Face name]")
+    ] = None,
+    link_gb_per_s: Annotated[
+        float | None, typer.Option(help="Bandwidth from a GPU to another worker's, GB/s.  [default: NVLink]")
+    ] = None,
+    flat: Annotated[
+        bool,
+        typer.Option(
+            "--flat/--block",
+            help="Write latencies at the top level (releases up to v0.11.2), or in a block (the source "
+            "since; older releases read 0).",
+        ),
+    ] = True,
+    gpu: GpuOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
+) -> None:
+    """Write a configuration of llm-d-inference-sim that is as fast as a plan.
+
+    Fits its time to first token, time between tokens and their factor under load to the plan. The file states
+    the range of the fit and the error of the simulator's formula there.
+    """
+    from fastroof.backends.llm_d import export_llm_d, fit_llm_d, fit_words
+
+    (compiled,) = named_plans([plan], gpu, tables, source).values()
+    fit = fit_llm_d(
+        compiled,
+        concurrency=parse_sizes("--concurrency", concurrency),
+        isl=parse_sizes("--isl", isl),
+        osl=parse_sizes("--osl", osl),
+        calculator=calculator,
+    )
+    link = None if link_gb_per_s is None else link_gb_per_s * GB
+    export_llm_d(compiled, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)
+    out = console()
+    for line in fit_words(compiled, fit):
+        out.print(line, soft_wrap=True)
+    out.print(f"wrote {output}", soft_wrap=True)
+
+
+def splitwise_sim(
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-2-70b,tp=8.", show_default=False
+        ),
+    ],
+    kv_len: Annotated[int, typer.Option(min=1, help="Tokens that a decode attends to.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.csv).", show_default=False)],
+    longest: Annotated[
+        int | None,
+        typer.Option(min=2, help="Maximum tokens of a batch of prompts.  [default: the model's positions]"),
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Model name in its configs.  [default: the plan's]")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Processor name in its configs.  [default: the plan's, such as h100-80gb]"),
+    ] = None,
+    gpu: GpuOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
+) -> None:
+    """Write a plan as the CSV of splitwise-sim.
+
+    Times of a prompt and of a decode step, by the tokens of a batch.
+    """
+    from fastroof.backends.splitwise_sim import splitwise_errors, write_splitwise_table
+
+    [(name, compiled)] = named_plans([plan], gpu, tables, source).items()
+    table = write_splitwise_table(
+        compiled, output, kv_len, longest=longest, model=model_name, hardware=hardware
+    )
+    tokens = table["tokens"]
+    typer.echo(
+        f"wrote {output}: {plans_words({name: compiled})}, {len(tokens):,} rows, "
+        f"batches of 1 to {tokens[-1]:,} tokens"
+    )
+    for error in splitwise_errors(compiled, table):
+        typer.echo(
+            f"{error.kind}: {percent(error.mean)} mean error, {percent(error.worst)} max, "
+            f"bias {error.bias:+.1%}"
+        )
+    most = min(compiled.max_seqs, compiled.max_tokens)
+    typer.echo(f"decode batches may have up to {most:,} requests (max_batch_size of its configs)")

@@ -1,0 +1,195 @@
+"""What a plan is and what it holds, without timing a step."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fastroof.arrow import facts_html
+from fastroof.checks import is_number, shown, whole_number
+from fastroof.errors import PlanError
+from fastroof.lazy_property import lazy_property
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
+from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.calls import AttentionCall
+from fastroof.plan.attention import heads_of
+from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.plan.options import EXCHANGES
+from fastroof.plan.plan_data import PlanData
+from fastroof.units import GB
+
+
+def kernel_sources(plan: PlanData) -> dict[str, tuple[str, ...]]:
+    """Sources by operator, in the order of the step."""
+    sources: dict[str, dict[str, None]] = {}
+    for curve in plan.row_curves:
+        sources.setdefault(curve.operator.operator, {})[curve.source] = None
+    for part in plan.attention:
+        for operator, source in zip((ATTENTION_DECODE, ATTENTION_PREFILL), part.sources, strict=True):
+            sources.setdefault(operator.name, {})[source] = None
+    return {operator: tuple(names) for operator, names in sources.items()}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DescribedPlan(PlanData):
+    """The properties of a plan that need no step."""
+
+    @property
+    def tp(self) -> int:
+        """GPUs that share each layer."""
+        return self.layout.tp
+
+    @property
+    def runtime(self) -> str:
+        """Name of the engine's profile."""
+        return self.engine.name
+
+    @property
+    def batches_in_flight(self) -> float:
+        """Batches of a step's size that its GPUs work on at once: one per rank and pipeline stage."""
+        flight, imbalance = self.layout.batches_in_flight, self.execution.dp_imbalance
+        return flight if imbalance == 1.0 else flight / imbalance
+
+    @property
+    def heads(self) -> HeadShape:
+        """Attention heads of one GPU, in a plan of one kind of layers."""
+        if len(self.attention) > 1:
+            _ = self.model.only_kind
+        call = self.attention[0].call
+        if not isinstance(call, AttentionCall):
+            raise PlanError(f"{self.model.name} has no grouped-head attention; use plan.attention instead")
+        return heads_of(call)
+
+    @lazy_property
+    def memory(self) -> PlanMemory:
+        """Weight bytes, KV bytes per token and the most KV tokens that fit, on one GPU."""
+        return self.memory_of()
+
+    def memory_of(self, *, max_tokens: int | None = None, max_seqs: float | None = None) -> PlanMemory:
+        """Return ``memory`` for other limits than the plan's and its engine's.
+
+        Parameters
+        ----------
+        max_tokens : int, optional
+            Tokens of the largest step (default: the plan's).
+        max_seqs : float, optional
+            Maximum number of concurrent sequences, ``inf`` for the engine's own limit.
+
+        Returns
+        -------
+        PlanMemory
+            One GPU's memory, bytes.
+
+        Raises
+        ------
+        PlanError
+            If a limit is not a number.
+        """
+        rule, scheduling = self.engine.memory, self.engine.scheduling
+        is_unlimited = max_seqs is None or (type(max_seqs) is float and max_seqs == math.inf)
+        if not is_unlimited and not is_number(max_seqs):
+            raise PlanError(f"max_seqs must be a number, got {shown(max_seqs)}")
+        tokens = self.max_tokens
+        if max_tokens is not None:
+            tokens = whole_number("max_tokens", max_tokens, most=2**31 - 1, error=PlanError)
+        if rule.room != "datasheet":
+            # a plan may time larger steps than its engine runs
+            tokens = min(tokens, scheduling.max_num_batched_tokens)
+        seqs = scheduling.max_num_seqs if max_seqs is None else min(scheduling.max_num_seqs, max_seqs)
+        parts = (self.model, self.layout, self.gpu, self.execution, tokens)
+        return plan_memory(*parts, stage=self.stage, rule=rule, max_seqs=int(seqs))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether weights and one step fit into nine tenths of the datasheet's memory."""
+        parts = (self.model, self.layout, self.gpu, self.execution, self.max_tokens)
+        return plan_memory(*parts, stage=self.stage).max_kv_tokens > 0
+
+    @lazy_property
+    def kernels(self) -> str:
+        """Names of the measured tables that its kernels come from; ``datasheet`` without any."""
+        by_operator = {operator: " and ".join(names) for operator, names in kernel_sources(self).items()}
+        names = list(by_operator.values())
+        most = max(dict.fromkeys(names), key=names.count)
+        others = [f"{operator} from {name}" for operator, name in by_operator.items() if name != most]
+        return "; ".join([most, *others])
+
+    def describe(self) -> dict[str, str | int]:
+        """Return what it is a plan of, as JSON holds it."""
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "tp": self.tp,
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "runtime": self.runtime,
+            "method": self.method,
+            "max_tokens": self.max_tokens,
+            "max_seqs": self.max_seqs,
+            "tables_hash": self.tables_hash,
+            "kernels": self.kernels,
+            "version": self.version,
+            **self._layout_facts(),
+        }
+
+    @lazy_property
+    def made_from(self) -> dict[str, str]:
+        """Metadata of its answers' Arrow tables."""
+        facts = self.describe()
+        first = ("version", "tables_hash")
+        names = [*first, *(name for name in facts if name not in (*first, "max_tokens", "max_seqs"))]
+        return {f"fastroof.{name}": str(facts[name]) for name in names}
+
+    def _layout_facts(self) -> dict[str, str | int]:
+        """What distinguishes it from a plan of a dense model split by tp only."""
+        layout, execution = self.layout, self.execution
+        facts: dict[str, str | int] = {}
+        if layout.world_size > self.tp or layout.ep > 1:
+            facts |= {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "moe_tp": layout.moe_tp}
+        if layout.cp > 1:
+            facts["cp"] = layout.cp
+        if self.stage is not None:
+            facts["stage"] = self.stage
+        if self.model.has_experts:
+            facts["routing"] = execution.routing
+            if execution.exchange.alltoall != "never":
+                library = execution.exchange.libraries[0]
+                facts["exchange"] = library if library in EXCHANGES else "alltoall"
+            if execution.wide_experts:
+                facts["experts"] = "wide"
+            if execution.num_slots:
+                facts["num_slots"] = execution.num_slots
+            if execution.two_batches_from:
+                facts["two_batch_overlap"] = "yes"
+        if execution.dp_imbalance != 1.0:
+            facts["dp_imbalance"] = str(execution.dp_imbalance)
+        return facts
+
+    def __repr__(self) -> str:
+        layout = self.layout
+        gpus = f"{layout.world_size} x {self.gpu.name}"
+        if layout.world_size > self.tp or layout.ep > 1:
+            gpus += f" ({layout})"
+        stage = "" if self.stage is None else f"stage {self.stage} of "
+        routing = f", routing {self.execution.routing}" if self.model.has_experts else ""
+        return (
+            f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
+            f"{routing}, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what it is a plan of, and its memory, as a notebook shows it."""
+        units = {"tp": "GPU" if self.tp == 1 else "GPUs", "max_tokens": "tokens", "max_seqs": "requests"}
+        shown = {k: v for k, v in self.describe().items() if k not in ("tables_hash", "version")}
+        facts: list[tuple[str, Any, str]] = [(k, v, units.get(k, "")) for k, v in shown.items()]
+        # a plan that times steps may have no room for a cache
+        with suppress(PlanError):
+            memory = self.memory
+            unit = "tokens" if memory.kv_bytes_per_token else "bytes"
+            facts += [
+                ("weights", memory.weight_bytes / GB, "GB a GPU"),
+                ("KV cache", int(memory.max_kv_tokens), f"{unit} that fit beside the weights"),
+            ]
+        return facts_html(facts, repr(self))
