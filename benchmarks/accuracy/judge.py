@@ -20,7 +20,7 @@ from benchmarks.accuracy.whole_sample import (
     validate_gpus,
 )
 from fastroof.cli.named_plans import gpu_and_tables
-from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
+from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.validate import columns_of, document, print_groups, print_left_out, write_csv, write_extras
 from fastroof.errors import FastroofError, MissingTableError
@@ -106,7 +106,7 @@ def main(
     plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
     as_json: Json = False,
     tables: TablesPath = None,
-    source: OneSource = None,
+    source: Source = None,
 ) -> None:
     """Judge predictions by measured serving."""
     if peer is not None and peer not in PEERS:
