@@ -342,7 +342,10 @@ def test_a_verdict_that_the_error_of_a_step_decides_is_open(calm: Simulation) ->
         answers = calm.summary(tpot_ms=limit)
         assert ("range" in answers) == flips
         assert answers["goodput"]["p99_within"]["tpot_ms"] == (p99 <= limit)
-        assert any("TPOT is within its limit depends on the error" in words for words in answers["warnings"]) == flips
+        assert (
+            any("TPOT is within its limit depends on the error" in words for words in answers["warnings"])
+            == flips
+        )
         if flips:
             assert answers["range"]["flips"] == ["tpot_ms"]
     assert "range" not in calm.summary(tpot_ms=(low + p99) / 2, with_range=False)
