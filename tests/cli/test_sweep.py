@@ -16,6 +16,7 @@ from fastroof.cli import app
 from fastroof.cli import output as progress
 from fastroof.cli import sweep as sweep_summary
 from fastroof.sweep import DeploymentSpec, StepSpec, load_spec, run_sweep
+from fastroof.sweep.spec import FIELDS
 
 FLAGS = [
     *("--models", "llama-3.1-8b,qwen3-8b", "--tp", "1,2", "--total-gpus", "2", "--isl", "1000"),
@@ -104,8 +105,9 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
     schema = json.loads(run("--schema").stdout)
     deployments, steps, capacities = schema["anyOf"]
     assert capacities["required"] == ["models", "workload", "slo"]
-    assert set(deployments["properties"]) == set(DeploymentSpec.model_fields)
-    assert set(steps["properties"]) == set(StepSpec.model_fields)
+    public = {field: key for key, field in FIELDS.items()}
+    for kind, properties in ((DeploymentSpec, deployments), (StepSpec, steps)):
+        assert set(properties["properties"]) == {public.get(name, name) for name in kind.model_fields}
     assert set(example) <= set(deployments["properties"])
     assert "Constraints" in schema["$defs"]
 

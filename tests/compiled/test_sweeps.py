@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fastroof import BatchError, PlanRangeError, SweepError, compile_plan
 from fastroof.compiled import grids, layout, steps
 from fastroof.sweep import LIMITS, best_batches, decode_times_us
-from fastroof.sweep.steps import evaluate as plan_batches
+from fastroof.sweep.steps import plan_batches
 from fastroof.units import US_PER_MS
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.sweep import best_steps

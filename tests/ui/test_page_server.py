@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fastroof.backends.serve.http_requests import Calls
 from fastroof.errors import BackendError
 from fastroof.simulation import Workload, simulate
 from fastroof.ui import answers
@@ -207,9 +208,9 @@ def test_it_listens_to_this_machine_alone(page: PageServer) -> None:
     assert listens == [f"0100007F:{page.port:04X}"] or not sockets[0].exists()
 
 
-def test_too_many_questions_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(page_app, "MOST_CALLS", 0)
+def test_too_many_questions_are_refused() -> None:
     with PageServer(start=SMALL) as page:
+        page._app.calls = Calls(0, page_app.MOST_CALL_S, "questions")
         reply = post(page, "step", SMALL.document())
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
@@ -256,7 +257,7 @@ def test_a_question_ends_at_its_time_limit(monkeypatch) -> None:
         assert post(page, "step", SMALL.document()).status in (200, 503)  # with its tables and plan
         reply = post(page, "capacity", SMALL.document())
         assert (reply.status, reply.read["error"]) == (503, "StoppedError")
-        assert "longer than the 1 s" in reply.read["message"]
+        assert "longer than the limit of 1 s" in reply.read["message"]
         _ends(page, 2.5)
 
 

@@ -35,7 +35,7 @@ SOURCE = "aiconfigurator-vllm-0.24.0"
 
 
 def test_everything_that_a_view_says_of_a_plan_is_asked_of_it() -> None:
-    shared = {field.name for field in fields(View)} & OPTIONS.keys()
+    shared = {field.name for field in fields(View)} & {*OPTIONS, "runtime"}
     assert VIEW.plan_options.keys() == shared == OTHERS.keys()
     for name, other in OTHERS.items():
         assert VIEW.plan_options[name] != other
