@@ -21,7 +21,7 @@ from fastroof.simulation.capacity import capacity
 from fastroof.simulation.replicas import ranks_of
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import check_stopped
-from fastroof.ui.view import (
+from fastroof.ui.commands import (
     CAPACITY_REQUESTS,
     capacity_command,
     capacity_limits,

@@ -44,8 +44,9 @@ from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.stopping import check_stopped
 from fastroof.ui.answers import capacity_answer, layouts_answer, step_answer
+from fastroof.ui.commands import choices
 from fastroof.ui.plans import PlanStore
-from fastroof.ui.view import View, choices
+from fastroof.ui.view import View
 
 HOST: Final = "127.0.0.1"
 CLOSING_S: Final = 1.0

@@ -24,8 +24,9 @@ from fastroof.errors import (
 from fastroof.serving import estimate
 from fastroof.sweep.best import best_deployments
 from fastroof.ui.answers import SERVING, capacity_answer, layouts_answer, splits_of, step_answer
+from fastroof.ui.commands import CAPACITY_REQUESTS
 from fastroof.ui.plans import PlanStore
-from fastroof.ui.view import CAPACITY_REQUESTS, View
+from fastroof.ui.view import View
 
 VIEWS = {
     "decode": View(),

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fastroof.atomic_files import whole_file, write_whole
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES
 from fastroof.sweep.recommendations.deployment import Deployment
-
-if TYPE_CHECKING:
-    from fastroof.sweep.recommendations.recommend import Recommendation
-
 
 _NOT_TEXT: Final = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 """Words that some version of YAML does not read as text."""
@@ -164,37 +160,19 @@ def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
 CONFIG: Final = "engine.yaml"
 
 
-def save_recommendation(recommendation: Recommendation, folder: str | Path) -> list[Path]:
-    """Write the files to run a recommendation, and the ranked deployments.
-
-    Parameters
-    ----------
-    recommendation : Recommendation
-        Recommendation to write; with several models or loads, each gets its own folder.
-    folder : str or Path
-        Output folder. Existing files of the same name are replaced, others stay.
-
-    Returns
-    -------
-    list of Path
-        The written files: for each deployment a script that starts a replica and one that measures it, the
-        engine's YAML if it reads one, a Kubernetes manifest if a replica fits on a node, and the
-        recommended deployments and runners-up as Parquet and CSV.
-
-    Raises
-    ------
-    SweepError
-        If a file cannot be written. Each file is written atomically.
-    """
+def save_deployments(
+    rows: list[dict[str, Any]], deployments: Sequence[Deployment], folder: str | Path
+) -> list[Path]:
+    """Write the files of deployments, one folder each if there are several, and their rows."""
     place = Path(folder)
     written: list[Path] = []
     try:
         place.mkdir(parents=True, exist_ok=True)
-        rows = [choice.row for answer in recommendation.answers.answers for choice in answer.choices]
         written += _write_rows(rows, place)
-        named = [one for one in recommendation.deployments if one is not None]
-        for number, deployment in enumerate(named, start=1):
-            own = place if len(named) == 1 else place / f"{number}-{label_name(deployment.checkpoint.name)}"
+        for number, deployment in enumerate(deployments, start=1):
+            own = place
+            if len(deployments) > 1:
+                own = place / f"{number}-{label_name(deployment.checkpoint.name)}"
             own.mkdir(exist_ok=True)
             for name, text in _files(deployment).items():
                 path = own / name

@@ -252,8 +252,6 @@ class Recommendation(ArrowRows):
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write scripts, manifests and rows to a folder; see :func:`fastroof.sweep.save_recommendation`."""
-        from fastroof.sweep.recommendations.files import save_recommendation
-
         return save_recommendation(self, folder)
 
 
@@ -452,3 +450,32 @@ def _on_more_gpus(
             return choices[0].row
         gpus *= 2
     return None
+
+
+def save_recommendation(recommendation: Recommendation, folder: str | Path) -> list[Path]:
+    """Write the files to run a recommendation, and the ranked deployments.
+
+    Parameters
+    ----------
+    recommendation : Recommendation
+        Recommendation to write; with several models or loads, each gets its own folder.
+    folder : str or Path
+        Output folder. Existing files of the same name are replaced, others stay.
+
+    Returns
+    -------
+    list of Path
+        The written files: for each deployment a script that starts a replica and one that measures it, the
+        engine's YAML if it reads one, a Kubernetes manifest if a replica fits on a node, and the
+        recommended deployments and runners-up as Parquet and CSV.
+
+    Raises
+    ------
+    SweepError
+        If a file cannot be written. Each file is written atomically.
+    """
+    from fastroof.sweep.recommendations.files import save_deployments
+
+    rows = [choice.row for answer in recommendation.answers.answers for choice in answer.choices]
+    deployments = [one for one in recommendation.deployments if one is not None]
+    return save_deployments(rows, deployments, folder)

@@ -1,0 +1,149 @@
+"""The page's choices, and the commands and Python code that give its answers."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof._version import __version__
+from fastroof.columns import ORIGINS
+from fastroof.engines import engine_names
+from fastroof.load.by_name import can_import, table_folders
+from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
+from fastroof.report.steps import GROUPS
+
+if TYPE_CHECKING:
+    from fastroof.ui.plans import PlanStore
+from fastroof.ui.view import KINDS, PERCENTILES, SIZES, STEP_SEQS, STEP_TOKENS, View
+
+
+def choices(store: PlanStore, start: View) -> dict[str, Any]:
+    """Return the values of all controls, and the first view."""
+    return {
+        "version": __version__,
+        "models": list(store.models),
+        "gpus": [_gpu(store, name) for name in store.gpus],
+        "choices": {
+            "dtype": [AUTO, *DTYPES],
+            "kv_dtype": [AUTO, *KV_DTYPES],
+            "runtime": list(engine_names()),
+            "kind": list(KINDS),
+            "percentile": list(PERCENTILES),
+        },
+        "sizes": SIZES,
+        "start": start.document(),
+        "groups": list(GROUPS),
+        "origins": list(ORIGINS),
+    }
+
+
+def _gpu(store: PlanStore, name: str) -> dict[str, str]:
+    written = store.gpus[name]
+    known = "measured"
+    if written == name and not table_folders(name):
+        known = "importable" if can_import(name) else "datasheet"
+    return {"name": name, "title": store.gpu(name).title, "known": known}
+
+
+CAPACITY_REQUESTS: Final = 1000
+"""Number of simulated requests of a capacity."""
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) -> list[str]:
+    """Return the options that all commands share; the model is separate, an argument of some."""
+    options = ["--gpu", store.written_gpu(view.gpu)]
+    sizes = {name: getattr(view, name) for name in ("tp", "pp", "dp", "ep")} | (split or {})
+    for name, size in sizes.items():
+        if size != 1:
+            options += [f"--{name}", str(size)]
+    for name in ("dtype", "kv_dtype"):
+        if getattr(view, name) != "auto":
+            options += [f"--{name.replace('_', '-')}", getattr(view, name)]
+    options += ["--allow-modelled"] * view.allow_modelled
+    return [*options, "--engine", view.runtime]
+
+
+def step_command(store: PlanStore, view: View) -> str:
+    """Return the command that prints the step."""
+    words = ["fastroof", "step", "--model", store.written_model(view.model), *_options(store, view)]
+    if view.decodes:
+        words += ["--decode", f"{view.decodes}x{view.decode_kv_len}"]
+    if view.prompt_tokens:
+        words += ["--prefill", f"{view.prompt_tokens}@0"]
+    return shlex.join([*words, "--explain"])
+
+
+def serving_command(store: PlanStore, view: View, clients: int, split: dict[str, int] | None = None) -> str:
+    """Return the command that estimates a number of clients, for the view's layout or another."""
+    words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
+    words += ["--isl", str(view.isl), "--osl", str(view.osl), "--concurrency", str(clients)]
+    if view.max_batched_tokens is not None:
+        words += ["--max-batched-tokens", str(view.max_batched_tokens)]
+    return shlex.join(words)
+
+
+def lengths_written(view: View) -> tuple[int | str, int | str]:
+    """Return the lengths of prompts and outputs, as written in a workload and a command."""
+    if not view.spread:
+        return view.isl, view.osl
+    sigma = _number(view.spread)
+    return f"lognormal:{view.isl}:{sigma}", f"lognormal:{view.osl}:{sigma}"
+
+
+def capacity_limits(view: View) -> dict[str, float]:
+    """Return the limits of a capacity, as arguments of :func:`fastroof.capacity`."""
+    limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
+    return {f"{name}_p{view.percentile}_ms": float(ms) for name, ms in limits.items() if ms is not None}
+
+
+def capacity_command(store: PlanStore, view: View) -> str:
+    """Return the command that finds the capacity."""
+    words = ["fastroof", "capacity", store.written_model(view.model), *_options(store, view)]
+    limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
+    written = [f"{name}_p{view.percentile}={_number(ms)}" for name, ms in limits.items() if ms is not None]
+    words += ["--slo", ",".join(written)]
+    prompts, outputs = lengths_written(view)
+    words += ["--num-requests", str(CAPACITY_REQUESTS), "--input", str(prompts), "--output", str(outputs)]
+    if view.max_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(view.max_batched_tokens)]
+    return shlex.join(words)
+
+
+def step_python(store: PlanStore, view: View, clients: int) -> str:
+    """Return Python code that computes the step and its clients."""
+    own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
+    own |= {"max_tokens": STEP_TOKENS, "max_seqs": STEP_SEQS}
+    model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
+    where = store.measured(view.gpu).where
+
+    def compiled(sizes: dict[str, int]) -> str:
+        # leave out arguments that are at their defaults
+        given = {
+            {"runtime": "engine"}.get(name, name): value
+            for name, value in {**view.plan_options, **sizes}.items()
+            if own.get(name) != value
+        }
+        options = "".join(f", {name}={value!r}" for name, value in given.items())
+        return f"plan = fastroof.compile_plan({model!r}, {gpu!r}, tables{options})"
+
+    step, serving = compiled(view.step_sizes), compiled(view.serving_sizes(clients))
+    requests = " + ".join(f"[({new}, {context})] * {count}" for count, new, context in view.requests)
+    error = "" if where is None else ", with_error=True"
+    budget = "" if view.max_batched_tokens is None else f", max_batched_tokens={view.max_batched_tokens}"
+    lines = [
+        "import fastroof",
+        "from fastroof.serving import estimate",
+        "",
+        "tables = None" if where is None else f"tables = fastroof.load_tables({where!r})",
+        step,
+        f"step = plan.explain({requests}{error})",
+        "print(step.total_us, step.relative_error)",
+        *[serving] * (serving != step),
+        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, concurrency={clients}{budget}{error})",
+        "print(seen.ttft_ms, seen.tpot_ms, seen.tokens_per_s_per_gpu)",
+    ]
+    return "\n".join(lines)
