@@ -158,9 +158,9 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
     [
         (("best", "--model", "qwen3-8b", "--isl", "5"), "--gpus, --osl are missing"),
         (("best", "--gpus", "8"), "--gpus belongs to --model; name a model with --model"),
-        (("best", "my.toml", "--isl", "5", "--dtype", "fp8"), "my.toml says that itself"),
+        (("best", "my.toml", "--isl", "5", "--dtype", "fp8"), "my.toml sets that: change it there"),
         (("best", "my.toml", "--model", "qwen3-8b"), "give --model or a specification"),
-        ((*ASKED, "--model", "Qwen/Qwen3-9B"), "of its family there are qwen3-0.6b"),
+        ((*ASKED, "--model", "Qwen/Qwen3-9B"), "did you mean qwen3-8b"),
         ((*ASKED, "--gpu", "h101"), "h100"),
         ((*ASKED, "--engine", "tgi"), "engine: unknown engine 'tgi'; `fastroof engines` lists"),
         ((*ASKED, "--price", "h100"), "--price takes GPU=PRICE"),
@@ -168,7 +168,7 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
         ((*ASKED, "--price", "h100=nan"), "--price takes GPU=PRICE"),
         ((*ASKED, "--price", "=3"), "--price takes GPU=PRICE"),
         ((*ASKED, "--price", "2", "--price", "h100=3"), "got both"),
-        ((*ASKED, "--price", "b200=3"), "none for h100"),
+        ((*ASKED, "--price", "b200=3"), "missing for h100"),
         ((*ASKED, "--percentile", "0"), "percentile"),
     ],
 )
