@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 import numpy as np
-from fastroof.compiled import search
+from fastroof.compiled import guides as search
 answer = search.bracket(np.array([0.0, 1.0, 2.0]), 0, 3, 1.5)
 statistics = getattr(search.bracket, "stats", None)
 print(answer, sum(statistics.cache_hits.values()) if statistics else 0, statistics and statistics.cache_path)

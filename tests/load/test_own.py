@@ -386,7 +386,7 @@ def test_a_table_beyond_memory_is_not_called_damaged(
     gpu_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source(gpu_folder / "mine", {"gemm": gemm_rows()})
-    monkeypatch.setattr("fastroof.arrow.usable_memory_bytes", lambda: 10)
+    monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
     with pytest.raises(TableError, match=r"needs more memory than is available \([0-9,]+ rows take") as error:
         load_own(gpu_folder)
     assert "damaged" not in str(error.value)

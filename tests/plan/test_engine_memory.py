@@ -181,7 +181,7 @@ def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, runtime):
 
 def test_weights_that_an_engine_leaves_no_room_beside_are_said_to(h100):
     options = {"isl": 100, "osl": 100, "tpot_ms": 100, "tp": [1], "dtype": "fp8", "runtime": "vllm"}
-    with pytest.raises(PlanError, match=r"GB of weights and .* GB of vllm's own leave no room for KV cache"):
+    with pytest.raises(PlanError, match=r"GB of weights and .* GB for vllm leave no room for KV cache"):
         least_gpus("llama-3.1-70b", "h100", h100, 1.0, **options)
 
 

@@ -66,7 +66,7 @@ def test_steps_with_prompts_take_longer_by_their_tokens(plan: StepPlan) -> None:
 
 
 def test_what_has_no_images_is_said(plan: StepPlan, h100: Tables) -> None:
-    with pytest.raises(PlanError, match="one pipeline stage"):
+    with pytest.raises(PlanError, match="images require pp 1"):
         estimate_with_images(
             compile_plan("qwen3-vl-8b", "h100", h100, pp=2, engine="kernels"), 100, 8, 1, images=[(640, 480)]
         )

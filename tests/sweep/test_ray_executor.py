@@ -122,7 +122,7 @@ def test_a_task_that_ray_gives_up_is_handed_in_three_times_again(monkeypatch: py
         assert [result.rows for result in results(ray)] == expected
         assert ray.submitted == len(listed) + losses
     ray = _Ray(4)
-    with pytest.raises(SweepError, match="Ray lost the units 0 to 0 again and again"):
+    with pytest.raises(SweepError, match="Ray lost the units 0 to 0 repeatedly"):
         results(ray)
     # and nothing more is handed in that nobody waits for
     assert ray.submitted == len(listed) + 3

@@ -462,10 +462,10 @@ def test_nothing_is_worked_out_unless_asked():
     steps = step_of((512, 0), (1, 99))
     tables.lookup("gemm", m=[64, 100], n=6144, k=4096)
     plan.run(steps), plan.step_us(steps), plan.decode_us([1, 2], 100), plan.decode_us(1, 100)
-    assert "local errors" not in {what for what, *_ in tables._kept}
+    assert "local errors" not in {what for what, *_ in tables._cached}
     assert "errors" not in plan.__dict__
     tables.lookup("gemm", m=[64, 100], n=6144, k=4096, with_error=True)
-    assert "local errors" in {what for what, *_ in tables._kept}
+    assert "local errors" in {what for what, *_ in tables._cached}
 
 
 def test_errors_are_found_fast_enough_for_a_row_of_a_sweep(plan):
@@ -541,7 +541,7 @@ def test_each_model_has_its_own_best(tmp_path):
 
 
 def test_a_sweep_by_another_method_has_no_errors_to_ask_for(tmp_path):
-    with pytest.raises(FastroofError, match="with_error goes with method"):
+    with pytest.raises(FastroofError, match="with_error needs method"):
         fastroof.run_sweep({**SPEC, "method": "floor", "with_error": True}, tmp_path / "r.parquet")
 
 

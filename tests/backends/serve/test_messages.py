@@ -101,7 +101,7 @@ def test_parsing_takes_objects_alone():
     assert parse_message(b'{"a": [1, 2.5]}') == {"a": [1, 2.5]}
     for text in (b"[]", b"{", b'{"a": NaN}', b"\xff", b"[" * 100_000):
         with pytest.raises(
-            BackendError, match=r"a message (must be an object|is not JSON|has more than 64 lists)"
+            BackendError, match=r"a message (must be an object|is not JSON|has more than 64 nested lists)"
         ):
             parse_message(text)
 

@@ -231,7 +231,7 @@ def test_what_is_not_such_a_file_says_what_would_do(tmp_path: Path) -> None:
         ("{", "; was the run cut off?"),
         ('{"a": 1}', "no result of sglang.bench_serving"),
         (json.dumps({"benchmarks": []}), "without benchmarks"),
-        ("[" * 100_000, "more than 64 lists"),
+        ("[" * 100_000, "more than 64 nested lists"),
         (json.dumps(vllm(mean_tpot_ms="fast")), "must be a number, got 'fast'"),
         (json.dumps(vllm(mean_tpot_ms=10**400)), "must be a number"),
         (json.dumps(vllm(completed=[1])), "must be a number"),
