@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what is installed, found and kept here, and what is broken."""
+    """Check this installation: versions, tables, caches, extras."""
     tables, problems = _tables()
     caches = [_cache(root) for root in _cache_roots()]
     problems += [

@@ -82,7 +82,7 @@ class OperatorCommands(TyperGroup):
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(
-        cls=OperatorCommands, help="Look kernels up: latency, MFU, origin.", rich_markup_mode=None
+        cls=OperatorCommands, help="Look up kernels: latency, MFU, origin.", rich_markup_mode=None
     )
     group.callback(invoke_without_command=True)(help_if_alone)
     app.add_typer(group, name="lookup")

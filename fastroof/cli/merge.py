@@ -33,7 +33,7 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no summary.")] = False,
 ) -> None:
-    """Join the shards of a sweep, as if it had been one."""
+    """Join the shards of a sweep into one result."""
     from fastroof.cli.sweep import print_summary
     from fastroof.sweep import merge_shards
 

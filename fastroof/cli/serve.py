@@ -86,7 +86,7 @@ def serve(
         typer.Option(min=1, help="Maximum steps of a simulation.  [default: 268435456]"),
     ] = None,
 ) -> None:
-    """Answer other processes that ask how long steps take.
+    """Serve step times to other processes, over HTTP or a pipe.
 
     Serves one or more plans, by name or number, on a pipe to the program that starts the server (--stdio) or
     to many clients (--http), which takes a token and TLS to listen beyond this machine. An invalid message
