@@ -28,6 +28,6 @@ OPERATORS: Final = _every_operator()
 
 def unknown_operator(name: object, known: Iterable[str] = OPERATORS) -> str:
     """Error message for an unknown operator, with the three closest names."""
-    close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4) if isinstance(name, str) else []
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     return f"unknown operator {shown(name)}{hint} (`fastroof lookup --help` lists all)"

@@ -319,7 +319,7 @@ def test_what_is_asked_for_in_vain(
             lambda: run_validation(None, h100, runtime="vllm", leave_one_model_out=True),
             "must be 'auto', got 'vllm'",
         ),
-        (lambda: auto.errors(["tq"]), "errors can be grouped by model, tp, .*; got tq"),
+        (lambda: auto.errors(["tq"]), "errors can be grouped by model, tp, .*, got tq"),
     ):
         with pytest.raises(FastroofError, match=words):
             call()
@@ -430,7 +430,7 @@ def test_all_rows_left_out(rows: tuple[ServingRow, ...], tmp_path: Path) -> None
         (("--dataset", "vllm"), "no data set 'vllm'; there is"),
         (("--peer", "vidur"), "--peer is aiconfigurator, got 'vidur'"),
         (("--gpu", "h20"), "h20 has no measured tables, and no public package has any: pass a folder"),
-        (("--by", "tp,size"), f"grouped by {', '.join(GROUPINGS)}; got size"),
+        (("--by", "tp,size"), f"grouped by {', '.join(GROUPINGS)}, got size"),
         (("--rows", "none.csv"), "none.csv: cannot be read as serving rows"),
         (("--plot", "picture.pdf"), "picture.pdf must end in .png or .svg"),
     ],

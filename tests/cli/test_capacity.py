@@ -118,10 +118,10 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
     [
         ((*MODEL,), "a capacity needs a limit"),
         ((*MODEL, "--slo", "ttft=500"), "--slo needs limits in ms like ttft_p90=300"),
-        ((*MODEL, "--slo", "ttft_p999=500"), "no limit is called 'ttft_p999_ms'"),
+        ((*MODEL, "--slo", "ttft_p999=500"), "unknown limit 'ttft_p999_ms'"),
         ((*MODEL, "--ttft-p99", "-3"), "above 0"),
         ((*MODEL, "--ttft-p99", "300", "--rate", "3"), "--rate needs --fewest"),
-        ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--input", "30"), "replayed"),
+        ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--input", "30"), "--trace replays a trace"),
         ((*MODEL, "--ttft-p99", "300", "--trace", "absent.csv"), "absent.csv"),
         ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws needs a workload"),
         ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "a workload needs a rate"),

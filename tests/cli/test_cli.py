@@ -217,7 +217,7 @@ def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
 def test_step_in_words() -> None:
     text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
     document = parsed("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
-    assert "llama-3.1-8b on 1 x NVIDIA H100 SXM, bf16 weights, bf16 KV cache, runtime vllm" in text
+    assert "llama-3.1-8b on 1 x NVIDIA H100 SXM, bf16 weights, bf16 KV cache, engine vllm" in text
     assert "64 decodes at kv_len 4096" in text
     assert time_words(document["latency_us"]) in text
     assert f"{document['tokens_per_s']:,.0f}" in text

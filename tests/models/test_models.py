@@ -345,7 +345,7 @@ def test_a_malformed_field_is_named(config: dict[str, Any], complaint: str) -> N
         (b"", "is empty"),
         (b"  \n", "is empty"),
         (b"{", "is not JSON"),
-        (b"[" * 100_000, "more than 64 lists"),
+        (b"[" * 100_000, "more than 64 nested lists"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         (b"[1, 2]", "must hold a JSON object, got list"),
         (b"null", "must hold a JSON object, got NoneType"),

@@ -41,7 +41,7 @@ REFUSED = {
     "dtype": ({"dtype": "fp4"}, "dtype must be one of auto, bf16, fp8, fp8_block, .*mxfp4, got 'fp4'"),
     "dtype None": ({"dtype": None}, "dtype must be"),
     "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of auto, bf16, fp8, got 'fp8_block'"),
-    "runtime": ({"runtime": "vlm"}, "runtime must be one of infersim, kernels, .* got 'vlm'"),
+    "runtime": ({"runtime": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
     "method": ({"method": "cubic"}, "method must be one of roofline, .*floor, got 'cubic'"),
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to .*, got 0"),
     "max_tokens float": ({"max_tokens": 8192.0}, "max_tokens must be"),

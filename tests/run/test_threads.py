@@ -166,7 +166,7 @@ tables = fastroof.load_tables("h100")
 barrier = threading.Barrier(16)
 def first(i):
     barrier.wait(60)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, engine="kernels")
     batch = fastroof.StepBatch.from_requests([[(2048, 0), (1, 4095)]])
     one = plan.decode_us(64, 4096)
     arrays = plan.step_us(batch).tobytes(), plan.prefill_us([512, 1], 1024).tobytes()

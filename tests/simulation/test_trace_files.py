@@ -274,7 +274,7 @@ def test_real_traces(shared: Path) -> None:
         ("arrival_s,input_tokens,output_tokens,hash_ids\n0,5,1,[1]\n", "are lists, which CSV has not"),
         (MOONCAKE + "{", "line 3 is not JSON"),
         (MOONCAKE + "\n[1]", "line 4: JSON lines need one object per line, got list"),
-        ("[" * 200_000, "line 1 has more than 64 lists"),
+        ("[" * 200_000, "line 1 has more than 64 nested lists"),
         (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1}', "line 3: hash_ids is missing"),
         (MOONCAKE.replace("27", "NaN"), "line 2: timestamp must be a number of at least 0, got nan"),
         (MOONCAKE.replace("27", '"x"'), "line 2: timestamp cannot be 'x'"),

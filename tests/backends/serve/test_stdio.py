@@ -205,7 +205,7 @@ WRONG_LINES = {
     '{"batch_size": 1, "kv_len": 4}': ("BackendError", "which of 2 plans"),
     '{"id": [], "plan": 0, "batch_size": 1, "kv_len": 4}': ("BackendError", "id must be"),
     '{"describe": 1}': ("BackendError", "must be true"),
-    "[" * 50_000: ("BackendError", "more than 64 lists"),
+    "[" * 50_000: ("BackendError", "more than 64 nested lists"),
     " " * 2**17: ("BackendError", "longer than the 65536 bytes"),
 }  # fmt: skip
 

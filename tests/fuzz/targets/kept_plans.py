@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import fastroof
-from fastroof.compiled import trusted_files
 from fastroof.errors import FastroofError
 from fastroof.file_access import is_file, matches, read_bytes, recorded
 from fastroof.plan import plan_cache
@@ -57,9 +56,9 @@ class KeptPlans(Target):
             "stages": plan_of(max_tokens=64, max_seqs=8, pp=5),
         }
         self.batch = fastroof.StepBatch.from_requests(STEPS)
-        self.roots = trusted_files.cache_roots
+        self.roots = plan_cache.cache_roots
         self.cache = folder / "cache"
-        trusted_files.cache_roots = lambda: (self.cache,)
+        plan_cache.cache_roots = lambda: (self.cache,)
         self.files = {}
         with recorded() as self.read:
             read_bytes(__file__)
@@ -71,7 +70,7 @@ class KeptPlans(Target):
         self.times = {name: self._timed(plan) for name, plan in self.plans.items()}
 
     def close(self) -> None:
-        trusted_files.cache_roots = self.roots
+        plan_cache.cache_roots = self.roots
 
     def examples(self) -> list[bytes]:
         return [f"{name}\nfile {content.hex()}".encode() for name, content in self.files.items()]

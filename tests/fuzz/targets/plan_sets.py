@@ -81,9 +81,7 @@ class PlanSets(Target):
             raise Wrong(f"{len(requests)} requests are {len(plans)} plans")
         for plan, request in zip(plans, requests, strict=True):
             options = dict(request)
-            alone = fastroof.compile_plan(
-                options.pop("model"), given[1], given[2], **{"runtime": "kernels", **options}
-            )
+            alone = fastroof.compile_plan(options.pop("model"), given[1], given[2], **options)
             all_finite(plan.arena)
             if plan.arena.tobytes() != alone.arena.tobytes() or plan.memory != alone.memory:
                 raise Wrong(f"{plan} is another plan than {alone}")

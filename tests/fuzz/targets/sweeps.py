@@ -147,7 +147,7 @@ class RunArguments(Target):
     limit_s = 20.0
     ci_cases = 60
     options: ClassVar[dict[str, tuple[str, ...]]] = {
-        "engine": ("'local'", "'local'", "'x'", "''"), "threads": ("1", "2", "0", "np.int8(1)"),
+        "executor": ("'local'", "'local'", "'x'", "''"), "threads": ("1", "2", "0", "np.int8(1)"),
         "resume": ("True", "False"), "restart": ("True", "False"),
         "shard": ("(1, 2)", "(0, 2)", "'0/0'", "'x'"),
         "address": ("None", "'x'"), "progress": ("None",),

@@ -183,7 +183,7 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"slo": {}}, "slo: a capacity needs a limit"),
-        ({"slo": {"ttft_p99": 3}}, "slo: no limit is called 'ttft_p99'"),
+        ({"slo": {"ttft_p99": 3}}, "slo: unknown limit 'ttft_p99'"),
         ({"slo": {"ttft_p99_ms": "3"}}, "slo: ttft_p99_ms must be milliseconds above 0, got '3'"),
         ({"slo": {"goodput": 0.9}}, "slo: goodput"),
         ({"slo": {"goodput": 2, "ttft_ms": 3}}, "slo: goodput must be a share"),
@@ -198,7 +198,7 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"isl": 4000}, "isl: unknown key"),
         ({"keep": "pareto"}, "keep: got 'pareto'"),
         ({"tp": [3]}, "tp: got 3"),
-        ({"max_seqs": 0}, "max_seqs"),
+        ({"max_seqs": 0}, "max_num_seqs"),
         ({"replicas": [1, 2], "total_gpus": 8}, "total_gpus: determines replicas"),
         ({"per": ["isl"]}, "per: got 'isl'"),
         ({"tolerance": 0}, "tolerance"),
@@ -207,7 +207,7 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"draws": 1001}, "draws: got 1001, need .* a whole number up to 1,000"),
         ({"router": "mine"}, "router: got 'mine', need one of round_robin"),
         ({"workload": {"trace": "example"}, "draws": 2}, "draws: a trace from a file has one draw"),
-        ({"runtime": ["no-such"]}, "runtime"),
+        ({"runtime": ["no-such"]}, "engine: unknown engine"),
         ({"replicas": EVERY_SIZE, "max_seqs": EVERY_SIZE}, "deployments are too many"),
     ],
 )  # fmt: skip

@@ -266,5 +266,5 @@ def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tab
         assert row["max_batched_tokens"] == own.max_num_batched_tokens
         seen = estimate(plan, 2000, 100, row["concurrency"])
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
-    with pytest.raises(ValueError, match=r"max_batched_tokens.*is needed: the engines' defaults differ"):
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens.*is needed: the engines' defaults differ"):
         load_spec({**spec, "runtime": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})

@@ -229,7 +229,7 @@ def test_the_default_engine_is_that_of_sweeps() -> None:
         ({"ttft_ms": -1}, SweepError, "ttft_ms"),
         ({"dtype": "fp9"}, SweepError, "fp8"),
         ({"runtime": "vlllm"}, SweepError, "vllm"),
-        ({"gpu_hour_price": {"b200": 1}}, SweepError, "none for h100"),
+        ({"gpu_hour_price": {"b200": 1}}, SweepError, "missing for h100"),
         ({"objective": "speed"}, SweepError, "tokens_per_s_per_gpu"),
     ],
 )
