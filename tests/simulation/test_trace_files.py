@@ -303,7 +303,7 @@ def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said:
 
 LIMITED = """
 import os, resource, sys
-import fastroof, fastroof.arrow, fastroof.simulation.trace_files
+import fastroof, fastroof.parquet, fastroof.simulation.trace_files
 from fastroof.processors import usable_memory_bytes
 room = int(sys.argv[2]) * 2**20
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
