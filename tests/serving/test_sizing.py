@@ -524,7 +524,7 @@ def test_it_prints_tables() -> None:
     assert out.count("none") == 4
     assert "least" not in out
     out = command("--model", "llama-3.1-8b", "--kv-len", "4096,999999", "--tp", "1", "--max-seqs", "5")[1]
-    assert "--max-seqs" in out
+    assert "--max-num-seqs" in out
     assert out.count("none") == 1
 
 
