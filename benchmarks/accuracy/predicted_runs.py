@@ -1,8 +1,4 @@
-"""Predictions of runs of serving engines.
-
-A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
-prediction on trial.
-"""
+"""Predictions of runs of serving engines, by the kind of each run."""
 
 from __future__ import annotations
 

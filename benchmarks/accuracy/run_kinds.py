@@ -1,6 +1,6 @@
 """What kind a measured run is: defective, speculative, disaggregated, limited by admission, or judged.
 
-A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
+A kind is determined by measured times, by lists of known runs, and by kernel times; never by the
 prediction that is judged. No column of a public sample marks draft tokens: the public benchmark's recipes do,
 or a run takes less time per token than the kernels of a plain step.
 """

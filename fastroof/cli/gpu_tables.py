@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from fastroof.cli.output import Progress, shown_progress
-from fastroof.defaults import DEFAULT_GPU
+from fastroof.defaults import DATASHEET, DEFAULT_GPU, MEASURED
 from fastroof.errors import TableError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables | None]:
     """Return the GPU and its measured tables; None if nothing was measured on it."""
     from fastroof import load_gpu
-    from fastroof.defaults import DATASHEET, MEASURED
     from fastroof.tables.table_set import load_gpu_tables
 
     spec = load_gpu(gpu or DEFAULT_GPU)

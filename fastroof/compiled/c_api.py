@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
-from fastroof.compiled import plan_files as parts
+from fastroof.compiled import plan_files
 from fastroof.compiled.callers import equal_chunks_us, equal_decodes_us, requests_step_us
 from fastroof.compiled.intrinsics import pointer_at, stack_words
 from fastroof.compiled.jit import jit_inline
@@ -212,24 +212,24 @@ CODE_ABSENT, CODE_UNLIKE = 15, 24
 
 _MEMORY_WORDS = 12
 _MEMORY = (
-    parts.WEIGHT_BYTES,
-    parts.KV_BYTES,
-    parts.ACTIVATION_BYTES,
-    parts.RESERVE_BYTES,
-    parts.CONTEXT_BYTES,
-    parts.MAX_KV_TOKENS,
-    parts.KV_WINDOW,
-    parts.WINDOW_KV_BYTES,
-    parts.STATE_BYTES,
-    parts.MODEL_KV_BYTES,
-    parts.MODEL_WINDOW_KV_BYTES,
-    parts.MODEL_STATE_BYTES,
+    plan_files.WEIGHT_BYTES,
+    plan_files.KV_BYTES,
+    plan_files.ACTIVATION_BYTES,
+    plan_files.RESERVE_BYTES,
+    plan_files.CONTEXT_BYTES,
+    plan_files.MAX_KV_TOKENS,
+    plan_files.KV_WINDOW,
+    plan_files.WINDOW_KV_BYTES,
+    plan_files.STATE_BYTES,
+    plan_files.MODEL_KV_BYTES,
+    plan_files.MODEL_WINDOW_KV_BYTES,
+    plan_files.MODEL_STATE_BYTES,
 )
 """Memory fields in the order of fastroof_memory_of."""
 
 _LAYOUT_WORDS = 6
 
-_KEPT_WORDS: Final = 2 * parts.MAX_STAGES + 1
+_KEPT_WORDS: Final = 2 * plan_files.MAX_STAGES + 1
 
 
 @jit_inline
@@ -241,7 +241,7 @@ def facts_address(plan: int) -> int:
 
 @jit_inline
 def _facts(address: int) -> Any:
-    return carray(pointer_at(address), (parts.FACTS_WORDS,), np.int64)
+    return carray(pointer_at(address), (plan_files.FACTS_WORDS,), np.int64)
 
 
 @jit_inline
@@ -267,17 +267,17 @@ def _layout(plan: int, layout: int) -> int:
         return CODE_ABSENT
     facts, out = _facts(address), sizes_at(layout, _LAYOUT_WORDS)
     for i in range(_LAYOUT_WORDS):
-        out[i] = facts[parts.TP + i]
+        out[i] = facts[plan_files.TP + i]
     return 0
 
 
 @jit_inline
 def _model_bytes(facts: Any, kv_len: int) -> int:
-    return parts.held_bytes(
-        facts[parts.MODEL_KV_BYTES],
-        facts[parts.MODEL_WINDOW_KV_BYTES],
-        facts[parts.KV_WINDOW],
-        facts[parts.MODEL_STATE_BYTES],
+    return plan_files.held_bytes(
+        facts[plan_files.MODEL_KV_BYTES],
+        facts[plan_files.MODEL_WINDOW_KV_BYTES],
+        facts[plan_files.KV_WINDOW],
+        facts[plan_files.MODEL_STATE_BYTES],
         kv_len,
     )
 
@@ -289,11 +289,11 @@ def _kv_bytes(plan: int, kv_len: int, gpu_bytes: Any, model_bytes: Any) -> int:
     if kv_len < 0 or kv_len > MAX_KV_LEN:
         return CODE_SIZES
     facts = _facts(address)
-    gpu_bytes[0] = parts.held_bytes(
-        facts[parts.KV_BYTES],
-        facts[parts.WINDOW_KV_BYTES],
-        facts[parts.KV_WINDOW],
-        facts[parts.STATE_BYTES],
+    gpu_bytes[0] = plan_files.held_bytes(
+        facts[plan_files.KV_BYTES],
+        facts[plan_files.WINDOW_KV_BYTES],
+        facts[plan_files.KV_WINDOW],
+        facts[plan_files.STATE_BYTES],
         kv_len,
     )
     model_bytes[0] = _model_bytes(facts, kv_len)
@@ -310,41 +310,43 @@ def _kv_transfer_us(
         return CODE_SIZES
     sender, receiver = _facts(one), _facts(other)
     for slot in (
-        parts.MODEL_KV_BYTES,
-        parts.MODEL_WINDOW_KV_BYTES,
-        parts.KV_WINDOW,
-        parts.MODEL_STATE_BYTES,
+        plan_files.MODEL_KV_BYTES,
+        plan_files.MODEL_WINDOW_KV_BYTES,
+        plan_files.KV_WINDOW,
+        plan_files.MODEL_STATE_BYTES,
     ):
         if sender[slot] != receiver[slot]:
             return CODE_UNLIKE
     rate = bytes_per_s
     if rate == 0.0:
-        link = parts.NVLINK_BYTES_PER_S
+        link = plan_files.NVLINK_BYTES_PER_S
         rate = min(
-            carray(pointer_at(one), (parts.FACTS_WORDS,), np.float64)[link],
-            carray(pointer_at(other), (parts.FACTS_WORDS,), np.float64)[link],
+            carray(pointer_at(one), (plan_files.FACTS_WORDS,), np.float64)[link],
+            carray(pointer_at(other), (plan_files.FACTS_WORDS,), np.float64)[link],
         )
         if rate == 0.0:
             return CODE_SIZES
-    gpus = min(sender[parts.TP] * sender[parts.PP], receiver[parts.TP] * receiver[parts.PP])
-    transfer_us[0] = parts.transfer_us(_model_bytes(receiver, kv_len), rate, gpus, latency_us)
+    gpus = min(
+        sender[plan_files.TP] * sender[plan_files.PP], receiver[plan_files.TP] * receiver[plan_files.PP]
+    )
+    transfer_us[0] = plan_files.transfer_us(_model_bytes(receiver, kv_len), rate, gpus, latency_us)
     return 0
 
 
 @jit_inline
 def _stage_count(plan: int) -> int:
     address = facts_address(plan)
-    return 1 if address == 0 else max(_facts(address)[parts.STAGES], 1)
+    return 1 if address == 0 else max(_facts(address)[plan_files.STAGES], 1)
 
 
 @jit_inline
 def _stage_at(plan: int, stage: int) -> int:
     """Return the plan of a stage with a valid number."""
     address = facts_address(plan)
-    if address == 0 or _facts(address)[parts.STAGES] == 0:
+    if address == 0 or _facts(address)[plan_files.STAGES] == 0:
         return plan
     start = plan + FILE_HEADER
-    place: int = sizes_at(start + 8 * _facts(address)[parts.STAGES_AT], stage + 1)[stage]
+    place: int = sizes_at(start + 8 * _facts(address)[plan_files.STAGES_AT], stage + 1)[stage]
     return start + 8 * place
 
 
@@ -364,7 +366,7 @@ def _piped_us(
     steps, requests, stages = max(num_steps, 0), max(num_requests, 0), _stage_count(plan)
     new, context = sizes_at(new_tokens, requests), sizes_at(context_len, requests)
     bounds = sizes_at(offsets, steps + 1)
-    most = parts.MAX_STAGES
+    most = plan_files.MAX_STAGES
     busy, ends, step_us = kept[:most], kept[most : 2 * most], kept[2 * most :]
     for stage in range(stages):
         busy[stage] = 0.0
@@ -377,7 +379,7 @@ def _piped_us(
             code = ragged_steps_us(arena, new, context, bounds[i : i + 2], step_us)
             if code != 0:
                 return code, 0.0, 0.0
-            before_us = parts.makespan_us(ends, stage, before_us, step_us[0])
+            before_us = plan_files.makespan_us(ends, stage, before_us, step_us[0])
             busy[stage] += step_us[0]
             batch_us += step_us[0]
         last_us = before_us
@@ -412,9 +414,9 @@ def _pipeline_us(
 def _verification(plan: int) -> int:
     """Return where the verification data start, in words from the arena's start; 0 without them."""
     address = facts_address(plan)
-    if address == 0 or _facts(address)[parts.VERIFICATION_SIZE] == 0:
+    if address == 0 or _facts(address)[plan_files.VERIFICATION_SIZE] == 0:
         return 0
-    return int(_facts(address)[parts.VERIFICATION_AT])
+    return int(_facts(address)[plan_files.VERIFICATION_AT])
 
 
 def _verify_us(plan: int, batch_size: int, kv_len: int, tokens: int, step_us: Any) -> int:

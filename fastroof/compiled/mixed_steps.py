@@ -376,7 +376,7 @@ def mixed_scenario(
     out[MIXED_SHARE] = share
     prefill_tokens = state.prefill_tokens
     if in_lockstep and prefill_tokens <= 0.0 and share > 0.0:
-        # a rank with one client, which waits only for prompts of others
+        # a rank with one client, which waits only for prompts of other ranks
         prefill_tokens = min(isl, state.room)
     out[DECODES] = state.decodes
     out[PREFILL_TOKENS] = prefill_tokens

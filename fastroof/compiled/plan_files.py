@@ -370,7 +370,7 @@ def _stages_fit(octets: Octets, words: Words, floats: Floats) -> bool:
 
 @jit
 def plan_bytes_code(octets: Octets, words: Words, floats: Floats) -> int:
-    """Check a plan file. Returns 0 or the code of what is invalid."""
+    """Check a plan file. Return 0 or the code of the error."""
     size = len(octets)
     if size < 8 or words[0] != FILE_MAGIC:
         return CODE_FOREIGN

@@ -225,7 +225,7 @@ def _with_new_kernels(
     shipped: MeasuredTables | None,
     always: Collection[str] = (),
 ) -> Iterator[MeasuredTables]:
-    """Yield tables of current sources, and of others the operators with new kernels (or in ``always``)."""
+    """Yield tables of current sources; of older ones only operators with new kernels (or in ``always``)."""
     known: dict[tuple[str, str], set[tuple[Any, ...]]] = {}
     repeated = {place.operator for source in sources if not source.is_current for place in source.places}
     for operator in repeated:

@@ -16,7 +16,14 @@ from fastroof.compiled.expert_rows import ONE_RANK, RankRules
 from fastroof.compiled.simulation import ranks as rank_loops
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.pooled_replicas import PREFIX_AWARE, pooled_replicas_run
-from fastroof.compiled.simulation.state import SERIES_BINS, EngineOptions, EngineState, Record
+from fastroof.compiled.simulation.state import (
+    SERIES_BINS,
+    EngineOptions,
+    EngineState,
+    Record,
+    Requests,
+    Served,
+)
 from fastroof.errors import SimulationError
 from fastroof.plan.calls import rank_rules
 from fastroof.processors import usable_processors
@@ -134,19 +141,7 @@ def run_replicas(
             code = loops.closed_loop_run(plan.arena, alone, *given, trace.clients)
         raise_stuck(code)
         counters = _counters(fleet.states)
-    served = arrays.served
-    outcomes = Outcomes(
-        requests.arrival_us,
-        served.first_us,
-        served.last_us,
-        served.preemptions,
-        served.status,
-        replica_of,
-        record.gaps,
-        record.series,
-        float(record.width_us[0]),
-        counters,
-    )
+    outcomes = _outcomes(requests, arrays.served, replica_of, record, counters)
     return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
@@ -261,7 +256,15 @@ def run_pooled_replicas(
     engines = [EngineState(*(array[one] for array in states)) for one in range(replicas)]
     counters = added_up([counters_of(engine) for engine in engines]) | pool_counters(pools)
     counters["num_gpu_blocks"] = replicas * settings.num_gpu_blocks
-    outcomes = Outcomes(
+    outcomes = _outcomes(requests, served, replica_of, record, counters, prompts.found_tokens)
+    return outcomes if which is None else with_rejected(outcomes, trace, rejected)
+
+
+def _outcomes(
+    requests: Requests, served: Served, replica_of: Any, record: Record, counters: dict[str, Any], *found: Any
+) -> Outcomes:
+    """Return what the loops wrote as outcomes, with the tokens found in a prefix cache if there is one."""
+    return Outcomes(
         requests.arrival_us,
         served.first_us,
         served.last_us,
@@ -272,6 +275,5 @@ def run_pooled_replicas(
         record.series,
         float(record.width_us[0]),
         counters,
-        prompts.found_tokens,
+        *found,
     )
-    return outcomes if which is None else with_rejected(outcomes, trace, rejected)

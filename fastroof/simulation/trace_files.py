@@ -179,7 +179,7 @@ def _checked_trace(raw: RawColumns, columns: NamedColumns, facts: dict[str, Any]
 
 
 def _request_rows(columns: NamedColumns, sizes: dict[str, Longs]) -> tuple[Bools, dict[str, int]]:
-    """Return which rows are requests, and the number of others by reason."""
+    """Return which rows are requests, and the number of rejected rows by reason."""
     kept: Bools = np.ones(len(sizes["input_tokens"]), bool)
     left_out = {}
     if columns.format.leaves_out_empty:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from fastroof._version import __version__
 from fastroof.arrow import ArrowRows, rows_html, rows_table
@@ -12,6 +14,8 @@ from fastroof.columns import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from fastroof.sweep.kind import SweepTotals
 
 CHOICE_PLACE: Final = (
     Column("place", "int", "", "1 for the recommended deployment of a model and load, then the runners-up"),
@@ -62,3 +66,38 @@ class SummaryRows(ArrowRows):
         rows = self.best_rows()
         caption = f"sweep over {self.kind}, {self.rows:,} rows written: best {len(rows):,}"
         return rows_as_html(self.best_columns(), rows, caption)
+
+
+@dataclass(frozen=True)
+class CandidateSummary(SummaryRows):
+    """Base of summaries that count candidates and keep the best rows; fields as in its subclasses."""
+
+    best: tuple[dict[str, Any], ...]
+    candidates: int
+    feasible: int
+    rows: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+    @classmethod
+    def of(cls, totals: SweepTotals, **more: Any) -> Self:
+        """Return the summary of a sweep's totals."""
+        return cls(
+            best=tuple(totals.best_rows),
+            candidates=totals.evaluated,
+            feasible=totals.evaluated - sum(totals.infeasible.values()),
+            rows=totals.num_rows,
+            infeasible=totals.infeasible,
+            skipped=totals.skipped,
+            evaluate_s=totals.evaluate_s,
+            total_s=totals.total_s,
+            output=totals.output,
+            **more,
+        )
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best deployments as values by column name."""
+        return list(self.best)

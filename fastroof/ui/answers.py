@@ -15,7 +15,7 @@ from fastroof.report.front import pareto_front
 from fastroof.report.plots import component_words
 from fastroof.report.steps import GROUPS, achieved
 from fastroof.run import StepBatch
-from fastroof.serving import estimate
+from fastroof.serving import ServingEstimate, estimate
 from fastroof.simulation import Workload
 from fastroof.simulation.capacity import capacity
 from fastroof.simulation.replicas import ranks_of
@@ -221,19 +221,24 @@ def _growing(sizes: Longs, context: int, prompt: int) -> StepBatch:
     return StepBatch(new, contexts, np.concatenate([[0], ends]))
 
 
+def _estimated(plan: StepPlan, view: View, clients: Any) -> ServingEstimate:
+    """Estimate a view's load; ``clients`` may be an array."""
+    return estimate(
+        plan,
+        view.isl,
+        view.osl,
+        clients,
+        max_batched_tokens=view.budget,
+        max_seqs=view.engine.scheduling.max_num_seqs,
+        with_error=bool(plan.tables_hash),
+    )
+
+
 def serving_numbers(store: PlanStore, view: View, clients: int) -> dict[str, Any]:
     """Return latency and throughput for a number of clients, or why they cannot be estimated."""
     try:
         plan = store.plan(view, view.serving_sizes(clients)).plan
-        seen = estimate(
-            plan,
-            view.isl,
-            view.osl,
-            clients,
-            max_batched_tokens=view.budget,
-            max_seqs=view.engine.scheduling.max_num_seqs,
-            with_error=bool(plan.tables_hash),
-        )
+        seen = _estimated(plan, view, clients)
     except FastroofError as error:
         return {"clients": clients, "problem": str(error)}
     return {"clients": clients, **{name: getattr(seen, name) for name in SERVING}}
@@ -319,15 +324,7 @@ def _over_clients(store: PlanStore, view: View, split: dict[str, int], clients: 
         facts |= {"layout": str(layout), "gpus": layout.world_size}
         facts["is_shown"] = all(getattr(view, name) == size for name, size in split.items())
         plan = store.plan(view, view.serving_sizes(1), split).plan
-        seen = estimate(
-            plan,
-            view.isl,
-            view.osl,
-            clients,
-            max_batched_tokens=view.budget,
-            max_seqs=view.engine.scheduling.max_num_seqs,
-            with_error=bool(plan.tables_hash),
-        )
+        seen = _estimated(plan, view, clients)
     except FastroofError as error:
         return {"layout": ", ".join(f"{name} {size}" for name, size in split.items()), **facts,
                 "problem": str(error)}  # fmt: skip

@@ -16,9 +16,7 @@ from fastroof.arrays import Flags, Floats, Longs
 from fastroof.atomic_files import write_output
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.checks import shown, whole_number
-from fastroof.compiled import plan_files as loops
-from fastroof.compiled import plan_files as parts
-from fastroof.compiled import steps, verification
+from fastroof.compiled import plan_files, steps, verification
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
 from fastroof.plan.arena import validate_arena
@@ -28,10 +26,10 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 _WRONG: Final = {
-    loops.CODE_FOREIGN: "is not a plan file",
-    loops.CODE_VERSION: "is a plan file of another version",
-    loops.CODE_TRUNCATED: "is shorter or longer than it says",
-    loops.CODE_CORRUPT: "is damaged",
+    plan_files.CODE_FOREIGN: "is not a plan file",
+    plan_files.CODE_VERSION: "is a plan file of another version",
+    plan_files.CODE_TRUNCATED: "is shorter or longer than it says",
+    plan_files.CODE_CORRUPT: "is damaged",
 }
 
 
@@ -64,10 +62,10 @@ def _file_bytes(plan: StepPlan, name: str, has_stages: bool) -> bytes:
     arena = np.ascontiguousarray(plan.arena, "<f8").tobytes()
     text = json.dumps(description(plan, name)).encode() + b"\0"
     body = _Body(arena, text)
-    facts_at = body.add(bytes(8 * parts.FACTS_WORDS))
+    facts_at = body.add(bytes(8 * plan_files.FACTS_WORDS))
     facts = _facts_of(plan)
     size = len(plan.verification_arena) - len(plan.arena)
-    facts[[parts.VERIFICATION_AT, parts.VERIFICATION_SIZE]] = body.words, size
+    facts[[plan_files.VERIFICATION_AT, plan_files.VERIFICATION_SIZE]] = body.words, size
     body.add(_verification_part(plan, body.words).tobytes())
     if has_stages:
         # stages that are alike are one plan
@@ -76,13 +74,13 @@ def _file_bytes(plan: StepPlan, name: str, has_stages: bool) -> bytes:
             one: body.add(_file_bytes(stage, f"{name} stage {stage.stage}", has_stages=False))
             for one, stage in known.items()
         }
-        facts[[parts.STAGES_AT, parts.STAGES]] = body.words, len(plan.stages)
+        facts[[plan_files.STAGES_AT, plan_files.STAGES]] = body.words, len(plan.stages)
         body.add(np.array([places[id(stage)] for stage in plan.stages], "<i8").tobytes())
     body.replace(facts_at, facts.astype("<i8").tobytes())
     content = body.content
-    size = loops.FILE_HEADER + len(content)
+    size = plan_files.FILE_HEADER + len(content)
     checked = struct.pack("<QQQQ16x", size, len(arena) // 8, len(text), facts_at) + content
-    return struct.pack("<8sII", b"FASTROOF", loops.FILE_VERSION, zlib.crc32(checked)) + checked
+    return struct.pack("<8sII", b"FASTROOF", plan_files.FILE_VERSION, zlib.crc32(checked)) + checked
 
 
 def write_plan_file(plan: StepPlan, path: str | Path, name: str | None = None) -> None:
@@ -126,12 +124,12 @@ def read_plan_file(path: str | Path) -> PlanFile:
             octets = np.memmap(file, np.uint8, "r").view(np.ndarray)
     eights = octets[: len(octets) // 8 * 8]
     words, floats = eights.view("<i8"), eights.view("<f8")
-    code = loops.plan_bytes_code(octets, words, floats)
+    code = plan_files.plan_bytes_code(octets, words, floats)
     if code:
         raise BackendError(f"{path} {_WRONG[code]}; fastroof export c writes plan files")
-    start = loops.FILE_HEADER // 8
-    count = int(words[loops.ARENA_FLOATS])
-    text = octets[loops.FILE_HEADER + 8 * count :][: int(words[loops.TEXT_BYTES]) - 1]
+    start = plan_files.FILE_HEADER // 8
+    count = int(words[plan_files.ARENA_FLOATS])
+    text = octets[plan_files.FILE_HEADER + 8 * count :][: int(words[plan_files.TEXT_BYTES]) - 1]
     arena = floats[start : start + count]
     validate_arena(arena, str(path), BackendError)
     return PlanFile(arena, _description(text.tobytes(), arena, f"the description of {path}"))
@@ -219,31 +217,31 @@ class _Body:
 def _facts_of(plan: StepPlan) -> Longs:
     """Memory, KV cache, layout and link of a plan; no other part is there."""
     memory, whole, layout = plan.memory, whole_kv_bytes(plan), plan.layout
-    facts = np.zeros(parts.FACTS_WORDS, np.int64)
-    facts[0] = parts.FACTS_WORDS
+    facts = np.zeros(plan_files.FACTS_WORDS, np.int64)
+    facts[0] = plan_files.FACTS_WORDS
     of_slot = {
-        parts.WEIGHT_BYTES: memory.weight_bytes,
-        parts.KV_BYTES: memory.kv_bytes_per_token,
-        parts.ACTIVATION_BYTES: memory.activation_bytes,
-        parts.RESERVE_BYTES: memory.reserve_bytes,
-        parts.CONTEXT_BYTES: memory.context_bytes,
-        parts.MAX_KV_TOKENS: memory.max_kv_tokens,
-        parts.KV_WINDOW: memory.window,
-        parts.WINDOW_KV_BYTES: memory.window_kv_bytes_per_token,
-        parts.STATE_BYTES: memory.state_bytes_per_sequence,
-        parts.MODEL_KV_BYTES: whole.kv_bytes_per_token,
-        parts.MODEL_WINDOW_KV_BYTES: whole.window_kv_bytes_per_token,
-        parts.MODEL_STATE_BYTES: whole.state_bytes_per_sequence,
-        parts.TP: layout.tp,
-        parts.PP: layout.pp,
-        parts.DP: layout.dp,
-        parts.EP: layout.ep,
-        parts.MOE_TP: layout.moe_tp,
-        parts.CP: layout.cp,
+        plan_files.WEIGHT_BYTES: memory.weight_bytes,
+        plan_files.KV_BYTES: memory.kv_bytes_per_token,
+        plan_files.ACTIVATION_BYTES: memory.activation_bytes,
+        plan_files.RESERVE_BYTES: memory.reserve_bytes,
+        plan_files.CONTEXT_BYTES: memory.context_bytes,
+        plan_files.MAX_KV_TOKENS: memory.max_kv_tokens,
+        plan_files.KV_WINDOW: memory.window,
+        plan_files.WINDOW_KV_BYTES: memory.window_kv_bytes_per_token,
+        plan_files.STATE_BYTES: memory.state_bytes_per_sequence,
+        plan_files.MODEL_KV_BYTES: whole.kv_bytes_per_token,
+        plan_files.MODEL_WINDOW_KV_BYTES: whole.window_kv_bytes_per_token,
+        plan_files.MODEL_STATE_BYTES: whole.state_bytes_per_sequence,
+        plan_files.TP: layout.tp,
+        plan_files.PP: layout.pp,
+        plan_files.DP: layout.dp,
+        plan_files.EP: layout.ep,
+        plan_files.MOE_TP: layout.moe_tp,
+        plan_files.CP: layout.cp,
     }
     for slot, value in of_slot.items():
         facts[slot] = value
-    facts.view(np.float64)[parts.NVLINK_BYTES_PER_S] = plan.gpu.nvlink_bytes_per_s
+    facts.view(np.float64)[plan_files.NVLINK_BYTES_PER_S] = plan.gpu.nvlink_bytes_per_s
     return facts
 
 

@@ -11,12 +11,17 @@ import pyarrow as pa
 
 from fastroof.arrays import Array, Bools, Longs, Reals
 from fastroof.columns import Column
-from fastroof.compat.infersim import layers
-from fastroof.compat.infersim import model as hardware
-from fastroof.compat.infersim import tree as rows
+from fastroof.compat.infersim import layers, tree
 from fastroof.compat.infersim.layers import Placed, model_sizes, place, state_bytes
 from fastroof.compat.infersim.lookups import device_numbers
-from fastroof.compat.infersim.model import read_model
+from fastroof.compat.infersim.model import (
+    CAUSAL_DIVISOR,
+    DECODE_OVERHEAD_MS,
+    GFLOP,
+    HYBRID_DECODE_OVERHEAD_MS,
+    PREFILL_OVERHEAD_MS,
+    read_model,
+)
 from fastroof.compat.infersim.scenarios import LABELS, SCENARIO_COLUMNS, read_scenarios
 from fastroof.compat.infersim.tree import InfersimTables, file_path
 from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
@@ -67,13 +72,13 @@ def prefill(p: Placed, scenarios: dict[str, Array], kv_token_bytes: Reals) -> Ph
     model, gdn = p.model, p.model.gdn
     isl, tokens = scenarios["isl"], scenarios["max_prefill_tokens"]
     kind = "mla/prefill" if model.mla else "mha/prefill"
-    row = rows.attn_prefill_rows(p.tables, kind, p.device, phase.heads, isl)
-    mfu = rows.prefill_mfu_of(p.tables.blocks[kind], row, p.default_mfu)
+    row = tree.attn_prefill_rows(p.tables, kind, p.device, phase.heads, isl)
+    mfu = tree.prefill_mfu_of(p.tables.blocks[kind], row, p.default_mfu)
     # the order of InferSim's operations, here and below: another order differs in the last bit
     core_s = (
         isl
-        * (layers.prefill_flops(p, model.mla, isl) / hardware.GFLOP)
-        / hardware.CAUSAL_DIVISOR
+        * (layers.prefill_flops(p, model.mla, isl) / GFLOP)
+        / CAUSAL_DIVISOR
         / (p.attention_gflops_per_s * mfu)
     )
     load_s = kv_token_bytes * isl / model.num_layers / GIB / p.memory_gb_per_s
@@ -101,7 +106,7 @@ def prefill(p: Placed, scenarios: dict[str, Array], kv_token_bytes: Reals) -> Ph
         one_batch_s = attention_s + experts_s + projections_s + (before_s + after_s) + tp_s
         step_s = np.where(overlap, two_batches_s, one_batch_s) * model.num_layers
         counted = np.where(overlap, 2 * tokens, tokens)
-    ttft_ms = step_s * MS_PER_S + hardware.PREFILL_OVERHEAD_MS
+    ttft_ms = step_s * MS_PER_S + PREFILL_OVERHEAD_MS
     _finish(phase, p, "ttft_ms", ttft_ms, "prefill_tgs", counted)
     return phase
 
@@ -113,12 +118,12 @@ def decode(
     phase = Phase("d", _file_heads(p, decode=True), np.ones(len(p.tp), np.bool_))
     model, gdn = p.model, p.model.gdn
     kind = "mla/decode" if model.mla else "mha/decode"
-    row = rows.attn_decode_rows(p.tables, kind, p.device, phase.heads, scenarios["fp8_kv"], batch, kv_len)
+    row = tree.attn_decode_rows(p.tables, kind, p.device, phase.heads, scenarios["fp8_kv"], batch, kv_len)
     phase.fail(row == EMPTY_BLOCK, NO_KV_DTYPE)
-    mfu = rows.mfu_of(p.tables.blocks[kind], row, p.default_mfu)
+    mfu = tree.mfu_of(p.tables.blocks[kind], row, p.default_mfu)
     core_s = (
         batch
-        * (layers.decode_flops(p, model.mla, model.num_heads, kv_len) / hardware.GFLOP)
+        * (layers.decode_flops(p, model.mla, model.num_heads, kv_len) / GFLOP)
         / (p.attention_gflops_per_s * mfu)
     )
     load_s = kv_token_bytes * kv_len * batch / model.num_layers / GIB / p.memory_gb_per_s
@@ -136,7 +141,7 @@ def decode(
             + experts_s * model.num_layers
             + np.where(p.tp > 1, 2 * tp_s, before_s + after_s) * model.num_layers
         )
-        tpot_ms = step_s * MS_PER_S + hardware.HYBRID_DECODE_OVERHEAD_MS
+        tpot_ms = step_s * MS_PER_S + HYBRID_DECODE_OVERHEAD_MS
     else:
         overlap = scenarios["tbo"] == 1
         mixed_s = attention_s + projections_s
@@ -144,7 +149,7 @@ def decode(
         one_batch_s = mixed_s + experts_s + (before_s + after_s) + tp_s
         step_s = np.where(overlap, two_batches_s, one_batch_s) * model.num_layers
         counted = np.where(overlap, 2 * batch, batch)
-        tpot_ms = step_s * MS_PER_S + hardware.DECODE_OVERHEAD_MS
+        tpot_ms = step_s * MS_PER_S + DECODE_OVERHEAD_MS
     _finish(phase, p, "tpot_ms", tpot_ms, "decode_tgs", counted)
     return phase
 
@@ -184,12 +189,12 @@ def _linear(
     layer = (gdn.conv_kernel, gdn.num_key_heads, gdn.key_head_dim, gdn.num_value_heads, gdn.value_head_dim)
     kind = f"gdn/{word}"
     of_each = tuple(np.broadcast_to(size, queried.shape) for size in layer)
-    row = rows.gdn_rows(p.tables, kind, p.device, of_each, queried)
+    row = tree.gdn_rows(p.tables, kind, p.device, of_each, queried)
     paths = [
         f"AssertionError: Error: bench_data/{file_path(kind, d, layer)} not exist." for d in p.tables.devices
     ]
     phase.fail(row < 0, np.array(paths, object)[p.device])
-    core_us = rows.gdn_us_of(p.tables.blocks[kind], row, queried)
+    core_us = tree.gdn_us_of(p.tables.blocks[kind], row, queried)
     states_s = state_bytes(gdn) * requests / gdn.num_layers / GIB / p.memory_gb_per_s
     core_s = np.maximum(core_us / US_PER_S, states_s)
     projections = layers.linear_projections_s(p, gdn, tokens)

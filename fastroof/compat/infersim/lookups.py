@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fastroof.arrays import Array, Longs, Reals
 from fastroof.checks import check_flag, shown
-from fastroof.compat.infersim import tree as rows
+from fastroof.compat.infersim import tree
 from fastroof.compat.infersim.tree import KV_DTYPES, LARGEST, InfersimTables, file_path
 from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
@@ -239,8 +239,8 @@ def attn_decode_mfu(
     kind = "mla/decode" if mla else "mha/decode"
     q = query.sizes
     middle, last = (q[name] for name in pair)
-    heads = rows.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
-    row = rows.attn_decode_rows(tables, kind, query.device, heads, q["fp8_kv"], q["batch_size"], q["kv_len"])
+    heads = tree.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
+    row = tree.attn_decode_rows(tables, kind, query.device, heads, q["fp8_kv"], q["batch_size"], q["kv_len"])
     empty = row == EMPTY_BLOCK
     if empty.any():
         i = int(empty.argmax())
@@ -248,7 +248,7 @@ def attn_decode_mfu(
             f"{query.path(kind, heads, i)} has no rows of kv_dtype {KV_DTYPES[q['fp8_kv'][i]]}"
         )
     query.refuse_fallbacks(strict, row, kind, heads, ())
-    return query.shaped(rows.mfu_of(tables.blocks[kind], row, query.default_mfu))
+    return query.shaped(tree.mfu_of(tables.blocks[kind], row, query.default_mfu))
 
 
 def attn_prefill_mfu(
@@ -299,10 +299,10 @@ def attn_prefill_mfu(
     kind = "mla/prefill" if mla else "mha/prefill"
     q = query.sizes
     middle, last = (q[name] for name in pair)
-    heads = rows.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
-    row = rows.attn_prefill_rows(tables, kind, query.device, heads, q["seq_len"])
+    heads = tree.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
+    row = tree.attn_prefill_rows(tables, kind, query.device, heads, q["seq_len"])
     query.refuse_fallbacks(strict, row, kind, heads, ("seq_len",))
-    return query.shaped(rows.prefill_mfu_of(tables.blocks[kind], row, query.default_mfu))
+    return query.shaped(tree.prefill_mfu_of(tables.blocks[kind], row, query.default_mfu))
 
 
 def gemm_mfu(
@@ -346,9 +346,9 @@ def gemm_mfu(
     """
     query = Query(tables, device, m=m, k=k, n=n)
     q = query.sizes
-    row = rows.gemm_rows(tables, query.device, q["m"], q["k"], q["n"])
+    row = tree.gemm_rows(tables, query.device, q["m"], q["k"], q["n"])
     query.refuse_fallbacks(strict, row, "gemm", (), ("k", "n", "m"))
-    return query.shaped(rows.mfu_of(tables.blocks["gemm"], row, query.default_mfu))
+    return query.shaped(tree.mfu_of(tables.blocks["gemm"], row, query.default_mfu))
 
 
 def grouped_gemm_mfu(
@@ -423,10 +423,10 @@ def grouped_gemm_mfu(
         q["num_experts"], q["num_gpus"], local_experts, q["topk"], q["hidden"],
         q["intermediate"] // q["tp_size"],
     )  # fmt: skip
-    row = rows.grouped_gemm_rows(tables, kind, query.device, layer, q["tokens_per_gpu"])
+    row = tree.grouped_gemm_rows(tables, kind, query.device, layer, q["tokens_per_gpu"])
     query.refuse_fallbacks(strict, row, kind, (), tuple(q))
     blocks = tables.blocks[kind]
-    up, down = (rows.mfu_of(blocks, row, query.default_mfu, projection) for projection in (0, 1))
+    up, down = (tree.mfu_of(blocks, row, query.default_mfu, projection) for projection in (0, 1))
     return query.shaped(up), query.shaped(down)
 
 
@@ -483,6 +483,6 @@ def gdn_latency_us(
         tokens=tokens,
     )
     *layer, of_each = query.sizes.values()
-    row = rows.gdn_rows(tables, kind, query.device, tuple(layer), of_each)
+    row = tree.gdn_rows(tables, kind, query.device, tuple(layer), of_each)
     query.refuse_fallbacks(True, row, kind, tuple(layer), (), has_default=False)
-    return query.shaped(rows.gdn_us_of(tables.blocks[kind], row, of_each))
+    return query.shaped(tree.gdn_us_of(tables.blocks[kind], row, of_each))

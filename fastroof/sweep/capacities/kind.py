@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
 from fastroof.models import load_model
 from fastroof.sweep.capacities.spec import COLUMNS, CapacitySpec, capacity_columns
 from fastroof.sweep.kind import SweepTotals
-from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.result_rows import CandidateSummary
 from fastroof.sweep.units import PlanKey, UnitPiece, UnitResult, WorkUnit, numbered_units, slices
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ LOST: Final = {
 
 
 @dataclass(frozen=True)
-class CapacitySummary(SummaryRows):
+class CapacitySummary(CandidateSummary):
     """Counts of a sweep over capacities, and the best deployment of each group.
 
     Attributes
@@ -79,26 +78,12 @@ class CapacitySummary(SummaryRows):
 
     kind: ClassVar[str] = "capacities"
 
-    best: tuple[dict[str, Any], ...]
-    candidates: int
-    feasible: int
-    rows: int
-    infeasible: dict[str, int]
-    skipped: dict[str, tuple[str, ...]]
-    evaluate_s: float
-    total_s: float
-    output: Path
-
     def best_columns(self) -> tuple[Column, ...]:
         """Return the fixed columns, then one for each percentile with a limit."""
         limited = dict.fromkeys(name for row in self.best for name in row)
         for column in COLUMNS:
             limited.pop(column.name, None)
         return (*COLUMNS, *(Column(name, "float", "ms", "at requests_per_s", 0) for name in limited))
-
-    def best_rows(self) -> list[dict[str, Any]]:
-        """Return the best deployments as values by column name."""
-        return list(self.best)
 
     def document(self) -> dict[str, Any]:
         """Return all fields as JSON values, except the path."""
@@ -169,17 +154,7 @@ class CapacitySweep:
 
     def summary(self, totals: SweepTotals) -> CapacitySummary:
         """Return the counts and the best of each group."""
-        return CapacitySummary(
-            best=tuple(totals.best_rows),
-            candidates=totals.evaluated,
-            feasible=totals.evaluated - sum(totals.infeasible.values()),
-            rows=totals.num_rows,
-            infeasible=totals.infeasible,
-            skipped=totals.skipped,
-            evaluate_s=totals.evaluate_s,
-            total_s=totals.total_s,
-            output=totals.output,
-        )
+        return CapacitySummary.of(totals)
 
 
 def _by_group(spec: CapacitySpec, rows: pa.Table) -> dict[tuple[Any, ...], list[int]]:

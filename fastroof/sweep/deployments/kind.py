@@ -6,14 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
 from fastroof.models import load_model
 from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec, layouts, num_layouts
 from fastroof.sweep.kind import SweepTotals
-from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.result_rows import CandidateSummary
 from fastroof.sweep.units import PlanKey, UnitPiece, UnitResult, WorkUnit, numbered_units, slices
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ INFEASIBLE: Final = {
 
 
 @dataclass(frozen=True)
-class DeploymentSummary(SummaryRows):
+class DeploymentSummary(CandidateSummary):
     """Counts of a sweep over deployments, and the best deployment of each group.
 
     Attributes
@@ -96,16 +95,7 @@ class DeploymentSummary(SummaryRows):
 
     kind: ClassVar[str] = "deployments"
 
-    best: tuple[dict[str, Any], ...]
-    candidates: int
-    feasible: int
-    rows: int
-    infeasible: dict[str, int]
-    skipped: dict[str, tuple[str, ...]]
     histograms: dict[tuple[Any, ...], list[int]]
-    evaluate_s: float
-    total_s: float
-    output: Path
 
     @property
     def candidates_per_s(self) -> float:
@@ -115,10 +105,6 @@ class DeploymentSummary(SummaryRows):
     def best_columns(self) -> tuple[Column, ...]:
         """Return :data:`fastroof.sweep.deployments.COLUMNS`."""
         return COLUMNS
-
-    def best_rows(self) -> list[dict[str, Any]]:
-        """Return the best deployments as values by column name."""
-        return list(self.best)
 
     def document(self) -> dict[str, Any]:
         """Return all fields as JSON values, except the path; histogram groups become text keys."""
@@ -194,18 +180,7 @@ class DeploymentSweep:
 
     def summary(self, totals: SweepTotals) -> DeploymentSummary:
         """Return the best of each group, and the summed histograms."""
-        return DeploymentSummary(
-            best=tuple(totals.best_rows),
-            candidates=totals.evaluated,
-            feasible=totals.evaluated - sum(totals.infeasible.values()),
-            rows=totals.num_rows,
-            infeasible=totals.infeasible,
-            skipped=totals.skipped,
-            histograms=_histograms(totals.for_summary),
-            evaluate_s=totals.evaluate_s,
-            total_s=totals.total_s,
-            output=totals.output,
-        )
+        return DeploymentSummary.of(totals, histograms=_histograms(totals.for_summary))
 
 
 def _histograms(parts: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[int]]:

@@ -326,7 +326,7 @@ def test_a_connection_that_the_server_closed_is_opened_again(
 
 
 def test_what_is_no_reply_is_an_error(plans: Any) -> None:
-    """A server that is none of ours, or hangs up in the middle of a reply."""
+    """Another program's server, or one that hangs up in the middle of a reply."""
     for said in (
         b"SSH-2.0\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",

@@ -67,7 +67,7 @@ def mutated_message(random: Random) -> bytes:
 
 
 def reads_well(reply: dict[str, Any]) -> None:
-    """Raise what a reply refuses with, or Wrong where it is none."""
+    """Raise the error of a reply, or Wrong if it is not a valid refusal."""
     if "error" in reply:
         if "the server failed" in reply["message"]:
             raise Wrong(reply["message"])

@@ -30,7 +30,7 @@ def entry(kind, arch, size):
 
 
 def library(*rows):
-    """A library of containers, each a row of (kind, arch, size), between bytes that are none of them."""
+    """A library of containers, each a row of (kind, arch, size), between unrelated bytes."""
     data = b"\x7fELF before " + MAGIC + b" the magic by chance "
     for row in rows:
         body = b"".join(entry(*one) for one in row)
@@ -60,7 +60,7 @@ class TestPruning:
         assert kept[0][0].data == entry(MACHINE_CODE, 90, 2000)
         assert kept[1][0].data == entry(MACHINE_CODE, 90, 500)
         assert all(len(entries) == 1 for entries in kept)
-        for begin in begins:  # all that is not code is as it was
+        for begin in begins:  # everything but code is unchanged
             assert data[begin - 7 : begin + 8] == before[begin - 7 : begin + 8]
         assert len(lzma.compress(data)) < len(lzma.compress(before)) / 2
         assert cut.kept_bytes + cut.dropped_bytes == sum(64 + size for row in ROWS for _, _, size in row)
