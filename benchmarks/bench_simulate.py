@@ -53,7 +53,7 @@ def by_request(work: Workload, trace: Any, steps: int) -> Workload:
 
 @pytest.fixture(scope="module")
 def plan(setup: Setup) -> fastroof.StepPlan:
-    """With a runtime, as an engine has."""
+    """With an engine's overheads."""
     return fastroof.compile_plan(
         setup.model, setup.gpu, setup.tables, engine="vllm", max_tokens=8192, max_seqs=1024
     )

@@ -6,7 +6,7 @@ nor torch.
 Examples
 --------
 >>> import fastroof
->>> fastroof.compile_plan("llama-3.1-8b", "h100").runtime
+>>> fastroof.compile_plan("llama-3.1-8b", "h100").engine
 'vllm'
 """
 

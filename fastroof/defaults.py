@@ -17,6 +17,13 @@ MEASURED: Final = "measured"
 DATASHEET: Final = "datasheet"
 """Value of ``tables``: the datasheet model."""
 
+FORMER_KEYS: Final = {
+    "runtime": "engine",
+    "max_batched_tokens": "max_num_batched_tokens",
+    "max_seqs": "max_num_seqs",
+}
+"""Former names of keys and columns, which are accepted too."""
+
 
 def chosen_engine(engine: Any, runtime: Any, error: type[FastroofError]) -> Any:
     """Return the engine that ``engine=``, or ``runtime=``, its former name, gives."""

@@ -40,7 +40,7 @@ for number in range(200):
         osl=dice.randrange(2, 900),
         chunk=dice.randrange(1, 65536) if number % 4 else None,
         max_batched_tokens=dice.randrange(2048, 32768),
-        runtime=dice.choice(["vllm", "sglang"]),
+        engine=dice.choice(["vllm", "sglang"]),
     )
     try:
         step_answer(store, view)
@@ -128,9 +128,9 @@ def test_values_up_to_a_smaller_number_begin_alike(h100: fastroof.Tables, method
 def test_tables_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_set, "BOUNDED_CACHE_BYTES", 2**20)
     tables = fastroof.load_tables("h100")
-    for runtime in ("vllm", "sglang", "kernels"):
+    for engine in ("vllm", "sglang", "kernels"):
         for max_tokens in range(2000, 9000, 700):
-            fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, engine=runtime)
+            fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, engine=engine)
             assert 0 < tables._bounded.num_bytes <= 2**20
         fastroof.compile_plan(
             "llama-3.1-8b", "h100", tables, max_tokens=900, method="linear_mfu", engine="kernels"

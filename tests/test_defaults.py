@@ -23,8 +23,8 @@ from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 
 PACKAGE = Path(fastroof.__file__).parent
 
-OTHERS = {"sweep": None, "models": None, "best": None, "calibrate": None}
-"""Commands whose engine is the specification's, every engine's, the question's, or the one to fit."""
+OTHERS = {"sweep": None, "models": None, "best": None, "calibrate": None, "validate": "auto"}
+"""Commands whose engine is the spec's, every engine's, the question's, the one to fit, or each run's."""
 
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -47,10 +47,10 @@ def test_every_command_has_the_default() -> None:
 
 def test_specs_and_python_have_the_default() -> None:
     load = {"models": ["llama-3.1-8b"], "isl": 100, "osl": 10, "concurrency": 1}
-    assert fastroof.sweep.load_spec(load).runtime == (DEFAULT_ENGINE,)
-    assert StepSpec.model_fields["runtime"].default == DEFAULT_ENGINE
+    assert fastroof.sweep.load_spec(load).engine == (DEFAULT_ENGINE,)
+    assert StepSpec.model_fields["engine"].default == DEFAULT_ENGINE
     for kind in (DeploymentSpec, CapacitySpec):
-        assert kind.model_fields["runtime"].default == (DEFAULT_ENGINE,)
+        assert kind.model_fields["engine"].default == (DEFAULT_ENGINE,)
     assert inspect.signature(least_gpus).parameters["engine"].default == DEFAULT_ENGINE
     assert inspect.signature(fastroof.compile_plan).parameters["engine"].default == DEFAULT_ENGINE
     for place, file in (("steps", "default.toml"), ("deployments", "example.toml")):
@@ -101,7 +101,7 @@ def test_size_serving_and_least_gpus_speak_of_one_engine(h100: fastroof.Tables) 
     options = ["--model", "llama-3.1-8b", "--isl", "4000", "--osl", "500"]
     limits = ["--rate", "20", "--ttft-ms", "500", "--tpot-ms", "30", "--tp", "1"]
     sized = answer("size", *options, *limits)
-    assert sized["runtime"] == DEFAULT_ENGINE
+    assert sized["engine"] == DEFAULT_ENGINE
     given: dict[str, Any] = {"ttft_ms": 500, "tpot_ms": 30, "tp": 1}
     fewest = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given)
     (row,) = sized["rows"]
@@ -110,16 +110,16 @@ def test_size_serving_and_least_gpus_speak_of_one_engine(h100: fastroof.Tables) 
     assert alone.ttft_ms < fewest.ttft_ms
     clients = str(round(row["concurrency"] / row["replicas"]))
     served = answer("serving", *options, "--concurrency", clients)
-    assert served["runtime"] == DEFAULT_ENGINE
+    assert served["engine"] == DEFAULT_ENGINE
     assert served["rows"][0]["tpot_ms"] == pytest.approx(row["tpot_ms"], rel=0.05)
 
 
 def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> None:
     plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-    assert plan.runtime == DEFAULT_ENGINE
+    assert plan.engine == DEFAULT_ENGINE
     assert fastroof.compile_plan("llama-3.1-8b", "h100", h100).decode_us(64, 4096) == plan.decode_us(64, 4096)
     step = answer("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--explain")
-    assert step["runtime"] == DEFAULT_ENGINE
+    assert step["engine"] == DEFAULT_ENGINE
     assert step["latency_us"] == plan.decode_us(64, 4096)
     assert (step["max_kv_tokens"], step["tables_hash"]) == (plan.memory.max_kv_tokens, plan.tables_hash)
     assert sum(part["total_us"] for part in step["operators"]) == pytest.approx(step["latency_us"], rel=1e-12)
@@ -140,7 +140,7 @@ def test_command_line_python_and_best_answer_a_load_alike() -> None:
     best = answer("best", "--model", "llama-3.1-8b", "--gpus", "1", *load, *limits)
     row = best["answers"][0]["choices"][0]["row"]
     again = fastroof.serving.estimate(plan, 1000, 100, row["concurrency"])
-    assert row["runtime"] == DEFAULT_ENGINE
+    assert row["engine"] == DEFAULT_ENGINE
     assert row["tpot_ms"] == pytest.approx(again.tpot_ms, rel=1e-9)
 
 
@@ -155,7 +155,8 @@ def test_tables_are_the_gpus_own_unless_others_are_given() -> None:
 
 
 def test_the_former_name_of_an_engine_is_an_alias() -> None:
-    assert fastroof.compile_plan("llama-3.1-8b", "h100", runtime="sglang").runtime == "sglang"
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", runtime="sglang")
+    assert plan.engine == plan.runtime == plan.profile.name == "sglang"
     with pytest.raises(fastroof.PlanError, match="runtime= is the former name of engine="):
         fastroof.compile_plan("llama-3.1-8b", "h100", engine="trtllm", runtime="sglang")
 

@@ -34,10 +34,10 @@ def test_the_operators_add_up_to_the_step(plan, step):
     assert math.fsum(o.total_us for o in explained.operators) == pytest.approx(us, rel=1e-12)
 
 
-@pytest.mark.parametrize("runtime", engine_names())
+@pytest.mark.parametrize("engine", engine_names())
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
-def test_what_the_runtime_adds_is_the_last_row(h100, name, runtime):
-    plan = compile_plan(name, "h100", h100, engine=runtime, max_tokens=2048, max_seqs=64)
+def test_what_the_engine_adds_is_the_last_row(h100, name, engine):
+    plan = compile_plan(name, "h100", h100, engine=engine, max_tokens=2048, max_seqs=64)
     for step in ([(1, 4095)] * 64, [(700, 0)], [(300, 5000), (1, 90), (1, 20_000)], [(1, 1)], []):
         explained = plan.explain(step)
         times = plan.run(StepBatch.from_requests([step]))
@@ -53,8 +53,8 @@ def test_what_the_runtime_adds_is_the_last_row(h100, name, runtime):
         assert rows == [explained.operators[-1]]
         (row,) = rows
         assert (row.total_us, row.calls, row.flops, row.moved_bytes) == (added_us, 1, 0.0, 0.0)
-        assert (row.bound, row.origin, row.source) == ("host", 4, f"profile {runtime}")
-    costs = plan.engine.costs
+        assert (row.bound, row.origin, row.source) == ("host", 4, f"profile {engine}")
+    costs = plan.profile.costs
     adds = any((costs.step_us, costs.sequence_us, costs.layer_us, costs.layers, costs.allreduce_us))
     assert bool([part for part in plan.explain([(1, 9)]).operators if part.role == "runtime"]) == adds
 

@@ -62,7 +62,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
     concurrency = concurrency_of(row, plan)
     if concurrency < 1:
         raise TableError("no request fits next to the weights")
-    scheduling = plan.engine.scheduling
+    scheduling = plan.profile.scheduling
     seen = estimate(
         plan,
         row.isl,

@@ -58,7 +58,7 @@ def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
     trace = Workload(
         clients=clients, requests=requests, input_tokens=lengths(row.isl), output_tokens=lengths(row.osl)
     ).trace()
-    own = plan.engine.scheduling
+    own = plan.profile.scheduling
     budget = row.max_num_batched_tokens or None
     if not own.chunked_prefill and row.isl > (budget or own.max_num_batched_tokens):
         budget = min(math.ceil(row.isl), plan.max_tokens)

@@ -96,7 +96,7 @@ def unseen_errors(times: Iterable[PredictedTime], quantity: str) -> list[UnseenE
     wanted = ("tpot", "decode") if quantity == "tpot" else (quantity,)
     return [
         UnseenError(
-            time.runtime,
+            time.profile,
             (time.architecture, time.gpu, time.engine, time.engine_version),
             math.log(time.predicted_ms / time.measured_ms),
         )

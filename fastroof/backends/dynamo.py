@@ -54,7 +54,7 @@ def dynamo_profile(
     Parameters
     ----------
     plan : StepPlan
-        What to tabulate; its runtime says what the engine adds to the kernels.
+        What to tabulate; its engine says what is added to the kernels.
     max_isl : int, optional
         Most new prompt tokens in a step, the mocker's max_num_batched_tokens; by default plan.max_tokens.
     prompt_len : int, optional

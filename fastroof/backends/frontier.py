@@ -84,7 +84,7 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
         A GPU of fastroof or the path of a gpu.toml; empty for the replica's device.
     tables : str
         Folder of measured tables instead of the shipped, empty for those.
-    dtype, kv_dtype, runtime : str
+    dtype, kv_dtype, engine : str
         As :func:`fastroof.compile_plan` takes them.
     max_tokens, max_seqs : int
         The largest batch to time.
@@ -96,9 +96,10 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     tables: str = _option("", "Folder of measured tables.")
     dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
     kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    runtime: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
+    engine: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
     max_tokens: int = _option(8192, "Most tokens of a batch.")
     max_seqs: int = _option(1024, "Most requests of a batch.")
+    runtime: str = _option("", "Former name of engine.")
 
     @staticmethod
     def get_type() -> Any:
@@ -201,9 +202,10 @@ class FastroofExecutionTimePredictor:
             gpu,
             load_tables(predictor_config.tables or gpu.name, gpu=gpu.name),
             tp=replica_config.attn_tensor_parallel_size,
+            engine=predictor_config.runtime or predictor_config.engine,
             **{
                 name: getattr(predictor_config, name)
-                for name in ("dtype", "kv_dtype", "runtime", "max_tokens", "max_seqs")
+                for name in ("dtype", "kv_dtype", "max_tokens", "max_seqs")
             },
         )
         layers, wanted = self.plan.model.num_layers, replica_config.model_config.num_layers

@@ -146,7 +146,7 @@ def fit_llm_d(
     Parameters
     ----------
     plan : StepPlan
-        The model on its GPUs; its runtime says what an engine adds, ``max_tokens`` is its token budget.
+        The model on its GPUs; its engine says what is added, ``max_tokens`` is its token budget.
     concurrency : sequence of int
         Requests that run at once; the largest becomes ``max-num-seqs``.
     isl, osl : sequence of int
@@ -308,7 +308,7 @@ def fit_words(plan: StepPlan, fit: LatencyFit) -> list[str]:
     )
     lines = [
         f"{plan.model.name} on {plan.tp} x {plan.gpu.title}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"runtime {plan.runtime}, by fastroof {plan.version}",
+        f"engine {plan.engine}, by fastroof {plan.version}",
         f"fitted over {len(fit.isl)} operating points: {ranges}",
         "of means: the plan has no spread. The simulator cuts times to whole milliseconds; that is part of",
         "the errors of its formula against the plan's estimates:",

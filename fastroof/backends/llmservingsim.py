@@ -73,7 +73,7 @@ LAYERS: Final[dict[str, tuple[Role, ...]]] = {
 """The simulator's layers, and the roles of the plan's calls that one call of each runs.
 
 ``layernorm`` runs twice a layer, before attention and before the MLP: the two operators are equal. The KV
-write is part of ``attention``, what the runtime adds to a step and its sequences is the ``sampler``.
+write is part of ``attention``, what the engine adds to a step and its sequences is the ``sampler``.
 """
 
 LEAST_NS: Final = 1
@@ -214,7 +214,7 @@ def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
 
 def _what_is_shared(plan: StepPlan) -> tuple[object, ...]:
     return (
-        plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.engine, plan.method, plan.max_tokens,
+        plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.profile, plan.method, plan.max_tokens,
         plan.max_seqs, plan.tables_hash,
     )  # fmt: skip
 
@@ -230,7 +230,7 @@ def _meta(plans: Sequence[StepPlan], names: dict[str, str]) -> str:
     plan = plans[0]
     lines = [
         f"# {plan.model.name} on {plan.gpu.title}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"runtime {plan.runtime}",
+        f"engine {plan.engine}",
         f"profiler_version: {json.dumps(f'fastroof {plan.version}')}",
         'vllm_version: "n/a"',
         f"gpu: {json.dumps(plan.gpu.title)}",
@@ -330,12 +330,12 @@ def _slice(
     """Rows of one number of prompt tokens and of decodes: a row of ``kernels_us`` a prompt, us per layer.
 
     The KV write is part of a layer's attention. So is, of a step with prompts, what it lacks to the time
-    that the runtime's profile says it takes at least.
+    that the engine's profile says it takes at least.
     """
     tokens = chunk + count
     write = next(curve for curve in plan.row_curves if curve.operator.role == "kv_write")
     layer_us = kernels_us + np.interp(tokens, write.axis, write.value)
-    floor_us = plan.engine.costs.prefill_floor_layer_us
+    floor_us = plan.profile.costs.prefill_floor_layer_us
     if chunk and floor_us:
         sequences = np.array([len(prompt.requests) + count for prompt in prompts])
         step_us = others_us(plan, tokens, sequences)[:, np.newaxis] / plan.model.num_layers + kernels_us
@@ -366,13 +366,13 @@ def _doublings(last: int) -> list[int]:
 def _chunks(plan: StepPlan) -> list[int]:
     """Prompt tokens of a step: powers of two and the middle between them.
 
-    A prompt of one token is a decode to the simulator. Where a runtime holds steps at a floor, what lacks
+    A prompt of one token is a decode to the simulator. Where an engine holds steps at a floor, what lacks
     to it jumps where GEMMs do and ends where the floor does.
     """
     last = plan.max_tokens
     doubled = _doublings(last)
     chunks = {*doubled, *(3 * n // 2 for n in doubled), last}
-    floor_us = plan.engine.costs.prefill_floor_layer_us * plan.model.num_layers
+    floor_us = plan.profile.costs.prefill_floor_layer_us * plan.model.num_layers
     if floor_us and last > 1:
         nodes = {int(n) for curve in plan.row_curves for n in curve.axis}
         above = np.flatnonzero(plan.prefill_us(np.arange(2, last + 1)) > floor_us) + 2
@@ -412,7 +412,7 @@ def _decode_attention_us(plan: StepPlan, decodes: Sequence[int], contexts: Seque
 
 
 def _prefill_attention_us(plan: StepPlan, prompts: Sequence[_Prompts]) -> Floats:
-    """Prefill attention of one layer, and its share of what the runtime adds to prompts, us."""
+    """Prefill attention of one layer, and its share of what the engine adds to prompts, us."""
     times = plan.run(StepBatch.from_requests([prompt.requests for prompt in prompts]))
     prompts_us: Floats = times.components.prefill_attention_us + plan.arena[steps.PREFILL_US]
     return prompts_us / plan.model.num_layers

@@ -94,7 +94,7 @@ def check_dense(plan: StepPlan, program: str) -> None:
     if others and not lacks:
         lacks.append(", ".join(role.replace("_", " ") for role in others))
     if any(curve.operator.steps != "all" for curve in plan.row_curves) and not lacks:
-        lacks.append(f"steps with prompts that {plan.runtime} pads to captured numbers of tokens")
+        lacks.append(f"steps with prompts that {plan.engine} pads to captured numbers of tokens")
     if layout.world_size != layout.tp:
         lacks.append(f"ranks and stages ({layout})")
     if lacks:
@@ -108,7 +108,7 @@ def check_decodes_alone(plan: StepPlan, program: str) -> None:
     """Refuse plans whose decodes take longer next to prefill, for programs that add up both from tables."""
     if plan.arena[steps.MIXED_KV_US] > 0.0 or plan.arena[steps.MIXED_WINDOW_KV_US] > 0.0:
         raise BackendError(
-            f"{program} adds a decode step to one of prompts, and {plan.engine.name} on {plan.gpu.name} "
+            f"{program} adds a decode step to one of prompts, and {plan.profile.name} on {plan.gpu.name} "
             "has decode attention that takes longer next to prompts than alone (mixed_attention of its "
             "profile): its mixed steps would be too fast; use an engine without it (kernels), or export "
             "c, serve or plan.scalar"

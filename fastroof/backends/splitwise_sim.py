@@ -57,7 +57,7 @@ def splitwise_table(plan: StepPlan, kv_len: int, *, longest: int | None = None) 
     Parameters
     ----------
     plan : StepPlan
-        What to tabulate; its runtime says what the engine adds to the kernels.
+        What to tabulate; its engine says what is added to the kernels.
     kv_len : int
         Tokens that each decode attends to: the reader knows of none, so that of the usual one.
     longest : int, optional
@@ -246,7 +246,7 @@ def write_splitwise_table(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, "note"])
     told = plan.describe()
-    note = " ".join(f"{name}={told[name]}" for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime"))
+    note = " ".join(f"{name}={told[name]}" for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "engine"))
     note = f"fastroof {told['version']}: {note} kv_len={kv_len}"
     columns = (table[name].tolist() for name in ("tokens", "prompt_ms", "token_ms"))
     for tokens, prompt_ms, token_ms in zip(*columns, strict=True):

@@ -237,7 +237,7 @@ def best(
             help_text="Serving engine (see fastroof engines) or .toml file; repeatable.  [default: vllm]",
         ),
     ] = None,
-    max_batched_tokens: Annotated[
+    max_num_batched_tokens: Annotated[
         list[int] | None,
         _option(
             *MAX_NUM_BATCHED_TOKENS,
@@ -247,7 +247,7 @@ def best(
             "[default: 2048, 8192 and the engines' own]",
         ),
     ] = None,
-    max_seqs: Annotated[
+    max_num_seqs: Annotated[
         int | None,
         _option(
             *MAX_NUM_SEQS,
@@ -310,8 +310,9 @@ def best(
     question: dict[str, Any] = {
         "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "ttft_ms": ttft, "tpot_ms": tpot,
         "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine,
-        "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit or None,
-        "objective": objective, "tables": tables, "allow_modelled": allow_modelled or None,
+        "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
+        "prefix_hit": prefix_hit or None, "objective": objective, "tables": tables,
+        "allow_modelled": allow_modelled or None,
     }  # fmt: skip
     given = {name: value for name, value in question.items() if value not in (None, [])}
     _check_question(spec, model, given)
@@ -346,8 +347,8 @@ _NEEDED: Final = {"total_gpus": "--gpus", "isl": "--isl", "osl": "--osl"}
 _OPTIONS: Final = {
     **_NEEDED, "gpu": "--gpu", "ttft_ms": "--ttft", "tpot_ms": "--tpot",
     "request_latency_ms": "--request-latency", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
-    "engine": "--engine", "max_batched_tokens": "--max-num-batched-tokens", "max_seqs": "--max-num-seqs",
-    "prefix_hit": "--prefix-hit",
+    "engine": "--engine", "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_num_seqs": "--max-num-seqs", "prefix_hit": "--prefix-hit",
     "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
 }  # fmt: skip
 

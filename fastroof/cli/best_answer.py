@@ -57,8 +57,8 @@ def print_answer(
     row = first.row
     say(
         f"{title}: run {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-        f"{row['kv_dtype']} KV cache, engine {row['runtime']}, steps of up to {row['max_batched_tokens']:,} "
-        f"tokens{_drafts_words(row)}"
+        f"{row['kv_dtype']} KV cache, engine {row['engine']}, steps of up to "
+        f"{row['max_num_batched_tokens']:,} tokens{_drafts_words(row)}"
     )
     for line in _why(first, objective, answer.choices[1:]):
         say(line, 2)
@@ -88,7 +88,7 @@ def print_answer(
     out.print()
 
 
-_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "runtime"}
+_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}
 """Columns of the table that the first sentence says of the best one."""
 
 
@@ -108,7 +108,7 @@ def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) ->
         ]
         say(
             f"nearest: {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-            f"engine {row['runtime']}, with {clients}: {', '.join(said)}",
+            f"engine {row['engine']}, with {clients}: {', '.join(said)}",
             2,
         )
     if would_fit is not None:

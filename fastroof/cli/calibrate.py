@@ -18,7 +18,7 @@ from fastroof.errors import FastroofError
 EPILOG: Final = """\b
 Examples:
   fastroof calibrate --runs results/ --engine-args serve.txt --gpu h100 --output mine.toml
-  fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
+  fastroof step --model llama-3.1-8b --engine mine.toml --decode 64x4096
 
 Runs are what load generators wrote of one engine; --engine-args says how that engine was started. Few runs
 determine few costs: how many are fitted, and whether they stay near the packaged profile, is chosen by

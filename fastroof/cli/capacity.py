@@ -43,7 +43,7 @@ the results, ranked by requests/s per GPU. `fastroof sweep` takes it too, with s
 as options. The requests of all rates and deployments are the same: their arrivals are scaled.
 
 \b
-JSON of a model: version, model, gpu, tp, dtype, kv_dtype, runtime, tables_hash, requests_per_s (0 where no
+JSON of a model: version, model, gpu, tp, dtype, kv_dtype, engine, tables_hash, requests_per_s (0 where no
 rate keeps the limits), requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are
 faster than what is served; none: all at once keep all), low, high (with steps one standard error longer and
 shorter), relative_error, basis, sampling_error, tolerance, replicas, gpus, requests, simulations, at_capacity
@@ -146,7 +146,7 @@ def capacity(
     served = _plan(what, measured, settings, plan)
     facts = {
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
-        "dtype": served.dtype, "kv_dtype": served.kv_dtype, "runtime": served.runtime,
+        "dtype": served.dtype, "kv_dtype": served.kv_dtype, "engine": served.engine,
         "tables_hash": served.tables_hash,
     }  # fmt: skip
     if fewest:

@@ -74,9 +74,9 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['total_gpus']} x {row['gpu']}",
             f"{row['replicas']} x {split_words(row)}",
             row["dtype"],
-            row["runtime"],
-            f"{row['max_batched_tokens']:,}",
-            f"{row['max_seqs']:,}",
+            row["engine"],
+            f"{row['max_num_batched_tokens']:,}",
+            f"{row['max_num_seqs']:,}",
             f"{row['requests_per_s_per_gpu']:,.4g}",
             f"{row['requests_per_s']:,.4g}",
             range_words(row),
@@ -95,7 +95,7 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
     out = console()
     gpus = f"{most.replicas} x tp {plan.tp} on {most.gpus} x {plan.gpu.name}"
     out.print(
-        f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.runtime}: {_most_words(most)}",
+        f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.engine}: {_most_words(most)}",
         soft_wrap=True,
     )
     if most.relative_error is not None:
@@ -145,7 +145,7 @@ def _most_words(most: Capacity) -> str:
 def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
     out = console()
-    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, engine {plan.runtime}"
+    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, engine {plan.engine}"
     rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
     name = f"{name}, {rate}"
     limit = limit_words(few.limit)

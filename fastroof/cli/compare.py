@@ -44,7 +44,7 @@ Examples:
   fastroof compare --model qwen3-30b-a3b --dp 8 --ep 8 --dtype fp8_block --decode 32x4096
 
 \b
-JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), runtime
+JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), engine
 (kernels: methods are compared without an engine's cost), constants {method: {name: value}},
 trees {method: where its tables are from}, steps [phase (decode or prefill), batch_size, tokens (kv_len of
 a decode, new tokens of a prefill), methods
@@ -139,7 +139,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "ep": comparison.layout.ep,
         "moe_tp": comparison.layout.moe_tp,
         "dtype": comparison.dtype,
-        "runtime": comparison.runtime,
+        "engine": comparison.engine,
         "constants": comparison.constants,
         "trees": comparison.trees,
         "steps": [
@@ -178,7 +178,7 @@ def _print(comparison: Comparison) -> None:
     split = "" if gpus == layout.tp == layout.moe_tp else f" ({layout})"
     where = f"{gpus} x {comparison.gpu}{split}"
     out.print(
-        f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.runtime}", soft_wrap=True
+        f"{comparison.model} on {where}, {comparison.dtype}, engine {comparison.engine}", soft_wrap=True
     )
     for method, constants in comparison.constants.items():
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())

@@ -137,7 +137,7 @@ def models(
         typer.Option(*GPU_NAMES, help="With either: only this GPU; repeatable.  [default: with tables]"),
     ] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="With either: as this runtime has it; repeatable.")
+        list[str] | None, typer.Option(help="With either: as this engine has it; repeatable.")
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="With --support: only this format, or auto; repeatable.")

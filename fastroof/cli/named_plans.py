@@ -72,7 +72,7 @@ def named_plans(
 
 def plans_words(plans: Mapping[str, StepPlan]) -> str:
     """List plans with their engines."""
-    return ", ".join(f"{name} (engine {plan.runtime})" for name, plan in plans.items())
+    return ", ".join(f"{name} (engine {plan.engine})" for name, plan in plans.items())
 
 
 def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
@@ -127,7 +127,7 @@ def _name_of(plan: StepPlan) -> str:
         parts.append(f"{plan.dtype}-kv-{plan.kv_dtype}")
     elif plan.dtype != "bf16":
         parts.append(plan.dtype)
-    parts += [word for word in (plan.runtime, plan.method) if word not in _UNNAMED]
+    parts += [word for word in (plan.engine, plan.method) if word not in _UNNAMED]
     return "-".join(parts)
 
 

@@ -43,7 +43,7 @@ Sizes are numbers or comma-separated lists; every combination is one scenario. -
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
 
 \b
-JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, max_batched_tokens,
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, max_num_batched_tokens,
 max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit, images,
 image_size, image_tokens (of a prompt, besides isl; these only if given), rows: one object a scenario
 [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with --disaggregated also
@@ -207,8 +207,8 @@ def serving(
                 **workers,
                 "dtype": served.dtype,
                 "kv_dtype": served.kv_dtype,
-                "runtime": served.runtime,
-                "max_batched_tokens": budget,
+                "engine": served.engine,
+                "max_num_batched_tokens": budget,
                 "max_kv_tokens": served.memory_of(
                     max_seqs=number_or_engine("--max-num-seqs", limits["max_num_seqs"])
                 ).max_kv_tokens,
@@ -244,7 +244,7 @@ def _print(
         )
     out.print(
         f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.runtime}" + _asked_words(asked) + "\n",
+        f"engine {plan.engine}" + _asked_words(asked) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")

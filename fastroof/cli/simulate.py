@@ -55,7 +55,7 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
         "moe_tp": plan.layout.moe_tp,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
-        "runtime": plan.runtime,
+        "engine": plan.engine,
         "replicas": sim.replicas,
         "tables_hash": plan.tables_hash,
         "trace": {
@@ -80,7 +80,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
     out.print(
         f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV "
-        f"cache, engine {plan.runtime}",
+        f"cache, engine {plan.engine}",
         soft_wrap=True,
     )
     rate = answers["arrivals_per_s"]
@@ -196,7 +196,7 @@ load is near saturation, or the error of a step decides whether an SLO is kept, 
 simulated on steps one standard error faster and slower too.
 
 \b
-JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, replicas, tables_hash, trace
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, replicas, tables_hash, trace
 [name, requests, clients, left_out (rows by reason), input_tokens, output_tokens (means)], settings (fields
 of EngineSettings),
 ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,

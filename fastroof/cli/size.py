@@ -55,7 +55,7 @@ Give one of --rate (least GPUs), --kv-len (largest batch) and --batch-size (larg
 number or a comma-separated list. With one rate, every tp is shown, the one with the fewest GPUs first.
 
 \b
-JSON: version, model, gpu, dtype, kv_dtype, runtime, tables_hash, refused (tp: why it cannot run), rows: one
+JSON: version, model, gpu, dtype, kv_dtype, engine, tables_hash, refused (tp: why it cannot run), rows: one
 object a tp and a size [tp, batch_size, kv_len, step_ms, tokens_per_s_per_gpu, kv_share (of the KV cache),
 limited_by (memory, tpot, model or max_seqs)], batch_size or kv_len 0 where none is within the limits; or
 one a tp and a rate [is_best, request_rate_per_s, isl, osl, and the fields of LeastGpus: total_gpus, tp,
@@ -159,7 +159,7 @@ def size(
                 "gpu": spec.name,
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
-                "runtime": engine.name,
+                "engine": engine.name,
                 "tables_hash": "" if tables is None else tables.content_hash,
                 "refused": refused,
                 "rows": rows,

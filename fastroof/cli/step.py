@@ -53,7 +53,7 @@ Examples:
   fastroof step --model qwen3-vl-8b --prefill 4x100@0 --image 1920x1080 --explain
 
 \b
-JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, runtime, method, tables_hash
+JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, engine, method, tables_hash
 (empty for the datasheet model), kernels (which measured tables), requests [count, new_tokens, context_len],
 tokens, sequences, latency_us, relative_error (one standard error; with --explain), tokens_per_s (of all
 ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled),
@@ -203,7 +203,7 @@ def _document(
         "routing": plan.routing,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
-        "runtime": plan.runtime,
+        "engine": plan.engine,
         "method": plan.method,
         "tables_hash": plan.tables_hash,
         "kernels": plan.kernels,
@@ -249,7 +249,7 @@ def _checkpoint_words(plan: CachedPlan) -> str:
 
 
 def _memory_words(plan: CachedPlan) -> str:
-    """Where a GPU's memory goes, as the runtime reserves it."""
+    """Where a GPU's memory goes, as the engine reserves it."""
     parts = plan.memory.explain()
     return ", ".join(
         f"{name.replace('_', ' ')} {held / GIB:,.1f} GiB" for name, held in parts.items() if held
@@ -286,7 +286,7 @@ def _print(
     out = console()
     out.print(
         f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.runtime}",
+        f"engine {plan.engine}",
         soft_wrap=True,
     )
     pictures = ""

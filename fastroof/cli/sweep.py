@@ -51,7 +51,7 @@ packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema`
 fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the results with their units.
 
 \b
-JSON of steps: output, runtime, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
+JSON of steps: output, engine, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
 (evaluations beyond memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan
 [model, tp, dtype, kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by,
 origin, relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further
@@ -178,12 +178,9 @@ def sweep(
 def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
     """Keys of the specification that were given as options."""
     from fastroof.sweep import DeploymentSpec
-    from fastroof.sweep.spec import FIELDS
 
     given = {key: value for key, value in context.params.items() if value is not None}
-    changes: dict[str, Any] = {
-        key: _value(given[key]) for key in (*DeploymentSpec.model_fields, *FIELDS) if key in given
-    }
+    changes: dict[str, Any] = {key: _value(given[key]) for key in DeploymentSpec.model_fields if key in given}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
@@ -214,12 +211,8 @@ def _print_about(is_example: bool) -> None:
         sys.stdout.write(packaged.read_text(encoding="utf-8"))
         return
     from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
-    from fastroof.sweep.spec import FIELDS
 
     kinds = [kind.model_json_schema() for kind in (DeploymentSpec, StepSpec, CapacitySpec)]
-    names = {field: key for key, field in FIELDS.items()}
-    for kind in kinds:
-        kind["properties"] = {names.get(key, key): value for key, value in kind["properties"].items()}
     definitions = {name: each for kind in kinds for name, each in kind.pop("$defs", {}).items()}
     print_json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": kinds, "$defs": definitions}
@@ -267,7 +260,7 @@ def _print_steps(summary: StepSummary) -> None:
         columns.insert(columns.index("tokens/s"), "error")
         columns.insert(columns.index("limited by"), "standing")
     at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
-    out.print(f"Best throughput{at} within the limits, engine {summary.runtime}:\n", soft_wrap=True)
+    out.print(f"Best throughput{at} within the limits, engine {summary.engine}:\n", soft_wrap=True)
     rows = [[_step_cell(best, name) for name in columns] for best in summary.best]
     print_table(columns, rows, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
     out.print()
@@ -326,7 +319,7 @@ def _print_deployments(summary: DeploymentSummary) -> None:
     best = summary.best[:MOST_GROUPS]
     names = ["model", "GPUs", "layout", "dtype", "clients", "TTFT ms", "TPOT ms", "tokens/s a GPU"]
     names += ["tokens/s a user", "bound by"]
-    extra = {"kv_dtype": "kv dtype", "runtime": "engine", "max_batched_tokens": "token budget",
+    extra = {"kv_dtype": "kv dtype", "engine": "engine", "max_num_batched_tokens": "token budget",
              "prefix_hit": "prefix hit"}  # fmt: skip
     varied = {column: name for column, name in extra.items() if len({row[column] for row in best}) > 1}
     names[4:4] = list(varied.values())
@@ -340,7 +333,7 @@ def _print_deployments(summary: DeploymentSummary) -> None:
         at = ""
         if "isl" not in names:
             at = f" at isl {best[0]['isl']:,}, osl {best[0]['osl']:,}"
-        engine = "" if "runtime" in varied else f", engine {best[0]['runtime']}"
+        engine = "" if "engine" in varied else f", engine {best[0]['engine']}"
         out.print(f"Best deployments{at} within the limits{engine}:\n", soft_wrap=True)
         rows = [[_deployment_cell(row, name, varied) for name in names] for row in best]
         print_table(names, rows, left=("model", "GPUs", "layout", "dtype", "kv dtype", "engine", "bound by"))

@@ -16,6 +16,7 @@ import typer
 
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.option_groups import ENGINE
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_runs_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = """\b
 Examples:
-  fastroof validate --runs results/ --engine-args serve.txt --gpu h100 --runtime mine.toml
+  fastroof validate --runs results/ --engine-args serve.txt --gpu h100 --engine mine.toml
   fastroof validate --steps steps.csv --gpu h100 --plot validation.png
 
 Without --runs and --steps it judges the profiles that ship, by the runs that they are fitted to. That needs a
@@ -36,7 +37,7 @@ Errors are relative to the measured time; bias is their signed mean. tpot: time 
 to first token; decode, prefill, mixed, unequal: single steps, decode also of one client.
 
 \b
-JSON: version, gpu, tables_hash, runtime,
+JSON: version, gpu, tables_hash, engine,
 groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
 quantity: empty if it is the whole row].
@@ -64,8 +65,8 @@ def validate(
     runs: Runs = None,
     engine_args: EngineArgs = None,
     model: OwnModel = None,
-    runtime: Annotated[
-        str, typer.Option(help="Profile, or .toml file; auto: the profile of each run's engine.")
+    engine: Annotated[
+        str, typer.Option(*ENGINE, help="Profile, or .toml file; auto: the profile of each run's engine.")
     ] = "auto",
     by: Annotated[
         str, typer.Option(help="Columns to keep apart too, comma-separated: tp,model,engine_version ...")
@@ -101,7 +102,7 @@ def validate(
         () if own is None else own.rows,
         () if steps is None else read_steps(steps),
         measured_kernels,
-        runtime=runtime,
+        engine=engine,
         progress=None if as_json else lambda words: typer.echo(words, err=True),
     )
     groups = report.errors(columns_of(by))
@@ -110,7 +111,7 @@ def validate(
         print_json(document(report, groups))
     else:
         count = counted(len(report.rows), "prediction")
-        console().print(f"{report.gpu}, {count}, runtime {report.runtime}\n", soft_wrap=True)
+        console().print(f"{report.gpu}, {count}, engine {report.engine}\n", soft_wrap=True)
         print_groups(groups)
         print_left_out(report)
 
@@ -137,7 +138,7 @@ def document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]
         "version": report.version,
         "gpu": report.gpu,
         "tables_hash": report.tables_hash,
-        "runtime": report.runtime,
+        "engine": report.engine,
         "groups": [{"by" if k == "values" else k: v for k, v in g._asdict().items()} for g in groups],
         "left_out": [entry._asdict() for entry in report.left_out],
     }

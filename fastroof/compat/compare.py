@@ -123,7 +123,7 @@ def compare(
         del constants["roofline_v1"], trees["roofline_v1"]
     compared = tuple(_compared(case, step) for step in steps)
     return Comparison(
-        model.name, spec.name, case.layout, case.dtype, case.plan.runtime, constants, trees, compared
+        model.name, spec.name, case.layout, case.dtype, case.plan.engine, constants, trees, compared
     )
 
 

@@ -91,7 +91,7 @@ ROOFLINE_V2: Final = (
     _v2("memory", "bytes of the step", "always", "memory_us",
         "the step takes the time of all its bytes at {tb_per_s:.2f} TB/s if that is longer than its FLOPs"),
     _v2("overhead", "overhead per layer", "always", "overhead_us",
-        "it adds {layer_overhead_us:g} us x {layers} layers / tp {tp}; fastroof's `kernels` runtime "
+        "it adds {layer_overhead_us:g} us x {layers} layers / tp {tp}; fastroof's `kernels` engine "
         "adds none"),
 )  # fmt: skip
 
@@ -178,7 +178,7 @@ INFERSIM: Final = (
     _infersim("elementwise", "no norms", "always", "no_elementwise_us",
         "it has no norms, rotary embedding, KV write or activation"),
     _infersim("overhead", "constant", "always", "overhead_us",
-        "it adds {overhead_us:,.0f} us to every step, whatever the model; fastroof's `kernels` runtime "
+        "it adds {overhead_us:,.0f} us to every step, whatever the model; fastroof's `kernels` engine "
         "adds none"),
 )  # fmt: skip
 

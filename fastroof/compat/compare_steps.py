@@ -184,7 +184,7 @@ class Comparison:
     gpu: str
     layout: Layout
     dtype: str
-    runtime: str
+    engine: str
     constants: Mapping[str, Mapping[str, float]]
     trees: Mapping[str, str]
     steps: tuple[ComparedStep, ...]

@@ -249,7 +249,7 @@ class EngineProfile:
     Attributes
     ----------
     name : str
-        Name of the profile: the ``runtime`` of a plan.
+        Name of the profile: the ``engine`` of a plan.
     engine : str
         The engine that it describes; empty for the plain sum of kernels.
     versions : str

@@ -403,7 +403,7 @@ def interleaved(
 
 def rank_rules(plan: PlanData) -> RankRules:
     """Return how the ranks of a plan step together in its engine, as loops read it."""
-    rules, ranks = plan.engine.data_parallel, int(plan.layout.dp)
+    rules, ranks = plan.profile.data_parallel, int(plan.layout.dp)
     return RankRules(
         ranks=ranks,
         in_lockstep=int(ranks > 1 and (rules.lockstep == "all" or plan.model.has_experts)),

@@ -85,7 +85,7 @@ class PlanRecipe:
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
             execution=self.execution,
-            engine=options.engine,
+            profile=options.engine,
             method=self.method,
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
@@ -400,7 +400,7 @@ def compile_plan(
     --------
     >>> import fastroof
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", tp=2)
-    >>> plan.tp, plan.runtime
+    >>> plan.tp, plan.engine
     (2, 'vllm')
     """
     given = {name: value for name, value in locals().items() if name in OPTIONS}

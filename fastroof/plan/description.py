@@ -42,9 +42,14 @@ class DescribedPlan(PlanData):
         return self.layout.tp
 
     @property
-    def runtime(self) -> str:
+    def engine(self) -> str:
         """Name of the engine's profile."""
-        return self.engine.name
+        return self.profile.name
+
+    @property
+    def runtime(self) -> str:
+        """Former name of ``engine``."""
+        return self.engine
 
     @property
     def batches_in_flight(self) -> float:
@@ -87,7 +92,7 @@ class DescribedPlan(PlanData):
         PlanError
             If a limit is not a number.
         """
-        rule, scheduling = self.engine.memory, self.engine.scheduling
+        rule, scheduling = self.profile.memory, self.profile.scheduling
         is_unlimited = max_seqs is None or (type(max_seqs) is float and max_seqs == math.inf)
         if not is_unlimited and not is_number(max_seqs):
             raise PlanError(f"max_seqs must be a number, got {shown(max_seqs)}")
@@ -124,7 +129,7 @@ class DescribedPlan(PlanData):
             "tp": self.tp,
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
-            "runtime": self.runtime,
+            "engine": self.engine,
             "method": self.method,
             "max_tokens": self.max_tokens,
             "max_seqs": self.max_seqs,
@@ -176,7 +181,7 @@ class DescribedPlan(PlanData):
         routing = f", routing {self.execution.routing}" if self.model.has_experts else ""
         return (
             f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
-            f"{routing}, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
+            f"{routing}, engine {self.engine!r}, up to {self.max_tokens} tokens)"
         )
 
     def _repr_html_(self) -> str:

@@ -245,7 +245,7 @@ def _engine_parts(plan: PlanData, runtime_us: float) -> list[OperatorTime]:
     """The engine's own time of a step, if any."""
     if not runtime_us:
         return []
-    source = f"profile {plan.engine.name}"
+    source = f"profile {plan.profile.name}"
     return [
         OperatorTime(
             "runtime", "runtime", 1, runtime_us, 0.0, 0.0, float("nan"), "host", ORIGIN_MODELLED, source

@@ -60,7 +60,7 @@ class CachedPlan:
     dtype: str = _fact()
     kv_dtype: str = _fact()
     routing: str | None = _fact(lambda plan: plan.execution.routing if plan.model.has_experts else None)
-    runtime: str = _fact()
+    engine: str = _fact()
     method: str = _fact()
     tables_hash: str = _fact()
     kernels: str = _fact()

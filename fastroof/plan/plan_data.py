@@ -77,7 +77,7 @@ class PlanData:
     dtype: str
     kv_dtype: str
     execution: Execution
-    engine: EngineProfile
+    profile: EngineProfile
     method: str
     max_tokens: int
     max_seqs: int

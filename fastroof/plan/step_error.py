@@ -269,8 +269,8 @@ def _relative(plan: PlanData, errors: RowErrors, step_us: Floats) -> Floats:
     there = step_us > 0.0
     whole_us2 = np.where(there, step_us, 1.0) ** 2
     campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
-    residual = plan.engine.costs.residual**2
+    residual = plan.profile.costs.residual**2
     # the residual includes the campaign of the tables that the profile was fitted to
-    fitted_here = plan.gpu.name in plan.engine.evidence.get("gpus", ())
+    fitted_here = plan.gpu.name in plan.profile.evidence.get("gpus", ())
     together = np.maximum(campaign, residual) if fitted_here else campaign + residual
     return np.asarray(np.sqrt(np.where(there, errors.local_us2 / whole_us2 + together, 0.0)))

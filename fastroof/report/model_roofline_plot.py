@@ -97,7 +97,7 @@ def draw_model_roofline(
     if not 1 <= len(plans) <= len(LINE_LOOKS):
         raise FastroofError(f"need 1 to {len(LINE_LOOKS)} plans, got {len(plans)}")
     first = plans[0]
-    kinds = {(plan.model.name, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.runtime) for plan in plans}
+    kinds = {(plan.model.name, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.engine) for plan in plans}
     if len(kinds) > 1:
         raise FastroofError(f"need plans of one model on one GPU in one dtype, got {sorted(kinds)}")
     steps = [model_steps(plan, batch_sizes, kv_len, prompt) for plan in plans]
@@ -124,7 +124,7 @@ def draw_model_roofline(
             f"decodes at kv_len {kv_len:,}",
             f"star: prefill of {prompt:,} tokens",
             *(() if all_fit else ("hollow: KV cache does not fit",)),
-            f"engine {first.runtime}",
+            f"engine {first.engine}",
             source if first.tables_hash else "modelled from the datasheet",
         ]
         write_titles(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.defaults import FORMER_KEYS
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
 from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
@@ -56,8 +57,8 @@ class ResultsKind:
     curves: tuple[str, str]
 
 
-_SETTINGS: Final = ("model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
-_LAYOUT: Final = ("replicas", "prefill_workers", "decode_workers", "total_gpus", "max_batched_tokens")
+_SETTINGS: Final = ("model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine")
+_LAYOUT: Final = ("replicas", "prefill_workers", "decode_workers", "total_gpus", "max_num_batched_tokens")
 
 KINDS: Final = (
     ResultsKind(
@@ -101,6 +102,7 @@ class Results:
     columns: tuple[str, ...]
     metadata: dict[str, str]
     _schema: pa.Schema = field(repr=False)
+    _stored: dict[str, str] = field(repr=False)
     _read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __contains__(self, name: str) -> bool:
@@ -208,7 +210,7 @@ class Results:
                 if first < last:
                     groups.append(file.read_row_group(group).take(pa.array(indices[first:last] - start)))
                 start = stop
-        table = pa.concat_tables(groups)
+        table = pa.concat_tables(groups).rename_columns(self._schema.names)
         columns = {name: table[name].to_pylist() for name in table.column_names}
         for name in self.columns:
             if name not in columns:
@@ -217,7 +219,7 @@ class Results:
 
     def _column(self, name: str) -> Any:
         with self._undamaged():
-            return read_parquet(self.path, [name])[name]
+            return read_parquet(self.path, [self._stored[name]]).column(0)
 
     @contextmanager
     def _undamaged(self) -> Iterator[None]:
@@ -256,6 +258,9 @@ def read_results(path: str | Path) -> Results:
     except PARQUET_ERRORS as error:
         why = "a folder" if path.is_dir() else f"not a Parquet file ({str(error).splitlines()[0]:.100})"
         raise FastroofError(f"{path} is {why}; need results of `fastroof sweep -o results.parquet`") from None
+    stored = schema.names
+    names = [FORMER_KEYS.get(name, name) for name in stored]
+    schema = pa.schema(list(map(pa.Field.with_name, schema, names)), schema.metadata)
     kind = _kind(path, schema)
     if not num_rows:
         raise FastroofError(f"{path} has no rows: no candidate of its sweep was within the limits")
@@ -268,6 +273,7 @@ def read_results(path: str | Path) -> Results:
         (*schema.names, *derived),
         {key: value for key, value in metadata.items() if key.startswith("fastroof.")},
         schema,
+        dict(zip(names, stored, strict=True)),
     )
 
 

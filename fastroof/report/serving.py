@@ -102,7 +102,7 @@ def draw_validation(report: Validation) -> Figure:
             if peers:
                 aic = [row.aic_ms for row in rows]
                 _draw(column[1], panel, "aiconfigurator-core", rows, aic, datasets, limits)
-        seen = "constants fitted without each row's model" if report.unseen else f"engine {report.runtime}"
+        seen = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
         write_titles(
             figure,
             f"Predicted against measured serving on {report.gpu}",

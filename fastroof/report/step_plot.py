@@ -148,7 +148,7 @@ def draw_step(
         write_titles(
             figure,
             f"{what}: components of a decode step at {which}",
-            f"{plan.dtype} weights, {plan.kv_dtype} KV cache, engine {plan.runtime}; {where}",
+            f"{plan.dtype} weights, {plan.kv_dtype} KV cache, engine {plan.engine}; {where}",
         )
     return figure
 

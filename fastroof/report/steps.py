@@ -125,11 +125,11 @@ class StepSource:
         tokens = max(sum(new for new, _ in step.requests) for step in steps)
         seqs = max(len(step.requests) for step in steps)
         size = (_room(tokens, _MAX_TOKENS), _room(seqs, _MAX_SEQS))
-        values = [row.get(name) for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")]
+        values = [row.get(name) for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "engine")]
         split = _split(row)
         key = (*values, *split.values(), *size)
         if key not in self._plans:
-            model, gpu, tp, dtype, kv_dtype, runtime = values
+            model, gpu, tp, dtype, kv_dtype, engine = values
             spec = self.gpu(str(gpu))
             with warnings.catch_warnings():
                 # the page itself reports that nothing was measured
@@ -141,7 +141,7 @@ class StepSource:
                     tp=tp if isinstance(tp, int) else 1,
                     dtype=str(dtype or AUTO),
                     kv_dtype=str(kv_dtype or AUTO),
-                    engine=self._runtime(str(runtime or "kernels")),
+                    engine=self._engine(str(engine or "kernels")),
                     method=str(self._spec.get("method", "roofline")),
                     max_tokens=size[0],
                     max_seqs=size[1],
@@ -172,8 +172,8 @@ class StepSource:
                 return model
         return load_model(name)
 
-    def _runtime(self, name: str) -> str:
-        given = self._spec.get("runtime", name)
+    def _engine(self, name: str) -> str:
+        given = self._spec.get("engine", self._spec.get("runtime", name))
         paths = [given] if isinstance(given, str) else given
         return next((path for path in paths if str(path).endswith(f"{name}.toml")), name)
 
@@ -225,7 +225,7 @@ def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
     isl, osl, step_s = int(numbers["isl"]), int(numbers["osl"]), numbers["tpot_ms"] / MS_PER_S
     batch = max(1, round(rate * step_s))
     decodes = _decodes(batch, max(2, isl + osl // 2))
-    budget = int(_number(row.get("max_batched_tokens"), _MAX_TOKENS))
+    budget = int(_number(row.get("max_num_batched_tokens"), _MAX_TOKENS))
     cached = int(_number(row.get("prefix_hit"), 0.0) * isl)
     new = max(1, isl - cached)
     if row.get("mode") == "disaggregated":

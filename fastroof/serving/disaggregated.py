@@ -274,9 +274,9 @@ def estimate_disaggregated(
     check_plan("prefill_plan", prefill_plan, BatchError)
     check_plan("decode_plan", decode_plan, BatchError)
     prefill_engine = engine_limits(
-        prefill_plan.engine, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
+        prefill_plan.profile, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
     )
-    decode_engine = engine_limits(decode_plan.engine, kv_reservation=kv_reservation, max_seqs=max_seqs)
+    decode_engine = engine_limits(decode_plan.profile, kv_reservation=kv_reservation, max_seqs=max_seqs)
     workers = Workers.of(prefill_plan, decode_plan, speculation)
     check_flag("with_error", with_error, BatchError)
     if with_error and workers.decode_loops.tokens > 1:
@@ -404,9 +404,9 @@ def match_workers(
     >>> long.prefill_workers > long.decode_workers
     True
     """
-    prefill_engine = engine_limits(prefill_plan.engine, max_batched_tokens=max_batched_tokens)
+    prefill_engine = engine_limits(prefill_plan.profile, max_batched_tokens=max_batched_tokens)
     plans = Workers.of(prefill_plan, decode_plan, speculation)
-    options = plans.options(link_bytes_per_s, prefill_engine, engine_limits(decode_plan.engine))
+    options = plans.options(link_bytes_per_s, prefill_engine, engine_limits(decode_plan.profile))
     budget = prefill_engine.max_batched_tokens
     tolerance = at_least("tolerance", tolerance, 0)
     workers = int(at_least("max_workers", max_workers, 2))

@@ -376,7 +376,7 @@ def estimate(
     """
     check_plan("plan", plan, BatchError)
     engine = engine_limits(
-        plan.engine,
+        plan.profile,
         max_batched_tokens=max_batched_tokens,
         chunked_prefill=chunked_prefill,
         kv_reservation=kv_reservation,
@@ -423,7 +423,7 @@ def estimate(
         is_prefill_first=engine.is_prefill_first,
         length_spread=spread,
         wait_steps=at_least("wait_steps", wait_steps, 0),
-        steps_met=steps_met(plan.engine, arrivals, async_scheduling),
+        steps_met=steps_met(plan.profile, arrivals, async_scheduling),
         rules=rank_rules(plan),
         batches=float(flight),
     )
@@ -459,7 +459,7 @@ def estimate(
     if with_error:
         sizes = (out[DECODES], out[KV_LEN], out[DECODE_STEP_US])
         rows.append(decode_errors(plan, *sizes))
-        known = plan.engine.errors
+        known = plan.profile.errors
         if known.tpot or known.ttft:
             rows.append(np.full(len(tpot_ms), known.tpot or np.nan))
             rows.append(np.where(out[WAIT_US] > 0.0, np.nan, known.ttft or np.nan))

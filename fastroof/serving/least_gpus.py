@@ -112,7 +112,7 @@ def replica_plans(
         memory = plan.memory if running is None else plan.memory_of(max_seqs=running)
         if memory.max_kv_tokens < 2:
             own = memory.activation_bytes + memory.context_bytes
-            overhead = f" and {own / GB:.1f} GB for {plan.runtime}" if memory.context_bytes else ""
+            overhead = f" and {own / GB:.1f} GB for {plan.engine}" if memory.context_bytes else ""
             refused[size] = (
                 f"{memory.weight_bytes / GB:.1f} GB of weights{overhead} leave no room for KV cache on a GPU "
                 f"of {gpu.hbm_bytes / GB:.1f} GB"

@@ -113,9 +113,9 @@ class SpeculatedPlan(NamedTuple):
     def memory(self, memory: PlanMemory | None = None, *, max_seqs: float | None = None) -> PlanMemory:
         """Return one GPU's memory including the draft, whose weights and cache reduce the capacity."""
         if memory is None:
-            engine = self.plan.engine
-            is_own = max_seqs is None or max_seqs >= engine.scheduling.max_num_seqs
-            is_own = is_own or not engine.memory.sample_bytes
+            profile = self.plan.profile
+            is_own = max_seqs is None or max_seqs >= profile.scheduling.max_num_seqs
+            is_own = is_own or not profile.memory.sample_bytes
             memory = self.plan.memory if is_own else self.plan.memory_of(max_seqs=max_seqs)
         if self.draft is None:
             return memory
@@ -181,7 +181,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
             routing=plan.execution.routing,
             # what the plan's layers were allowed to use
             allow_modelled=True,
-            engine=plan.engine,
+            engine=plan.profile,
             method="roofline" if tables is None else plan.method,
             max_tokens=plan.max_tokens,
             max_seqs=plan.max_seqs,

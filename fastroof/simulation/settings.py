@@ -147,7 +147,7 @@ class EngineSettings:
                 f"an engine has no setting {', '.join(sorted(unknown))}; "
                 f"it has {', '.join(cls.__dataclass_fields__)}"
             )
-        own, memory = plan.engine.scheduling, plan.engine.memory
+        own, memory = plan.profile.scheduling, plan.profile.memory
         settings: dict[str, Any] = {
             "max_num_batched_tokens": own.max_num_batched_tokens,
             "max_num_seqs": own.max_num_seqs,

@@ -38,9 +38,9 @@ class StepError(NamedTuple):
 
 def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
     """Return the error of a simulation's steps."""
-    stated = plan.engine.errors.tpot
+    stated = plan.profile.errors.tpot
     if stated and not plan.error_source.is_datasheet:
-        return StepError(stated, f"of TPOT on runs held out of the fit, by the profile {plan.engine.name}")
+        return StepError(stated, f"of TPOT on runs held out of the fit, by the profile {plan.profile.name}")
     batch = min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens)
     try:
         relative = plan.decode_error(batch, max(round(kv_len), 1))

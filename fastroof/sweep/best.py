@@ -124,14 +124,14 @@ def _capacity(
         (gpu, tables) for gpu, tables in tables_by_gpu.items() if load_gpu(gpu).name == row["gpu"]
     )
     model = next(load_model(name) for name in spec.models if load_model(name).name == row["model"])
-    runtime = next(name for name in spec.runtime if load_engine(name).name == row["runtime"])
-    budget = int(row["max_batched_tokens"])
+    engine = next(name for name in spec.engine if load_engine(name).name == row["engine"])
+    budget = int(row["max_num_batched_tokens"])
     # a step needs one token for each running request
-    seqs = min(spec.max_seqs, budget)
+    seqs = min(spec.max_num_seqs, budget)
     plan = compile_plan(
         model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
         routing=ROUTING if row["routing"] == NO_ROUTING else row["routing"], dtype=row["dtype"],
-        kv_dtype=row["kv_dtype"], engine=runtime, method=spec.method, max_tokens=budget, max_seqs=seqs,
+        kv_dtype=row["kv_dtype"], engine=engine, method=spec.method, max_tokens=budget, max_seqs=seqs,
         curves=tables.curves, allow_modelled=spec.allow_modelled,
     )  # fmt: skip
     return capacity(
@@ -223,7 +223,7 @@ def nearest_to_limits(
     return Nearest(row, exceeds)
 
 
-CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
+CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine")
 """Columns that distinguish choices; replicas, budgets and loads are ways to run the same choice."""
 
 LEAST_LEADERS: Final = 8
@@ -332,7 +332,7 @@ def best_deployments(
         are ignored; each value of a load column in ``per`` gets its own answer.
     runners_up : int
         Maximum number of deployments after the best; each is the best of its GPU, mode, tp, dtypes and
-        runtime.
+        engine.
     percentile : float, optional
         Re-rank the leaders by simulation: by the largest rate at which this percentile of each time keeps
         the limit on its mean, as :func:`fastroof.capacity` finds it. Simulated are twice as many as are

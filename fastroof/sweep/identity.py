@@ -29,7 +29,7 @@ _MEANINGS: Final = {
     "fastroof.kind": "kind of sweep",
     "fastroof.tables_hash": "the tables' hash",
     "fastroof.sources_hash": "hash of all sources of tables",
-    "fastroof.inputs_hash": "hash of the models, GPUs, runtimes and requests",
+    "fastroof.inputs_hash": "hash of the models, GPUs, engines and requests",
 }
 _SHOWN: Final = 60
 
@@ -52,7 +52,7 @@ def inputs_hash(sweep: SweepKind) -> str:
     meant = [
         *map(load_model, sweep.spec.all_models),
         *map(load_gpu, sweep.gpus),
-        *map(load_engine, sweep.runtimes),
+        *map(load_engine, sweep.engines),
     ]
     return hashlib.sha256("\n".join([*map(repr, meant), *sweep.spec.other_inputs]).encode()).hexdigest()
 

@@ -87,7 +87,7 @@ class SweepKind(Protocol):
     @property
     def gpus(self) -> Sequence[str]: ...  # noqa: D102
     @property
-    def runtimes(self) -> Sequence[str]: ...  # noqa: D102
+    def engines(self) -> Sequence[str]: ...  # noqa: D102
     @property
     def columns(self) -> tuple[Column, ...]: ...  # noqa: D102
     @property

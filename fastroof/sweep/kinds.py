@@ -7,11 +7,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.defaults import FORMER_KEYS
 from fastroof.documents import parse_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
-from fastroof.sweep.spec import FIELDS, read_values, validated
+from fastroof.sweep.spec import read_values, validated
 from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
 from fastroof.sweep.units import WorkUnit
 
@@ -70,8 +71,8 @@ def load_spec(
         where = "packaged spec"
     else:
         values, where = read_values(spec)
-    values = _by_field(values, where)
-    for key, value in _by_field(changes or {}, "changes").items():
+    values = _renamed(values, where)
+    for key, value in _renamed(changes or {}, "changes").items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
     if "slo" in values or "workload" in values:
@@ -81,12 +82,14 @@ def load_spec(
     return validated(StepSpec, values, where)
 
 
-def _by_field(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    """Rename public keys to the specs' field names."""
-    twice = [f"{key} and {name}" for key, name in FIELDS.items() if key in values and name in values]
+def _renamed(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """Rename former keys."""
+    twice = [f"{key} and {former}" for former, key in FORMER_KEYS.items() if {key, former} <= values.keys()]
     if twice:
         raise SweepError(f"{where}: {', '.join(twice)} are two names of one key; give only one")
-    return {FIELDS.get(key, key) if isinstance(key, str) else key: value for key, value in values.items()}
+    return {
+        FORMER_KEYS.get(key, key) if isinstance(key, str) else key: value for key, value in values.items()
+    }
 
 
 def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:
@@ -107,7 +110,7 @@ def work_units(spec: Spec) -> list[WorkUnit]:
     Returns
     -------
     list of WorkUnit
-        In the order of the rows: models, GPUs, modes, tp, dtypes, kv_dtypes, runtimes. Plans that cannot
+        In the order of the rows: models, GPUs, modes, tp, dtypes, kv_dtypes, engines. Plans that cannot
         be compiled have units too, which count their candidates as infeasible.
 
     Examples

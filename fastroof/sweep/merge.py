@@ -73,7 +73,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
         load_spec(parse_json(metadata["fastroof.spec"], f"the spec of {files[0].path}", SweepError))
     )
     if inputs_hash(sweep) != metadata["fastroof.inputs_hash"]:
-        raise SweepError("a model, GPU, runtime or trace of the spec has changed since the shards were run")
+        raise SweepError("a model, GPU, engine or trace of the spec has changed since the shards were run")
     units = sweep.units()
     schema = arrow_schema(
         sweep.columns, {key: value for key, value in metadata.items() if key not in OF_A_SHARD}

@@ -32,14 +32,6 @@ from fastroof.sweep.units import Split
 Spec = TypeVar("Spec", bound=BaseModel)
 
 _SHOWN: Final = 10
-FIELDS: Final = {
-    "engine": "runtime",
-    "max_num_batched_tokens": "max_batched_tokens",
-    "max_num_seqs": "max_seqs",
-}
-"""Fields by their public keys; the fields' own names are accepted too."""
-
-_KEYS: Final = {field: key for key, field in FIELDS.items()}
 
 _PATHS: Final = ("gpu", "gpus", "tables", "engine", "runtime", "models", "speculation", "workload")
 
@@ -169,7 +161,7 @@ def _problem(
 ) -> str:
     """Describe one of pydantic's errors: the key, the given value, the valid values."""
     key = str(loc[0]) if loc else ""
-    path = ".".join([_KEYS.get(key, key), *map(str, loc[1:])])
+    path = ".".join(map(str, loc))
     if "error" in context:
         return f"{path}: {context['error']}" if key else str(context["error"])
     fields = kind.model_fields
@@ -178,13 +170,13 @@ def _problem(
         # a nested table, like constraints
         return f"{key}.{_problem(table, loc[1:], error, context, given)}"
     if error == "missing":
-        return f"{_KEYS.get(key, key)}: missing, need {fields[key].description}"
+        return f"{key}: missing, need {fields[key].description}"
     if key not in fields:
         close = difflib.get_close_matches(key, _named(kind), n=1)
         hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
-        keys = ", ".join(_KEYS.get(name, name) for name in fields)
+        keys = ", ".join(fields)
         return f"{key or 'an empty name'}: unknown key; {hint}the keys are {keys}"
-    return f"{_KEYS.get(key, key)}: got {shown(given)}, need {fields[key].description}"
+    return f"{key}: got {shown(given)}, need {fields[key].description}"
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:

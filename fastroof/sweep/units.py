@@ -29,7 +29,7 @@ class PlanKey(NamedTuple):
     tp: int
     dtype: str
     kv_dtype: str
-    runtime: str
+    engine: str
     pp: int = 1
     dp: int = 1
     ep: int = 1
@@ -119,6 +119,6 @@ SPLIT: Final = (
     Column("routing", "text", "", "how tokens spread over experts; none for models without experts"),
 )
 """Columns of a layout other than its tensor-parallel size."""
-RUNTIME: Final = Column("runtime", "text", "", "engine whose overheads are added to the kernels")
+ENGINE: Final = Column("engine", "text", "", "engine whose overheads are added to the kernels")
 KERNELS: Final = Column("kernels", "text", "", "measured tables of the kernels")
 WEIGHT_BYTES: Final = Column("weight_bytes", "int", "B", "bytes of weights on one GPU")

@@ -54,7 +54,7 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     plan = store.plan(view, view.capacity_sizes).plan
     _check_work(plan, workload, view)
     # None selects the engine's default
-    options: dict[str, Any] = {"max_num_batched_tokens": view.max_batched_tokens}
+    options: dict[str, Any] = {"max_num_batched_tokens": view.max_num_batched_tokens}
     options |= {"max_num_seqs": None, "block_size": None, **limits}
     found = capacity(plan, workload, **options)
     return {**found.document(), "limits": limits, "command": capacity_command(store, view)}
@@ -62,7 +62,7 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
 
 def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
     drawn = workload.trace(rate=1.0)
-    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_batched_tokens)
+    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=view.max_num_batched_tokens)
     steps = simulated_steps(drawn, settings, ranks=ranks_of(plan))
     if steps > MOST_STEPS:
         raise SimulationError(
@@ -125,7 +125,7 @@ def _plan_facts(plan: StepPlan) -> dict[str, Any]:
         "batches_in_flight": layout.batches_in_flight,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
-        "runtime": plan.runtime,
+        "engine": plan.engine,
         "kernels": plan.kernels,
         "tables_hash": plan.tables_hash,
         "memory_bytes": memory.explain(),
@@ -229,7 +229,7 @@ def _estimated(plan: StepPlan, view: View, clients: Any) -> ServingEstimate:
         view.osl,
         clients,
         max_batched_tokens=view.budget,
-        max_seqs=view.engine.scheduling.max_num_seqs,
+        max_seqs=view.profile.scheduling.max_num_seqs,
         with_error=bool(plan.tables_hash),
     )
 
@@ -281,7 +281,7 @@ COLUMNS: Final = (
 
 def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Return the estimates of all layouts over clients, and the best within the limits."""
-    clients = spread_sizes(1, min(MOST_CLIENTS, view.engine.scheduling.max_num_seqs))
+    clients = spread_sizes(1, min(MOST_CLIENTS, view.profile.scheduling.max_num_seqs))
     layouts = [_over_clients(store, view, split, clients) for split in splits_of(store, view)]
     limits = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}
     answered = [each for each in layouts if "problem" not in each]

@@ -26,7 +26,7 @@ def choices(store: PlanStore, start: View) -> dict[str, Any]:
         "choices": {
             "dtype": [AUTO, *DTYPES],
             "kv_dtype": [AUTO, *KV_DTYPES],
-            "runtime": list(engine_names()),
+            "engine": list(engine_names()),
             "kind": list(KINDS),
             "percentile": list(PERCENTILES),
         },
@@ -64,7 +64,7 @@ def _options(store: PlanStore, view: View, split: dict[str, int] | None = None) 
         if getattr(view, name) != "auto":
             options += [f"--{name.replace('_', '-')}", getattr(view, name)]
     options += ["--allow-modelled"] * view.allow_modelled
-    return [*options, "--engine", view.runtime]
+    return [*options, "--engine", view.engine]
 
 
 def step_command(store: PlanStore, view: View) -> str:
@@ -81,8 +81,8 @@ def serving_command(store: PlanStore, view: View, clients: int, split: dict[str,
     """Return the command that estimates a number of clients, for the view's layout or another."""
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]
     words += ["--isl", str(view.isl), "--osl", str(view.osl), "--concurrency", str(clients)]
-    if view.max_batched_tokens is not None:
-        words += ["--max-batched-tokens", str(view.max_batched_tokens)]
+    if view.max_num_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
     return shlex.join(words)
 
 
@@ -108,8 +108,8 @@ def capacity_command(store: PlanStore, view: View) -> str:
     words += ["--slo", ",".join(written)]
     prompts, outputs = lengths_written(view)
     words += ["--num-requests", str(CAPACITY_REQUESTS), "--input", str(prompts), "--output", str(outputs)]
-    if view.max_batched_tokens is not None:
-        words += ["--max-num-batched-tokens", str(view.max_batched_tokens)]
+    if view.max_num_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
     return shlex.join(words)
 
 
@@ -123,9 +123,7 @@ def step_python(store: PlanStore, view: View, clients: int) -> str:
     def compiled(sizes: dict[str, int]) -> str:
         # leave out arguments that are at their defaults
         given = {
-            {"runtime": "engine"}.get(name, name): value
-            for name, value in {**view.plan_options, **sizes}.items()
-            if own.get(name) != value
+            name: value for name, value in {**view.plan_options, **sizes}.items() if own.get(name) != value
         }
         options = "".join(f", {name}={value!r}" for name, value in given.items())
         return f"plan = fastroof.compile_plan({model!r}, {gpu!r}, tables{options})"
@@ -133,7 +131,9 @@ def step_python(store: PlanStore, view: View, clients: int) -> str:
     step, serving = compiled(view.step_sizes), compiled(view.serving_sizes(clients))
     requests = " + ".join(f"[({new}, {context})] * {count}" for count, new, context in view.requests)
     error = "" if where is None else ", with_error=True"
-    budget = "" if view.max_batched_tokens is None else f", max_batched_tokens={view.max_batched_tokens}"
+    budget = (
+        "" if view.max_num_batched_tokens is None else f", max_batched_tokens={view.max_num_batched_tokens}"
+    )
     lines = [
         "import fastroof",
         "from fastroof.serving import estimate",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
-from fastroof.defaults import DEFAULT_ENGINE
+from fastroof.defaults import DEFAULT_ENGINE, FORMER_KEYS
 from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
-
-if TYPE_CHECKING:
-    pass
-
 
 KINDS: Final = ("decode", "prefill", "mixed")
 """Decode, prefill and mixed steps."""
@@ -32,7 +28,7 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "batch": (1, 4096),
     "kv_len": (2, 2**21),
     "chunk": (1, 2**16),
-    "max_batched_tokens": (1, 2**16),
+    "max_num_batched_tokens": (1, 2**16),
     "gpus": (1, 64),
 }
 """Valid ranges of whole numbers: larger ones would make the page too slow."""
@@ -41,7 +37,7 @@ STEP_TOKENS: Final = 8192
 STEP_SEQS: Final = 1024
 """Default plan sizes of `fastroof step` and Python."""
 
-_OPTIONAL: Final = ("kv_len", "chunk", "max_batched_tokens")
+_OPTIONAL: Final = ("kv_len", "chunk", "max_num_batched_tokens")
 _LIMITS: Final = ("ttft_ms", "tpot_ms")
 _LEAST_MS, _MOST_MS = 1e-3, 1e9
 _MOST_SPREAD: Final = 2.0
@@ -59,7 +55,7 @@ class View:
     ep: int = 1
     dtype: str = AUTO
     kv_dtype: str = AUTO
-    runtime: str = DEFAULT_ENGINE
+    engine: str = DEFAULT_ENGINE
     allow_modelled: bool = False
     isl: int = 4000
     osl: int = 500
@@ -67,7 +63,7 @@ class View:
     batch: int = 32
     kv_len: int | None = None
     chunk: int | None = None
-    max_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = None
     ttft_ms: float | None = 1000.0
     tpot_ms: float | None = 30.0
     percentile: int = 99
@@ -81,7 +77,7 @@ class View:
         for name, allowed in (
             ("dtype", (AUTO, *DTYPES)),
             ("kv_dtype", (AUTO, *KV_DTYPES)),
-            ("runtime", engine_names()),
+            ("engine", engine_names()),
             ("kind", KINDS),
             ("percentile", PERCENTILES),
         ):
@@ -108,6 +104,7 @@ class View:
         """Create a view from JSON; missing keys have their defaults."""
         if not isinstance(document, Mapping):
             raise BatchError(f"a view must be an object like {{'model': 'qwen3-8b'}}, got {shown(document)}")
+        document = {FORMER_KEYS.get(key, key): value for key, value in document.items()}
         names = [field.name for field in fields(cls)]
         unknown = [key for key in document if key not in names]
         if unknown:
@@ -119,14 +116,14 @@ class View:
         return asdict(self)
 
     @property
-    def engine(self) -> EngineProfile:
+    def profile(self) -> EngineProfile:
         """Return the engine's profile."""
-        return load_engine(self.runtime)
+        return load_engine(self.engine)
 
     @property
     def budget(self) -> int:
         """Return the engine's maximum tokens per step."""
-        return self.max_batched_tokens or self.engine.scheduling.max_num_batched_tokens
+        return self.max_num_batched_tokens or self.profile.scheduling.max_num_batched_tokens
 
     @property
     def decode_kv_len(self) -> int:
@@ -161,17 +158,17 @@ class View:
 
     def serving_sizes(self, clients: int) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof serving` compiles for a number of clients."""
-        seqs = self.engine.scheduling.max_num_seqs
+        seqs = self.profile.scheduling.max_num_seqs
         return {"max_tokens": self.budget, "max_seqs": max(seqs, min(self.budget, clients))}
 
     @property
     def capacity_sizes(self) -> dict[str, int]:
         """Return the sizes of the plan that `fastroof capacity` compiles."""
-        seqs = self.engine.scheduling.max_num_seqs
+        seqs = self.profile.scheduling.max_num_seqs
         return {"max_tokens": max(self.budget, seqs), "max_seqs": seqs}
 
     @property
     def plan_options(self) -> dict[str, Any]:
         """Return the arguments of :func:`fastroof.compile_plan` other than sizes."""
-        names = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled")
+        names = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled")
         return {name: getattr(self, name) for name in names}

@@ -14,7 +14,7 @@ LIMITS = {"max_tokens": 512, "max_seqs": 32}
 
 
 def plan(model, **options):
-    return compile_plan(model, "h100", load_tables("h100"), **{"runtime": "kernels", **LIMITS, **options})
+    return compile_plan(model, "h100", load_tables("h100"), **{"engine": "kernels", **LIMITS, **options})
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 def test_the_command_writes_what_the_library_makes(llama: StepPlan, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     options = ("--prompt-len", "512", "--max-isl", "4096", "--max-context", "8192", "--points", "8")
-    kernels = "llama-3.1-8b,runtime=kernels"
+    kernels = "llama-3.1-8b,engine=kernels"
     code, out, err = run(kernels, "-o", str(path), *options, "--max-batch-size", "64")
     assert (code, err) == (0, "")
     assert "prefill of 1 to 4,096 tokens" in out
@@ -275,9 +275,7 @@ def test_the_command_writes_what_the_library_makes(llama: StepPlan, tmp_path: Pa
 
 def test_the_command_takes_decodes_beside(llama: StepPlan, tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    assert (
-        run("llama-3.1-8b,runtime=kernels", "-o", str(path), "--points", "1", "--beside", "16x1000")[0] == 0
-    )
+    assert run("llama-3.1-8b,engine=kernels", "-o", str(path), "--points", "1", "--beside", "16x1000")[0] == 0
     with np.load(path) as stored:
         expected = dynamo_profile(llama, points=1, beside=(16, 1000))["prefill_ttft_ms"]
         np.testing.assert_array_equal(stored["prefill_ttft_ms"], expected)

@@ -49,10 +49,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "stages": ("llama-3.1-70b", {"tp": 2, "pp": 2}),
     "context parallel": ("llama-3.1-70b", {"tp": 4, "cp": 2}),
     "vision": ("qwen3-vl-8b", {}),
-    "vllm": ("llama-3.1-8b", {"runtime": "vllm"}),
-    "vllm-0.19.0": ("llama-3.1-8b", {"runtime": "vllm-0.19.0"}),
-    "sglang": ("llama-3.1-8b", {"runtime": "sglang"}),
-    "trtllm": ("llama-3.1-8b", {"runtime": "trtllm"}),
+    "vllm": ("llama-3.1-8b", {"engine": "vllm"}),
+    "vllm-0.19.0": ("llama-3.1-8b", {"engine": "vllm-0.19.0"}),
+    "sglang": ("llama-3.1-8b", {"engine": "sglang"}),
+    "trtllm": ("llama-3.1-8b", {"engine": "trtllm"}),
 }
 MAX_TOKENS, MAX_SEQS = 1024, 32
 KIND = pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +65,7 @@ def plans(h100: fastroof.Tables) -> dict[str, StepPlan]:
     # what no shipped table has is modelled: it is the route that is tested
     limits = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "allow_modelled": True}
     return {
-        kind: fastroof.compile_plan(model, "h100", h100, **{"runtime": "kernels", **limits, **options})
+        kind: fastroof.compile_plan(model, "h100", h100, **{"engine": "kernels", **limits, **options})
         for kind, (model, options) in KINDS.items()
     }
 

@@ -22,8 +22,8 @@ Step = list[tuple[int, int]]
 
 PLANS = {
     "llama-3.1-8b": {},
-    "qwen3-8b": {"runtime": "vllm", "max_tokens": 2048, "max_seqs": 256},
-    "llama-3.1-70b": {"tp": 4, "dtype": "fp8", "kv_dtype": "fp8", "runtime": "vllm"},
+    "qwen3-8b": {"engine": "vllm", "max_tokens": 2048, "max_seqs": 256},
+    "llama-3.1-70b": {"tp": 4, "dtype": "fp8", "kv_dtype": "fp8", "engine": "vllm"},
 }
 
 
@@ -31,9 +31,7 @@ PLANS = {
 def exported(
     request: pytest.FixtureRequest, h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[fastroof.StepPlan, Path]:
-    plan = fastroof.compile_plan(
-        request.param, "h100", h100, **{"runtime": "kernels", **PLANS[request.param]}
-    )
+    plan = fastroof.compile_plan(request.param, "h100", h100, **{"engine": "kernels", **PLANS[request.param]})
     return plan, export_llmservingsim(plan, tmp_path_factory.mktemp("perf")).folder
 
 

@@ -16,7 +16,7 @@ PLANS = {
     "latent attention": ("deepseek-v3", {"tp": 8, "ep": 8, "dtype": "fp8"}),
     "windows": ("gpt-oss-120b", {}),
     "linear attention": ("qwen3-next-80b-a3b", {"tp": 2}),
-    "an engine": ("llama-3.1-8b", {"runtime": "vllm-0.19.0"}),
+    "an engine": ("llama-3.1-8b", {"engine": "vllm-0.19.0"}),
 }
 
 
@@ -24,7 +24,7 @@ PLANS = {
 def test_facts_are_the_plans_own(h100, name):
     model, options = PLANS[name]
     plan = fastroof.compile_plan(
-        model, "h100", h100, **{"runtime": "kernels", **options}, max_tokens=2048, allow_modelled=True
+        model, "h100", h100, **{"engine": "kernels", **options}, max_tokens=2048, allow_modelled=True
     )
     facts = plan_facts(plan)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts

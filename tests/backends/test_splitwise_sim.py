@@ -18,7 +18,7 @@ from tests.backends.splitwise_sim import READ, DatabasePerformanceModel, Instanc
 
 PLANS = {
     "dense": ("llama-3.1-8b", {}),
-    "engine": ("llama-3.1-70b", {"tp": 4, "dtype": "fp8", "runtime": "vllm"}),
+    "engine": ("llama-3.1-70b", {"tp": 4, "dtype": "fp8", "engine": "vllm"}),
     "experts": ("mixtral-8x7b", {"tp": 2}),
 }
 
@@ -27,7 +27,7 @@ PLANS = {
 def plan(request, h100):
     model, options = PLANS[request.param]
     return fastroof.compile_plan(
-        model, "h100", h100, max_tokens=2048, max_seqs=128, **{"runtime": "kernels", **options}
+        model, "h100", h100, max_tokens=2048, max_seqs=128, **{"engine": "kernels", **options}
     )
 
 

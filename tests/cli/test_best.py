@@ -23,7 +23,7 @@ total_gpus = 2
 isl = 500
 osl = 50
 concurrency = {start = 1, stop = 2048, step = 1}
-max_batched_tokens = [2048, 8192]
+max_num_batched_tokens = [2048, 8192]
 [constraints]
 tpot_ms = 20
 """
@@ -127,7 +127,7 @@ def test_options_repeat() -> None:
         for column, values in (
             ("gpu", {"h100", "h200"}),
             ("dtype", {"bf16", "fp8"}),
-            ("runtime", {"vllm", "sglang"}),
+            ("engine", {"vllm", "sglang"}),
         ):
             assert {row[column] for row in rows} == values
 
@@ -205,4 +205,4 @@ def test_sentences_break_between_words_on_a_narrow_terminal(monkeypatch: pytest.
 def test_the_question_knows_no_default_engine_of_its_own() -> None:
     (how,) = asked().deployments
     assert how is not None
-    assert how.row["runtime"] == fastroof.sweep.DeploymentSpec.model_fields["runtime"].default[0]
+    assert how.row["engine"] == fastroof.sweep.DeploymentSpec.model_fields["engine"].default[0]

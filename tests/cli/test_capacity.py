@@ -16,11 +16,11 @@ from fastroof.simulation.capacity import fewest_replicas
 from fastroof.sweep import best_deployments
 
 DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")
-MODEL = ("llama-3.1-8b", "--runtime", "vllm")
+MODEL = ("llama-3.1-8b", "--engine", "vllm")
 SPEC = """
 models = ["llama-3.1-8b"]
 tp = [1, 2]
-max_seqs = 64
+max_num_seqs = 64
 [workload]
 requests = 200
 input_tokens = 500

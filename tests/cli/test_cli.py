@@ -188,8 +188,8 @@ def test_wrong_requests_are_refused(decode: list[str], prefill: list[str], said:
 
 
 def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
-    options = {"tp": 2, "dtype": "fp8", "kv_dtype": "fp8", "runtime": DEFAULT_ENGINE}
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
+    options = {"tp": 2, "dtype": "fp8", "kv_dtype": "fp8", "engine": DEFAULT_ENGINE}
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
     requests = [(1, 4095)] * 64 + [(2048, 1024)] + [(512, 0)] * 4
     times = plan.run(fastroof.StepBatch.from_requests([requests]))
     found = parsed(

@@ -21,15 +21,15 @@ def test_plans_are_named_after_what_they_are():
     plans = named_plans(
         [
             "llama-3.1-8b,tp=2,kv_dtype=fp8",
-            "qwen2.5-7b,runtime=kernels,max_seqs=64",
+            "qwen2.5-7b,engine=kernels,max_seqs=64",
             "llama-3.1-8b,name=x,gpu=h100",
         ]
     )
     assert list(plans) == ["llama-3.1-8b-tp2-bf16-kv-fp8", "qwen2.5-7b-kernels", "x"]
     assert plans["qwen2.5-7b-kernels"].max_seqs == 64
-    assert [plan.runtime for plan in plans.values()] == ["vllm", "kernels", "vllm"]
+    assert [plan.engine for plan in plans.values()] == ["vllm", "kernels", "vllm"]
     (draft,) = named_plans(["llama-3.1-8b"], engine="trtllm").items()
-    assert (draft[0], draft[1].runtime) == ("llama-3.1-8b-trtllm", "trtllm")
+    assert (draft[0], draft[1].engine) == ("llama-3.1-8b-trtllm", "trtllm")
     assert plans["llama-3.1-8b-tp2-bf16-kv-fp8"].kv_dtype == "fp8"
 
 

@@ -19,7 +19,7 @@ from fastroof.cli.options import parse_limits
 from fastroof.errors import BatchError, SimulationError
 
 NO_NUMBER = re.compile(r"\b(nan|inf)\b")
-VLLM = ("simulate", "--model", "llama-3.1-8b", "--runtime", "vllm")
+VLLM = ("simulate", "--model", "llama-3.1-8b", "--engine", "vllm")
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -189,7 +189,7 @@ def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:
 def test_the_example_needs_no_option_but_a_model() -> None:
     found = parsed("simulate", "--model", "llama-3.1-8b")
     assert found["finished"] == found["requests"] > 0
-    assert found["runtime"] == "vllm"
+    assert found["engine"] == "vllm"
 
 
 def test_numbers_and_limits_as_they_are_written() -> None:

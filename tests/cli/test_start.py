@@ -38,8 +38,8 @@ def run(*words: str, **changed: str) -> subprocess.CompletedProcess[str]:
 
 PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama-3.1-8b", {}),
-    ("gemma-3-12b", {"tp": 2, "dtype": "fp8", "runtime": "vllm"}),
-    ("deepseek-v3", {"tp": 8, "ep": 8, "runtime": "sglang"}),
+    ("gemma-3-12b", {"tp": 2, "dtype": "fp8", "engine": "vllm"}),
+    ("deepseek-v3", {"tp": 8, "ep": 8, "engine": "sglang"}),
     ("qwen3-235b-a22b", {"dp": 8, "ep": 8}),
     ("llama-3.1-70b", {"tp": 2, "pp": 4}),
     ("nemotron-3-nano-30b-a3b", {"tp": 2}),
@@ -74,7 +74,7 @@ def answers() -> dict[str, list[str]]:
     batch = fastroof.StepBatch.from_requests(STEPS)
     bits: dict[str, list[str]] = {}
     for model, options in PLANS:
-        plan = fastroof.compile_plan(model, "h100", tables, **{"runtime": "kernels", **options})
+        plan = fastroof.compile_plan(model, "h100", tables, **{"engine": "kernels", **options})
         times = plan.run(batch)
         arrays = (plan.arena, times.latency_us, times.origin, *times.components)
         bits[model] = [array.tobytes().hex()[-4000:] for array in arrays]
@@ -132,7 +132,7 @@ STEP = ("-m", "fastroof", "step", "--model", "llama-3.1-8b", "--decode", "64x409
         ("--json",),
         ("--json", "--tp", "2", "--dp", "2", "--prefill", "2048@0"),
         ("--json", "--pp", "4"),
-        ("--runtime", "vllm", "--dtype", "fp8"),
+        ("--engine", "vllm", "--dtype", "fp8"),
         ("--decode", "4096x131072"),
     ],
     ids=" ".join,

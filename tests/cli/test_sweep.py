@@ -16,7 +16,6 @@ from fastroof.cli import app
 from fastroof.cli import output as progress
 from fastroof.cli import sweep as sweep_summary
 from fastroof.sweep import DeploymentSpec, StepSpec, load_spec, run_sweep
-from fastroof.sweep.spec import FIELDS
 
 FLAGS = [
     *("--models", "llama-3.1-8b,qwen3-8b", "--tp", "1,2", "--total-gpus", "2", "--isl", "1000"),
@@ -65,7 +64,7 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
     )
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
-    assert (spec.isl, spec.max_seqs, spec.keep, spec.k) == ((10, 20), 7, "all", 3)
+    assert (spec.isl, spec.max_num_seqs, spec.keep, spec.k) == ((10, 20), 7, "all", 3)
     assert spec.constraints.tpot_ms == 100
     run(tmp_path / "my.toml", "--ttft-ms", "50", "-o", output)
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
@@ -105,9 +104,8 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
     schema = json.loads(run("--schema").stdout)
     deployments, steps, capacities = schema["anyOf"]
     assert capacities["required"] == ["models", "workload", "slo"]
-    public = {field: key for key, field in FIELDS.items()}
     for kind, properties in ((DeploymentSpec, deployments), (StepSpec, steps)):
-        assert set(properties["properties"]) == {public.get(name, name) for name in kind.model_fields}
+        assert set(properties["properties"]) == set(kind.model_fields)
     assert set(example) <= set(deployments["properties"])
     assert "Constraints" in schema["$defs"]
 
@@ -133,7 +131,7 @@ def test_wrong_flags_are_refused(arguments: list[str], message: str) -> None:
 def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
     result = run(
         *("--models", "qwen2.5-7b", "--tp", "4,8", "--isl", "1000,40000", "--osl", "100"),
-        *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--runtime", "vllm,trtllm"),
+        *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--engine", "vllm,trtllm"),
         *("--prefix-hit", "0,0.5", "-o", tmp_path / "r.parquet"),
     )
     said = (

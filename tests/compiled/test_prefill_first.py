@@ -22,7 +22,7 @@ from tests.reference.serving import ONE_TOKEN, Verified
 pytestmark = pytest.mark.loops
 
 
-def made_plan(model, faster=1.0, runtime=PROFILE):
+def made_plan(model, faster=1.0, engine=PROFILE):
     grid = {(b, x): (9.0 + b * x / 4096 + x / 700) / faster for b in (1, 8, 64) for x in (64, 512, 4096)}
     tables = handmade_tables(
         gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
@@ -30,7 +30,7 @@ def made_plan(model, faster=1.0, runtime=PROFILE):
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan(model, "h100", tables, max_tokens=1024, max_seqs=256, engine=runtime)
+    return compile_plan(model, "h100", tables, max_tokens=1024, max_seqs=256, engine=engine)
 
 
 @pytest.fixture(scope="module")

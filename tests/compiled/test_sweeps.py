@@ -36,7 +36,7 @@ def made_of(kv_lens: tuple[int, ...], **options: Any) -> Any:
         tables,
         max_tokens=MAX_BATCH,
         max_seqs=MAX_BATCH,
-        **{"runtime": "kernels", **options},
+        **{"engine": "kernels", **options},
     )
 
 

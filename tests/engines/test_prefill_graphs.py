@@ -30,9 +30,9 @@ def test_sglang_pads_to_the_next_captured_number_from_0_5_10_on():
         assert [one.versions for one in load_engine(f"sglang-{version}").kernels.prefill_graphs] == [""]
 
 
-@pytest.mark.parametrize("runtime", ["sglang", "sglang-0.5.9", "sglang-0.5.6.post2"])
-def test_before_and_of_an_unknown_version_nothing_is_known_to_be_captured(runtime):
-    assert not [one for one in load_engine(runtime).kernels.prefill_graphs if not one.versions]
+@pytest.mark.parametrize("engine", ["sglang", "sglang-0.5.9", "sglang-0.5.6.post2"])
+def test_before_and_of_an_unknown_version_nothing_is_known_to_be_captured(engine):
+    assert not [one for one in load_engine(engine).kernels.prefill_graphs if not one.versions]
 
 
 def test_a_file_has_captured_numbers(tmp_path):

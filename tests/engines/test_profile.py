@@ -249,7 +249,7 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
     with pytest.raises(PlanError, match=words):
         compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", engine=engine)
     with pytest.raises(PlanError, match=words):
-        compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "runtime": engine}], "h100", h100)
+        compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "engine": engine}], "h100", h100)
 
 
 def test_a_kernel_that_is_not_required_stands_where_it_is_at_hand(h100):
@@ -266,7 +266,7 @@ def test_kernels_of_an_architecture_are_for_its_models_alone(h100):
     other = load_model("llama-3.1-8b")
     named = dataclasses.replace(other, architecture="Qwen3ForCausalLM")
     # of equal layers, so that a set could take one for the other
-    plans = compile_plans([{"model": one, "runtime": engine} for one in (other, named)], "h100", h100)
+    plans = compile_plans([{"model": one, "engine": engine} for one in (other, named)], "h100", h100)
     sources = [kernel_sources(plan)["gemm"] for plan in plans]
     assert [("trtllm" in source, "vllm" in source) for (source,) in sources] == [(False, True), (True, False)]
     for plan, model in zip(plans, (other, named), strict=True):
@@ -301,10 +301,10 @@ def test_an_unknown_profile_names_those_that_there_are(given):
 @pytest.mark.loops
 def test_a_step_takes_what_its_runtime_adds(h100):
     options = {"max_tokens": 1024, "max_seqs": 64}
-    kernels = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
+    kernels = compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine=PROFILE, **options)
-    assert plan.runtime == "mine"
-    assert plan.engine == PROFILE
+    assert plan.engine == "mine"
+    assert plan.profile == PROFILE
     pure, times = kernels.run(STEPS), plan.run(STEPS)
     floor = 200.0 * 32
     for i, (seqs, has_prefill) in enumerate([(8, False), (2, True), (1, True), (0, None), (1, True)]):
@@ -330,7 +330,7 @@ def test_every_entry_point_adds_the_same(h100):
         [
             {
                 "model": "llama-3.1-8b",
-                "runtime": dataclasses.asdict(PROFILE),
+                "engine": dataclasses.asdict(PROFILE),
                 "max_tokens": 1024,
                 "max_seqs": 64,
             }
@@ -377,7 +377,7 @@ def test_the_median_of_three_takes_out_a_lonely_slow_point():
 
 def test_static_scales_take_off_what_finding_them_takes(h100):
     options = {"dtype": "fp8", "max_tokens": 4096}
-    dynamic = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
+    dynamic = compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
     known = EngineProfile("known scales", kernels=KernelChoices(fp8_scales="static"))
     static = compile_plan("llama-3.1-8b", "h100", h100, engine=known, **options)
     for tokens in (1, 64, 4096):

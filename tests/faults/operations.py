@@ -164,7 +164,7 @@ def _shard(folder: Path, inputs: Path, version: int, again: bool) -> None:
 def _export(command: str, place: str, *options: str) -> Run:
     def run(folder: Path, inputs: Path, version: int, again: bool) -> None:
         tp = (2, 1)[version]
-        plan = f"llama-3.1-8b,tp={tp},name=plan,runtime=vllm"
+        plan = f"llama-3.1-8b,tp={tp},name=plan,engine=vllm"
         _cli("export", command, plan, "-o", folder / place, *options)
 
     return run

@@ -74,7 +74,7 @@ def estimates_by_default() -> Answers:
     for model, given in PLANS:
         for case, plan in compiled(answers, tables, model, "h100", **given):
             # an engine that cuts no prompts is not asked for those that are longer than a step
-            fits = (isl <= 8192) | plan.engine.scheduling.chunked_prefill
+            fits = (isl <= 8192) | plan.profile.scheduling.chunked_prefill
             named = [name for name, there in zip(NAMED, fits, strict=True) if there]
             _kept(answers, case, named, product.estimate(plan, isl[fits], osl[fits], clients[fits]))
     return answers

@@ -19,7 +19,7 @@ def h100() -> fastroof.Tables:
 @cache
 def plan_of(model: str = "llama-3.1-8b", **options: Any) -> fastroof.StepPlan:
     """Compile a plan of a model on the H100."""
-    return fastroof.compile_plan(model, "h100", h100(), **{"runtime": "kernels", **options})
+    return fastroof.compile_plan(model, "h100", h100(), **{"engine": "kernels", **options})
 
 
 def warm() -> None:

@@ -72,8 +72,8 @@ def test_a_profile_says_on_which_gpus(h100: fastroof.Tables) -> None:
     cold = replace(kernels, kernels=replace(kernels.kernels, cold_decode=("h100",)))
     elsewhere = replace(kernels, kernels=replace(kernels.kernels, cold_decode=("h200",)))
 
-    def plan(runtime: object) -> fastroof.StepPlan:
-        return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=runtime)  # type: ignore[arg-type]
+    def plan(engine: object) -> fastroof.StepPlan:
+        return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine)  # type: ignore[arg-type]
 
     slow, usual, other = plan(cold), plan(kernels), plan(elsewhere)
     assert slow.decode_us(32, 400) > usual.decode_us(32, 400)

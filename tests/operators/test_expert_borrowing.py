@@ -411,10 +411,10 @@ def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
         routing="balanced",
         max_tokens=64,
         max_seqs=64,
-        **{"runtime": "kernels", **layout},
+        **{"engine": "kernels", **layout},
     )
     plan = compile_plan(
-        model, "h100", h100, dtype="bf16", routing="balanced", **{"runtime": "kernels", **layout}
+        model, "h100", h100, dtype="bf16", routing="balanced", **{"engine": "kernels", **layout}
     )
     key = kernel(hidden, intermediate, topk, num_experts, plan.layout.moe_tp, plan.layout.ep)
     operator = "moe" if is_gated else "moe_nongated"

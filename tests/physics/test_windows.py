@@ -30,7 +30,7 @@ def bandwidth(h100):
 
 @pytest.fixture(scope="module", params=WINDOWED)
 def plan(request, h100) -> StepPlan:
-    return compile_plan(request.param, "h100", h100, **{"runtime": "kernels", **LIMITS})
+    return compile_plan(request.param, "h100", h100, **{"engine": "kernels", **LIMITS})
 
 
 def test_attention_takes_at_least_its_work(plan, bandwidth):
@@ -60,7 +60,7 @@ def test_windows_save_time_where_contexts_are_long(plan, h100):
         with pytest.raises(ModelError, match="has only a window"):
             model.with_full_attention()
         return
-    full = compile_plan(model.with_full_attention(), "h100", h100, **{"runtime": "kernels", **LIMITS})
+    full = compile_plan(model.with_full_attention(), "h100", h100, **{"engine": "kernels", **LIMITS})
     for batch in (1, 64):
         assert plan.decode_us(batch, 65536) < full.decode_us(batch, 65536) * 1.02
     assert plan.prefill_us(16384) < full.prefill_us(16384) * 1.02

@@ -238,7 +238,7 @@ def preset(shell: Shell) -> Sequence[str]:
 
 def config_by_path(shell: Shell) -> Sequence[str]:
     (fp8_config(shell.folder / "mine").parent / "hf_quant_config.json").write_text(HF_QUANT)
-    return ("--model", "./mine", "--runtime", "vllm")
+    return ("--model", "./mine", "--engine", "vllm")
 
 
 def linked_config(shell: Shell) -> Sequence[str]:
@@ -264,7 +264,7 @@ def own_tree(shell: Shell) -> Sequence[str]:
         "tree",
         "--gpu",
         "h20",
-        "--runtime",
+        "--engine",
         "kernels",
         "--allow-modelled",
     )
@@ -285,7 +285,7 @@ def source_by_path(shell: Shell) -> Sequence[str]:
 def own_profile(shell: Shell) -> Sequence[str]:
     profile = (CHECKOUT / "fastroof" / "engines" / "profiles" / "vllm.toml").read_text("utf-8")
     (shell.folder / "mine.toml").write_text(profile)
-    return ("--model", "llama-3.1-8b", "--runtime", "mine.toml")
+    return ("--model", "llama-3.1-8b", "--engine", "mine.toml")
 
 
 def users_tables(shell: Shell) -> Sequence[str]:

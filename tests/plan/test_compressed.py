@@ -75,7 +75,7 @@ def flash(layers: dict[int, int]) -> Any:
 
 @pytest.fixture(scope="module")
 def plan(tables: Tables) -> fastroof.StepPlan:
-    return fastroof.compile_plan(flash(LAYERS), "h100", tables, **{"runtime": "kernels", **LIMITS})
+    return fastroof.compile_plan(flash(LAYERS), "h100", tables, **{"engine": "kernels", **LIMITS})
 
 
 @pytest.mark.parametrize(("batch", "q_len", "kv_len"), [
@@ -95,8 +95,8 @@ def test_lookups_keep_what_was_measured_and_steps_take_a_models_scores(tables: T
     names = dict(zip(("dtype", "kv_dtype", "attn_dtype", "model", "num_heads"), KEY, strict=True))
     raw = tables.lookup("csa_decode", **names, batch_size=[1, 8], kv_len=4096)
     assert raw.latency_us.tolist() == [151.0, 170.0]
-    csa = fastroof.compile_plan(flash({4: 1}), "h100", tables, **{"runtime": "kernels", **LIMITS})
-    hca = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"runtime": "kernels", **LIMITS})
+    csa = fastroof.compile_plan(flash({4: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
+    hca = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
     more = csa.decode_us(np.array([1, 8]), 4096) - hca.decode_us(np.array([1, 8]), 4096)
     assert more.tolist() == pytest.approx([151.0 - 82.0 + 2.125 - 40.0, 170.0 - 82.0 + 3.0 - 50.0])
     # longer contexts go on from the corrected block
@@ -105,17 +105,17 @@ def test_lookups_keep_what_was_measured_and_steps_take_a_models_scores(tables: T
 
 def test_rows_of_a_source_without_a_top_k_stay_as_they_are(h100: Tables) -> None:
     other = joined(h100, blocks(), {"sparse_part": "another engine"})
-    csa = fastroof.compile_plan(flash({4: 1}), "h100", other, **{"runtime": "kernels", **LIMITS})
-    hca = fastroof.compile_plan(flash({128: 1}), "h100", other, **{"runtime": "kernels", **LIMITS})
+    csa = fastroof.compile_plan(flash({4: 1}), "h100", other, **{"engine": "kernels", **LIMITS})
+    hca = fastroof.compile_plan(flash({128: 1}), "h100", other, **{"engine": "kernels", **LIMITS})
     assert csa.decode_us(1, 4096) - hca.decode_us(1, 4096) == pytest.approx(151.0 - 40.0)
     without = joined(h100, handmade_tables(csa_decode=[(*KEY, *row) for row in DECODES]))
     with pytest.raises(MissingTableError, match="csa_prefill"):
-        fastroof.compile_plan(flash({4: 1}), "h100", without, **{"runtime": "kernels", **LIMITS})
+        fastroof.compile_plan(flash({4: 1}), "h100", without, **{"engine": "kernels", **LIMITS})
 
 
 def test_a_window_alone_is_borrowed_and_says_so(tables: Tables) -> None:
-    alone = fastroof.compile_plan(flash({0: 1}), "h100", tables, **{"runtime": "kernels", **LIMITS})
-    heavy = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"runtime": "kernels", **LIMITS})
+    alone = fastroof.compile_plan(flash({0: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
+    heavy = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
     one = fastroof.StepBatch.from_requests([[(1, 2047)] * 8])
     assert alone.run(one).origin[0] == 3 > heavy.run(one).origin[0]
     assert alone.decode_us(8, 2048) < heavy.decode_us(8, 2048)
@@ -130,13 +130,13 @@ def test_a_window_alone_is_borrowed_and_says_so(tables: Tables) -> None:
 
 def test_prefixes_cost_what_measured_prompts_with_one_pay(tables: Tables) -> None:
     """HCA's rows: 256 tokens after 4096 take 112 us, without 60."""
-    heavy = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"runtime": "kernels", **LIMITS})
+    heavy = fastroof.compile_plan(flash({128: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
     steps = fastroof.StepBatch.from_requests([[(256, 0)], [(256, 4096)], [(256, 8192)]])
     fresh, after, further = heavy.step_us(steps)
     assert after - fresh == pytest.approx(52.0, rel=1e-6)
     assert further - fresh == pytest.approx(104.0, rel=1e-6)
     # of CSA 40 of the 104 us are the top-k of flat scores; its picks are paid within their window alone
-    csa = fastroof.compile_plan(flash({4: 1}), "h100", tables, **{"runtime": "kernels", **LIMITS})
+    csa = fastroof.compile_plan(flash({4: 1}), "h100", tables, **{"engine": "kernels", **LIMITS})
     steps = fastroof.StepBatch.from_requests([[(256, 0)], [(256, 1024)], [(256, 4096)], [(256, 8192)]])
     fresh, near, after, further = csa.step_us(steps)
     assert near - fresh == pytest.approx(30.0, rel=1e-6)
@@ -155,10 +155,10 @@ def test_cost_of_selected_entries_caps_and_the_indexers_goes_on(plan: Any) -> No
 
 def test_gpus_can_share_a_prompt(tables: Tables) -> None:
     """What a sequence keeps are its last tokens: nothing goes from one part of a prompt to the next."""
-    options = {"runtime": "sglang", **LIMITS}
-    alone = fastroof.compile_plan(flash(LAYERS), "h100", tables, **{"runtime": "kernels", **options})
+    options = {"engine": "sglang", **LIMITS}
+    alone = fastroof.compile_plan(flash(LAYERS), "h100", tables, **{"engine": "kernels", **options})
     shared = fastroof.compile_plan(
-        flash(LAYERS), "h100", tables, cp=2, moe_tp=2, **{"runtime": "kernels", **options}
+        flash(LAYERS), "h100", tables, cp=2, moe_tp=2, **{"engine": "kernels", **options}
     )
     assert shared.prefill_us(512) < alone.prefill_us(512)
 
@@ -178,7 +178,7 @@ def test_every_gpu_keeps_the_cache_whole(plan: Any) -> None:
 def test_experts_compute_in_the_checkpoints_format_and_blocks_in_theirs(tables: Tables) -> None:
     with pytest.raises(MissingTableError, match="bf16"):
         fastroof.compile_plan(
-            "deepseek-v4-flash-fp8", "h100", tables, dtype="nvfp4", **{"runtime": "kernels", **LIMITS}
+            "deepseek-v4-flash-fp8", "h100", tables, dtype="nvfp4", **{"engine": "kernels", **LIMITS}
         )
     for name, stored in (("flash", "mxfp4"), ("flash-fp8", "fp8_block"), ("flash-nvfp4", "nvfp4")):
         model = fastroof.load_model(f"deepseek-v4-{name}")

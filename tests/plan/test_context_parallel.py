@@ -29,16 +29,16 @@ def floor_us(tables, heads):
         (DENSE, 1, 4, (32, 8, 128), {}),
         (DENSE, 2, 2, (16, 4, 128), {}),
         (EXPERTS, 1, 8, (64, 4, 128), {"ep": 8}),
-        (EXPERTS, 1, 8, (64, 4, 128), {"ep": 8, "exchange": "alltoall", "runtime": SGLANG}),
+        (EXPERTS, 1, 8, (64, 4, 128), {"ep": 8, "exchange": "alltoall", "engine": SGLANG}),
     ],
 )
 def test_a_prompt_is_a_share_of_its_rows_and_pairs(h100, model, tp, cp, heads, options):
     options = {**LIMITS, "dtype": "bf16", **options}
-    shared = compile_plan(model, "h100", h100, tp=tp, cp=cp, **{"runtime": "kernels", **options})
+    shared = compile_plan(model, "h100", h100, tp=tp, cp=cp, **{"engine": "kernels", **options})
     tables = shared.error_source.tables
     dp = {"dp": cp} if model.has_experts else {}
-    ranks = compile_plan(model, "h100", h100, tp=tp, **{"runtime": "kernels", **dp, **options})
-    whole = compile_plan(model, "h100", h100, tp=tp, **{"runtime": "kernels", **options, **dp})
+    ranks = compile_plan(model, "h100", h100, tp=tp, **{"engine": "kernels", **dp, **options})
+    whole = compile_plan(model, "h100", h100, tp=tp, **{"engine": "kernels", **options, **dp})
     kv_bytes = 2 * heads[1] * heads[2] * 2
     for new, batch in ((256, 1), (2048, 1), (512, 4)):
         naive = prompts_us(whole, ranks, tables, cp, new, batch, kv_bytes, floor_us(tables, heads))
@@ -56,15 +56,13 @@ def test_a_prompt_is_a_share_of_its_rows_and_pairs(h100, model, tp, cp, heads, o
 @pytest.mark.loops
 def test_decodes_stay_as_they_are(h100):
     one, shared = (
-        compile_plan(DENSE, "h100", h100, cp=cp, **{"runtime": "kernels", **LIMITS}) for cp in (1, 4)
+        compile_plan(DENSE, "h100", h100, cp=cp, **{"engine": "kernels", **LIMITS}) for cp in (1, 4)
     )
     for batch in (1, 7, 64):
         assert shared.decode_us(batch, 999) == one.decode_us(batch, 999)
     assert shared.memory == one.memory
     # of experts: each GPU has its own, and the sums of all are added up
-    experts = compile_plan(
-        EXPERTS, "h100", h100, cp=8, ep=8, dtype="bf16", **{"runtime": "kernels", **LIMITS}
-    )
+    experts = compile_plan(EXPERTS, "h100", h100, cp=8, ep=8, dtype="bf16", **{"engine": "kernels", **LIMITS})
     names = {o.role for o in experts.explain([(1, 99)] * 8).operators}
     assert "mlp_allreduce" in names
     assert not names & {"experts_gather", "kv_gather", "attention_allreduce"}
@@ -72,7 +70,7 @@ def test_decodes_stay_as_they_are(h100):
 
 def test_a_prefix_has_its_pairs_shared_and_its_tokens_read(h100):
     one, shared = (
-        compile_plan(DENSE, "h100", h100, cp=cp, **{"runtime": "kernels", **LIMITS}) for cp in (1, 4)
+        compile_plan(DENSE, "h100", h100, cp=cp, **{"engine": "kernels", **LIMITS}) for cp in (1, 4)
     )
     (price,), (less,) = ([part.prefix_us for part in plan.attention] for plan in (one, shared))
     assert less.pair == pytest.approx(price.pair / 4, rel=1e-12)
@@ -83,7 +81,7 @@ def test_a_prefix_has_its_pairs_shared_and_its_tokens_read(h100):
 
 def test_long_prompts_gain_and_short_ones_do_not(h100):
     one, shared = (
-        compile_plan(DENSE, "h100", h100, cp=cp, **{"runtime": "kernels", **LIMITS}) for cp in (1, 4)
+        compile_plan(DENSE, "h100", h100, cp=cp, **{"engine": "kernels", **LIMITS}) for cp in (1, 4)
     )
     assert shared.prefill_us(4096) < one.prefill_us(4096) / 2
     assert shared.prefill_us(1) > one.prefill_us(1)
@@ -104,7 +102,7 @@ def test_layouts_count_the_gpus():
 
 
 def test_stages_and_sets_of_plans(h100):
-    shared = compile_plan(DENSE, "h100", h100, cp=2, pp=2, **{"runtime": "kernels", **LIMITS})
+    shared = compile_plan(DENSE, "h100", h100, cp=2, pp=2, **{"engine": "kernels", **LIMITS})
     stages = sum(float(stage.prefill_us(2048)) for stage in shared.stages)
     assert stages == pytest.approx(shared.prefill_us(2048), rel=1e-9)
     plans = compile_plans(
@@ -120,12 +118,12 @@ def test_stages_and_sets_of_plans(h100):
     [
         (
             DENSE,
-            {"runtime": "trtllm-1.1"},
+            {"engine": "trtllm-1.1"},
             "trtllm-1.1 has no prefill context parallelism: use engine='sglang'",
         ),
         (
             EXPERTS,
-            {"ep": 4, "dp": 1, "runtime": "sglang", "exchange": "alltoall", "two_batch_overlap": True},
+            {"ep": 4, "dp": 1, "engine": "sglang", "exchange": "alltoall", "two_batch_overlap": True},
             "two_batch_overlap=False",
         ),
         ("nemotron-h-56b", {}, "state passes from one part of a prompt to the next"),
@@ -133,4 +131,4 @@ def test_stages_and_sets_of_plans(h100):
 )
 def test_what_is_not_shared(h100, model, options, message):
     with pytest.raises(PlanError, match=message):
-        compile_plan(model, "h100", h100, cp=4, **{"runtime": "kernels", **options, **LIMITS})
+        compile_plan(model, "h100", h100, cp=4, **{"engine": "kernels", **options, **LIMITS})

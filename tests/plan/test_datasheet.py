@@ -102,7 +102,7 @@ def test_four_of_five_decode_steps_are_as_far_off_as_it_says(h100):
     for name, dtype, tp in itertools.product(("llama-3.1-8b", "llama-3.1-70b"), ("bf16", "fp8"), (1, 4)):
         options = {"dtype": dtype, "tp": tp, "max_tokens": 64, "max_seqs": 64}
         measured, modelled = (
-            compile_plan(name, "h100", tables, **{"runtime": "kernels", **options}) for tables in (h100, None)
+            compile_plan(name, "h100", tables, **{"engine": "kernels", **options}) for tables in (h100, None)
         )
         off = measured.decode_us(batch, kv_len) / modelled.decode_us(batch, kv_len) - 1.0
         inside.append(np.abs(off) <= 1.2816 * modelled.decode_error(batch, kv_len))

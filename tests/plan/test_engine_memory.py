@@ -42,7 +42,7 @@ def naive_room_bytes(rule: KvMemory, gpu: GpuSpec, gpus: int, weights: int, run:
     return max(room, 0)
 
 
-@pytest.mark.parametrize("runtime", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -54,12 +54,12 @@ def naive_room_bytes(rule: KvMemory, gpu: GpuSpec, gpus: int, weights: int, run:
         ("deepseek-v3", {"tp": 8, "pp": 2}),
     ],
 )
-def test_the_rule_of_every_engine_is_the_naive_one(runtime, model, options):
+def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     gpu = load_gpu("h200")
     with pytest.warns(UserWarning, match="datasheet"):
-        plan = compile_plan(model, gpu, None, engine=runtime, **options)
+        plan = compile_plan(model, gpu, None, engine=engine, **options)
     plain = replace(plan, engine=EngineProfile("plain"))
-    rule, layout = plan.engine.memory, plan.layout
+    rule, layout = plan.profile.memory, plan.layout
     found, working = plan.memory, plain.memory.activation_bytes
     vocab = plan.model.padded_vocab(1)
     # of two stages the fullest is the plan's: its sampling is where the LM head is
@@ -96,8 +96,8 @@ def test_70b_in_fp8_on_one_h100_has_the_room_that_its_published_throughput_needs
     """TensorRT-LLM served it with about 54 thousand tokens; the datasheet's rule leaves 18 thousand."""
     options = {"dtype": "fp8", "kv_dtype": "fp8"}
     rooms = {
-        runtime: compile_plan("llama-3.1-70b", "h100", h100, engine=runtime, **options).memory.max_kv_tokens
-        for runtime in ("kernels", "trtllm", "vllm")
+        engine: compile_plan("llama-3.1-70b", "h100", h100, engine=engine, **options).memory.max_kv_tokens
+        for engine in ("kernels", "trtllm", "vllm")
     }
     assert rooms["kernels"] < 20_000
     assert 45_000 < rooms["trtllm"] < 60_000
@@ -110,7 +110,7 @@ def test_70b_in_fp8_on_one_h100_has_the_room_that_its_published_throughput_needs
 def test_fewer_requests_sample_with_less_memory_and_estimates_know_it(h100):
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
     own, few = plan.memory, plan.memory_of(max_seqs=64)
-    rule = plan.engine.memory
+    rule = plan.profile.memory
     assert own.activation_bytes == round(rule.sample_bytes * 1024 * plan.model.padded_vocab(1))
     assert few.max_kv_tokens > own.max_kv_tokens
     assert plan.memory_of(max_seqs=math.inf) == plan.memory_of(max_seqs=4096) == own
@@ -123,14 +123,14 @@ def test_fewer_requests_sample_with_less_memory_and_estimates_know_it(h100):
     assert at_most.effective_concurrency == pytest.approx(with_more.effective_concurrency, rel=1e-3)
 
 
-@given(fraction=st.floats(0.3, 1.0), runtime=st.sampled_from(("kernels", *ENGINES)))
-def test_more_of_memory_is_more_room(h100, fraction, runtime):
-    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, memory_fraction=fraction)
-    most = compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, memory_fraction=1.0)
-    assert plan.engine.memory.fraction == fraction
+@given(fraction=st.floats(0.3, 1.0), engine=st.sampled_from(("kernels", *ENGINES)))
+def test_more_of_memory_is_more_room(h100, fraction, engine):
+    plan = compile_plan("llama-3.1-8b", "h100", h100, engine=engine, memory_fraction=fraction)
+    most = compile_plan("llama-3.1-8b", "h100", h100, engine=engine, memory_fraction=1.0)
+    assert plan.profile.memory.fraction == fraction
     assert plan.memory.max_kv_tokens <= most.memory.max_kv_tokens
     assert plan.memory.weight_bytes == most.memory.weight_bytes
-    assert plan.memory.max_kv_tokens % plan.engine.memory.block_tokens == 0
+    assert plan.memory.max_kv_tokens % plan.profile.memory.block_tokens == 0
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, math.nan, math.inf, "0.9", True, [0.9]])
@@ -163,15 +163,15 @@ def test_sglangs_formula_is_its_default_fraction():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ENGINES)
-def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, runtime):
-    plan = compile_plan("qwen3-32b", "h100", h100, tp=2, engine=runtime, max_tokens=16384, max_seqs=1024)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, engine):
+    plan = compile_plan("qwen3-32b", "h100", h100, tp=2, engine=engine, max_tokens=16384, max_seqs=1024)
     plain = compile_plan("qwen3-32b", "h100", h100, tp=2, max_tokens=16384, max_seqs=1024, engine="kernels")
     assert plan.memory.max_kv_tokens != plain.memory.max_kv_tokens
     fit = plan.memory.max_sequences(16384)
     assert largest_batch(plan, 16384) == fit
     got = estimate(plan, 16000, 400, 1000, max_batched_tokens=16384)
-    length = 16000 + plan.engine.memory.osl_reserved * 400
+    length = 16000 + plan.profile.memory.osl_reserved * 400
     assert got.effective_concurrency == pytest.approx(plan.memory.max_kv_tokens / length)
     # sweeps are held to estimates in tests/sweep/deployments/test_agreement.py, with these engines
     few = estimate_disaggregated(plan, plan, 16000, 400, 4, max_batched_tokens=16384, max_seqs=16)
@@ -180,7 +180,7 @@ def test_estimates_sizing_and_sweeps_take_the_engines_room(h100, runtime):
 
 
 def test_weights_that_an_engine_leaves_no_room_beside_are_said_to(h100):
-    options = {"isl": 100, "osl": 100, "tpot_ms": 100, "tp": [1], "dtype": "fp8", "runtime": "vllm"}
+    options = {"isl": 100, "osl": 100, "tpot_ms": 100, "tp": [1], "dtype": "fp8", "engine": "vllm"}
     with pytest.raises(PlanError, match=r"GB of weights and .* GB for vllm leave no room for KV cache"):
         least_gpus("llama-3.1-70b", "h100", h100, 1.0, **options)
 

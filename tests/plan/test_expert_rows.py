@@ -22,10 +22,10 @@ from fastroof.plan.calls import rank_rules
 pytestmark = pytest.mark.loops
 
 LAYOUTS = [
-    {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "runtime": "vllm"},
-    {"model": "qwen3-30b-a3b", "tp": 2, "dp": 2, "ep": 4, "runtime": "sglang"},
-    {"model": "qwen3-30b-a3b", "dp": 2, "moe_tp": 2, "runtime": "trtllm-1.1"},
-    {"model": "deepseek-v3", "dp": 8, "ep": 8, "dtype": "fp8_block", "runtime": "trtllm-1.1"},
+    {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "engine": "vllm"},
+    {"model": "qwen3-30b-a3b", "tp": 2, "dp": 2, "ep": 4, "engine": "sglang"},
+    {"model": "qwen3-30b-a3b", "dp": 2, "moe_tp": 2, "engine": "trtllm-1.1"},
+    {"model": "deepseek-v3", "dp": 8, "ep": 8, "dtype": "fp8_block", "engine": "trtllm-1.1"},
 ]
 
 
@@ -58,7 +58,7 @@ def plans(tables: Any) -> list[Any]:
             max_tokens=2048,
             max_seqs=256,
             allow_modelled=True,
-            **{"runtime": "kernels", **layout},
+            **{"engine": "kernels", **layout},
         )
         for layout in LAYOUTS
     ]
@@ -123,13 +123,13 @@ def test_a_part_of_the_step_is_no_more_than_the_step(plans: list[Any], number: i
 
 def test_plans_without_experts_of_all_ranks_have_no_such_part(tables: Any) -> None:
     for layout in (
-        {"model": "qwen3-30b-a3b", "runtime": "vllm"},
-        {"model": "llama-3.1-8b", "dp": 4, "runtime": "vllm"},
+        {"model": "qwen3-30b-a3b", "engine": "vllm"},
+        {"model": "llama-3.1-8b", "dp": 4, "engine": "vllm"},
         # the user's own imbalance says what experts see
-        {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "dp_imbalance": 1.5, "runtime": "vllm"},
+        {"model": "qwen3-30b-a3b", "dp": 4, "ep": 4, "dp_imbalance": 1.5, "engine": "vllm"},
     ):
         plan = fastroof.compile_plan(
-            gpu="h100", tables=tables, max_tokens=512, max_seqs=64, **{"runtime": "kernels", **layout}
+            gpu="h100", tables=tables, max_tokens=512, max_seqs=64, **{"engine": "kernels", **layout}
         )
         assert plan.arena[[steps.EXPERT_AT, steps.DECODE_EXPERT_AT, steps.RANKS]].tolist() == [0.0, 0.0, 0.0]
         assert _expert_rows_us(plan.arena, 100.0, True) == 0.0
@@ -181,10 +181,10 @@ def test_what_experts_compute(padding: str, total: float, fullest: float, seen: 
 
 
 def test_engines_and_versions_differ(tables: Any) -> None:
-    def rules(model: str, runtime: str) -> RankRules:
+    def rules(model: str, engine: str) -> RankRules:
         experts = {"ep": 2} if model != "llama-3.1-8b" else {}
         plan = fastroof.compile_plan(
-            model, "h100", tables, dp=2, engine=runtime, max_tokens=64, max_seqs=64, **experts
+            model, "h100", tables, dp=2, engine=engine, max_tokens=64, max_seqs=64, **experts
         )
         return rank_rules(plan)
 

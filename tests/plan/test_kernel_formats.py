@@ -72,9 +72,9 @@ def test_weights_of_gpt_oss_120b_are_those_of_its_files(h100: Tables) -> None:
     assert (formats["experts"], formats["qkv"], formats["lm_head"]) == ("w4a16_mxfp4", "bf16", "bf16")
 
 
-@pytest.mark.parametrize(("runtime", "kernel"), [("trtllm", "w4a8_mxfp4_mxfp8"), ("kernels", "w4a16_mxfp4")])
-def test_4_bit_experts_run_as_the_engine_measured_them(b200: Tables, runtime: str, kernel: str) -> None:
-    plan = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=runtime)
+@pytest.mark.parametrize(("engine", "kernel"), [("trtllm", "w4a8_mxfp4_mxfp8"), ("kernels", "w4a16_mxfp4")])
+def test_4_bit_experts_run_as_the_engine_measured_them(b200: Tables, engine: str, kernel: str) -> None:
+    plan = fastroof.compile_plan("gpt-oss-120b", "b200", b200, engine=engine)
     assert formats_of(plan)["experts"] == kernel
 
 

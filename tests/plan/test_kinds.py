@@ -82,7 +82,7 @@ TWO = mixed(((32, 8, 128), 20, False), ((16, 2, 128), 12, True))
 
 @pytest.fixture(scope="module")
 def two(h100: Tables) -> StepPlan:
-    return compile_plan(TWO, "h100", h100, **{"runtime": "kernels", **LIMITS})
+    return compile_plan(TWO, "h100", h100, **{"engine": "kernels", **LIMITS})
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def two(h100: Tables) -> StepPlan:
     st.sampled_from([1, 2]),
 )
 def test_a_step_is_the_sum_of_a_lookup_a_layer(h100, groups, batch, kv_len, new, tp):
-    plan = compile_plan(mixed(*groups), "h100", h100, tp=tp, **{"runtime": "kernels", **LIMITS})
+    plan = compile_plan(mixed(*groups), "h100", h100, tp=tp, **{"engine": "kernels", **LIMITS})
     decodes, chunks = [(1, kv_len - 1)] * batch, [(new, 0)] * 2
     for requests, us in (
         (decodes, plan.decode_us(batch, kv_len)),
@@ -138,7 +138,7 @@ def test_layers_of_one_kind_may_be_counted_apart(h100):
     heads = (32, 8, 128)
     whole, parts = mixed((heads, 32, False)), mixed((heads, 20, False), (heads, 12, False))
     one, two = (
-        compile_plan(model, "h100", h100, **{"runtime": "kernels", **LIMITS}) for model in (whole, parts)
+        compile_plan(model, "h100", h100, **{"engine": "kernels", **LIMITS}) for model in (whole, parts)
     )
     steps = StepBatch.from_requests([[(1, 999)] * 8, [(100, 0), (1, 50)], [(64, 300)] * 2])
     np.testing.assert_allclose(two.step_us(steps), one.step_us(steps), rtol=1e-13)
@@ -175,11 +175,10 @@ def test_programs_that_know_one_kind_say_so(two):
 @pytest.mark.loops
 @pytest.mark.parametrize("method", ["nearest", "floor"])
 def test_mfu_of_steps_adds_up_too(h100, method):
-    plan = compile_plan(TWO, "h100", h100, method=method, **{"runtime": "kernels", **LIMITS})
+    plan = compile_plan(TWO, "h100", h100, method=method, **{"engine": "kernels", **LIMITS})
     kinds = [replace(TWO, layers=(group,)) for group in TWO.layers]
     alone = [
-        compile_plan(model, "h100", h100, method=method, **{"runtime": "kernels", **LIMITS})
-        for model in kinds
+        compile_plan(model, "h100", h100, method=method, **{"engine": "kernels", **LIMITS}) for model in kinds
     ]
     for batch, kv_len in ((3, 700), (64, 5000)):
         steps = StepBatch.from_requests([[(1, kv_len - 1)] * batch, [(77, 0)] * 3])
@@ -192,7 +191,7 @@ def test_mfu_of_steps_adds_up_too(h100, method):
 
 def test_interpolated_mfu_does_not_add_up(h100):
     with pytest.raises(PlanError, match=r"linear_mfu.*this model has several"):
-        compile_plan(TWO, "h100", h100, method="linear_mfu", **{"runtime": "kernels", **LIMITS})
+        compile_plan(TWO, "h100", h100, method="linear_mfu", **{"engine": "kernels", **LIMITS})
 
 
 @pytest.mark.slow
@@ -201,7 +200,7 @@ def test_interpolated_mfu_does_not_add_up(h100):
 def test_paths_ranks_and_kernels_of_decodes_are_settled_in_rows(h100, dp):
     attention = GroupedQueryAttention(32, 8, 128)
     layers = (LayerGroup(LayerKind(attention, Branches(), "branches"), 3), *BASE.layers)
-    plan = compile_plan(replace(BASE, layers=layers), "h100", h100, dp=dp, **{"runtime": "kernels", **LIMITS})
+    plan = compile_plan(replace(BASE, layers=layers), "h100", h100, dp=dp, **{"engine": "kernels", **LIMITS})
     hidden_paths = set()
     for requests in ([(1, 99)], [(1, 99)] * 50, [(5, 0)], [(200, 0)] * 2, [(1, 40)] * 3 + [(100, 0)]):
         found = float(plan.step_us(StepBatch.from_requests([requests]))[0])
@@ -223,8 +222,8 @@ def test_paths_ranks_and_kernels_of_decodes_are_settled_in_rows(h100, dp):
 
 
 def test_layouts_of_dense_models(h100):
-    one = compile_plan(BASE, "h100", h100, tp=2, **{"runtime": "kernels", **LIMITS})
-    ranks = compile_plan(BASE, "h100", h100, tp=2, dp=4, **{"runtime": "kernels", **LIMITS})
+    one = compile_plan(BASE, "h100", h100, tp=2, **{"engine": "kernels", **LIMITS})
+    ranks = compile_plan(BASE, "h100", h100, tp=2, dp=4, **{"engine": "kernels", **LIMITS})
     assert ranks.layout == Layout(2, dp=4)
     assert (ranks.layout.world_size, ranks.layout.moe_tp) == (8, 8)
     assert np.array_equal(one.arena, ranks.arena)
@@ -237,4 +236,4 @@ def test_layouts_of_dense_models(h100):
         ({"moe_tp": True}, "moe_tp must be"),
     ):
         with pytest.raises(PlanError, match=message):
-            compile_plan(BASE, "h100", h100, **{"runtime": "kernels", **layout, **LIMITS})
+            compile_plan(BASE, "h100", h100, **{"engine": "kernels", **layout, **LIMITS})

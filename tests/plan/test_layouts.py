@@ -26,13 +26,13 @@ MODEL = load_model("qwen3-235b-a22b")
         ({"tp": 4, "ep": 4}, {}),
         ({"tp": 1, "dp": 8, "ep": 8}, {}),
         ({"tp": 1, "dp": 8, "ep": 8}, {"dp_imbalance": 1.5}),
-        ({"tp": 4, "dp": 2, "ep": 8}, {"runtime": {"name": "a", "layout": {"token_shares": "always"}}}),
+        ({"tp": 4, "dp": 2, "ep": 8}, {"engine": {"name": "a", "layout": {"token_shares": "always"}}}),
     ],
 )
 def test_a_step_is_the_sum_of_its_kernels(h100, layout, options):
     """Of shapes that were measured: what is borrowed has tests of its own."""
     plan = compile_plan(
-        MODEL, "h100", h100, dtype="bf16", **{"runtime": "kernels", **layout, **options}, **LIMITS
+        MODEL, "h100", h100, dtype="bf16", **{"engine": "kernels", **layout, **options}, **LIMITS
     )
     for requests in ([(1, 99)] * 8, [(1, 2000)] * 64, [(64, 0)] * 4):
         explained = plan.explain(requests)
@@ -76,9 +76,9 @@ def test_an_exchange_of_a_measured_shape_is_its_lookup(h100):
 
 def test_gb200_sends_to_experts_where_groups_outnumber_them():
     tables = load_tables("gb200")
-    options = {"runtime": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
+    options = {"engine": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
     few, many = (
-        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **{"runtime": "kernels", **options}).explain(
+        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **{"engine": "kernels", **options}).explain(
             [(1, 99)] * 16
         )
         for ranks in (8, 16)
@@ -95,10 +95,10 @@ def test_gb200_sends_to_experts_where_groups_outnumber_them():
 
 def test_one_sided_and_two_sided_kernels_of_a_rack():
     tables = load_tables("gb200")
-    options = {"runtime": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
+    options = {"engine": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
     plans = {
         exchange: compile_plan(
-            MODEL, "gb200", tables, dp=16, ep=16, exchange=exchange, **{"runtime": "kernels", **options}
+            MODEL, "gb200", tables, dp=16, ep=16, exchange=exchange, **{"engine": "kernels", **options}
         )
         for exchange in (None, "alltoall", "nvlink_one_sided", "nvlink_two_sided")
     }
@@ -124,7 +124,7 @@ def test_loads_of_ranks(h100):
             ep=8,
             dtype="bf16",
             dp_imbalance=load,
-            **{"runtime": "kernels", **LIMITS},
+            **{"engine": "kernels", **LIMITS},
         )
         for load in (1, 2)
     )
@@ -137,20 +137,20 @@ def test_loads_of_ranks(h100):
     for load in (0.5, 9, True, "2"):
         with pytest.raises(PlanError, match=r"dp_imbalance .*1 to dp \(8\), got"):
             compile_plan(
-                MODEL, "h100", h100, dp=8, ep=8, dp_imbalance=load, **{"runtime": "kernels", **LIMITS}
+                MODEL, "h100", h100, dp=8, ep=8, dp_imbalance=load, **{"engine": "kernels", **LIMITS}
             )
 
 
 def test_what_engines_do_not_run(h100):
     for options, message in (
         (
-            {"runtime": "vllm", "tp": 8, "ep": 4},
+            {"engine": "vllm", "tp": 8, "ep": 4},
             "vllm splits experts over all GPUs of a stage or none.* 1 or 8",
         ),
-        ({"runtime": "trtllm", "tp": 2, "dp": 4, "ep": 8}, "tp 8 with dp 1, or tp 1 with dp 8"),
+        ({"engine": "trtllm", "tp": 2, "dp": 4, "ep": 8}, "tp 8 with dp 1, or tp 1 with dp 8"),
         ({"exchange": "alltoall", "tp": 8}, "all-to-all needs experts that are whole .* ep 8"),
         (
-            {"exchange": "alltoall", "tp": 8, "ep": 8, "runtime": "vllm"},
+            {"exchange": "alltoall", "tp": 8, "ep": 8, "engine": "vllm"},
             "between dp ranks only: use tp 1, dp 8",
         ),
         (
@@ -160,7 +160,7 @@ def test_what_engines_do_not_run(h100):
         ({"exchange": "sometimes", "tp": 8}, "exchange must be one of gather, alltoall, nvlink_one_sided"),
     ):
         with pytest.raises(PlanError, match=message):
-            compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **options, **LIMITS})
+            compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **options, **LIMITS})
     # a dense model has no experts for the rules to hold of
     compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", tp=2, dp=4, **LIMITS)
 
@@ -170,8 +170,8 @@ def test_shared_experts_beside_all_to_all(h100):
     mlp = RoutedExperts(128, 8, 1536, shared_intermediate=65536)
     kind = LayerKind(GroupedQueryAttention(64, 4, 128), mlp, "shared")
     model = MODEL.__class__("mine", "MineForCausalLM", 4096, 1024, True, 4096, None, (LayerGroup(kind, 2),))
-    options = {"runtime": SGLANG, "exchange": "alltoall", "dtype": "bf16", **LIMITS}
-    plan = compile_plan(model, "h100", h100, dp=8, ep=8, **{"runtime": "kernels", **options})
+    options = {"engine": SGLANG, "exchange": "alltoall", "dtype": "bf16", **LIMITS}
+    plan = compile_plan(model, "h100", h100, dp=8, ep=8, **{"engine": "kernels", **options})
     assert not plan.execution.shared_beside
     for step in ([(1, 99)] * 8, [(64, 0)] * 4):
         explained = plan.explain(step)
@@ -180,17 +180,17 @@ def test_shared_experts_beside_all_to_all(h100):
 
 def test_a_plan_says_how_it_is_split(h100):
     plan = compile_plan(
-        MODEL, "h100", h100, dp=4, pp=2, ep=4, dp_imbalance=1.5, **{"runtime": "kernels", **LIMITS}
+        MODEL, "h100", h100, dp=4, pp=2, ep=4, dp_imbalance=1.5, **{"engine": "kernels", **LIMITS}
     )
     words = (
-        "8 x h100 (tp 1, pp 2, dp 4, ep 4), bf16 weights, bf16 KV, routing power_law_1.2, runtime 'kernels'"
+        "8 x h100 (tp 1, pp 2, dp 4, ep 4), bf16 weights, bf16 KV, routing power_law_1.2, engine 'kernels'"
     )
     assert words in repr(plan)
     assert "stage 1 of qwen3-235b-a22b on 8 x h100" in repr(plan.stages[1])
     split = {"pp": 2, "dp": 4, "ep": 4, "moe_tp": 1, "routing": "power_law_1.2", "dp_imbalance": "1.5"}
     assert plan.describe().items() >= split.items()
     assert plan.made_from["fastroof.ep"] == "4"
-    dense = compile_plan("llama-3.1-8b", "h100", h100, tp=2, **{"runtime": "kernels", **LIMITS})
+    dense = compile_plan("llama-3.1-8b", "h100", h100, tp=2, **{"engine": "kernels", **LIMITS})
     assert "llama-3.1-8b on 2 x h100, bf16" in repr(dense)
     assert not split.keys() & dense.describe().keys()
 
@@ -220,7 +220,7 @@ def test_weights_of_experts_by_layout(h100):
             h100,
             dtype="bf16",
             allow_modelled=True,
-            **{"runtime": "kernels", **layout, **LIMITS},
+            **{"engine": "kernels", **layout, **LIMITS},
         ).memory
         assert memory.weight_bytes == pytest.approx(held(experts, tp), rel=1e-9), layout
         # each rank keeps its own sequences, over its tp alone
@@ -258,12 +258,12 @@ def test_experts_are_split_into_whole_blocks_of_scales(dtype, model):
     with pytest.raises(
         PlanError, match=r"192 wide.*ep 8 with moe_tp 1 or ep 4 with moe_tp 2 or ep 2 with moe_tp 4"
     ):
-        compile_plan(model, "h200", tables, tp=8, dtype=dtype, **{"runtime": "kernels", **LIMITS})
+        compile_plan(model, "h200", tables, tp=8, dtype=dtype, **{"engine": "kernels", **LIMITS})
     for ep in (2, 4, 8):
         assert (
             compile_plan(
-                model, "h200", tables, tp=8, ep=ep, dtype=dtype, **{"runtime": "kernels", **LIMITS}
+                model, "h200", tables, tp=8, ep=ep, dtype=dtype, **{"engine": "kernels", **LIMITS}
             ).layout.ep
             == ep
         )
-    assert compile_plan(MODEL, "h200", tables, tp=8, **{"runtime": "kernels", **LIMITS}).layout.moe_tp == 8
+    assert compile_plan(MODEL, "h200", tables, tp=8, **{"engine": "kernels", **LIMITS}).layout.moe_tp == 8

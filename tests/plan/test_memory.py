@@ -27,7 +27,7 @@ from fastroof.units import GIB
 
 
 def memory(h100, model="llama-3.1-8b", **options):
-    return compile_plan(model, "h100", h100, **{"runtime": "kernels", "max_tokens": 64, **options}).memory
+    return compile_plan(model, "h100", h100, **{"engine": "kernels", "max_tokens": 64, **options}).memory
 
 
 def test_llama_8b_worked_out_by_hand(h100):
@@ -199,9 +199,9 @@ def test_a_state_is_bytes_a_sequence(h100, kv_len):
 
 
 def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
-    options = {"max_tokens": 4096, "max_seqs": 4096, "runtime": "vllm"}
+    options = {"max_tokens": 4096, "max_seqs": 4096, "engine": "vllm"}
     plan, stateless = (
-        compile_plan(stateful(6, 18, n), "h100", h100, **{"runtime": "kernels", **options})
+        compile_plan(stateful(6, 18, n), "h100", h100, **{"engine": "kernels", **options})
         for n in (3_000_000, 0)
     )
     fit = plan.memory.max_sequences(2048)
@@ -220,10 +220,10 @@ def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
 
 
 def test_a_state_is_sent_from_worker_to_worker_once_a_prompt(h100):
-    options = {"max_tokens": 4096, "max_seqs": 256, "runtime": "vllm"}
+    options = {"max_tokens": 4096, "max_seqs": 256, "engine": "vllm"}
     sent = []
     for layers in ((6, 18, 3_000_000), (6, 18, 0), (0, 24, 3_000_000)):
-        plan = compile_plan(stateful(*layers), "h100", h100, **{"runtime": "kernels", **options})
+        plan = compile_plan(stateful(*layers), "h100", h100, **{"engine": "kernels", **options})
         times = [
             estimate_disaggregated(plan, plan, isl, 200, 1, max_batched_tokens=4096, link_bytes_per_s=1e9)
             for isl in (1000, 3000)

@@ -24,7 +24,7 @@ KERNELS = {"name": "mine", "costs": {"step_us": 100.0, "sequence_us": 3.0, "pref
 
 @pytest.fixture(scope="module")
 def four(h100):
-    return compile_plan("qwen3-8b", "h100", h100, pp=4, **{"runtime": "kernels", **LIMITS})
+    return compile_plan("qwen3-8b", "h100", h100, pp=4, **{"engine": "kernels", **LIMITS})
 
 
 def test_layers_of_stages():
@@ -48,7 +48,7 @@ def test_stages_add_up_to_the_plan(h100, name, pp):
     """Kernels of the plan are those of its stages, and of the plan without stages but for what is sent."""
     options = {"dtype": "bf16", "allow_modelled": True, **LIMITS}
     plan, alone = (
-        compile_plan(name, "h100", h100, pp=size, **{"runtime": "kernels", **options}) for size in (pp, 1)
+        compile_plan(name, "h100", h100, pp=size, **{"engine": "kernels", **options}) for size in (pp, 1)
     )
     assert len(plan.stages) == pp
     assert alone.stages == (alone,)
@@ -76,7 +76,7 @@ def test_stages_add_up_to_the_plan(h100, name, pp):
 @pytest.mark.loops
 def test_each_host_adds_its_own_costs(h100):
     plan = compile_plan("qwen3-8b", "h100", h100, pp=4, engine=KERNELS, **LIMITS)
-    kernels = compile_plan("qwen3-8b", "h100", h100, pp=4, **{"runtime": "kernels", **LIMITS})
+    kernels = compile_plan("qwen3-8b", "h100", h100, pp=4, **{"engine": "kernels", **LIMITS})
     for requests in STEPS:
         batch = StepBatch.from_requests([requests])
         prefill = 7.0 * any(new > 1 for new, _ in requests)
@@ -117,7 +117,7 @@ def test_the_recurrence_is_the_longest_path(batches, stages, data):
 
 def test_memory_is_that_of_the_stage_with_least_room(h100):
     """70 B parameters in bf16 on four GPUs, worked out by hand."""
-    plan = compile_plan("llama-3.1-70b", "h100", h100, pp=4, **{"runtime": "kernels", **LIMITS})
+    plan = compile_plan("llama-3.1-70b", "h100", h100, pp=4, **{"engine": "kernels", **LIMITS})
     layer = (64 + 2 * 8) * 128 * 8192 + 8192 * 8192 + 3 * 28672 * 8192 + 2 * 8192
     vocab = 128256 * 8192
     weights = [stage.memory.weight_bytes for stage in plan.stages]
@@ -130,17 +130,17 @@ def test_memory_is_that_of_the_stage_with_least_room(h100):
     assert plan.memory == plan.stages[3].memory
     assert plan.memory.kv_bytes_per_token == 20 * 2 * 8 * 128 * 2
     assert sum(weights) == 2 * load_model("llama-3.1-70b").num_parameters
-    uneven = compile_plan("qwen3-8b", "h100", h100, pp=5, **{"runtime": "kernels", **LIMITS})
+    uneven = compile_plan("qwen3-8b", "h100", h100, pp=5, **{"engine": "kernels", **LIMITS})
     assert uneven.memory.kv_bytes_per_token == 8 * 2 * 8 * 128 * 2
     # what is tied is held by the first and by the last
-    tied = compile_plan("qwen3-0.6b", "h100", h100, pp=2, **{"runtime": "kernels", **LIMITS})
+    tied = compile_plan("qwen3-0.6b", "h100", h100, pp=2, **{"engine": "kernels", **LIMITS})
     first, last = (stage.memory.weight_bytes for stage in tied.stages)
     assert last - first == 2 * tied.model.hidden
 
 
 def test_stages_without_any_room_have_a_memory_too(h100):
     """Half of 405 B parameters, 405 GB, on each of two GPUs."""
-    plan = compile_plan("llama-3.1-405b", "h100", h100, pp=2, **{"runtime": "kernels", **LIMITS})
+    plan = compile_plan("llama-3.1-405b", "h100", h100, pp=2, **{"engine": "kernels", **LIMITS})
     assert plan.memory.max_kv_tokens == 0
     assert plan.memory.weight_bytes == pytest.approx(405e9, rel=0.02)
     with pytest.raises(PlanRangeError, match="KV cache"):
@@ -164,7 +164,7 @@ def test_many_plans_have_stages_too(h100, four):
 
 def test_more_stages_than_layers(h100):
     with pytest.raises(PlanError, match=r"pp 37: qwen3-8b has 36 layers"):
-        compile_plan("qwen3-8b", "h100", h100, pp=37, **{"runtime": "kernels", **LIMITS})
+        compile_plan("qwen3-8b", "h100", h100, pp=37, **{"engine": "kernels", **LIMITS})
 
 
 def test_errors_of_stages(four):
@@ -194,7 +194,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
     assert paced.decode_us(64, 2048) == paced.step_us(decodes)[0]
     assert paced.decode_us(64, 2048) > plan.decode_us(64, 2048)
     assert arena_fits(paced.arena)
-    alone = compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **LIMITS})
+    alone = compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **LIMITS})
     assert alone.bottleneck is alone
 
 

@@ -41,7 +41,7 @@ REFUSED = {
     "dtype": ({"dtype": "fp4"}, "dtype must be one of auto, bf16, fp8, fp8_block, .*mxfp4, got 'fp4'"),
     "dtype None": ({"dtype": None}, "dtype must be"),
     "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of auto, bf16, fp8, got 'fp8_block'"),
-    "runtime": ({"runtime": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
+    "engine": ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
     "method": ({"method": "cubic"}, "method must be one of roofline, .*floor, got 'cubic'"),
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to .*, got 0"),
     "max_tokens float": ({"max_tokens": 8192.0}, "max_tokens must be"),
@@ -57,7 +57,7 @@ def test_a_bad_argument_is_named(h100, case):
     options, message = REFUSED[case]
     with pytest.raises(PlanError, match=message):
         compile_plan(
-            **{"runtime": "kernels", "model": "llama-3.1-8b", "gpu": "h100", "tables": h100, **options}
+            **{"engine": "kernels", "model": "llama-3.1-8b", "gpu": "h100", "tables": h100, **options}
         )
 
 

@@ -24,10 +24,10 @@ from fastroof.plan.plan_cache import CachedPlan
 
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama-3.1-8b"},
-    "fp8 by an engine": {"model": "llama-3.1-70b", "tp": 4, "dtype": "fp8", "runtime": "vllm"},
+    "fp8 by an engine": {"model": "llama-3.1-70b", "tp": 4, "dtype": "fp8", "engine": "vllm"},
     "windows": {"model": "gemma-3-12b"},
-    "experts": {"model": "qwen3-235b-a22b", "dp": 8, "ep": 8, "dp_imbalance": 1.5, "runtime": "trtllm"},
-    "latent": {"model": "deepseek-v3", "tp": 8, "ep": 8, "runtime": "sglang"},
+    "experts": {"model": "qwen3-235b-a22b", "dp": 8, "ep": 8, "dp_imbalance": 1.5, "engine": "trtllm"},
+    "latent": {"model": "deepseek-v3", "tp": 8, "ep": 8, "engine": "sglang"},
     "stages": {"model": "llama-3.1-70b", "tp": 2, "pp": 4},
     "uneven stages": {"model": "llama-3.1-8b", "pp": 5},
     "shared prompts": {"model": "llama-3.1-8b", "cp": 4},
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def plan(request: pytest.FixtureRequest) -> fastroof.StepPlan:
     options = dict(KINDS[request.param])
     return fastroof.compile_plan(
-        options.pop("model"), "h100", fastroof.load_tables("h100"), **{"runtime": "kernels", **options}
+        options.pop("model"), "h100", fastroof.load_tables("h100"), **{"engine": "kernels", **options}
     )
 
 
@@ -320,7 +320,7 @@ def test_a_plan_that_warns_is_made_and_warns_every_time(cache: Path, dense: fast
 # -- what a plan is asked for --------------------------------------------------------------------
 
 
-OPTIONS = {"tp": 1, "runtime": "kernels", "dtype": "auto"}
+OPTIONS = {"tp": 1, "engine": "kernels", "dtype": "auto"}
 
 
 @pytest.fixture(autouse=True)

@@ -118,7 +118,7 @@ def drawn_options(dice: random.Random) -> dict[str, Any]:
         "ep": dice.choice((1, 1, tp * dp)),
         "dtype": dice.choice(("auto", "bf16", "fp8")),
         "kv_dtype": dice.choice(("auto", "bf16", "fp8")),
-        "runtime": dice.choice(("kernels", "vllm", "sglang", "trtllm")),
+        "engine": dice.choice(("kernels", "vllm", "sglang", "trtllm")),
         "method": dice.choice(("roofline", "roofline", "nearest", "floor")),
         "max_tokens": dice.choice((64, 1000, 8192)),
         "max_seqs": dice.choice((8, 64)),
@@ -136,10 +136,10 @@ def test_a_plan_does_not_depend_on_those_compiled_before():
         options = drawn_options(dice)
         model = options.pop("model")
         try:
-            plan = compile_plan(model, "h100", shared, **{"runtime": "kernels", **options})
+            plan = compile_plan(model, "h100", shared, **{"engine": "kernels", **options})
         except FastroofError:
             continue
         compiled += 1
-        fresh = compile_plan(model, "h100", load_tables("h100"), **{"runtime": "kernels", **options})
+        fresh = compile_plan(model, "h100", load_tables("h100"), **{"engine": "kernels", **options})
         assert plan.arena.tobytes() == fresh.arena.tobytes(), (model, options)
         assert (plan.kernels, plan.memory) == (fresh.kernels, fresh.memory)

@@ -16,8 +16,8 @@ from fastroof.plan.step_plan import StepPlan
 CAPTURED, EAGER = "sglang-0.5.14", "sglang-0.5.9"
 
 
-def compiled(runtime: object, model: str = "llama-3.1-8b", **options: object) -> StepPlan:
-    return fastroof.compile_plan(model, "h100", fastroof.load_tables("h100"), engine=runtime, **options)
+def compiled(engine: object, model: str = "llama-3.1-8b", **options: object) -> StepPlan:
+    return fastroof.compile_plan(model, "h100", fastroof.load_tables("h100"), engine=engine, **options)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +91,13 @@ def test_an_allreduce_is_counted_once(cp):
     ids=["stages", "ranks", "latent attention", "all-to-all"],
 )
 def test_what_is_not_captured_is_not_padded(model, options):
-    captured, eager = (compiled(runtime, model, **options) for runtime in (CAPTURED, EAGER))
+    captured, eager = (compiled(engine, model, **options) for engine in (CAPTURED, EAGER))
     tokens = np.array([1, 5, 257, 300, 513, 1025, 5000])
     np.testing.assert_array_equal(captured.prefill_us(tokens), eager.prefill_us(tokens))
 
 
 def test_experts_of_one_group_are_padded_too():
-    captured, eager = (compiled(runtime, "qwen3-30b-a3b", tp=4, ep=4) for runtime in (CAPTURED, EAGER))
+    captured, eager = (compiled(engine, "qwen3-30b-a3b", tp=4, ep=4) for engine in (CAPTURED, EAGER))
     assert tokens_us(captured, 300) == tokens_us(eager, 320)
 
 

@@ -25,7 +25,7 @@ def plans(model, tables):
         for gpu, of_gpu in tables.items():
             try:
                 yield compile_plan(
-                    model, gpu, of_gpu, **{"runtime": "kernels", **sizes, **LIMITS}, allow_modelled=True
+                    model, gpu, of_gpu, **{"engine": "kernels", **sizes, **LIMITS}, allow_modelled=True
                 )
             except PlanError:
                 continue

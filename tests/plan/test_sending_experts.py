@@ -21,7 +21,7 @@ KEY = ("fp8_block", 3072, 1536, 8, 256, 8)
 """The layer of MiniMax M2.5 over 8 GPUs."""
 DECODES = ((8, 60.0), (64, 90.0), (1024, 300.0))
 PROMPTS = ((512, 250.0), (8192, 1500.0))
-OPTIONS: dict[str, Any] = {"runtime": "sglang", "dp": 8, "ep": 8, "max_tokens": 1024, "max_seqs": 64}
+OPTIONS: dict[str, Any] = {"engine": "sglang", "dp": 8, "ep": 8, "max_tokens": 1024, "max_seqs": 64}
 EXCHANGES = ("experts_dispatch", "experts_combine", "experts_gather", "experts_scatter")
 
 
@@ -52,13 +52,13 @@ def test_one_kernel_takes_the_place_of_experts_and_their_exchange(
 ) -> None:
     """Tokens are those of all 8 ranks; prompts run the kernel that was measured for them."""
     plan = compile_plan(
-        "minimax-m2.5", "h100", tables, exchange="megamoe", **{"runtime": "kernels", **OPTIONS}
+        "minimax-m2.5", "h100", tables, exchange="megamoe", **{"engine": "kernels", **OPTIONS}
     )
     found = parts(plan, requests)
     assert found["experts"] == pytest.approx(62 * us, rel=1e-12)
     assert not found.keys() & set(EXCHANGES)
     gathered = parts(
-        compile_plan("minimax-m2.5", "h100", tables, exchange="gather", **{"runtime": "kernels", **OPTIONS}),
+        compile_plan("minimax-m2.5", "h100", tables, exchange="gather", **{"engine": "kernels", **OPTIONS}),
         requests,
     )
     others = gathered.keys() - {"experts", *EXCHANGES}
@@ -67,9 +67,7 @@ def test_one_kernel_takes_the_place_of_experts_and_their_exchange(
 
 
 def test_a_step_is_the_sum_of_its_kernels(tables: Tables) -> None:
-    plan = compile_plan(
-        "minimax-m2.5", "h100", tables, exchange="megamoe", **OPTIONS | {"runtime": "kernels"}
-    )
+    plan = compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **OPTIONS | {"engine": "kernels"})
     assert plan.decode_us(8, 100) == pytest.approx(step_us(plan, tables, [(1, 99)] * 8), rel=1e-9)
 
 
@@ -79,7 +77,7 @@ def test_gpus_of_a_rank_share_its_tokens_and_gather_them_again(tables: Tables) -
         "h100",
         tables,
         exchange="megamoe",
-        **{"runtime": "kernels", **(OPTIONS | {"tp": 8, "dp": 1})},
+        **{"engine": "kernels", **(OPTIONS | {"tp": 8, "dp": 1})},
     )
     found = parts(plan, [(1, 99)] * 64)
     assert found["experts"] == pytest.approx(62 * 90.0, rel=1e-12)
@@ -90,14 +88,14 @@ def test_gpus_of_a_rank_share_its_tokens_and_gather_them_again(tables: Tables) -
 def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> None:
     four = OPTIONS | {"dp": 4, "ep": 4}
     with pytest.raises(MissingTableError, match="moe_ep=4"):
-        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **{"runtime": "kernels", **four})
+        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **{"engine": "kernels", **four})
     plan = compile_plan(
         "minimax-m2.5",
         "h100",
         tables,
         exchange="megamoe",
         allow_modelled=True,
-        **{"runtime": "kernels", **four},
+        **{"engine": "kernels", **four},
     )
     (experts,) = (p for p in plan.explain([(1, 99)] * 8).operators if p.role == "experts")
     assert experts.origin == 4
@@ -107,7 +105,7 @@ def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> No
             "h100",
             tables,
             exchange="megamoe",
-            **{"runtime": "kernels", **(OPTIONS | {"dp": 8, "ep": 4})},
+            **{"engine": "kernels", **(OPTIONS | {"dp": 8, "ep": 4})},
         )
     with pytest.raises(PlanError, match="roofline"):
         compile_plan(
@@ -116,7 +114,7 @@ def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> No
             tables,
             exchange="megamoe",
             method="nearest",
-            **{"runtime": "kernels", **OPTIONS},
+            **{"engine": "kernels", **OPTIONS},
         )
 
 

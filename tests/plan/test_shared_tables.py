@@ -21,8 +21,8 @@ def choosing(**choices: Any) -> EngineProfile:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"runtime": PLAIN}, {"runtime": choosing(cold_decode=("h100",))}),
-        ({"runtime": PLAIN}, {"runtime": choosing(gemm_smoothing="median3")}),
+        ({"engine": PLAIN}, {"engine": choosing(cold_decode=("h100",))}),
+        ({"engine": PLAIN}, {"engine": choosing(gemm_smoothing="median3")}),
         ({"model": "qwen3-32b-fp8"}, {"model": "qwen3-32b-fp8-static"}),
         ({}, {"method": "nearest"}),
         ({"method": "nearest"}, {"method": "nearest", "max_tokens": 700}),
@@ -40,7 +40,7 @@ def test_a_plan_is_the_same_whatever_was_compiled_before(one: dict[str, Any], ot
             **options,
         }
         return compile_plan(
-            asked.pop("model"), "h100", tables, **{"runtime": "kernels", **asked}
+            asked.pop("model"), "h100", tables, **{"engine": "kernels", **asked}
         ).arena.tobytes()
 
     alone = [compiled(load_tables("h100"), options) for options in (one, other)]

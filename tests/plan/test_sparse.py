@@ -139,7 +139,7 @@ def test_memory_keeps_vectors_and_index_keys_whole_on_every_gpu(h100: Any) -> No
 def test_mxfp8_runs_on_kernels_of_fp8_block_and_block_sparse_attention_needs_its_tables(h100: Any) -> None:
     model = load_model("minimax-m3-nvfp4")
     with pytest.warns(UserWarning, match="no measured tables"):
-        plan = fastroof.compile_plan(model, "b200", None, tp=8, **{"runtime": "kernels", **LIMITS})
+        plan = fastroof.compile_plan(model, "b200", None, tp=8, **{"engine": "kernels", **LIMITS})
     assert dict(plan.execution.kernels)["mxfp8"] == "fp8_block"
     # and beyond 2,048 tokens decodes cost their scores alone
     step = np.diff(plan.decode_us(64, np.array([1024, 1536, 2048, 20_480, 38_912])))

@@ -21,12 +21,12 @@ from tests.reference.two_batches import step_us
 SGLANG = load_engine("sglang").kernels_alone()
 LIMITS = {"max_tokens": 1024, "max_seqs": 256}
 MODEL = load_model("qwen3-235b-a22b")
-SENT = {"dp": 8, "ep": 8, "runtime": SGLANG, "exchange": "alltoall", "dtype": "fp8_block", **LIMITS}
+SENT = {"dp": 8, "ep": 8, "engine": SGLANG, "exchange": "alltoall", "dtype": "fp8_block", **LIMITS}
 
 
 def pair(h100, model=MODEL, **options):
     return tuple(
-        compile_plan(model, "h100", h100, **{"runtime": "kernels", **SENT, **options}, two_batch_overlap=both)
+        compile_plan(model, "h100", h100, **{"engine": "kernels", **SENT, **options}, two_batch_overlap=both)
         for both in (False, True)
     )
 
@@ -109,7 +109,7 @@ def test_over_nodes_large_batches_gain(h100):
 
 
 def test_an_engine_says_from_how_many_tokens_on(h100):
-    plain, split = pair(h100, runtime="vllm")
+    plain, split = pair(h100, engine="vllm")
     assert [split.decode_us(size, 100) == plain.decode_us(size, 100) for size in (31, 32)] == [True, False]
     assert [split.prefill_us(size) == plain.prefill_us(size) for size in (511, 512)] == [True, False]
 
@@ -134,7 +134,7 @@ def test_layers_that_send_nothing_stay_whole(h100):
 
 
 def test_stages_and_sets_of_plans(h100):
-    split = compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **SENT}, pp=2, two_batch_overlap=True)
+    split = compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **SENT}, pp=2, two_batch_overlap=True)
     whole = sum(float(stage.decode_us(64, 100)) for stage in split.stages)
     assert whole == pytest.approx(split.decode_us(64, 100), rel=1e-9)
     plans = compile_plans(
@@ -147,7 +147,7 @@ def test_stages_and_sets_of_plans(h100):
     ("model", "options", "message"),
     [
         (MODEL, {"exchange": "gather"}, "use exchange='alltoall' with dp and ep 8, above 1"),
-        (MODEL, {"runtime": "trtllm-1.1"}, "trtllm-1.1 has no such option: use engine='sglang' or 'vllm'"),
+        (MODEL, {"engine": "trtllm-1.1"}, "trtllm-1.1 has no such option: use engine='sglang' or 'vllm'"),
         ("llama-3.1-8b", {"dp": 1, "ep": 1, "exchange": None}, "it has no routed experts"),
         (MODEL, {"two_batch_overlap": 1}, "two_batch_overlap must be True or False, got 1"),
     ],
@@ -155,5 +155,5 @@ def test_stages_and_sets_of_plans(h100):
 def test_what_no_engine_runs(h100, model, options, message):
     with pytest.raises(PlanError, match=message):
         compile_plan(
-            model, "h100", h100, **{"runtime": "kernels", **SENT, "two_batch_overlap": True, **options}
+            model, "h100", h100, **{"engine": "kernels", **SENT, "two_batch_overlap": True, **options}
         )

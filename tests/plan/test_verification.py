@@ -20,10 +20,10 @@ from tests.reference.verification import verify_us
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        name: compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **options})
+        name: compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **options})
         for name, options in {
             "kernels": {},
-            "vllm": {"runtime": "vllm-0.12", "tp": 2, "dtype": "fp8", "kv_dtype": "fp8"},
+            "vllm": {"engine": "vllm-0.12", "tp": 2, "dtype": "fp8", "kv_dtype": "fp8"},
             "nearest": {"method": "nearest", "max_tokens": 512, "max_seqs": 64},
         }.items()
     }
@@ -101,7 +101,7 @@ def test_a_verification_is_the_sum_of_its_operators(plans, name):
     for batch, kv, tokens in ((1, 8, 8), (40, 5000, 4), (40, 5000, 1)):
         explained = plan.explain_verification(batch, kv, tokens)
         assert explained.total_us == plan.verify_us(batch, kv, tokens)
-        costs = plan.engine.costs
+        costs = plan.profile.costs
         parts_us = sum(part.total_us for part in explained.operators)
         assert parts_us == pytest.approx(explained.total_us, rel=1e-9)
         added_us = [part.total_us for part in explained.operators if part.role == "runtime"]

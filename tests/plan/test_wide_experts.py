@@ -13,8 +13,8 @@ LIMITS = {"max_tokens": 256, "max_seqs": 64}
 MODEL = load_model("minimax-m2.5")
 """Its layer is one of the four that TensorRT-LLM's wide kernels were measured of."""
 
-NODE = {"dp": 8, "ep": 8, "runtime": "trtllm-1.1", "exchange": "gather", **LIMITS}
-WIDE = {"dp": 16, "ep": 16, "runtime": "trtllm-1.1", "exchange": "alltoall", **LIMITS}
+NODE = {"dp": 8, "ep": 8, "engine": "trtllm-1.1", "exchange": "gather", **LIMITS}
+WIDE = {"dp": 16, "ep": 16, "engine": "trtllm-1.1", "exchange": "alltoall", **LIMITS}
 
 
 def experts(plan, requests):
@@ -28,7 +28,7 @@ def experts(plan, requests):
     [{"wide_experts": True}, {"eplb": True}, {"eplb": True, "num_slots": 288, "routing": "power_law_1.01"}],
 )
 def test_a_step_is_the_sum_of_its_kernels(h100, options):
-    plan = compile_plan(MODEL, "h100", h100, **{**NODE, "runtime": "kernels"}, **options)
+    plan = compile_plan(MODEL, "h100", h100, **{**NODE, "engine": "kernels"}, **options)
     for requests in ([(1, 99)] * 8, [(64, 0)] * 4):
         part = experts(plan, requests)
         tokens = 8 * sum(new for new, _ in requests)
@@ -50,7 +50,7 @@ def test_the_rest_of_a_step_stays_as_it_is(h100):
     options = {"dtype": "fp8_block", **NODE}
     plan, wide = (
         compile_plan(
-            "qwen3-235b-a22b", "h100", h100, **{"runtime": "kernels", **options}, wide_experts=is_wide
+            "qwen3-235b-a22b", "h100", h100, **{"engine": "kernels", **options}, wide_experts=is_wide
         )
         for is_wide in (False, True)
     )
@@ -66,10 +66,10 @@ def test_more_than_a_node_of_groups_runs_the_engines_own_wide_kernels(h100):
         "wide": WIDE,
         "gathered": {**WIDE, "exchange": "gather"},
         "told": {**WIDE, "wide_experts": False},
-        "sglang": {**WIDE, "runtime": "sglang"},
+        "sglang": {**WIDE, "engine": "sglang"},
     }
     plans = {
-        name: compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **options})
+        name: compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **options})
         for name, options in asked.items()
     }
     assert {name for name, plan in plans.items() if plan.execution.wide_experts} == {"wide"}
@@ -77,13 +77,13 @@ def test_more_than_a_node_of_groups_runs_the_engines_own_wide_kernels(h100):
     assert "experts" not in plans["told"].describe()
     # a shape that was not measured stays with the kernels of a node
     assert not compile_plan(
-        "qwen3-235b-a22b", "h100", h100, dtype="fp8_block", **{"runtime": "kernels", **WIDE}
+        "qwen3-235b-a22b", "h100", h100, dtype="fp8_block", **{"engine": "kernels", **WIDE}
     ).execution.wide_experts
 
 
 def test_a_load_balancer_of_another_engine_is_borrowed(h100):
     own, borrowed = (
-        compile_plan(MODEL, "h100", h100, **{**WIDE, "runtime": engine}, eplb=True)
+        compile_plan(MODEL, "h100", h100, **{**WIDE, "engine": engine}, eplb=True)
         for engine in ("trtllm-1.1", "sglang")
     )
     parts = [experts(plan, [(1, 99)] * 8) for plan in (own, borrowed)]
@@ -93,7 +93,7 @@ def test_a_load_balancer_of_another_engine_is_borrowed(h100):
 
 def test_copies_of_experts_take_memory(h100):
     plain, more = (
-        compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **WIDE}, eplb=True, num_slots=slots)
+        compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **WIDE}, eplb=True, num_slots=slots)
         for slots in (None, 288)
     )
     one = 62 * 3 * 3072 * 1536 * (1 + 4 / 128**2)
@@ -126,7 +126,7 @@ def test_plans_of_one_set_are_told_apart(h100):
 )
 def test_what_no_engine_runs(h100, options, message):
     with pytest.raises(PlanError, match=message):
-        compile_plan(MODEL, "h100", h100, **{"runtime": "kernels", **WIDE, "exchange": None, **options})
+        compile_plan(MODEL, "h100", h100, **{"engine": "kernels", **WIDE, "exchange": None, **options})
 
 
 def test_what_has_no_experts_or_no_rows(h100):
@@ -134,13 +134,13 @@ def test_what_has_no_experts_or_no_rows(h100):
         compile_plan("llama-3.1-8b", "h100", h100, eplb=True, engine="kernels")
     with pytest.raises(MissingTableError, match=r"a load balancer; measured: .*allow_modelled=True"):
         compile_plan(
-            "qwen3-235b-a22b", "h100", h100, **{"runtime": "kernels", **WIDE}, dtype="bf16", eplb=True
+            "qwen3-235b-a22b", "h100", h100, **{"engine": "kernels", **WIDE}, dtype="bf16", eplb=True
         )
     modelled = compile_plan(
         "qwen3-235b-a22b",
         "h100",
         h100,
-        **{"runtime": "kernels", **WIDE},
+        **{"engine": "kernels", **WIDE},
         dtype="bf16",
         eplb=True,
         allow_modelled=True,

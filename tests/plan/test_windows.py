@@ -57,7 +57,7 @@ REQUESTS = st.lists(
 @pytest.fixture(scope="module")
 def plan(h100: Tables) -> StepPlan:
     return compile_plan(
-        alternating(*LIKE_PRESETS["gpt-oss"]), "h100", h100, **{"runtime": "kernels", **LIMITS}
+        alternating(*LIKE_PRESETS["gpt-oss"]), "h100", h100, **{"engine": "kernels", **LIMITS}
     )
 
 
@@ -124,8 +124,8 @@ def test_explain_counts_what_is_within_the_window(plan):
 
 def test_a_window_that_all_lengths_are_within_is_full_attention_where_it_is_borrowed(h100):
     heads = LIKE_PRESETS["mistral"][0]
-    wide = compile_plan(alternating(heads, 4096, 20, 12), "h100", h100, **{"runtime": "kernels", **LIMITS})
-    full = compile_plan(alternating(heads, 0, 0, 32), "h100", h100, **{"runtime": "kernels", **LIMITS})
+    wide = compile_plan(alternating(heads, 4096, 20, 12), "h100", h100, **{"engine": "kernels", **LIMITS})
+    full = compile_plan(alternating(heads, 0, 0, 32), "h100", h100, **{"engine": "kernels", **LIMITS})
     steps = StepBatch.from_requests(
         [[(1, 99), (1, 4000)], [(1, 4095)] * 8, [(2000, 0)], [(700, 0), (30, 0), (1, 17)]]
     )
@@ -163,7 +163,7 @@ def test_mfu_knows_no_windows(h100, method):
             "h100",
             h100,
             method=method,
-            **{"runtime": "kernels", **LIMITS},
+            **{"engine": "kernels", **LIMITS},
         )
 
 
@@ -175,7 +175,7 @@ def test_two_sizes_of_windows_are_refused(h100):
     with pytest.raises(PlanError, match=r"windows of 128 and 1024 tokens.*with_full_attention\(\)"):
         compile_plan(both, "h100", h100, engine="kernels")
     assert (
-        compile_plan(both.with_full_attention(), "h100", h100, **{"runtime": "kernels", **LIMITS}).decode_us(
+        compile_plan(both.with_full_attention(), "h100", h100, **{"engine": "kernels", **LIMITS}).decode_us(
             1, 64
         )
         > 0

@@ -12,7 +12,7 @@ from fastroof.sweep import best_batches, decode_times_us
 
 TABLES = fastroof.load_tables("h100")
 OPTIONS = {"model": "llama-3.1-8b", "max_tokens": 64, "max_seqs": 16}
-PLAN = fastroof.compile_plan(gpu="h100", tables=TABLES, **{"runtime": "kernels", **OPTIONS})
+PLAN = fastroof.compile_plan(gpu="h100", tables=TABLES, **{"engine": "kernels", **OPTIONS})
 
 
 def wrong():

@@ -41,11 +41,11 @@ def candidates(spec: Any, tables: Any) -> list[dict[str, Any]]:
             laid_out = layouts_of(total, tp, mode)
             for layout in laid_out or [None]:
                 for isl, osl, clients, budget in itertools.product(
-                    spec.isl, spec.osl, spec.concurrency, spec.max_batched_tokens
+                    spec.isl, spec.osl, spec.concurrency, spec.max_num_batched_tokens
                 ):
                     row = {
                         "model": load_model(model).name, "mode": mode, "tp": tp, "dtype": dtype, "isl": isl,
-                        "osl": osl, "concurrency": float(clients), "max_batched_tokens": budget,
+                        "osl": osl, "concurrency": float(clients), "max_num_batched_tokens": budget,
                         "total_gpus": total, "reason": None,
                     }  # fmt: skip
                     if layout is None:
@@ -67,12 +67,12 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
     except PlanError:
         return {"reason": "tp"}
     # memory is kept for the activations of the largest step
-    most = row["max_batched_tokens"] if row["mode"] == "disaggregated" else 20_000
+    most = row["max_num_batched_tokens"] if row["mode"] == "disaggregated" else 20_000
     plan = compile_plan(
-        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=spec.runtime[0], max_tokens=most,
+        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=spec.engine[0], max_tokens=most,
         max_seqs=20_000,
     )  # fmt: skip
-    memory = plan.memory_of(max_tokens=row["max_batched_tokens"], max_seqs=spec.max_seqs)
+    memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs)
     room = memory.max_kv_tokens
     if row["isl"] + row["osl"] > model.max_position:
         return {"reason": "context"}
@@ -83,8 +83,8 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         if row["mode"] == "aggregated":
             clients = row["concurrency"] / row["replicas"]
             found = estimate(
-                plan, *sizes, max(clients, 1.0), row["max_batched_tokens"], max_kv_tokens=room,
-                max_seqs=spec.max_seqs,
+                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_kv_tokens=room,
+                max_seqs=spec.max_num_seqs,
             )  # fmt: skip
             tokens = found.tokens_per_s_per_gpu * row["tp"] * row["replicas"] * min(clients, 1.0)
             held = row["isl"] + 0.5 * row["osl"]
@@ -92,8 +92,8 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         else:
             workers = (row["prefill_workers"], row["decode_workers"])
             found = estimate_disaggregated(
-                plan, plan, *sizes, row["concurrency"], *workers, row["max_batched_tokens"],
-                max_seqs=spec.max_seqs,
+                plan, plan, *sizes, row["concurrency"], *workers, row["max_num_batched_tokens"],
+                max_seqs=spec.max_num_seqs,
             )  # fmt: skip
             tokens = found.tokens_per_s_per_gpu * row["tp"] * sum(workers)
             kv_share = found.kv_load

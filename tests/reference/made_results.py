@@ -15,10 +15,10 @@ from fastroof.errors import FastroofError
 from fastroof.serving import estimate
 
 INTS = {
-    "tp", "replicas", "total_gpus", "isl", "osl", "concurrency", "max_batched_tokens", "prefill_workers",
+    "tp", "replicas", "total_gpus", "isl", "osl", "concurrency", "max_num_batched_tokens", "prefill_workers",
     "decode_workers", "weight_bytes", "max_kv_tokens",
 }  # fmt: skip
-TEXTS = {"model", "gpu", "mode", "dtype", "kv_dtype", "runtime", "bound", "exceeds", "origin"}
+TEXTS = {"model", "gpu", "mode", "dtype", "kv_dtype", "engine", "bound", "exceeds", "origin"}
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
 LIMITS = {"ttft_ms": 2000.0, "tpot_ms": 30.0}
 
@@ -31,9 +31,9 @@ def deployment(plan: fastroof.StepPlan, isl: int, osl: int, concurrency: int, ca
     exceeds = next((name[:-3] for name, most in LIMITS.items() if found[name] > most), None)
     return {
         "model": called, "gpu": plan.gpu.name, "mode": "aggregated", "tp": plan.tp, "replicas": 1,
-        "total_gpus": plan.tp, "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "runtime": plan.runtime,
+        "total_gpus": plan.tp, "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "engine": plan.engine,
         "isl": isl, "osl": osl, "concurrency": concurrency, "request_rate_per_s": None,
-        "max_batched_tokens": 8192, "prefix_hit": 0.0, "prefill_workers": 0, "decode_workers": 0,
+        "max_num_batched_tokens": 8192, "prefix_hit": 0.0, "prefill_workers": 0, "decode_workers": 0,
         "ttft_ms": found["ttft_ms"], "tpot_ms": found["tpot_ms"], "itl_ms": found["itl_ms"],
         "request_latency_ms": found["request_latency_ms"], "tokens_per_s": rate,
         "tokens_per_s_per_gpu": found["tokens_per_s_per_gpu"],

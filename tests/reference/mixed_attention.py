@@ -16,7 +16,7 @@ def is_decode(request: Request) -> bool:
 def kv_token_us(plan: Any, window: int = 0) -> float:
     """Price of a KV token in the layers of a plan with that window, us; of a GPU with one figure."""
     total = 0.0
-    for figure in plan.engine.kernels.mixed_attention:
+    for figure in plan.profile.kernels.mixed_attention:
         if figure.gpu not in ("", plan.gpu.name):
             continue
         for part in plan.attention:
@@ -46,7 +46,7 @@ def step_us(alone: Any, plan: Any, requests: Sequence[Request]) -> tuple[float, 
     times = alone.run(StepBatch.from_requests([requests]))
     tokens, logits, decode, prefill, _ = (float(part[0]) for part in times.components)
     decode = max(decode, least_us(plan, requests))
-    costs = plan.engine.costs
+    costs = plan.profile.costs
     total = tokens + logits + decode + prefill + costs.step_us + costs.sequence_us * len(requests)
     if any(not is_decode(request) for request in requests):
         floor_us = costs.prefill_floor_layer_us * plan.model.num_layers

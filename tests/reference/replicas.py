@@ -51,7 +51,7 @@ class Ranks:
             return float(low + (high - low) * (tokens - at))
 
         floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
-        return cls(plan.engine.data_parallel, plan.step_scalar, experts_us, floor_us)
+        return cls(plan.profile.data_parallel, plan.step_scalar, experts_us, floor_us)
 
     def together_us(self, made: Sequence[Step]) -> list[float]:
         """Time of each rank's own step, us, where experts compute what all ranks have."""

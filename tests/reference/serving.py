@@ -242,7 +242,7 @@ def mean_step_us(
 
     ``tokens`` and ``seqs`` count one token a decode.
     """
-    parts, costs = steps.open_plan(plan.arena), plan.engine.costs
+    parts, costs = steps.open_plan(plan.arena), plan.profile.costs
     more = decodes * (verified.tokens - 1)
     total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens + more)
     total += verification.head_us(plan, seqs + more)

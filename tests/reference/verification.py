@@ -46,7 +46,7 @@ def attention_us(plan: Any, batch: float, kv_len: float, queries: int) -> float:
 
 def verify_us(plan: Any, batch: int, kv_len: int, queries: int) -> float:
     """A whole step, us."""
-    rows, costs = batch * queries, plan.engine.costs
+    rows, costs = batch * queries, plan.profile.costs
     tokens_us = plan.arena[int(plan.arena[steps.DECODE_TOKENS_AT]) + rows]
     total = tokens_us + head_us(plan, rows) + costs.step_us + costs.sequence_us * batch
     return float(total + attention_us(plan, float(batch), float(kv_len), queries))
@@ -54,7 +54,7 @@ def verify_us(plan: Any, batch: int, kv_len: int, queries: int) -> float:
 
 def mixed_step_us(plan: Any, decodes: list[tuple[int, int]], chunks: list[tuple[int, int]]) -> float:
     """A step of requests that verify and of chunks of prompts, each (new tokens, context), us."""
-    parts, costs = steps.open_plan(plan.arena), plan.engine.costs
+    parts, costs = steps.open_plan(plan.arena), plan.profile.costs
     rows, seqs = sum(q for q, _ in decodes + chunks), len(decodes) + len(chunks)
     at = steps.TOKENS_AT if chunks else steps.DECODE_TOKENS_AT
     total = float(plan.arena[int(plan.arena[at]) + rows]) + head_us(

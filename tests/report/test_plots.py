@@ -200,7 +200,7 @@ def test_what_the_runtime_adds_is_a_part_of_the_stack(h100: fastroof.Tables) -> 
     batch, kv_len = np.array([1, 64]), np.array([4096, 4096])
     stack = step_stack(plan, batch, kv_len)
     assert np.allclose(stack.total_us, plan.decode_us(batch, kv_len), rtol=1e-12, atol=0.0)
-    costs = plan.engine.costs
+    costs = plan.profile.costs
     assert np.allclose(stack.parts_us["runtime"], costs.step_us + costs.sequence_us * batch)
     figure = draw_step(plan, kv_len=4096)
     assert "runtime" in texts(figure)

@@ -113,7 +113,9 @@ def test_nothing_is_cut_and_nothing_collides(
     rows: list[dict[str, Any]], h100: fastroof.Tables, tmp_path: Path, length: int
 ) -> None:
     long = {name: (f"{name}-" + "instruct-" * 12)[:length] for name in ("llama-3.1-8b", "qwen3-8b")}
-    named = [{**row, "model": long[row["model"]], "max_batched_tokens": 8192 // row["tp"]} for row in rows]
+    named = [
+        {**row, "model": long[row["model"]], "max_num_batched_tokens": 8192 // row["tp"]} for row in rows
+    ]
     path = write_deployments(tmp_path / "r.parquet", named, h100.content_hash)
     drawn = [draw_serving_curves(read_results(path), isl=4000), draw_pareto(read_results(path))]
     # a step needs a model that is known

@@ -25,7 +25,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=PLANS)
 def plan(request, h100):
     model, options = PLANS[request.param]
-    return compile_plan(model, "h100", h100, **{"runtime": "kernels", **options})
+    return compile_plan(model, "h100", h100, **{"engine": "kernels", **options})
 
 
 @pytest.fixture(scope="module")

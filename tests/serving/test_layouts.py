@@ -60,11 +60,11 @@ def test_workers_of_ranks_are_as_many_workers(tables):
 def test_best_is_what_estimate_says(tables, split):
     sweep = {name: [size] for name, size in split.items()}
     spec = {
-        "models": ["qwen3-30b-a3b"], "gpus": ["h100"], **sweep, "runtime": ["kernels"], **LOAD,
+        "models": ["qwen3-30b-a3b"], "gpus": ["h100"], **sweep, "engine": ["kernels"], **LOAD,
         "concurrency": [96], "replicas": 2,
     }  # fmt: skip
     ((choice,),) = [answer.choices for answer in best_deployments(spec).answers]
-    plan = compile_plan("qwen3-30b-a3b", "h100", tables, **{"runtime": "kernels", **split}, max_tokens=16384)
+    plan = compile_plan("qwen3-30b-a3b", "h100", tables, **{"engine": "kernels", **split}, max_tokens=16384)
     alone = estimate(plan, **LOAD, concurrency=48)
     gpus = plan.layout.world_size * 2
     assert choice.row["total_gpus"] == gpus
@@ -84,7 +84,7 @@ def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
         dp=4,
         ep=4,
         tpot_ms=50,
-        runtime="kernels",
+        engine="kernels",
     )
     assert (sized.total_gpus % 4 == 0).all()
     assert (sized.total_gpus == 4 * sized.replicas).all()

@@ -17,12 +17,12 @@ from fastroof.serving.speculation import speculated
         {"kv_dtype": "fp8"},
         {"dtype": "fp8"},
         {"tp": 2, "kv_dtype": "fp8"},
-        {"max_tokens": 512, "max_seqs": 256, "runtime": "sglang"},
+        {"max_tokens": 512, "max_seqs": 256, "engine": "sglang"},
     ],
     ids=str,
 )
 def test_a_draft_is_of_one_layer_with_the_formats_of_its_plan(options: dict[str, Any]) -> None:
-    plan = compile_plan("llama-3.1-8b", "h100", load_tables("h100"), **{"runtime": "kernels", **options})
+    plan = compile_plan("llama-3.1-8b", "h100", load_tables("h100"), **{"engine": "kernels", **options})
     draft = mtp_draft(plan)
     assert draft.memory.kv_bytes_per_token * 32 == plan.memory.kv_bytes_per_token
     for name in ("gpu", "tp", "dtype", "kv_dtype", "max_tokens", "max_seqs"):

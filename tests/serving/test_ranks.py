@@ -42,7 +42,7 @@ def plans(tables):
 @pytest.mark.parametrize("rounds", [None, 5.0])
 def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
     plan = plans[engine]
-    scheduling = plan.engine.scheduling
+    scheduling = plan.profile.scheduling
     for isl, osl, clients, budget in LOADS:
         if isl > budget and not scheduling.chunked_prefill:
             continue
@@ -54,7 +54,7 @@ def test_ranks_are_the_closed_form(plans, engine, arrivals, rounds):
         expected = closed_form(
             plan, isl, osl, clients / 4, budget, max_kv_tokens=1e7, rounds=rounds, rules=rank_rules(plan),
             steps_met=None if arrivals == "random" else float(scheduling.async_scheduling),
-            is_chunked=scheduling.chunked_prefill, osl_reserved=plan.engine.memory.osl_reserved,
+            is_chunked=scheduling.chunked_prefill, osl_reserved=plan.profile.memory.osl_reserved,
         )  # fmt: skip
         found = (got.ttft_ms, got.tpot_ms, got.decode_step_us / 1e3, got.mixed_step_us / 1e3)
         np.testing.assert_allclose(np.array(found) * 1e3, expected[:4], rtol=1e-9)
@@ -78,7 +78,7 @@ def test_ranks_wait_for_each_others_prompts(plans):
 @pytest.mark.loops
 def test_experts_compute_what_the_engine_pads_to(tables, plans):
     padded = plans["vllm-0.12"]
-    ranks = replace(padded.engine.data_parallel, prompt_tokens="sum")
+    ranks = replace(padded.profile.data_parallel, prompt_tokens="sum")
     summed = compile_plan(
         "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.engine, data_parallel=ranks),
         max_tokens=9000,

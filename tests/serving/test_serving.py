@@ -30,8 +30,8 @@ from tests.reference.serving import closed_form, simulate_closed_loop, simulate_
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        runtime: compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, max_tokens=8192)
-        for runtime in ("kernels", "vllm", "trtllm")
+        engine: compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=8192)
+        for engine in ("kernels", "vllm", "trtllm")
     }
 
 
@@ -99,9 +99,9 @@ def test_requests_that_arrive_as_a_step_ends_do_not_wait_for_one(plan, isl, osl,
     assert ttft == pytest.approx(1.0, abs=0.15 if (isl, osl, clients, options) in LIGHT else 0.25)
 
 
-@pytest.mark.parametrize("runtime", ["kernels", "trtllm"])
-def test_estimates_are_near_a_simulation_with_every_runtime(plans, runtime):
-    errors = np.array([compared(plans[runtime], *scenario) for scenario in LIGHT[1:4]])
+@pytest.mark.parametrize("engine", ["kernels", "trtllm"])
+def test_estimates_are_near_a_simulation_with_every_runtime(plans, engine):
+    errors = np.array([compared(plans[engine], *scenario) for scenario in LIGHT[1:4]])
     np.testing.assert_allclose(errors[:, 0], 1.0, atol=0.15)
     np.testing.assert_allclose(errors[:, 1:], 1.0, atol=0.05)
 
@@ -122,10 +122,10 @@ def test_prompts_wait_as_long_as_in_a_simulated_prefill_worker(one, more, most):
 # -- what is exact -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runtime", ["kernels", "vllm", "trtllm"])
+@pytest.mark.parametrize("engine", ["kernels", "vllm", "trtllm"])
 @pytest.mark.parametrize(("isl", "osl"), [(1024, 128), (1, 4000), (5000, 2), (8000, 100)])
-def test_one_client_sees_the_mean_of_its_steps(plans, runtime, isl, osl):
-    plan = plans[runtime]
+def test_one_client_sees_the_mean_of_its_steps(plans, engine, isl, osl):
+    plan = plans[engine]
     got = estimate(plan, isl, osl, 1)
     assert got.tpot_ms * 1e3 == pytest.approx(
         plan.decode_us(1, np.arange(isl + 1, isl + osl)).mean(), rel=1e-6
@@ -152,7 +152,7 @@ def test_measured_tables_give_the_closed_form_too(plans):
             )
             expected = closed_form(
                 plan, isl, osl, clients, osl_reserved=KV_RESERVATIONS[reservation], max_kv_tokens=20_000,
-                steps_met=float(plan.engine.scheduling.async_scheduling),
+                steps_met=float(plan.profile.scheduling.async_scheduling),
             )  # fmt: skip
             assert got.ttft_ms * 1e3 == pytest.approx(expected.ttft_us, rel=1e-5)
             assert got.tpot_ms * 1e3 == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
@@ -469,11 +469,11 @@ def command(*arguments):
 
 @pytest.mark.slow
 def test_the_command_gives_the_same_numbers(plan):
-    sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--runtime", "vllm")
+    sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--engine", "vllm")
     code, out, err = command(*sizes, "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    assert document["runtime"] == "vllm"
+    assert document["engine"] == "vllm"
     rows = document["rows"]
     assert [(r["osl"], r["concurrency"]) for r in rows] == [(o, c) for o in (1, 128) for c in (1, 8, 64)]
     expected = estimate(plan, 1024, 128, [1, 8, 64])
@@ -494,7 +494,7 @@ def test_the_command_with_workers_apart(plan):
         "128",
         "--concurrency",
         "32",
-        "--runtime",
+        "--engine",
         "vllm",
         "--disaggregated",
         "1:2",

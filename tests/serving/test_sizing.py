@@ -263,7 +263,7 @@ def test_replicas_are_the_fewest(h100: Tables, limits: tuple[float, float, float
     options = dict(zip(("ttft_ms", "tpot_ms", "request_latency_ms"), limits, strict=True))
     rates = [0.5, 20.0, 111.0]
     found = least_gpus(
-        "llama-3.1-8b", "h100", h100, rates, **LOAD, **options, tp=2, max_seqs=96, runtime="kernels"
+        "llama-3.1-8b", "h100", h100, rates, **LOAD, **options, tp=2, max_seqs=96, engine="kernels"
     )
     plan = compile_plan("llama-3.1-8b", "h100", h100, tp=2, engine="kernels")
     for i, rate in enumerate(rates):
@@ -298,7 +298,7 @@ def test_it_is_the_smallest_over_tp(h100: Tables) -> None:
 def test_the_deployment_keeps_its_limits(h100: Tables) -> None:
     rates = np.geomspace(0.1, 500.0, 40)
     found = least_gpus(
-        "llama-3.1-8b", "h100", h100, rates, **LOAD, ttft_ms=60.0, tpot_ms=12.0, runtime="kernels"
+        "llama-3.1-8b", "h100", h100, rates, **LOAD, ttft_ms=60.0, tpot_ms=12.0, engine="kernels"
     )
     assert (np.diff(found.total_gpus) >= 0).all()
     for i in range(40):
@@ -350,7 +350,7 @@ def test_what_limits_a_replica(h100: Tables, options: dict[str, Any], limit: str
 
 
 def test_what_no_deployment_serves(h100: Tables) -> None:
-    found = least_gpus("llama-3.1-70b", "h100", h100, 1.0, **LOAD, tpot_ms=2.0, runtime="kernels")
+    found = least_gpus("llama-3.1-70b", "h100", h100, 1.0, **LOAD, tpot_ms=2.0, engine="kernels")
     assert (found.total_gpus, found.tp, found.replicas) == (0, 0, 0)
     assert found.max_request_rate_per_s == 0.0
     assert RATE_LIMITS[found.limited_by] == "tpot"
@@ -358,7 +358,7 @@ def test_what_no_deployment_serves(h100: Tables) -> None:
     assert list(found.refused) == [1]
     assert "141.1 GB of weights leave no room for KV cache on a GPU of 85.9 GB" in found.refused[1]
     # too long for the KV cache of two GPUs, which the weights all but fill
-    found = least_gpus("llama-3.1-70b", "h100", h100, 1.0, 90_000, 10_000, tp=2, runtime="kernels")
+    found = least_gpus("llama-3.1-70b", "h100", h100, 1.0, 90_000, 10_000, tp=2, engine="kernels")
     assert found.total_gpus == 0
     assert RATE_LIMITS[found.limited_by] == "kv_cache"
     assert math.isnan(found.ttft_ms)
@@ -463,7 +463,7 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     assert found["tables_hash"] == h100.content_hash
 
     lengths = ("--kv-len", "10,4096,500000", "--tpot-ms", "10")
-    kernels = ("--model", "llama-3.1-8b", "--tp", "1", "--runtime", "kernels")
+    kernels = ("--model", "llama-3.1-8b", "--tp", "1", "--engine", "kernels")
     code, out, err = command(*kernels, *lengths, "--json")
     assert code == 0
     assert "500,000 tokens is longer than the context of llama-3.1-8b" in err

@@ -265,7 +265,7 @@ def test_hits_and_drafts_go_together(large, draft):
 
 
 def test_least_gpus_take_both(h100, draft):
-    load = {"isl": 4000, "osl": 500, "runtime": "vllm", "tp": [2, 4, 8], "tpot_ms": 40.0}
+    load = {"isl": 4000, "osl": 500, "engine": "vllm", "tp": [2, 4, 8], "tpot_ms": 40.0}
     load["memory_fraction"] = 0.97  # 0.9 of two GPUs are weights and vLLM's own
     plain = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load)
     cached = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load, prefix_hit=0.5)
@@ -321,7 +321,7 @@ def test_the_command_gives_the_same_numbers(h100):
         "num_draft_tokens": 2, "accepted": 2.25, "draft": "llama-3.1-8b", "prefix_hit": 0.5,
     }  # fmt: skip
     plan, draft = (
-        compile_plan(model, "h100", h100, tp=tp, engine=document["runtime"])
+        compile_plan(model, "h100", h100, tp=tp, engine=document["engine"])
         for model, tp in (("llama-3.1-70b", 8), ("llama-3.1-8b", 4))
     )
     speculation = SpeculativeDecoding(2, (0.75, 0.5), draft)

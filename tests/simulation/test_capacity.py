@@ -93,7 +93,7 @@ def test_low_and_high_are_capacities_on_slower_and_faster_steps(
     plan: StepPlan, load: Workload, most: Capacity
 ) -> None:
     """Found on other clocks: twice as long steps are half the rate and half the limits."""
-    assert most.relative_error == plan.engine.errors.tpot
+    assert most.relative_error == plan.profile.errors.tpot
     trace = load.trace()
     assert most.low < most.requests_per_s < most.high
     for rate, scale in ((most.low, math.exp(0.0901)), (most.high, math.exp(-0.0901))):

@@ -27,7 +27,7 @@ US_PER_S = 1e6
 def a_plan(tp: int = 1, model: str = "llama-3.1-8b", **given: Any) -> StepPlan:
     tables = fastroof.load_tables("h100")
     return fastroof.compile_plan(
-        model, "h100", tables, tp=tp, **({"runtime": "kernels", **({"max_tokens": 4096} | given)})
+        model, "h100", tables, tp=tp, **({"engine": "kernels", **({"max_tokens": 4096} | given)})
     )
 
 

@@ -18,7 +18,7 @@ from tests.reference.made_workloads import a_trace, an_engine
 
 BUDGET = 8192
 MODES = {
-    # runtime, and what its scheduler does
+    # engine, and what its scheduler does
     "vllm": ("vllm", {}),
     "trtllm": ("trtllm", {"chunked_prefill": False, "reserve_output": True}),
 }
@@ -41,8 +41,8 @@ class Seen(NamedTuple):
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        runtime: fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=runtime, max_tokens=BUDGET)
-        for runtime in ("vllm", "trtllm", "sglang")
+        engine: fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=BUDGET)
+        for engine in ("vllm", "trtllm", "sglang")
     }
 
 
@@ -76,10 +76,10 @@ def simulated(plan, isl, osl, clients, *, spread=1 / 3, rounds=60, think_us=0.0,
     [(mode, *sizes) for mode in MODES for sizes in (LIGHT + CUT if mode == "vllm" else LIGHT)],
 )
 def test_estimates_of_closed_loops(plans, mode, is_async, isl, osl, clients, budget):
-    runtime, engine = MODES[mode]
-    got = estimate(plans[runtime], isl, osl, clients, budget, max_kv_tokens=1.6e6, async_scheduling=is_async)
-    sizes = {"max_num_batched_tokens": budget, **engine}
-    seen = simulated(plans[runtime], isl, osl, clients, async_scheduling=is_async, **sizes)
+    engine, settings = MODES[mode]
+    got = estimate(plans[engine], isl, osl, clients, budget, max_kv_tokens=1.6e6, async_scheduling=is_async)
+    sizes = {"max_num_batched_tokens": budget, **settings}
+    seen = simulated(plans[engine], isl, osl, clients, async_scheduling=is_async, **sizes)
     assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.03)
     assert got.request_latency_ms * 1e3 == pytest.approx(seen.cycle_us, rel=0.03)
     # where a prompt takes several steps, how long it queues for them is not modelled any closer

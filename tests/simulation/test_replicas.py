@@ -141,7 +141,7 @@ def naively(
     route, engines, ranks = route_of(routing, trace, replicas, seed), replicas, dp
     if rules is None:
         engines, ranks = replicas * dp, 1
-        route = ranks_apart(route, dp, plan.engine.data_parallel.assignment)
+        route = ranks_apart(route, dp, plan.profile.data_parallel.assignment)
     given: Any = (requests_of(trace, settings), settings, functools.partial(step_us, plan), engines, route)
     if trace.clients is None:
         served = run_engines(*given, ranks=ranks, rules=rules)

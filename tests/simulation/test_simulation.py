@@ -301,7 +301,7 @@ def test_there_is_no_growth_without_time(plan: fastroof.StepPlan) -> None:
 
 def test_a_range_is_the_same_on_other_steps(crowded: Simulation) -> None:
     found = crowded.range()
-    error = crowded.plan.engine.errors.tpot
+    error = crowded.plan.profile.errors.tpot
     assert found["relative_error"] == error
     assert "held out of the fit" in found["basis"]
     for place, scale in ((0, math.exp(-error)), (1, math.exp(error))):
@@ -365,7 +365,7 @@ def test_a_run_of_another_kind_is_repeated_as_it_was(calm: Simulation) -> None:
 
 
 def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof.StepPlan) -> None:
-    assert step_error(plan, 8.0, 1000.0).relative == plan.engine.errors.tpot
+    assert step_error(plan, 8.0, 1000.0).relative == plan.profile.errors.tpot
     alone = fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     found = step_error(alone, 31.7, 1000.2)
     assert found.relative == alone.decode_error(32, 1000)
@@ -373,7 +373,7 @@ def test_where_the_error_of_a_step_is_from(h100: fastroof.Tables, plan: fastroof
     with pytest.warns(UserWarning, match="datasheet model"):
         guessed = fastroof.compile_plan("llama-3.1-8b", "h100", None, engine="vllm")
     assert (
-        step_error(guessed, 8.0, 1000.0).relative == guessed.decode_error(8, 1000) > plan.engine.errors.tpot
+        step_error(guessed, 8.0, 1000.0).relative == guessed.decode_error(8, 1000) > plan.profile.errors.tpot
     )
     # larger than any plan's step
     assert step_error(alone, 1e9, 1e4).is_known

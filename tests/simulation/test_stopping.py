@@ -34,12 +34,12 @@ RANKED = ("one engine", "clients of one engine", "replicas that share", "replica
 
 @pytest.fixture(scope="module")
 def plans(h100: fastroof.Tables) -> dict[int, fastroof.StepPlan]:
-    sizes = {"max_tokens": 512, "max_seqs": 16, "runtime": "vllm"}
+    sizes = {"max_tokens": 512, "max_seqs": 16, "engine": "vllm"}
     return {
-        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **sizes}),
-        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **{"runtime": "kernels", **sizes}),
+        1: fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **sizes}),
+        2: fastroof.compile_plan("mixtral-8x7b", "h100", h100, dp=2, ep=2, **{"engine": "kernels", **sizes}),
         # ranks of a dense model are engines by themselves
-        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **{"runtime": "kernels", **sizes}),
+        3: fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2, **{"engine": "kernels", **sizes}),
     }
 
 

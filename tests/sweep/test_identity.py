@@ -39,17 +39,17 @@ class Inputs(NamedTuple):
         """A sweep of each kind, with a name for what it reads."""
         gpu = str(self.folder / "card")
         every = {"models": str(self.folder / "model"), "tables": gpu}
-        runtime = str(self.folder / "mine.toml")
+        engine = str(self.folder / "mine.toml")
         return {
-            "steps": {**every, "gpu": gpu, "runtime": runtime, "batch_size": [1, 8], "kv_len": 1024},
+            "steps": {**every, "gpu": gpu, "engine": engine, "batch_size": [1, 8], "kv_len": 1024},
             "deployments": {
-                **every, "gpus": gpu, "runtime": runtime, "isl": 500, "osl": 100, "concurrency": [1, 8],
+                **every, "gpus": gpu, "engine": engine, "isl": 500, "osl": 100, "concurrency": [1, 8],
                 "speculation": {
                     "num_draft_tokens": 3, "accepted": 2.2, "draft": str(self.folder / "draft"),
                 },
             },
             "capacities": {
-                **every, "gpus": gpu, "runtime": runtime, "slo": {"ttft_p99_ms": 500},
+                **every, "gpus": gpu, "engine": engine, "slo": {"ttft_p99_ms": 500},
                 "workload": {"trace": str(self.folder / "trace.csv")},
             },
         }  # fmt: skip

@@ -230,7 +230,7 @@ def test_another_version_or_other_tables_are_refused(tmp_path: Path) -> None:
     for key, said in [
         ("fastroof.version", "fastroof's version: other there"),
         ("fastroof.tables_hash", "the tables' hash: other there"),
-        ("fastroof.inputs_hash", "hash of the models, GPUs, runtimes and requests: other there"),
+        ("fastroof.inputs_hash", "hash of the models, GPUs, engines and requests: other there"),
     ]:
         before = manifest.read_text()
         manifest.write_text(json.dumps({**json.loads(before), key: "other"}))

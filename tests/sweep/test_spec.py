@@ -139,7 +139,7 @@ def test_a_list_that_is_too_long_is_refused() -> None:
         ({"models": []}, "models: the list is empty"),
         ({"models": [3]}, "models: got 3, need model names"),
         ({"models": ["llama-3.1-8b", "meta-llama/Llama-3.1-8B"]}, "are both called llama-3.1-8b"),
-        ({"runtime": "vlm"}, "engine: unknown engine 'vlm'; did you mean vllm?"),
+        ({"engine": "vlm"}, "engine: unknown engine 'vlm'; did you mean vllm?"),
         ({"method": "cubic"}, "method: got 'cubic', need one of roofline"),
         ({"tpot_ms": 0}, "tpot_ms: got 0, need a number of ms above 0"),
         ({"tpot_limit_ms": 50}, "tpot_limit_ms: unknown key; did you mean tpot_ms? "),

@@ -10,7 +10,7 @@ from fastroof.errors import SweepError
 from fastroof.models.execution import ROUTING
 from fastroof.sweep import best_deployments, load_spec
 
-LOAD = {"isl": 1000, "osl": 100, "concurrency": [8, 64], "keep": "all", "runtime": "kernels"}
+LOAD = {"isl": 1000, "osl": 100, "concurrency": [8, 64], "keep": "all", "engine": "kernels"}
 TIMES = ("ttft_ms", "tpot_ms", "tokens_per_s", "tokens_per_s_per_gpu", "decode_step_ms", "kv_share")
 
 

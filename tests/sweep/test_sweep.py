@@ -38,14 +38,14 @@ SPEC: dict[str, Any] = {
     "batch_size": BATCHES,
     "kv_len": LENGTHS,
     # what the naive versions sum; the default is held elsewhere (tests/test_defaults.py)
-    "runtime": "kernels",
+    "engine": "kernels",
 }
 
 
 def plan_of(tables: Tables, model: str, **options: Any) -> Any:
     most = max(BATCHES)
     return compile_plan(
-        model, "h100", tables, max_tokens=most, max_seqs=most, **{"runtime": "kernels", **options}
+        model, "h100", tables, max_tokens=most, max_seqs=most, **{"engine": "kernels", **options}
     )
 
 
@@ -286,7 +286,7 @@ def test_every_column_is_documented(tmp_path: Path, keep: str, left_out: str, h1
     assert row["weight_bytes"] == memory.weight_bytes
     assert row["max_kv_tokens"] == memory.max_kv_tokens
     assert (row["model"], row["gpu"], row["tp"], row["dtype"]) == ("llama-3.1-8b", "h100", 1, "bf16")
-    assert (row["kv_dtype"], row["runtime"]) == ("bf16", "kernels")
+    assert (row["kv_dtype"], row["engine"]) == ("bf16", "kernels")
 
 
 def test_csv_holds_the_same_rows(tmp_path: Path) -> None:

@@ -408,8 +408,7 @@ def test_a_run_says_its_error_only_when_asked(plan):
 def test_a_profile_leaves_its_residual_on_top(h100):
     profile = EngineProfile("some", costs=StepCosts(step_us=500.0, residual=0.04))
     bare, with_it = (
-        fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=runtime)
-        for runtime in ("kernels", profile)
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine=engine) for engine in ("kernels", profile)
     )
     kernels = bare.decode_error(16, 2048) * bare.decode_us(16, 2048) / with_it.decode_us(16, 2048)
     assert with_it.decode_error(16, 2048) == pytest.approx(np.hypot(kernels, 0.04))
@@ -510,7 +509,7 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h10
             h100,
             tp=row["tp"],
             dtype=row["dtype"],
-            engine=row["runtime"],
+            engine=row["engine"],
             max_tokens=256,
             max_seqs=256,
         )

@@ -34,11 +34,13 @@ VIEWS = {
     "prefill": View(model="llama-3.1-8b", tp=1, kind="prefill", isl=3000),
     "prefill_beyond_the_budget": View(model="llama-3.1-8b", kind="prefill", isl=20_000),
     "fp8": View(model="llama-3.1-70b", tp=4, dtype="fp8", kv_dtype="fp8", batch=48, kv_len=2048),
-    "kernels": View(model="llama-3.1-8b", tp=1, runtime="kernels", isl=512, osl=64, batch=7),
-    "trtllm": View(model="llama-3.1-8b", tp=2, runtime="trtllm-1.1", batch=1200, isl=128, osl=32),
+    "kernels": View(model="llama-3.1-8b", tp=1, engine="kernels", isl=512, osl=64, batch=7),
+    "trtllm": View(model="llama-3.1-8b", tp=2, engine="trtllm-1.1", batch=1200, isl=128, osl=32),
     "pipeline": View(model="llama-3.1-8b", tp=1, pp=2, batch=8),
     "experts": View(model="qwen3-30b-a3b", tp=2, dp=2, ep=4, batch=16),
-    "budget": View(model="llama-3.1-8b", tp=1, max_batched_tokens=2048, batch=16, spread=0.5, percentile=90),
+    "budget": View(
+        model="llama-3.1-8b", tp=1, max_num_batched_tokens=2048, batch=16, spread=0.5, percentile=90
+    ),
 }
 
 
@@ -224,7 +226,7 @@ def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
     chosen = answer["layouts"][answer["best"]["layout"]]
     spec = {
         "models": [view.model], "gpus": ["h100"], "tp": [1, 2, 4, 8], "dtype": ["auto"], "kv_dtype": ["auto"],
-        "runtime": ["vllm"], "isl": view.isl, "osl": view.osl, "concurrency": chosen["clients"],
+        "engine": ["vllm"], "isl": view.isl, "osl": view.osl, "concurrency": chosen["clients"],
         "constraints": {"ttft_ms": 500.0, "tpot_ms": 12.0},
     }  # fmt: skip
     first = best_deployments(spec).answers[0].choices[0].row
@@ -287,8 +289,8 @@ def test_a_page_reads_no_files(store: PlanStore) -> None:
         step_answer(store, View(model=__file__))
     with pytest.raises(GpuError, match="fastroof ui --gpu PATH"):
         step_answer(store, View(gpu="bench_data/h100/gpu.toml"))
-    with pytest.raises(BatchError, match="runtime must be one of"):
-        View(runtime="fastroof/engines/profiles/vllm.toml")
+    with pytest.raises(BatchError, match="engine must be one of"):
+        View(engine="fastroof/engines/profiles/vllm.toml")
 
 
 def test_errors_of_plans_are_the_products(store: PlanStore) -> None:

@@ -101,7 +101,7 @@ def test_choices_say_what_there_is(page: PageServer) -> None:
     assert {"llama-3.1-8b", "qwen3-32b-fp8"} <= set(choices["models"])
     known = {gpu["name"]: gpu["known"] for gpu in choices["gpus"]}
     assert (known["h100"], known["l4"]) == ("measured", "datasheet")
-    assert "vllm" in choices["choices"]["runtime"]
+    assert "vllm" in choices["choices"]["engine"]
     for name, allowed in choices["choices"].items():
         for value in allowed:
             View.of({name: value})

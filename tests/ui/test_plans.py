@@ -28,14 +28,14 @@ OTHERS: dict[str, Any] = {
     "ep": 2,
     "dtype": "fp8",
     "kv_dtype": "fp8",
-    "runtime": "trtllm",
+    "engine": "trtllm",
     "allow_modelled": True,
 }
 SOURCE = "aiconfigurator-vllm-0.24.0"
 
 
 def test_everything_that_a_view_says_of_a_plan_is_asked_of_it() -> None:
-    shared = {field.name for field in fields(View)} & {*OPTIONS, "runtime"}
+    shared = {field.name for field in fields(View)} & {*OPTIONS, "engine"}
     assert VIEW.plan_options.keys() == shared == OTHERS.keys()
     for name, other in OTHERS.items():
         assert VIEW.plan_options[name] != other
@@ -62,8 +62,8 @@ def test_plans_differ_by_every_option(store: PlanStore, name: str) -> None:
     plan, expected = store.plan(view, SIZES).plan, fresh(view)
     assert plan.arena.tobytes() == expected.arena.tobytes()
     assert plan.memory == expected.memory
-    assert (plan.layout, plan.dtype, plan.kv_dtype, plan.runtime) == (
-        expected.layout, expected.dtype, expected.kv_dtype, expected.runtime,
+    assert (plan.layout, plan.dtype, plan.kv_dtype, plan.engine) == (
+        expected.layout, expected.dtype, expected.kv_dtype, expected.engine,
     )  # fmt: skip
     if name != "allow_modelled":
         assert plan is not store.plan(VIEW, SIZES).plan

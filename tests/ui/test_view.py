@@ -16,7 +16,14 @@ from fastroof.ui.view import SIZES, View
 from tests.fuzz.mutators import VALUES, mutated_tree
 
 WHOLE = View(
-    model="llama-3.1-8b", tp=1, kind="mixed", kv_len=900, chunk=64, max_batched_tokens=4096, isl=800, osl=64
+    model="llama-3.1-8b",
+    tp=1,
+    kind="mixed",
+    kv_len=900,
+    chunk=64,
+    max_num_batched_tokens=4096,
+    isl=800,
+    osl=64,
 ).document()
 
 

@@ -55,7 +55,7 @@ int32_t fastroof_open_bytes(const void *bytes, int64_t size, const fastroof_plan
 int64_t fastroof_max_tokens(const fastroof_plan *plan);
 int64_t fastroof_max_seqs(const fastroof_plan *plan);
 
-/* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs,
+/* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, engine, method, max_tokens, max_seqs,
  * tables_hash, version; of files of version 2 also layout, memory and stages. */
 const char *fastroof_describe(const fastroof_plan *plan);
 

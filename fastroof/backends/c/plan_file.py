@@ -135,7 +135,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     return PlanFile(arena, _description(text.tobytes(), arena, f"the description of {path}"))
 
 
-_TEXTS: Final = ("name", "model", "gpu", "dtype", "kv_dtype", "runtime", "method", "tables_hash", "version")
+_TEXTS: Final = ("name", "model", "gpu", "dtype", "kv_dtype", "engine", "method", "tables_hash", "version")
 _OTHER_TEXTS: Final = ("kernels", "routing", "exchange", "experts", "two_batch_overlap", "dp_imbalance")
 _LIMITS: Final = {"max_tokens": steps.MAX_TOKENS, "max_seqs": steps.MAX_SEQS}
 _MOST: Final = 2**63 - 1
@@ -146,6 +146,9 @@ def _description(text: bytes, arena: Floats, what: str) -> dict[str, Any]:
     said = parse_json(text, what, BackendError, allow_constants=False)
     if not isinstance(said, dict):
         raise BackendError(f"{what} must be a JSON object, got {shown(said)}")
+    if "runtime" in said:
+        # the former name
+        said.setdefault("engine", said.pop("runtime"))
     for name in (*_TEXTS, *(name for name in _OTHER_TEXTS if name in said)):
         if not isinstance(said.get(name), str):
             raise BackendError(f"{what}: {name} must be a text, got {shown(said.get(name))}")

@@ -98,7 +98,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
 
     Attributes
     ----------
-    model, gpu, dtype, kv_dtype, runtime : str
+    model, gpu, dtype, kv_dtype, engine : str
         As for :func:`fastroof.compile_plan`.
     tables, source : str
         Folder of measured tables, and which source of them; empty for those that ship.
@@ -116,12 +116,13 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     gpu: str = _option("h100", "GPU, or path of a gpu.toml.")
     dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
     kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    runtime: str = _option(DEFAULT_ENGINE, "What the engine adds: kernels, vllm, trtllm or a .toml file.")
+    engine: str = _option(DEFAULT_ENGINE, "What the engine adds: kernels, vllm, trtllm or a .toml file.")
     tables: str = _option("", "Folder of measured tables instead of the shipped ones.")
     source: str = _option("", "Only this source of the tables.")
     max_tokens: int = _option(8192, "Largest step, tokens.")
     max_seqs: int = _option(1024, "Largest step, requests.")
     by_operator: bool = _option(False, "Break steps down for the operation metrics; slower.")
+    runtime: str = _option("", "Former name of engine.")
 
     @staticmethod
     def get_type() -> Any:
@@ -150,7 +151,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
             gpu=plan.gpu.name,
             dtype=plan.dtype,
             kv_dtype=plan.kv_dtype,
-            runtime=plan.runtime,
+            engine=plan.engine,
             tables=plan.tables_hash or "datasheet",
             max_tokens=plan.max_tokens,
             max_seqs=plan.max_seqs,
@@ -172,7 +173,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
             tp=tp,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            engine=self.runtime,
+            engine=self.runtime or self.engine,
             max_tokens=self.max_tokens,
             max_seqs=self.max_seqs,
         )
@@ -200,7 +201,7 @@ class FastroofPredictor:
     ``pipeline_parallel_communication_time``. So ``total_time`` is the plan's time but for the rounding of
     us to ms and ms to s, and a step costs one call of ``plan.step_scalar``. With ``by_operator`` the
     terms of a layer are the plan's operators, and that term is what a step has once: embedding, last
-    norm, LM head and what the runtime adds. Vidur counts the all-reduce of a layer twice, so its term is
+    norm, LM head and what the engine adds. Vidur counts the all-reduce of a layer twice, so its term is
     half of both; residual adds are part of the norms, and ``add_time`` is 0.
     """
 

@@ -78,7 +78,7 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     tables, source : str
         Folder of measured tables instead of the shipped, and which source of them; empty for the defaults.
         ``datasheet`` times a GPU of which nothing was measured by rooflines of its peaks.
-    dtype, kv_dtype, runtime, method : str
+    dtype, kv_dtype, engine, method : str
         As :func:`fastroof.compile_plan` takes them.
     max_tokens, max_seqs : int
         The largest batch to time.
@@ -90,10 +90,11 @@ class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorCon
     source: str = _option("", "Which source of the tables.")
     dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
     kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
-    runtime: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
+    engine: str = _option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
     method: str = _option("roofline", "How tables are looked up.")
     max_tokens: int = _option(8192, "Most tokens of a batch.")
     max_seqs: int = _option(1024, "Most requests of a batch.")
+    runtime: str = _option("", "Former name of engine.")
 
     @staticmethod
     def get_type() -> Any:
@@ -196,10 +197,10 @@ class FastroofExecutionTimePredictor:
                 "sending activations from stage to stage; use num_pipeline_stages=1 with tensor_parallel_size"
             )
         self.plan = _compile(predictor_config, replica_config)
-        bare = self.plan.engine.kernels_alone()
+        bare = self.plan.profile.kernels_alone()
         self.kernels = self.plan
-        if bare != self.plan.engine:
-            self.kernels = _compile(predictor_config, replica_config, runtime=bare)
+        if bare != self.plan.profile:
+            self.kernels = _compile(predictor_config, replica_config, engine=bare)
         # made by the first who asks, which should not be a batch
         _ = self.plan.step_scalar, self.kernels.step_scalar
         self.num_layers = self.plan.model.num_layers
@@ -274,7 +275,7 @@ def _compile(config: Any, replica: Any, **changed: Any) -> StepPlan:
     options = {
         "dtype": config.dtype,
         "kv_dtype": config.kv_dtype,
-        "runtime": config.runtime,
+        "engine": config.runtime or config.engine,
         "method": config.method,
         "max_tokens": config.max_tokens,
         "max_seqs": config.max_seqs,

@@ -13,7 +13,7 @@ from fastroof.errors import TableError
 from fastroof.serving.evidence.rows import LeftOut
 
 GROUPINGS: Final = (
-    "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "runtime",
+    "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "profile",
 )  # fmt: skip
 """Fields that errors can be grouped by, within a data set and quantity."""
 
@@ -29,7 +29,7 @@ class PredictedTime(NamedTuple):
     model: str
     dtype: str
     kv_dtype: str
-    runtime: str
+    profile: str
     tp: int
     isl: float
     osl: float
@@ -79,7 +79,7 @@ class Validation:
     gpu: str
     tables_hash: str
     version: str
-    runtime: str
+    engine: str
     rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
     unseen: bool = False

@@ -26,30 +26,30 @@ class Plans:
         self.tables = tables
         self._plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
 
-    def get(self, row: ServingRow | MeasuredStep, runtime: EngineProfile) -> StepPlan:
+    def get(self, row: ServingRow | MeasuredStep, profile: EngineProfile) -> StepPlan:
         """Return the plan of a row."""
         if isinstance(row, MeasuredStep):
-            return self._get(row, Layout(row.tp), row.dtype, runtime, LARGEST_STEP)
+            return self._get(row, Layout(row.tp), row.dtype, profile, LARGEST_STEP)
         exchange = row.exchange or None
-        return self._get(row, row.layout, row.plan_dtype, runtime, row.plan_tokens, exchange)
+        return self._get(row, row.layout, row.plan_dtype, profile, row.plan_tokens, exchange)
 
-    def get_prefill(self, row: ServingRow, runtime: EngineProfile) -> StepPlan | None:
+    def get_prefill(self, row: ServingRow, profile: EngineProfile) -> StepPlan | None:
         """Return the plan of a row's prefill workers; None if one engine does both."""
         if not row.is_disaggregated:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
-        return self._get(row, layout, row.plan_dtype, runtime, row.plan_tokens)
+        return self._get(row, layout, row.plan_dtype, profile, row.plan_tokens)
 
     def _get(
         self,
         row: ServingRow | MeasuredStep,
         layout: Layout,
         dtype: str,
-        runtime: EngineProfile,
+        profile: EngineProfile,
         max_tokens: int,
         exchange: str | None = None,
     ) -> StepPlan:
-        key = (row.model, layout, dtype, row.kv_dtype, runtime, max_tokens, exchange)
+        key = (row.model, layout, dtype, row.kv_dtype, profile, max_tokens, exchange)
         if key not in self._plans:
             try:
                 self._plans[key] = compile_plan(
@@ -58,7 +58,7 @@ class Plans:
                     self.tables,
                     dtype=dtype,
                     kv_dtype=row.kv_dtype,
-                    engine=runtime,
+                    engine=profile,
                     max_tokens=max_tokens,
                     allow_modelled=True,
                     tp=layout.tp,

@@ -42,7 +42,7 @@ def validate_own(
     steps: Sequence[MeasuredStep],
     tables: Tables,
     *,
-    runtime: str | Path | EngineProfile = "auto",
+    engine: str | Path | EngineProfile = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
     """Compare predictions of a user's own runs and steps with the measured times.
@@ -55,7 +55,7 @@ def validate_own(
         Whole steps, as ``read_steps`` returns them; they are predicted with kernels only.
     tables : Tables
         Measured kernels of one GPU.
-    runtime : str, Path or EngineProfile
+    engine : str, Path or EngineProfile
         ``auto`` predicts each run with the profile of its engine and version; otherwise one profile for all.
     progress : callable, optional
         Called with a line of text about the progress.
@@ -72,7 +72,7 @@ def validate_own(
     """
     if not rows and not steps:
         raise TableError("there are neither runs nor steps to validate")
-    one = None if runtime == "auto" else load_engine(runtime)
+    one = None if engine == "auto" else load_engine(engine)
     if progress is not None:
         progress(f"predicting {len(rows) + len(steps)} rows")
     skipped = Skipped()
@@ -99,7 +99,7 @@ def validate_own(
         tables.gpu.name,
         tables.content_hash,
         __version__,
-        runtime if isinstance(runtime, str) else load_engine(runtime).name,
+        engine if isinstance(engine, str) else load_engine(engine).name,
         (*tpot, *ttft, *of_steps),
         counted(skipped),
     )

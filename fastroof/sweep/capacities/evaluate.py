@@ -34,7 +34,7 @@ def evaluate_capacities(spec: CapacitySpec, unit: WorkUnit, tables: GpuTables) -
     counts["layout"] = unit.size - (unit.stop - unit.start)
     skipped: dict[tuple[str, str], None] = {}  # a dict as an ordered set
     deployments = spec.deployments(key.tp * key.pp * key.dp)[unit.start : unit.stop]
-    engine = load_engine(key.runtime).scheduling
+    engine = load_engine(key.engine).scheduling
     plans: dict[tuple[int, int], StepPlan | _Lost] = {}
     rows = []
     evaluate_s = 0.0
@@ -68,7 +68,7 @@ def _plan(spec: CapacitySpec, key: PlanKey, tables: GpuTables, budget: int, seqs
         return _Lost("tp", str(error))
     try:
         return compile_plan(
-            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.runtime,
+            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.engine,
             method=spec.method, max_tokens=max(budget, seqs), max_seqs=seqs, curves=tables.curves,
             allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
@@ -102,10 +102,10 @@ def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: i
         "total_gpus": most.gpus,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
-        "runtime": plan.runtime,
+        "engine": plan.engine,
         "kernels": plan.kernels,
-        "max_batched_tokens": budget,
-        "max_seqs": seqs,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": seqs,
         "requests_per_s_per_gpu": most.requests_per_s_per_gpu,
         "requests_per_s": most.requests_per_s,
         "limit": most.limit,

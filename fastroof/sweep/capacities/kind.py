@@ -26,13 +26,13 @@ DEPLOYMENTS_A_UNIT: Final = 8
 
 
 def capacity_pieces(spec: CapacitySpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, GPUs, splits, formats, runtimes, deployments."""
+    """Yield units in the order of the rows: models, GPUs, splits, formats, engines, deployments."""
     formats = {model: spec.formats(load_model(model)) for model in spec.models}
     for model, gpu, (tp, split) in itertools.product(spec.models, spec.gpus, spec.splits):
         gpus_each = tp * split.pp * split.dp
         possible, impossible = len(spec.deployments(gpus_each)), spec.num_impossible(gpus_each)
-        for (dtype, kv_dtype), runtime in itertools.product(formats[model], spec.runtime):
-            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
+        for (dtype, kv_dtype), engine in itertools.product(formats[model], spec.engine):
+            key = PlanKey(model, gpu, tp, dtype, kv_dtype, engine, *split)
             for start, stop in slices(possible, DEPLOYMENTS_A_UNIT):
                 # the first unit of a plan counts the impossible layouts
                 size = stop - start + (impossible if start == 0 else 0)
@@ -116,9 +116,9 @@ class CapacitySweep:
         return self.spec.gpus
 
     @property
-    def runtimes(self) -> tuple[str, ...]:
+    def engines(self) -> tuple[str, ...]:
         """Return the engines in the spec."""
-        return self.spec.runtime
+        return self.spec.engine
 
     @property
     def columns(self) -> tuple[Column, ...]:

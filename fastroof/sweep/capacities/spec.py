@@ -21,7 +21,7 @@ from fastroof.models import load_model
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec import Names, Sizes, SweepSpec, checked_choices, checked_names, count_problem
-from fastroof.sweep.units import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYTES
+from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from fastroof.simulation.capacity_search import Limits
@@ -71,15 +71,20 @@ MAX_CANDIDATES: Final = 10**6
 
 GROUP_COLUMNS: Final = (
     "model", "gpu", "tp", "pp", "dp", "ep", "routing", "replicas", "total_gpus", "dtype", "kv_dtype",
-    "runtime", "max_batched_tokens", "max_seqs",
+    "engine", "max_num_batched_tokens", "max_num_seqs",
 )  # fmt: skip
 """Columns that rows can be grouped by."""
 
 ROUTERS: Final = ("round_robin", "least_outstanding", "least_load", "least_kv", "power_of_two")
 """Copy of :data:`fastroof.simulation.replicas.ROUTINGS`, whose import needs numba."""
 
-_LARGEST: Final = {"max_batched_tokens": 2**20, "max_seqs": 2**16, "replicas": 2**10, "total_gpus": 2**16}
-_OF_ENGINE: Final = ("max_batched_tokens", "max_seqs")
+_LARGEST: Final = {
+    "max_num_batched_tokens": 2**20,
+    "max_num_seqs": 2**16,
+    "replicas": 2**10,
+    "total_gpus": 2**16,
+}
+_OF_ENGINE: Final = ("max_num_batched_tokens", "max_num_seqs")
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
 _SLO: Final = "a table of limits, like {ttft_p99_ms = 500, tpot_p99_ms = 50}"
 _WORKLOAD: Final = (
@@ -94,8 +99,8 @@ Deployment = tuple[int, int | None, int | None]
 class CapacitySpec(SweepSpec):
     """Spec of a sweep over capacities: deployments, requests and limits.
 
-    Every combination of models, gpus, tp, pp, dp, ep, routing, dtype, kv_dtype, runtime, replicas,
-    max_batched_tokens and max_seqs is one deployment. All of them serve the same requests.
+    Every combination of models, gpus, tp, pp, dp, ep, routing, dtype, kv_dtype, engine, replicas,
+    max_num_batched_tokens and max_num_seqs is one deployment. All of them serve the same requests.
     :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
@@ -105,17 +110,17 @@ class CapacitySpec(SweepSpec):
         None, description=f"number of replicas, {_SIZES}; or total_gpus; default: one"
     )
     total_gpus: Sizes | None = Field(None, description=f"GPUs that replicas share: {_SIZES}")
-    runtime: Names = Field(
+    engine: Names = Field(
         (DEFAULT_ENGINE,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
     router: str = Field(
         "round_robin", description=f"how replicas share the requests, one of {', '.join(ROUTERS)}"
     )
-    max_batched_tokens: Sizes | None = Field(
+    max_num_batched_tokens: Sizes | None = Field(
         None, description=f"max tokens per step, {_SIZES}; default: each engine's own"
     )
-    max_seqs: Sizes | None = Field(
+    max_num_seqs: Sizes | None = Field(
         None,
         description=f"max concurrent requests per replica, {_SIZES}; default: each engine's own",
     )
@@ -136,11 +141,11 @@ class CapacitySpec(SweepSpec):
     def _check_gpus(cls, value: Any) -> tuple[str, ...]:
         return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
 
-    @field_validator("runtime", mode="before")
+    @field_validator("engine", mode="before")
     @classmethod
-    def _check_runtimes(cls, value: Any) -> tuple[str, ...]:
+    def _check_engine(cls, value: Any) -> tuple[str, ...]:
         return checked_names(
-            value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
+            value, lambda name: load_engine(name).name, "names of engines or paths of profiles"
         )
 
     @field_validator("router")
@@ -183,7 +188,7 @@ class CapacitySpec(SweepSpec):
             problems.append("draws: a trace from a file has one draw; only a workload can be drawn again")
         if problems:
             raise ValueError("; ".join(problems))
-        names = ("models", "gpus", "dtype", "kv_dtype", "runtime", "replicas", "total_gpus", *_OF_ENGINE)
+        names = ("models", "gpus", "dtype", "kv_dtype", "engine", "replicas", "total_gpus", *_OF_ENGINE)
         counts = {name: len(getattr(self, name) or (None,)) for name in names} | {"splits": len(self.splits)}
         count_problem(counts, "deployments", MAX_CANDIDATES, "")
         return self
@@ -209,12 +214,12 @@ class CapacitySpec(SweepSpec):
         if self.total_gpus is not None:
             replicas = tuple(total // gpus_each for total in self.total_gpus if total % gpus_each == 0)
         return tuple(
-            itertools.product(replicas, self.max_batched_tokens or (None,), self.max_seqs or (None,))
+            itertools.product(replicas, self.max_num_batched_tokens or (None,), self.max_num_seqs or (None,))
         )
 
     def num_impossible(self, gpus_each: int) -> int:
         """Count the deployments on numbers of GPUs that do not divide into replicas."""
-        per_layout = len(self.max_batched_tokens or (None,)) * len(self.max_seqs or (None,))
+        per_layout = len(self.max_num_batched_tokens or (None,)) * len(self.max_num_seqs or (None,))
         lost = [total for total in self.total_gpus or () if total % gpus_each]
         return len(lost) * per_layout
 
@@ -223,7 +228,7 @@ class CapacitySpec(SweepSpec):
         """Return the number of all deployments, possible or not."""
         plans = (
             len(self.gpus)
-            * len(self.runtime)
+            * len(self.engine)
             * sum(len(self.formats(load_model(model))) for model in self.models)
         )
         of_splits = (tp * split.pp * split.dp for tp, split in self.splits)
@@ -247,10 +252,10 @@ COLUMNS: Final = (
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
     DTYPE,
     KV_DTYPE,
-    RUNTIME,
+    ENGINE,
     KERNELS,
-    Column("max_batched_tokens", "int", "tokens", "max tokens per step"),
-    Column("max_seqs", "int", "", "max concurrent requests per replica"),
+    Column("max_num_batched_tokens", "int", "tokens", "max tokens per step"),
+    Column("max_num_seqs", "int", "", "max concurrent requests per replica"),
     Column("requests_per_s_per_gpu", "float", "1/s", "requests_per_s / total_gpus", 0),
     Column(
         "requests_per_s", "float", "1/s", "highest rate within all limits; 0 if there is no such rate", 0

@@ -49,12 +49,12 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
         model.check_layout(Layout(key.tp, key.pp, key.dp, key.ep))
     except PlanError as error:
         return Impossible("tp", str(error))
-    budget = spec.max_batched_tokens[-1]
+    budget = spec.max_num_batched_tokens[-1]
     try:
         return compile_plan(
             model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
-            engine=key.runtime, method=spec.method, max_tokens=max(budget, spec.max_seqs) + MORE_TOKENS,
-            max_seqs=spec.max_seqs + budget + MORE_TOKENS, curves=tables.curves,
+            engine=key.engine, method=spec.method, max_tokens=max(budget, spec.max_num_seqs) + MORE_TOKENS,
+            max_seqs=spec.max_num_seqs + budget + MORE_TOKENS, curves=tables.curves,
             allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:
@@ -76,7 +76,7 @@ def speculated_plan(
         if requested.draft_model is not None:
             draft = compile_plan(
                 requested.draft_model, key.gpu, tables.tables, tp=requested.draft_tp or plan.tp,
-                dtype=requested.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.runtime, method=spec.method,
+                dtype=requested.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.engine, method=spec.method,
                 max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
             )  # fmt: skip
         return speculated(plan, SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft))
@@ -98,14 +98,14 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
         plan.layout.batches_in_flight
     )
     room = [
-        target.memory(plan.memory_of(max_tokens=budget, max_seqs=spec.max_seqs)).max_kv_tokens
+        target.memory(plan.memory_of(max_tokens=budget, max_seqs=spec.max_num_seqs)).max_kv_tokens
         // plan.layout.pp
-        for budget in spec.max_batched_tokens
+        for budget in spec.max_num_batched_tokens
     ]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate
     return Axes(
         laid_out[:, 0].copy(), laid_out[:, 1].copy(), laid_out[:, 2].copy(),
-        floats(spec.isl), floats(spec.osl), floats(load), floats(spec.max_batched_tokens),
+        floats(spec.isl), floats(spec.osl), floats(load), floats(spec.max_num_batched_tokens),
         floats(room), floats(spec.prefix_hit),
     )  # fmt: skip
 
@@ -127,9 +127,9 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         is_rate=spec.request_rate is not None,
         tp=float(plan.tp),
         max_position=float(model.max_position),
-        max_seqs=float(spec.max_seqs),
-        osl_reserved=plan.engine.memory.osl_reserved,
-        is_chunked=plan.engine.scheduling.chunked_prefill,
+        max_seqs=float(spec.max_num_seqs),
+        osl_reserved=plan.profile.memory.osl_reserved,
+        is_chunked=plan.profile.scheduling.chunked_prefill,
         # as in estimate_disaggregated: all GPUs of a worker send concurrently
         transfer_us_per_token=a_sequence.token_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
         us_per_ms=US_PER_MS,
@@ -146,10 +146,10 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         transfer_window_share=a_sequence.window_share,
         state_tokens=memory.state_tokens,
         transfer_state_tokens=a_sequence.state_tokens,
-        is_prefill_first=plan.engine.scheduling.order == "prefill_first",
+        is_prefill_first=plan.profile.scheduling.order == "prefill_first",
         length_spread=LENGTH_SPREAD,
         # at a given rate, requests do not wait for one another
-        steps_met=steps_met(plan.engine, "closed" if spec.request_rate is None else "random"),
+        steps_met=steps_met(plan.profile, "closed" if spec.request_rate is None else "random"),
         rules=rank_rules(plan),
         batches=float(plan.layout.batches_in_flight),
     )
@@ -315,7 +315,7 @@ def _histograms(
         return ()
     fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "tp": plan.tp,
              **split_values(plan), "dtype": plan.dtype, "kv_dtype": plan.kv_dtype,
-             "runtime": plan.runtime}  # fmt: skip
+             "engine": plan.engine}  # fmt: skip
     axes = {name: values for name, values in spec.load_axes.items() if name in spec.per}
     sizes = [len(values) for values in axes.values()]
     layout_columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]

@@ -28,7 +28,7 @@ KEPT_A_UNIT: Final = 2**14
 
 
 def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, runtimes, candidates."""
+    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, engines, candidates."""
     loads = math.prod(map(len, spec.load_axes.values()))
     most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
     formats = {model: spec.formats(load_model(model)) for model in spec.models}
@@ -37,8 +37,8 @@ def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
         possible = len(layouts(spec, mode, gpus))
         # the first unit of a plan counts the impossible layouts
         impossible = (num_layouts(spec, mode, gpus) - possible) * loads
-        for (dtype, kv_dtype), runtime in itertools.product(formats[model], spec.runtime):
-            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
+        for (dtype, kv_dtype), engine in itertools.product(formats[model], spec.engine):
+            key = PlanKey(model, gpu, tp, dtype, kv_dtype, engine, *split)
             for start, stop in slices(possible * loads, most):
                 size = stop - start + (impossible if start == 0 else 0)
                 yield UnitPiece(key, mode, start, stop, size, stop == possible * loads)
@@ -136,9 +136,9 @@ class DeploymentSweep:
         return self.spec.gpus
 
     @property
-    def runtimes(self) -> tuple[str, ...]:
+    def engines(self) -> tuple[str, ...]:
         """Return the engines in the spec."""
-        return self.spec.runtime
+        return self.spec.engine
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -22,7 +22,7 @@ def _groups(spec: DeploymentSpec, rows: pa.Table) -> Longs:
         "mode": list(spec.mode),
         "dtype": list(DTYPES),
         "kv_dtype": list(KV_DTYPES),
-        "runtime": [load_engine(name).name for name in spec.runtime],
+        "engine": [load_engine(name).name for name in spec.engine],
     }
     group_of = np.zeros(rows.num_rows, np.int64)
     for name in spec.per:

@@ -195,7 +195,7 @@ def candidate_rows(
         name: pa.array(answers[row], from_pandas=True) for name, row in _ANSWER_COLUMNS.items()
     }
     fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "dtype": plan.dtype,
-             "kv_dtype": plan.kv_dtype, "runtime": plan.runtime, "kernels": plan.kernels}  # fmt: skip
+             "kv_dtype": plan.kv_dtype, "engine": plan.engine, "kernels": plan.kernels}  # fmt: skip
     columns |= {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in fixed.items()}
     workers = {
         name: getattr(axes, name)[layout] / plan.layout.batches_in_flight
@@ -210,7 +210,7 @@ def candidate_rows(
         "total_gpus": plan.layout.world_size * sum(workers.values()),
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
-        "max_batched_tokens": axes.budget[budget],
+        "max_num_batched_tokens": axes.budget[budget],
         "weight_bytes": np.full(count, target.memory().weight_bytes),
         "num_draft_tokens": np.full(count, target.tokens - 1),
         "max_kv_tokens": axes.max_kv_tokens[budget],

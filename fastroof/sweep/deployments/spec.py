@@ -40,7 +40,7 @@ from fastroof.sweep.spec import (
     model_name,
     text,
 )
-from fastroof.sweep.units import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYTES, Split
+from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES, Split
 
 
 class LayoutAxes(Protocol):
@@ -172,9 +172,9 @@ MODES: Final = ("aggregated", "disaggregated")
 _RATES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
 OBJECTIVES: Final = (*_RATES, "cost", "goodput")
 GROUP_COLUMNS: Final = (
-    "model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime", "replicas",
+    "model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine", "replicas",
     "prefill_workers", "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s",
-    "max_batched_tokens", "prefix_hit",
+    "max_num_batched_tokens", "prefix_hit",
 )  # fmt: skip
 """Columns that rows can be grouped by."""
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
@@ -185,7 +185,7 @@ _LARGEST: Final = {
     "isl": 2**27,
     "osl": 2**27,
     "concurrency": 2**20,
-    "max_batched_tokens": 2**20,
+    "max_num_batched_tokens": 2**20,
     "replicas": 2**16,
     "total_gpus": 2**16,
     "prefill_workers": 2**12,
@@ -201,10 +201,10 @@ Size = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 
 def _engines_own(info: ValidationInfo, name: str) -> int:
     """Return the engines' common default of a scheduling option; invalid engines are reported elsewhere."""
-    runtimes = info.data.get("runtime", (DEFAULT_ENGINE,))
-    own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
+    runtimes = info.data.get("engine", (DEFAULT_ENGINE,))
+    own = {engine: getattr(load_engine(engine).scheduling, name) for engine in runtimes}
     if len(set(own.values())) > 1:
-        defaults = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
+        defaults = ", ".join(f"{engine} {size:,}" for engine, size in own.items())
         raise ValueError(f"is needed: the engines' defaults differ, {defaults}")
     return int(own[runtimes[0]])
 
@@ -239,8 +239,8 @@ class SplitChoice(BaseModel):
 class DeploymentSpec(SweepSpec):
     """Spec of a sweep over deployments: candidates, load, limits, and which rows to keep.
 
-    Every combination of models, gpus, mode, tp, pp, dp, ep (or split), routing, dtype, kv_dtype, runtime,
-    layout, isl, osl, load, max_batched_tokens and prefix_hit is one candidate.
+    Every combination of models, gpus, mode, tp, pp, dp, ep (or split), routing, dtype, kv_dtype, engine,
+    layout, isl, osl, load, max_num_batched_tokens and prefix_hit is one candidate.
     :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
@@ -264,7 +264,7 @@ class DeploymentSpec(SweepSpec):
     total_gpus: Sizes | None = Field(
         None, description=f"GPUs that replicas, or prefill and decode workers, share: {_SIZES}"
     )
-    runtime: Names = Field(
+    engine: Names = Field(
         (DEFAULT_ENGINE,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
@@ -274,12 +274,12 @@ class DeploymentSpec(SweepSpec):
     request_rate: Reals | None = Field(
         None, description=f"requests/s of the deployment, {_SIZES}; or concurrency"
     )
-    max_batched_tokens: Sizes = Field(
+    max_num_batched_tokens: Sizes = Field(
         None,
         validate_default=True,
         description=f"max tokens per step, {_SIZES}; default: the engines' own",
     )
-    max_seqs: int = Field(
+    max_num_seqs: int = Field(
         None,
         ge=1,
         le=2**16,
@@ -324,11 +324,11 @@ class DeploymentSpec(SweepSpec):
     def _check_gpus(cls, value: Any) -> tuple[str, ...]:
         return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
 
-    @field_validator("runtime", mode="before")
+    @field_validator("engine", mode="before")
     @classmethod
-    def _check_runtimes(cls, value: Any) -> tuple[str, ...]:
+    def _check_engine(cls, value: Any) -> tuple[str, ...]:
         return checked_names(
-            value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
+            value, lambda name: load_engine(name).name, "names of engines or paths of profiles"
         )
 
     @field_validator("split", mode="before")
@@ -357,11 +357,11 @@ class DeploymentSpec(SweepSpec):
     @field_validator(*_LARGEST, mode="before")
     @classmethod
     def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
-        if value is None and info.field_name == "max_batched_tokens":
+        if value is None and info.field_name == "max_num_batched_tokens":
             value = _engines_own(info, "max_num_batched_tokens")
         return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
 
-    @field_validator("max_seqs", mode="before")
+    @field_validator("max_num_seqs", mode="before")
     @classmethod
     def _check_seqs(cls, value: Any, info: ValidationInfo) -> Any:
         return _engines_own(info, "max_num_seqs") if value is None else value
@@ -423,9 +423,14 @@ class DeploymentSpec(SweepSpec):
                 problems.append("osl: mode 'disaggregated' needs at least 2, else there is nothing to decode")
             if self.prefix_hit[-1] > 0:
                 problems.append("prefix_hit: above 0 needs mode 'aggregated'")
-        if self.speculation is not None and self.max_batched_tokens[0] <= self.speculation.num_draft_tokens:
+        if (
+            self.speculation is not None
+            and self.max_num_batched_tokens[0] <= self.speculation.num_draft_tokens
+        ):
             most = self.speculation.num_draft_tokens + 1
-            problems.append(f"max_batched_tokens: must be at least {most}, which a request verifies per step")
+            problems.append(
+                f"max_num_batched_tokens: must be at least {most}, which a request verifies per step"
+            )
         prices = self.gpu_hour_price
         if self.objective == "cost" and prices is None:
             problems.append("objective: 'cost' needs a gpu_hour_price")
@@ -439,7 +444,7 @@ class DeploymentSpec(SweepSpec):
         return problems
 
     def _check_counts(self) -> None:
-        fixed = {key: len(getattr(self, key)) for key in ("models", "gpus", "dtype", "kv_dtype", "runtime")}
+        fixed = {key: len(getattr(self, key)) for key in ("models", "gpus", "dtype", "kv_dtype", "engine")}
         load = {key: len(values) for key, values in self.load_axes.items()}
         counts = fixed | {"layouts": sum(self.num_layouts.values())} | load
         count_problem(counts, "candidates", MAX_CANDIDATES, "")
@@ -473,7 +478,7 @@ class DeploymentSpec(SweepSpec):
             "isl": self.isl,
             "osl": self.osl,
             **({"concurrency": self.concurrency or ()} if rates is None else {"request_rate_per_s": rates}),
-            "max_batched_tokens": self.max_batched_tokens,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
             "prefix_hit": self.prefix_hit,
         }
 
@@ -489,7 +494,7 @@ class DeploymentSpec(SweepSpec):
     def num_candidates(self) -> int:
         """Return the number of all candidates, possible or not."""
         formats = sum(len(self.formats(load_model(model))) for model in self.models)
-        plans = formats * len(self.gpus) * len(self.runtime)
+        plans = formats * len(self.gpus) * len(self.engine)
         return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.load_axes.values()))
 
     @property
@@ -514,7 +519,7 @@ COLUMNS: Final = (
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
     DTYPE,
     KV_DTYPE,
-    RUNTIME,
+    ENGINE,
     KERNELS,
     Column("isl", "int", "tokens", "tokens per prompt"),
     Column("osl", "int", "tokens", "tokens per output"),
@@ -525,7 +530,7 @@ COLUMNS: Final = (
         "clients of the whole deployment; if a rate was given, those that produce it",
     ),
     Column("request_rate_per_s", "float", "1/s", "requested rate; empty if concurrency was requested"),
-    Column("max_batched_tokens", "int", "tokens", "max tokens per step"),
+    Column("max_num_batched_tokens", "int", "tokens", "max tokens per step"),
     Column("prefix_hit", "float", "", "share of a prompt found in the prefix cache", 0),
     Column(
         "num_draft_tokens", "int", "tokens", "draft tokens per request and step; 0 without speculation", 0

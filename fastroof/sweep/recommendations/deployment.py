@@ -100,7 +100,7 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
     given = next(name for name in spec.models if load_model(name).name == row["model"])
     checkpoint = published_checkpoint(given, row["dtype"])
     # loaded by the name in the spec, which may include a version
-    profile = next(load_engine(name) for name in spec.runtime if load_engine(name).name == row["runtime"])
+    profile = next(load_engine(name) for name in spec.engine if load_engine(name).name == row["engine"])
     engine = engine_commands(profile.engine, profile.versions)
     gpus_each = row["tp"] * row["pp"] * row["dp"]
     servers: dict[str, Command] = {}
@@ -144,8 +144,8 @@ def _settings(
         dp=row["dp"],
         ep=row["ep"],
         has_experts=model.has_experts,
-        max_batched_tokens=row["max_batched_tokens"],
-        max_seqs=spec.max_seqs,
+        max_batched_tokens=row["max_num_batched_tokens"],
+        max_seqs=spec.max_num_seqs,
         max_context=_context(row, model.max_position),
         running=math.ceil(row["effective_concurrency"] / batches),
         memory_fraction=0.0 if profile.memory.room == "datasheet" else profile.memory.fraction,
@@ -184,7 +184,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if engine is None:
-        return [f"engine {row['runtime']} is not a server: there is no command to start it"]
+        return [f"engine {row['engine']} is not a server: there is no command to start it"]
     of_versions = f" {profile.versions}" if profile.versions else ", any version"
     notes.append(
         f"estimated for {engine.title}{of_versions} (profile {profile.name}), from kernels of "

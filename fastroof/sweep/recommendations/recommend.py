@@ -52,8 +52,8 @@ def deployment_question(
     kv_dtype: Names = "auto",
     engine: Names | None = None,
     runtime: Names | None = None,
-    max_batched_tokens: int | Sequence[int] | None = None,
-    max_seqs: int | None = None,
+    max_num_batched_tokens: int | Sequence[int] | None = None,
+    max_num_seqs: int | None = None,
     prefix_hit: float = 0.0,
     gpu_hour_price: float | Mapping[str, float] | None = None,
     objective: str | None = None,
@@ -80,10 +80,10 @@ def deployment_question(
         Engines to choose from; vllm by default.
     runtime : str, Path or sequence of them, optional
         Former name of ``engine``.
-    max_batched_tokens : int or sequence of int, optional
+    max_num_batched_tokens : int or sequence of int, optional
         Maximum tokens per step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt
         if an engine does not chunk prompts.
-    max_seqs : int, optional
+    max_num_seqs : int, optional
         Maximum number of concurrent requests per replica (default: the engine's own).
     prefix_hit : float
         Share of each prompt found in the prefix cache.
@@ -109,7 +109,7 @@ def deployment_question(
     Examples
     --------
     >>> spec = deployment_question("llama-3.1-8b", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
-    >>> [split.tp for split in spec.split], spec.max_batched_tokens, spec.concurrency[-1]
+    >>> [split.tp for split in spec.split], spec.max_num_batched_tokens, spec.concurrency[-1]
     ([1, 2], (2048, 8192), 2049)
     """
     whole_number("total_gpus", total_gpus, most=MOST_GPUS, error=SweepError)
@@ -141,16 +141,18 @@ def deployment_question(
         values["gpu_hour_price"] = gpu_hour_price
     engine = chosen_engine(engine, runtime, SweepError)
     if engine is not None:
-        values["runtime"] = [str(name) for name in _listed(engine)]
-    if max_seqs is not None:
-        values["max_seqs"] = max_seqs
+        values["engine"] = [str(name) for name in _listed(engine)]
+    if max_num_seqs is not None:
+        values["max_num_seqs"] = max_num_seqs
     # the other values depend on the defaults that the spec fills in
-    values["max_batched_tokens"] = BUDGETS[0] if max_batched_tokens is None else max_batched_tokens
+    values["max_num_batched_tokens"] = (
+        BUDGETS[0] if max_num_batched_tokens is None else max_num_batched_tokens
+    )
     spec = load_spec(values)
     assert isinstance(spec, DeploymentSpec)
-    changes: dict[str, Any] = {"concurrency": _clients(total_gpus, spec.max_seqs)}
-    if max_batched_tokens is None:
-        changes["max_batched_tokens"] = _budgets([load_engine(name) for name in spec.runtime], spec.isl[0])
+    changes: dict[str, Any] = {"concurrency": _clients(total_gpus, spec.max_num_seqs)}
+    if max_num_batched_tokens is None:
+        changes["max_num_batched_tokens"] = _budgets([load_engine(name) for name in spec.engine], spec.isl[0])
     spec = load_spec(values | changes)
     assert isinstance(spec, DeploymentSpec)
     return spec
@@ -194,10 +196,10 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _clients(total_gpus: int, max_seqs: int) -> list[int]:
+def _clients(total_gpus: int, max_num_seqs: int) -> list[int]:
     """Return the numbers of clients to try, up to one more than can run on single GPUs."""
     apart = max(total_gpus // CLIENTS_A_GPU_APART, 1)
-    most = min(total_gpus * max_seqs + apart, MOST_CLIENTS)
+    most = min(total_gpus * max_num_seqs + apart, MOST_CLIENTS)
     return sorted({1, *range(apart, most + 1, apart)})
 
 
@@ -269,8 +271,8 @@ def recommend(
     kv_dtype: Names = "auto",
     engine: Names | None = None,
     runtime: Names | None = None,
-    max_batched_tokens: int | Sequence[int] | None = None,
-    max_seqs: int | None = None,
+    max_num_batched_tokens: int | Sequence[int] | None = None,
+    max_num_seqs: int | None = None,
     prefix_hit: float = 0.0,
     gpu_hour_price: float | Mapping[str, float] | None = None,
     objective: str | None = None,
@@ -303,7 +305,7 @@ def recommend(
         Engines to choose from; vllm by default.
     runtime : str, Path or sequence of them, optional
         Former name of ``engine``.
-    max_batched_tokens, max_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
+    max_num_batched_tokens, max_num_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
         As in :func:`fastroof.sweep.deployment_question`.
     runners_up, percentile, requests, seed, threads, progress
         As in :func:`fastroof.sweep.best_deployments`.
@@ -341,8 +343,8 @@ def recommend(
         "gpu": gpu, "isl": isl, "osl": osl, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms,
         "request_latency_ms": request_latency_ms, "dtype": dtype, "kv_dtype": kv_dtype,
         "engine": chosen_engine(engine, runtime, SweepError),
-        "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit,
-        "gpu_hour_price": gpu_hour_price, "objective": objective,
+        "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
+        "prefix_hit": prefix_hit, "gpu_hour_price": gpu_hour_price, "objective": objective,
         "tables": tables, "allow_modelled": allow_modelled,
     }  # fmt: skip
     by_name = {load_model(one).name: one for one in models}

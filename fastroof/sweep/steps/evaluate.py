@@ -75,7 +75,7 @@ def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[s
     try:
         plan = compile_plan(
             model, load_gpu(key.gpu), tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
-            engine=key.runtime, method=spec.method, max_tokens=largest, max_seqs=largest,
+            engine=key.engine, method=spec.method, max_tokens=largest, max_seqs=largest,
             curves=tables.curves, allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:
@@ -179,7 +179,7 @@ class _StepRows:
             "routing": plan.execution.routing if plan.model.has_experts else NO_ROUTING,
             "dtype": plan.dtype,
             "kv_dtype": plan.kv_dtype,
-            "runtime": plan.runtime,
+            "engine": plan.engine,
             "kernels": plan.kernels,
             "weight_bytes": plan.memory.weight_bytes,
             "max_kv_tokens": plan.memory.max_kv_tokens,

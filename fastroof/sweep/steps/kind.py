@@ -47,9 +47,9 @@ class StepSweep:
         return (self.spec.gpu,)
 
     @property
-    def runtimes(self) -> tuple[str, ...]:
+    def engines(self) -> tuple[str, ...]:
         """Return the engine in the spec."""
-        return (self.spec.runtime,)
+        return (self.spec.engine,)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -83,7 +83,7 @@ class StepSweep:
         best = with_standings([BestStep(**step) for step in totals.for_summary])
         return StepSummary(
             best=best,
-            runtime=load_engine(self.spec.runtime).name,
+            engine=load_engine(self.spec.engine).name,
             plans=len(best),
             evaluations=totals.evaluated,
             rows=totals.num_rows,

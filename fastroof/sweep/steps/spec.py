@@ -20,10 +20,10 @@ from fastroof.ranges import expand_sizes
 from fastroof.sweep.result_rows import SummaryRows
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem
 from fastroof.sweep.units import (
+    ENGINE,
     GPU,
     KERNELS,
     MODEL,
-    RUNTIME,
     SPLIT,
     WEIGHT_BYTES,
     PlanKey,
@@ -56,7 +56,7 @@ class StepSpec(SweepSpec):
     kv_len: Sizes = Field(
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
-    runtime: str = Field(
+    engine: str = Field(
         DEFAULT_ENGINE,
         description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file",
     )
@@ -80,11 +80,11 @@ class StepSpec(SweepSpec):
         load_gpu(gpu)
         return gpu
 
-    @field_validator("runtime", mode="before")
+    @field_validator("engine", mode="before")
     @classmethod
-    def _check_runtime(cls, runtime: Any) -> str:
-        load_engine(runtime)
-        return str(runtime)
+    def _check_engine(cls, engine: Any) -> str:
+        load_engine(engine)
+        return str(engine)
 
     @field_validator("batch_size", "kv_len", mode="before")
     @classmethod
@@ -127,7 +127,7 @@ def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
         longest = loaded.max_position
         within = sum(kv_len <= longest for kv_len in spec.kv_len)
         for (tp, split), (dtype, kv_dtype) in itertools.product(spec.splits, spec.formats(loaded)):
-            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.runtime, *split)
+            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.engine, *split)
             for start, stop in slices(within, most):
                 yield UnitPiece(key, "steps", start, stop, (stop - start) * batches, stop == within)
 
@@ -139,7 +139,7 @@ COLUMNS: Final = (
     *SPLIT,
     DTYPE,
     KV_DTYPE,
-    RUNTIME,
+    ENGINE,
     KERNELS,
     Column("kv_len", "int", "tokens", "tokens that each request attends to, including the new one"),
     Column(
@@ -235,7 +235,7 @@ class StepSummary(SummaryRows):
     ----------
     best : tuple of BestStep
         One per plan, at the evaluated length nearest to the spec's report_kv_len.
-    runtime : str
+    engine : str
         Serving engine.
     plans : int
         Number of evaluated plans.
@@ -258,7 +258,7 @@ class StepSummary(SummaryRows):
     kind: ClassVar[str] = "steps"
 
     best: tuple[BestStep, ...]
-    runtime: str
+    engine: str
     plans: int
     evaluations: int
     rows: int

@@ -6,7 +6,7 @@ import { change, current } from "./state.js";
 const POWERS = [1, 2, 4, 8, 16, 32, 64];
 const STEPS_A_DOUBLING = 8;
 const SLIDERS = { isl: [16, 131072], osl: [2, 32768], batch: [1, 1024], chunk: [16, 32768] };
-const WHOLE = ["isl", "osl", "batch", "chunk", "kv_len", "max_batched_tokens"];
+const WHOLE = ["isl", "osl", "batch", "chunk", "kv_len", "max_num_batched_tokens"];
 
 const form = () => byId("controls");
 const control = (name) => form().elements[name];
@@ -28,7 +28,7 @@ export function fillControls(offered) {
   const known = Object.fromEntries(offered.gpus.map((gpu) => [gpu.name, gpu]));
   const words = { measured: "", importable: " (tables to import)", datasheet: " (datasheet only)" };
   fill("gpu", offered.gpus.map((gpu) => gpu.name), (name) => known[name].title + words[known[name].known]);
-  for (const name of ["runtime", "dtype", "kv_dtype"]) fill(name, offered.choices[name]);
+  for (const name of ["engine", "dtype", "kv_dtype"]) fill(name, offered.choices[name]);
   fill("percentile", offered.choices.percentile, (value) => `p${value}`);
   for (const name of ["tp", "pp", "dp", "ep"]) fill(name, POWERS);
   fill("gpus", POWERS, (value) => (value === 1 ? "1 GPU" : `${value} GPUs`));
@@ -60,12 +60,12 @@ export function fillControls(offered) {
 }
 
 function chosen(name, value) {
-  return ["runtime", "dtype", "kv_dtype", "gpu"].includes(name) ? value : Number(value);
+  return ["engine", "dtype", "kv_dtype", "gpu"].includes(name) ? value : Number(value);
 }
 
 function typed(input) {
   const value = input.value === "" ? null : Number(input.value);
-  const isRequired = !["kv_len", "chunk", "max_batched_tokens", "ttft_ms", "tpot_ms"].includes(input.name);
+  const isRequired = !["kv_len", "chunk", "max_num_batched_tokens", "ttft_ms", "tpot_ms"].includes(input.name);
   const isWrong = input.validity.badInput || (value === null && isRequired);
   input.setAttribute("aria-invalid", isWrong);
   if (!isWrong) change({ [input.name]: value });

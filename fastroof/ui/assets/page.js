@@ -15,7 +15,7 @@ import { pinAnswer, pinned } from "./pin.js";
 import { listenToTheme } from "./theme.js";
 
 const RESTS_MS = 120;
-const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled", "isl", "osl", "max_batched_tokens", "ttft_ms", "tpot_ms"];
+const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "isl", "osl", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
 const OF = { layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
 const IMMEDIATE = ["step-card", "curve", "roofline"];
 

@@ -183,7 +183,7 @@ def test_sizes_that_cannot_be_timed_have_a_code(both):
 def test_a_plan_says_what_it_is(both):
     plan, c_plan = both
     said = json.loads(c_plan.library.fastroof_describe(c_plan.plan))
-    assert (said["model"], said["tp"], said["runtime"]) == (plan.model.name, plan.tp, plan.runtime)
+    assert (said["model"], said["tp"], said["engine"]) == (plan.model.name, plan.tp, plan.engine)
     assert said["tables_hash"] == plan.tables_hash
     assert c_plan.library.fastroof_max_tokens(c_plan.plan) == plan.max_tokens
     assert c_plan.library.fastroof_max_seqs(c_plan.plan) == plan.max_seqs

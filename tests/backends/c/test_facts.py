@@ -19,7 +19,7 @@ from tests.compiled.test_plan_files import older
 I64, F64, PLAN, ARRAY = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p
 PLANS = {
     "dense": ("llama-3.1-8b", {}),
-    "experts": ("qwen3-30b-a3b", {"dp": 4, "ep": 4, "runtime": "vllm"}),
+    "experts": ("qwen3-30b-a3b", {"dp": 4, "ep": 4, "engine": "vllm"}),
     "latent": ("deepseek-v3", {"tp": 8, "dtype": "fp8", "max_tokens": 2048}),
     "windowed": ("gemma-3-12b", {"max_tokens": 2048}),
     "linear": ("qwen3-next-80b-a3b", {"tp": 4, "max_tokens": 2048}),
@@ -46,7 +46,7 @@ FUNCTIONS = {
 @pytest.fixture(scope="module")
 def plans(h100):
     return {
-        name: fastroof.compile_plan(model, "h100", h100, **{"runtime": "kernels", **given})
+        name: fastroof.compile_plan(model, "h100", h100, **{"engine": "kernels", **given})
         for name, (model, given) in PLANS.items()
     }
 

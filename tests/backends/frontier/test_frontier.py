@@ -83,7 +83,7 @@ def test_the_stand_in_and_the_adapter_have_frontiers_signatures(frontier):
     ("replica", "options"),
     [
         ({}, {}),
-        ({}, {"runtime": "kernels"}),
+        ({}, {"engine": "kernels"}),
         (
             {"model_name": "llama-3.1-70b", "attn_tensor_parallel_size": 4, "num_layers": 80},
             {"dtype": "fp8", "kv_dtype": "fp8"},
@@ -123,12 +123,12 @@ def test_what_was_preempted_recomputes_in_chunks(frontier, predictor):
     assert seconds(predictor, frontier, [one], [1])[0] == predictor.plan.step_scalar([1], [1002]) / 1e6
 
 
-@pytest.mark.parametrize("runtime", ["kernels", "vllm"])
-def test_the_terms_add_up_to_the_step(frontier, runtime):
+@pytest.mark.parametrize("engine", ["kernels", "vllm"])
+def test_the_terms_add_up_to_the_step(frontier, engine):
     predictor = made(
         frontier,
         replica={"model_name": "llama-3.1-70b", "attn_tensor_parallel_size": 4, "num_layers": 80},
-        runtime=runtime,
+        engine=engine,
     )
     batch = frontier.entities.Batch(0, [request(frontier, 4095, ("MONOLITHIC", 4095))] * 64, [1] * 64)
     one, two = (

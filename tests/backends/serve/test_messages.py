@@ -129,7 +129,7 @@ def asked(request, h100):
         max_tokens=1024,
         max_seqs=32,
         allow_modelled=True,
-        **{"runtime": "kernels", **options},
+        **{"engine": "kernels", **options},
     )
     served = ServedPlans({"one": plan})
 

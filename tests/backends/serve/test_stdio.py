@@ -26,11 +26,11 @@ LIMITS = ServeLimits(max_steps=1000, max_requests=5000, max_message_bytes=2**17,
 @pytest.fixture(scope="module")
 def plans(h100):
     small = {"max_tokens": 512, "max_seqs": 64}
-    eight = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"runtime": "kernels", **small})
+    eight = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **{"engine": "kernels", **small})
     return {
         "eight": eight,
         "seventy": fastroof.compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, **{"runtime": "kernels", **small}
+            "llama-3.1-70b", "h100", h100, tp=4, **{"engine": "kernels", **small}
         ),
     }
 

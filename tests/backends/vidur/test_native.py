@@ -192,13 +192,13 @@ def test_a_step_is_one_term_that_vidur_counts_once(vidur: Any, plan: StepPlan, t
     assert step.model_time == step.total_time
 
 
-@pytest.mark.parametrize(("tp", "runtime"), [(1, "kernels"), (4, "vllm"), (4, "trtllm")])
+@pytest.mark.parametrize(("tp", "engine"), [(1, "kernels"), (4, "vllm"), (4, "trtllm")])
 def test_by_operator_the_terms_are_a_layer_of_the_plan(
-    vidur: Any, h100: Tables, tmp_path: Path, tp: int, runtime: str
+    vidur: Any, h100: Tables, tmp_path: Path, tp: int, engine: str
 ) -> None:
     from fastroof.backends.vidur import native
 
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, dtype="fp8", engine=runtime)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, dtype="fp8", engine=engine)
     asked = batch([(512, 100, False), (1, 700, True)], False)
     step = predictor(vidur, plan, tmp_path, by_operator=True).get_execution_time(asked, 0)
     told = plan.explain([(512, 100), (1, 699)])
@@ -304,7 +304,7 @@ def test_config_json_says_what_was_simulated(vidur: Any, plan: StepPlan, tmp_pat
     (written,) = tmp_path.glob("*/config.json")
     said = json.loads(written.read_text("utf-8"))["execution_time_predictor_config"]
     assert said["name"] == "dummy"
-    assert (said["model"], said["gpu"], said["runtime"]) == ("llama-3.1-8b", plan.gpu.name, "vllm")
+    assert (said["model"], said["gpu"], said["engine"]) == ("llama-3.1-8b", plan.gpu.name, "vllm")
     assert said["tables"] == plan.tables_hash
 
 

@@ -120,7 +120,7 @@ def test_a_mixed_batch_is_the_plans_step_to_the_bit(vidur, predictor):
     [
         ({}, {}),
         ({"tensor_parallel_size": 4, "model_name": "meta-llama/Meta-Llama-3-70B"}, {"dtype": "fp8"}),
-        ({}, {"runtime": "kernels"}),
+        ({}, {"engine": "kernels"}),
         ({}, {"model": "qwen3-8b"}),
     ],
 )
@@ -137,7 +137,7 @@ def test_vidurs_formulas_hold_over_the_terms(vidur, replica, options, kind):
     assert again.model_time == pytest.approx(found.model_time, rel=1e-12)
     assert found.model_time_ms == found.model_time * 1e3
     assert all(value >= 0.0 for value in terms.values())
-    assert (found.schedule_time > 0.0) == (predictor.plan.runtime == "vllm")
+    assert (found.schedule_time > 0.0) == (predictor.plan.engine == "vllm")
     assert (found.attention_all_reduce_time > 0.0) == ("tensor_parallel_size" in replica)
     assert (found.attention_decode_execution_time > 0.0) == (kind != "prefill")
     assert (found.attention_prefill_execution_time > 0.0) == (kind != "decodes")

@@ -18,18 +18,18 @@ from tests.fuzz.target import SkippedError, Target, Wrong
 __all__ = ["TARGETS"]
 
 LINES = (
-    "step --model llama-3.1-8b --decode 64x4096 --prefill 2048@0 --explain --runtime kernels",
-    "step --model llama-3.1-8b --decode 1x9 --decode 2x99 --tp 2 --dtype fp8 --json --runtime sglang",
-    "step --model qwen3-30b-a3b --decode 8x1000 --dp 2 --ep 2 --runtime kernels",
+    "step --model llama-3.1-8b --decode 64x4096 --prefill 2048@0 --explain --engine kernels",
+    "step --model llama-3.1-8b --decode 1x9 --decode 2x99 --tp 2 --dtype fp8 --json --engine sglang",
+    "step --model qwen3-30b-a3b --decode 8x1000 --dp 2 --ep 2 --engine kernels",
     "lookup gemm --m 64,128 --n 6144 --k 4096",
     "lookup attention_decode --num-q-heads 32 --num-kv-heads 8 --head-dim 128 --batch-size 8 --kv-len 400",
     "lookup moe --num-tokens 64 --hidden 4096 --intermediate 14336 --topk 2 --num-experts 8 --json",
-    "serving --model llama-3.1-8b --isl 1000 --osl 100 --concurrency 1,8 --runtime vllm",
-    "size --model llama-3.1-8b --isl 1000 --osl 100 --rate 2 --ttft-ms 500 --tpot-ms 30 --runtime vllm",
-    "size --model llama-3.1-8b --kv-len 1000,4000 --tpot-ms 30 --tp 1 --runtime kernels --json",
-    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --input 100 --output 9 --runtime kernels --json",
-    "simulate --model llama-3.1-8b --trace example --limit 20 --runtime vllm",
-    "capacity llama-3.1-8b --num-requests 20 --input 100 --output 9 --ttft-p99 500 --runtime kernels "
+    "serving --model llama-3.1-8b --isl 1000 --osl 100 --concurrency 1,8 --engine vllm",
+    "size --model llama-3.1-8b --isl 1000 --osl 100 --rate 2 --ttft-ms 500 --tpot-ms 30 --engine vllm",
+    "size --model llama-3.1-8b --kv-len 1000,4000 --tpot-ms 30 --tp 1 --engine kernels --json",
+    "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --input 100 --output 9 --engine kernels --json",
+    "simulate --model llama-3.1-8b --trace example --limit 20 --engine vllm",
+    "capacity llama-3.1-8b --num-requests 20 --input 100 --output 9 --ttft-p99 500 --engine kernels "
     "--tolerance 0.1 --threads 1",
     "models",
     "models --json",

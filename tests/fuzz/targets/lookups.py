@@ -94,7 +94,7 @@ class Lookups(Target):
 
 
 PLAN_OPTIONS = (
-    "tp", "pp", "dp", "ep", "moe_tp", "dtype", "kv_dtype", "runtime", "method", "max_tokens", "max_seqs",
+    "tp", "pp", "dp", "ep", "moe_tp", "dtype", "kv_dtype", "engine", "method", "max_tokens", "max_seqs",
     "gemm_smoothing", "routing", "allow_modelled", "exchange", "dp_imbalance", "wide_experts", "eplb",
     "num_slots", "two_batch_overlap", "cp", "memory_fraction",
 )  # fmt: skip
@@ -128,7 +128,7 @@ class Plans(Target):
 
     def check(self, case: bytes) -> None:
         (model, gpu), options = evaluated(case.decode(), NAMES)
-        plan = fastroof.compile_plan(model, gpu, self.tables, **{"runtime": "kernels", **options})
+        plan = fastroof.compile_plan(model, gpu, self.tables, **{"engine": "kernels", **options})
         all_finite([plan.decode_us(1, 100), plan.prefill_us(1), plan.arena])
         if plan.decode_us(1, 100) <= 0.0:
             raise Wrong("a step takes no time")

@@ -21,7 +21,7 @@ __all__ = ["TARGETS"]
 MODELS = ("'llama-3.1-8b'",) * 4 + ("'qwen3-30b-a3b'", "'gemma-3-12b'")
 FEW = {
     "tp": ("1", "2", "3", "0"), "dtype": ("'bf16'", "'fp8'", "'x'"), "kv_dtype": ("'bf16'", "'fp8'"),
-    "pp": ("1", "2"), "ep": ("1", "2"), "dp": ("1", "2"), "runtime": ("'vllm'", "'kernels'", "{}"),
+    "pp": ("1", "2"), "ep": ("1", "2"), "dp": ("1", "2"), "engine": ("'vllm'", "'kernels'", "{}"),
     "max_tokens": ("64", "32", "10**30", "0"), "max_seqs": ("8", "4", "np.int8(4)"),
 }  # fmt: skip
 """What is mostly given: plans of these options are compiled in milliseconds."""

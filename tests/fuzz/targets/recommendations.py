@@ -50,8 +50,8 @@ class Recommendations(Calls):
         "total_gpus": ("1", "2", "8", "0", "2**16 + 1"), "isl": (), "osl": (),
         "ttft_ms": (), "tpot_ms": (), "request_latency_ms": (),
         "dtype": ("'bf16'", "'fp8'", "['bf16', 'fp8']", "'auto'", "'x'"), "kv_dtype": ("'bf16'", "'fp8'"),
-        "runtime": ("'vllm'", "['vllm', 'trtllm']", "'kernels'", "None"),
-        "max_batched_tokens": ("2048", "[2048, 8192]", "64", "None"), "max_seqs": ("8", "16", "None"),
+        "engine": ("'vllm'", "['vllm', 'trtllm']", "'kernels'", "None"),
+        "max_num_batched_tokens": ("2048", "[2048, 8192]", "64", "None"), "max_num_seqs": ("8", "16", "None"),
         "prefix_hit": ("0.5", "0", "1.0", "1.5"), "gpu_hour_price": ("2.5", "{'h100': 2}", "{}", "0", "None"),
         "objective": ("'cost'", "'goodput'", "'tokens_per_s_per_user'", "'x'", "None"),
         "tables": ("'datasheet'", "'/nowhere'", "None"), "allow_modelled": FLAGS,
@@ -60,8 +60,8 @@ class Recommendations(Calls):
         "progress": ("None", "'x'"),
     }  # fmt: skip
     always: ClassVar[dict[str, str]] = {
-        "total_gpus": "2", "isl": "1000", "osl": "100", "max_seqs": "16", "max_batched_tokens": "2048",
-        "requests": "20",
+        "total_gpus": "2", "isl": "1000", "osl": "100", "max_num_seqs": "16",
+        "max_num_batched_tokens": "2048", "requests": "20",
     }  # fmt: skip
 
     def prepare(self, folder: Path) -> None:
@@ -84,7 +84,11 @@ class Recommendations(Calls):
         given, options = self.call(case)
         if not {"total_gpus", "isl", "osl"} <= options.keys():
             raise SkippedError
-        for name, most in (("total_gpus", MOST_GPUS), ("max_seqs", MOST_SEQS), ("requests", MOST_REQUESTS)):
+        for name, most in (
+            ("total_gpus", MOST_GPUS),
+            ("max_num_seqs", MOST_SEQS),
+            ("requests", MOST_REQUESTS),
+        ):
             value = options.get(name)
             if value is None or (isinstance(value, int) and most < value < 2**16):
                 raise SkippedError  # fine, and takes long
@@ -98,10 +102,10 @@ class Recommendations(Calls):
 
 
 SPEC: dict[str, Any] = {
-    "models": ["llama-3.1-8b"], "gpus": ["h100"], "dtype": ["bf16"], "runtime": ["vllm"], "tp": [1, 2],
-    "total_gpus": [2], "isl": 1000, "osl": 100, "concurrency": [1, 8, 32], "max_seqs": 64,
-    "max_batched_tokens": [2048], "constraints": {"tpot_ms": 30.0, "ttft_ms": 5000.0}, "gpu_hour_price": 2.5,
-    "objective": "cost", "per": ["model", "isl"],
+    "models": ["llama-3.1-8b"], "gpus": ["h100"], "dtype": ["bf16"], "engine": ["vllm"], "tp": [1, 2],
+    "total_gpus": [2], "isl": 1000, "osl": 100, "concurrency": [1, 8, 32], "max_num_seqs": 64,
+    "max_num_batched_tokens": [2048], "constraints": {"tpot_ms": 30.0, "ttft_ms": 5000.0},
+    "gpu_hour_price": 2.5, "objective": "cost", "per": ["model", "isl"],
 }  # fmt: skip
 DISAGGREGATED = {**SPEC, "mode": ["disaggregated"], "total_gpus": [4], "objective": "tokens_per_s_per_gpu"}
 

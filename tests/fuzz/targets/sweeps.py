@@ -25,18 +25,18 @@ __all__ = ["TARGETS"]
 CHECKOUT = Path(__file__).resolve().parents[3]
 STEPS: dict[str, Any] = {
     "models": ["llama-3.1-8b"], "gpu": "h100", "tp": [1, 2], "batch_size": [1, 8, 64],
-    "kv_len": [1024, 8192], "keep": "all", "dtype": ["auto"], "runtime": "kernels",
+    "kv_len": [1024, 8192], "keep": "all", "dtype": ["auto"], "engine": "kernels",
 }  # fmt: skip
 DEPLOYMENTS: dict[str, Any] = {
     "models": ["llama-3.1-8b"], "gpus": ["h100"], "tp": [1, 2], "isl": [500, 2000], "osl": 100,
     "concurrency": [1, 8], "constraints": {"tpot_ms": 20.0, "ttft_ms": 2000.0}, "keep": "pareto",
-    "mode": ["aggregated", "disaggregated"], "total_gpus": [2, 4], "runtime": ["vllm"],
-    "max_batched_tokens": [2048], "max_seqs": 64, "prefix_hit": [0.0], "k": 3, "histogram": True,
+    "mode": ["aggregated", "disaggregated"], "total_gpus": [2, 4], "engine": ["vllm"],
+    "max_num_batched_tokens": [2048], "max_num_seqs": 64, "prefix_hit": [0.0], "k": 3, "histogram": True,
 }  # fmt: skip
 CAPACITIES: dict[str, Any] = {
-    "models": ["llama-3.1-8b"], "gpus": ["h100"], "tp": 1, "runtime": ["vllm"],
+    "models": ["llama-3.1-8b"], "gpus": ["h100"], "tp": 1, "engine": ["vllm"],
     "workload": {"requests": 10, "input_tokens": "lognormal:300:0.5", "output_tokens": 9, "seed": 2},
-    "slo": {"ttft_p99_ms": 2000.0, "tpot_p99_ms": 100.0}, "max_seqs": [32],
+    "slo": {"ttft_p99_ms": 2000.0, "tpot_p99_ms": 100.0}, "max_num_seqs": [32],
 }  # fmt: skip
 SPECS = (STEPS, DEPLOYMENTS, CAPACITIES)
 MOST_EVALUATIONS = 400

@@ -175,7 +175,7 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
     assert load_engine(place).costs.step_us == 300.0
     said = json.loads(runner.invoke(app, ["calibrate", *given, "--json"]).stdout)
     assert set(said) >= {"profile", "chosen", "chosen_by", "errors", "curve", "runs", "suspects", "warnings"}
-    judged = runner.invoke(app, ["validate", *given, "--runtime", place, "--json"])
+    judged = runner.invoke(app, ["validate", *given, "--engine", place, "--json"])
     groups = {group["quantity"]: group["mape"] for group in json.loads(judged.stdout)["groups"]}
     assert groups["tpot"] < 1e-3
     for command in (

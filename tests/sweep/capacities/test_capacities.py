@@ -22,7 +22,7 @@ WORKLOAD = {"requests": 120, "input_tokens": "lognormal:600:0.5", "output_tokens
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-32b"],
     "tp": [1, 2, 4],
-    "max_seqs": [16, 128],
+    "max_num_seqs": [16, 128],
     "workload": WORKLOAD,
     "slo": {"ttft_p99_ms": 300, "tpot_p90_ms": 25},
 }
@@ -42,12 +42,12 @@ def test_a_row_is_what_capacity_answers(whole: Any) -> None:
     tables = load_tables("h100")
     for row in rows[::3]:
         plan = compile_plan(
-            row["model"], "h100", tables, tp=row["tp"], engine="vllm", max_tokens=row["max_batched_tokens"],
-            max_seqs=row["max_seqs"],
+            row["model"], "h100", tables, tp=row["tp"], engine="vllm",
+            max_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
         )  # fmt: skip
         most = capacity(
             plan, Workload(rate=1.0, **WORKLOAD), **SPEC["slo"], block_size=None,
-            max_num_batched_tokens=row["max_batched_tokens"], max_num_seqs=row["max_seqs"],
+            max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=row["max_num_seqs"],
         )  # fmt: skip
         for name in ("requests_per_s", "limit", "low", "high", "relative_error", "requests_per_s_per_gpu"):
             assert row[name] == getattr(most, name)
@@ -68,7 +68,7 @@ def test_every_deployment_is_a_row_or_counted_and_ranked_by_what_a_gpu_serves(wh
         assert served == sorted(served, reverse=True)
     assert [best["model"] for best in summary.best] == SPEC["models"]
     assert all(best in rows for best in summary.best)
-    assert {row["max_batched_tokens"] for row in rows} == {8192}
+    assert {row["max_num_batched_tokens"] for row in rows} == {8192}
     assert all(row["low"] <= row["requests_per_s"] <= row["high"] for row in rows)
     json.dumps(summary.document(), default=str)
 
@@ -148,7 +148,7 @@ def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
     output = tmp_path / "rows.parquet"
     interrupted(loaded, output, 1)
     write("0 0.5 0.7 0.75 1.5 2.5")
-    with pytest.raises(SweepError, match="models, GPUs, runtimes and requests"):
+    with pytest.raises(SweepError, match="models, GPUs, engines and requests"):
         run_sweep(spec_file, output, resume=True)
     write("0 0.5 0.7 0.75 1.5 2.0")
     summary = run_sweep(spec_file, output, resume=True)
@@ -161,7 +161,7 @@ def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path
         "models": ["llama-3.1-70b"],
         "tp": [1, 2],
         "total_gpus": [2, 3],
-        "max_seqs": 16,
+        "max_num_seqs": 16,
         "gpus": ["h100"],
     }
     summary = run_sweep(SPEC | changes, tmp_path / "rows.parquet")
@@ -198,7 +198,7 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"isl": 4000}, "isl: unknown key"),
         ({"keep": "pareto"}, "keep: got 'pareto'"),
         ({"tp": [3]}, "tp: got 3"),
-        ({"max_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"replicas": [1, 2], "total_gpus": 8}, "total_gpus: determines replicas"),
         ({"per": ["isl"]}, "per: got 'isl'"),
         ({"tolerance": 0}, "tolerance"),
@@ -207,8 +207,8 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"draws": 1001}, "draws: got 1001, need .* a whole number up to 1,000"),
         ({"router": "mine"}, "router: got 'mine', need one of round_robin"),
         ({"workload": {"trace": "example"}, "draws": 2}, "draws: a trace from a file has one draw"),
-        ({"runtime": ["no-such"]}, "engine: unknown engine"),
-        ({"replicas": EVERY_SIZE, "max_seqs": EVERY_SIZE}, "deployments are too many"),
+        ({"engine": ["no-such"]}, "engine: unknown engine"),
+        ({"replicas": EVERY_SIZE, "max_num_seqs": EVERY_SIZE}, "deployments are too many"),
     ],
 )  # fmt: skip
 def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], said: str) -> None:
@@ -219,7 +219,13 @@ def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], 
 @pytest.mark.slow
 def test_routers_are_those_of_replicas(tmp_path: Path) -> None:
     assert ROUTERS == ROUTINGS
-    changes = {"models": ["llama-3.1-8b"], "tp": 1, "max_seqs": 32, "replicas": [1, 2], "workload": WORKLOAD}
+    changes = {
+        "models": ["llama-3.1-8b"],
+        "tp": 1,
+        "max_num_seqs": 32,
+        "replicas": [1, 2],
+        "workload": WORKLOAD,
+    }
     by_router = []
     for router in ("round_robin", "least_load"):
         run_sweep(SPEC | changes | {"router": router}, tmp_path / "rows.parquet")

@@ -27,7 +27,7 @@ SEEDS = range(3)
 EXACT = (*TIMES, "decode_step_ms", "mixed_step_ms", "mixed_share")
 """What both work out in one order; the others are the same products in another."""
 KEYS = ("mode", "replicas", "prefill_workers", "decode_workers", "isl", "osl", "concurrency",
-        "max_batched_tokens")  # fmt: skip
+        "max_num_batched_tokens")  # fmt: skip
 
 MADE = {
     "whole-mean": EngineProfile("whole-mean", scheduling=Scheduling(chunked_prefill=False)),
@@ -51,7 +51,7 @@ def some_spec(seed: int, engine: str, folder: Path, model: str) -> dict[str, Any
     path = engine if engine in PACKAGED else str(write_profile(MADE[engine], folder / f"{engine}.toml"))
     return {
         "models": model,
-        "runtime": path,
+        "engine": path,
         "tp": [int(random.choice([1, 2, 4, 8]))],
         "mode": ["aggregated", "disaggregated"],
         "dtype": [str(random.choice(["bf16", "fp8"]))],
@@ -59,11 +59,11 @@ def some_spec(seed: int, engine: str, folder: Path, model: str) -> dict[str, Any
         "isl": [*several(1, 20_000, 4), 100_000],
         "osl": several(2, 4000, 3),
         "concurrency": several(1, 3000, 3),
-        "max_batched_tokens": several(300, 16_384, 2),
+        "max_num_batched_tokens": several(300, 16_384, 2),
         "replicas": [1, 3],
         "prefill_workers": several(1, 4, 2),
         "decode_workers": several(1, 4, 2),
-        "max_seqs": int(random.choice([7, 100, 1024])),
+        "max_num_seqs": int(random.choice([7, 100, 1024])),
         "keep": "all",
     }
 
@@ -72,7 +72,7 @@ def plan_of(
     row: dict[str, Any], engine: EngineProfile, tables: Tables, max_seqs: int, model: str
 ) -> StepPlan:
     """Compile the plan of a row's deployment: its steps leave as much memory as the sweep says."""
-    budget = row["max_batched_tokens"]
+    budget = row["max_num_batched_tokens"]
     return compile_plan(
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
         engine=engine, max_tokens=budget, max_seqs=max_seqs + budget + 8,
@@ -82,7 +82,7 @@ def plan_of(
 def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Ask what a row says, by the columns that say it."""
     lengths = (row["isl"], row["osl"])
-    options["max_batched_tokens"] = row["max_batched_tokens"]
+    options["max_batched_tokens"] = row["max_num_batched_tokens"]
     if row["mode"] == "disaggregated":
         workers = (row["prefill_workers"], row["decode_workers"])
         seen = estimate_disaggregated(plan, plan, *lengths, row["concurrency"], *workers, **options)
@@ -92,7 +92,7 @@ def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, 
     one = estimate(plan, *lengths, max(clients, 1.0), **options)
     busy = min(clients, 1.0)
     memory = plan.memory_of(max_seqs=options["max_seqs"])
-    held = memory.held_tokens(row["isl"] + plan.engine.memory.osl_reserved * row["osl"])
+    held = memory.held_tokens(row["isl"] + plan.profile.memory.osl_reserved * row["osl"])
     return {name: getattr(one, name) for name in TIMES} | {
         "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu * busy,
         "effective_concurrency": one.effective_concurrency * busy * row["replicas"],
@@ -134,16 +134,16 @@ def test_a_row_is_the_estimate_of_its_question(
     layouts = [("aggregated", count, 0, 0) for count in spec.replicas]
     workers = itertools.product(spec.prefill_workers, spec.decode_workers)
     layouts += [("disaggregated", 0, *pair) for pair in workers]
-    for budget in spec.max_batched_tokens:
-        plan = plan_of({**fixed, "max_batched_tokens": budget}, profile, h100, spec.max_seqs, model)
+    for budget in spec.max_num_batched_tokens:
+        plan = plan_of({**fixed, "max_num_batched_tokens": budget}, profile, h100, spec.max_num_seqs, model)
         for layout, *sizes in itertools.product(layouts, spec.isl, spec.osl, spec.concurrency):
             asked = dict(zip(KEYS, (*layout, *sizes, budget), strict=True)) | fixed
             row = rows.pop((*layout, *sizes, budget), None)
             if row is None:
-                left_out[refused_for(plan, asked, spec.max_seqs)] += 1
+                left_out[refused_for(plan, asked, spec.max_num_seqs)] += 1
                 continue
-            assert row["max_kv_tokens"] == plan.memory_of(max_seqs=spec.max_seqs).max_kv_tokens
-            for name, value in estimated(plan, asked, max_seqs=spec.max_seqs).items():
+            assert row["max_kv_tokens"] == plan.memory_of(max_seqs=spec.max_num_seqs).max_kv_tokens
+            for name, value in estimated(plan, asked, max_seqs=spec.max_num_seqs).items():
                 expected = value if name in EXACT else pytest.approx(value, rel=1e-12)
                 assert row[name] == expected, (name, asked)
     assert found
@@ -153,7 +153,7 @@ def test_a_row_is_the_estimate_of_its_question(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
 @pytest.mark.parametrize(
     "asked",
     [
@@ -169,10 +169,10 @@ def test_a_row_is_the_estimate_of_its_question(
     ],
 )
 def test_a_row_speculates_as_its_estimate(
-    tmp_path: Path, h100: Tables, runtime: str, asked: dict[str, Any]
+    tmp_path: Path, h100: Tables, engine: str, asked: dict[str, Any]
 ) -> None:
-    sizes = {"isl": [200, 3000], "osl": [2, 400], "concurrency": [1, 24, 900], "max_batched_tokens": 8192}
-    spec = {"models": "llama-3.1-70b", "tp": 4, "runtime": runtime, "max_seqs": 300, "keep": "all", **sizes}
+    sizes = {"isl": [200, 3000], "osl": [2, 400], "concurrency": [1, 24, 900], "max_num_batched_tokens": 8192}
+    spec = {"models": "llama-3.1-70b", "tp": 4, "engine": engine, "max_num_seqs": 300, "keep": "all", **sizes}
     spec["speculation"] = asked
     whole = {"prefill_workers": 2, "decode_workers": 2, "mode": "disaggregated"}
     for more in ({"prefix_hit": [0.0, 0.6], "replicas": 2}, whole):
@@ -180,14 +180,14 @@ def test_a_row_speculates_as_its_estimate(
         rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
         assert len(rows) == 12 * len(more.get("prefix_hit", [0]))
         plan = compile_plan(
-            "llama-3.1-70b", "h100", h100, tp=4, engine=runtime, max_tokens=8200, max_seqs=8500
+            "llama-3.1-70b", "h100", h100, tp=4, engine=engine, max_tokens=8200, max_seqs=8500
         )
         # memory is that of steps of the budget
         exact = replace(plan, max_tokens=8192)
         draft = asked.get("draft")
         if draft == "llama-3.1-8b":
             draft = compile_plan(
-                draft, "h100", h100, tp=2, dtype="fp8", engine=runtime, max_tokens=8200, max_seqs=8500
+                draft, "h100", h100, tp=2, dtype="fp8", engine=engine, max_tokens=8200, max_seqs=8500
             )
         accepted = asked["accepted"]
         speculation = SpeculativeDecoding(
@@ -226,8 +226,8 @@ def test_the_best_is_as_good_as_its_estimate_says(
 ) -> None:
     accepted = 1.0 + share * drafts
     asked = {"num_draft_tokens": drafts, "accepted": accepted, "draft": draft}
-    spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_seqs": 256}
-    spec |= {"concurrency": [1, 16, 200], "speculation": asked, "prefix_hit": hit, "runtime": "vllm"}
+    spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_num_seqs": 256}
+    spec |= {"concurrency": [1, 16, 200], "speculation": asked, "prefix_hit": hit, "engine": "vllm"}
     row = best_deployments(spec, runners_up=0).answers[0].choices[0].row
     plan = plan_of(row, load_engine("vllm"), h100, 256, row["model"])
     speculation = SpeculativeDecoding(drafts, accepted, None if draft == "none" else draft)
@@ -240,7 +240,7 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
     h100: Tables, tmp_path: Path
 ) -> None:
     """A sweep said 379 and 159 ms here, by cut prompts; 1,939 and 129.3 are what whole ones take."""
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "runtime": "trtllm"}
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "engine": "trtllm"}
     run_sweep(spec, tmp_path / "r.parquet")
     (row,) = pq.read_table(tmp_path / "r.parquet").to_pylist()
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm")
@@ -257,14 +257,14 @@ def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
 def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tables, engine: str) -> None:
     path = engine if engine in PACKAGED else str(write_profile(MADE[engine], tmp_path / "few.toml"))
     spec = {"models": "llama-3.1-8b", "tp": 2, "isl": 2000, "osl": 100, "concurrency": [8, 64], "keep": "all"}
-    run_sweep({**spec, "runtime": path}, tmp_path / "r.parquet")
+    run_sweep({**spec, "engine": path}, tmp_path / "r.parquet")
     own = engine_of(engine).scheduling
     plan = compile_plan(
         "llama-3.1-8b", "h100", h100, tp=2, engine=path, max_tokens=own.max_num_batched_tokens
     )
     for row in pq.read_table(tmp_path / "r.parquet").to_pylist():
-        assert row["max_batched_tokens"] == own.max_num_batched_tokens
+        assert row["max_num_batched_tokens"] == own.max_num_batched_tokens
         seen = estimate(plan, 2000, 100, row["concurrency"])
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
     with pytest.raises(ValueError, match=r"max_num_batched_tokens.*is needed: the engines' defaults differ"):
-        load_spec({**spec, "runtime": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})
+        load_spec({**spec, "engine": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})

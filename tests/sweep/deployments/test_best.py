@@ -26,7 +26,7 @@ SPEC: dict[str, Any] = {
     "isl": [500, 4000],
     "osl": 200,
     "concurrency": [1, 8, 20, 64],
-    "max_batched_tokens": [2048, 8192],
+    "max_num_batched_tokens": [2048, 8192],
     "constraints": {"ttft_ms": 300, "tpot_ms": 20},
 }
 

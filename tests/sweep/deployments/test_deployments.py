@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
 LIMITED: dict[str, Any] = {
     **SMALL,
     "mode": ["aggregated", "disaggregated"],
-    "max_batched_tokens": [1024, 8192],
+    "max_num_batched_tokens": [1024, 8192],
     "constraints": {"ttft_ms": 150.0, "tpot_ms": 9.0, "request_latency_ms": 1500.0, "total_gpus": 2},
 }
 
@@ -58,9 +58,9 @@ def swept(
 
 def assert_rows_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert len(found) == len(expected)
-    exact = ("model", "mode", "tp", "dtype", "isl", "osl", "concurrency", "max_batched_tokens", "replicas",
-             "prefill_workers", "decode_workers", "total_gpus", "ttft_ms", "tpot_ms", "request_latency_ms",
-             "wait_ms")  # fmt: skip
+    exact = ("model", "mode", "tp", "dtype", "isl", "osl", "concurrency", "max_num_batched_tokens",
+             "replicas", "prefill_workers", "decode_workers", "total_gpus", "ttft_ms", "tpot_ms",
+             "request_latency_ms", "wait_ms")  # fmt: skip
     close = ("tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user", "kv_share")
     for row, truth in zip(found, expected, strict=True):
         assert {name: row[name] for name in exact} == {name: truth[name] for name in exact}
@@ -87,11 +87,11 @@ def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
 @pytest.mark.loops
 def test_prompts_that_an_engine_does_not_cut_are_counted(tmp_path: Path) -> None:
     spec = {"models": ["llama-3.1-8b"], "tp": [1], "osl": [20], "concurrency": [1], "total_gpus": [1]}
-    spec |= {"isl": [1000, 3000], "max_batched_tokens": [2048], "runtime": ["trtllm"], "keep": "all"}
+    spec |= {"isl": [1000, 3000], "max_num_batched_tokens": [2048], "engine": ["trtllm"], "keep": "all"}
     summary, found = swept(tmp_path, spec)
     assert [row["isl"] for row in found] == [1000]
     assert summary.infeasible == {"whole_prompt": 1}
-    chunked, found = swept(tmp_path, {**spec, "runtime": ["vllm"]})
+    chunked, found = swept(tmp_path, {**spec, "engine": ["vllm"]})
     assert [row["isl"] for row in found] == [1000, 3000]
     assert not chunked.infeasible
 
@@ -231,11 +231,11 @@ def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.loops
-@pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
 def test_a_request_rate_is_made_by_the_clients_that_it_needs(
-    tmp_path: Path, h100: Tables, runtime: str
+    tmp_path: Path, h100: Tables, engine: str
 ) -> None:
-    spec = {**SMALL, "isl": 3000, "osl": 200, "concurrency": None, "total_gpus": 2, "runtime": runtime}
+    spec = {**SMALL, "isl": 3000, "osl": 200, "concurrency": None, "total_gpus": 2, "engine": engine}
     spec |= {"request_rate": [0.01, 1.0, 5.5, 9.0, 1000.0], "keep": "all"}
     del spec["concurrency"]
     summary, found = swept(tmp_path, spec)
@@ -247,7 +247,7 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
         # Little's law
         seconds = row["request_latency_ms"] / 1e3
         assert row["concurrency"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
-        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], engine=runtime, max_tokens=9000)
+        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], engine=engine, max_tokens=9000)
         clients = max(row["concurrency"] / row["replicas"], 1.0)
         truth = estimate(plan, 3000, 200, clients, max_kv_tokens=row["max_kv_tokens"], arrivals="random")
         assert row["tpot_ms"] == pytest.approx(truth.tpot_ms, rel=1e-3)
@@ -258,9 +258,9 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(
 
 @pytest.mark.slow
 @pytest.mark.loops
-@pytest.mark.parametrize(("isl", "runtime"), [(500, "vllm"), (4000, "vllm"), (4000, "trtllm")])
-def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int, runtime: str) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": isl, "osl": 300, "runtime": runtime, "keep": "all"}
+@pytest.mark.parametrize(("isl", "engine"), [(500, "vllm"), (4000, "vllm"), (4000, "trtllm")])
+def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int, engine: str) -> None:
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": isl, "osl": 300, "engine": engine, "keep": "all"}
     (full,) = swept(tmp_path, {**spec, "concurrency": 5000})[1]
     # requests of a rate come at random moments, and wait longer than those of a closed loop
     rates = [full["requests_per_s"] * share for share in (0.9, 0.95, 1.05, 2.0)]
@@ -300,7 +300,7 @@ def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_cont
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": [1, 100], "concurrency": [1, 30, 600]}
     engine = tmp_path / "engine.toml"
     engine.write_text(f"scheduling.chunked_prefill = {str(is_chunked).lower()}")
-    spec |= {"prefix_hit": [0.0, 0.5, 0.9], "runtime": str(engine), "keep": "all"}
+    spec |= {"prefix_hit": [0.0, 0.5, 0.9], "engine": str(engine), "keep": "all"}
     _, found = swept(tmp_path, spec)
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="kernels")
     by = {(row["osl"], row["concurrency"], row["prefix_hit"]): row for row in found}
@@ -341,7 +341,7 @@ def test_more_replicas_than_clients_are_idle_some_of_the_time(tmp_path: Path) ->
 @pytest.mark.loops
 def test_what_cannot_be_is_counted_by_reason(tmp_path: Path) -> None:
     spec = {"models": ["qwen2.5-7b", "llama-3.1-70b"], "tp": [1, 8], "isl": [1000, 40_000], "osl": 100,
-            "concurrency": [1, 2], "max_batched_tokens": 8192}  # fmt: skip
+            "concurrency": [1, 2], "max_num_batched_tokens": 8192}  # fmt: skip
     summary, _ = swept(tmp_path, spec)
     # 28 query heads do not divide by 8; the 7B knows 32768 tokens; the 70B does not fit one GPU
     assert summary.infeasible == {"tp": 4, "context": 2, "memory": 4}
@@ -364,7 +364,7 @@ def test_a_small_share_of_the_cache_can_be_asked_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_engines_that_reserve_whole_outputs_run_fewer_requests(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 8000, "concurrency": 500, "keep": "all"}
-    _, found = swept(tmp_path, {**spec, "runtime": ["vllm", "trtllm"]})
+    _, found = swept(tmp_path, {**spec, "engine": ["vllm", "trtllm"]})
     # each in the room that its engine leaves
     vllm, trtllm = (row["effective_concurrency"] / row["max_kv_tokens"] for row in found)
     assert trtllm == pytest.approx(vllm * 5000 / 9000, rel=1e-9)
@@ -397,11 +397,16 @@ def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path
 @pytest.mark.slow
 def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
     alone = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "concurrency": 64, "keep": "all",
-             "max_batched_tokens": 512}  # fmt: skip
+             "max_num_batched_tokens": 512}  # fmt: skip
     (row,) = swept(tmp_path, alone)[1]
-    among = {**alone, "isl": [500, 9000], "concurrency": [1, 64, 5000], "max_batched_tokens": [512, 16384]}
+    among = {
+        **alone,
+        "isl": [500, 9000],
+        "concurrency": [1, 64, 5000],
+        "max_num_batched_tokens": [512, 16384],
+    }
     found = swept(tmp_path, among)[1]
-    key = ("isl", "concurrency", "max_batched_tokens")
+    key = ("isl", "concurrency", "max_num_batched_tokens")
     (same,) = (r for r in found if [r[k] for k in key] == [row[k] for k in key])
     assert same == row
 
@@ -409,7 +414,7 @@ def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": [1, 8], "isl": [16, 8000], "osl": [1, 2, 500], "keep": "all",
-            "concurrency": [1, 256], "runtime": "kernels"}  # fmt: skip
+            "concurrency": [1, 256], "engine": "kernels"}  # fmt: skip
     found = swept(tmp_path, spec)[1]
     assert {row["bound"] for row in found} <= set(BOUNDS)
     by = {(row["tp"], row["isl"], row["osl"], row["concurrency"]): row for row in found}
@@ -425,14 +430,14 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     assert by[8, 16, 500, 1]["bound"] in ("communication", "launch", "memory")
     slow = tmp_path / "slow.toml"
     slow.write_text('name = "slow"\n[costs]\nstep_us = 1e5\nprefill_floor_layer_us = 1e5\n')
-    hosted = swept(tmp_path, {**spec, "runtime": str(slow)})[1]
+    hosted = swept(tmp_path, {**spec, "engine": str(slow)})[1]
     assert {row["bound"] for row in hosted} == {"host"}
-    assert {row["runtime"] for row in hosted} == {"slow"}
+    assert {row["engine"] for row in hosted} == {"slow"}
 
 
 def test_what_is_found_in_the_prefix_cache_is_no_part_of_the_bound(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 8000, "osl": 1, "keep": "all", "concurrency": 1,
-            "runtime": "kernels", "prefix_hit": [0.0, 0.5, 0.995]}  # fmt: skip
+            "engine": "kernels", "prefix_hit": [0.0, 0.5, 0.995]}  # fmt: skip
     found = swept(tmp_path, spec)[1]
     # 8,000 tokens and 4,000 compute, 40 read the weights
     bound = {row["prefix_hit"]: row["bound"] for row in found}
@@ -441,7 +446,7 @@ def test_what_is_found_in_the_prefix_cache_is_no_part_of_the_bound(tmp_path: Pat
 
 def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 100, "osl": 1000, "keep": "all", "concurrency": 500,
-            "runtime": "kernels"}  # fmt: skip
+            "engine": "kernels"}  # fmt: skip
     (row,) = swept(tmp_path, spec)[1]
     plan = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512, engine="kernels")
     kinds = {"attention": Counter[str](), "others": Counter[str]()}
@@ -455,9 +460,9 @@ def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100
 
 
 def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None:
-    sizes = {"tp": 4, "runtime": "kernels", "max_tokens": 128, "max_seqs": 16}
+    sizes = {"tp": 4, "engine": "kernels", "max_tokens": 128, "max_seqs": 16}
     target, draft = (
-        compile_plan(model, "h100", h100, **{"runtime": "kernels", **sizes})
+        compile_plan(model, "h100", h100, **{"engine": "kernels", **sizes})
         for model in ("llama-3.1-70b", "llama-3.1-8b")
     )
     speculation = speculated(target, SpeculativeDecoding(3, 2.0, draft))
@@ -470,7 +475,7 @@ def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None
 @pytest.mark.loops
 def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 20, "keep": "all", "concurrency": 4}
-    (ahead,) = swept(tmp_path, {**spec, "runtime": "sglang"})[1]
+    (ahead,) = swept(tmp_path, {**spec, "engine": "sglang"})[1]
     plan = compile_plan("llama-3.1-8b", "h100", h100, engine="sglang")
     seen = estimate(plan, 1000, 20, 4)
     assert (ahead["ttft_ms"], ahead["tpot_ms"]) == (seen.ttft_ms, seen.tpot_ms)
@@ -486,7 +491,7 @@ def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path:
     for ns in (0.001, 2.0):
         profile = tmp_path / f"slower_{ns}.toml"
         profile.write_text(f"[[kernels.mixed_attention]]\nns = {ns}\n")
-        (row,) = swept(tmp_path, {**spec, "runtime": str(profile)})[1]
+        (row,) = swept(tmp_path, {**spec, "engine": str(profile)})[1]
         bound[ns] = row["bound"]
     assert bound == {0.001: "compute", 2.0: "memory"}
 
@@ -578,7 +583,7 @@ def test_a_million_scenarios_take_seconds(tmp_path: Path) -> None:
         "isl": {"start": 1000, "stop": 8000, "step": 1000},
         "osl": {"start": 100, "stop": 1000, "step": 100},
         "concurrency": {"start": 1, "stop": 512, "step": 1},
-        "max_batched_tokens": [2048, 4096, 8192],
+        "max_num_batched_tokens": [2048, 4096, 8192],
         "keep": "best",
     }
     summary, found = swept(tmp_path, spec, threads=2)

@@ -19,7 +19,7 @@ SPEC: dict[str, Any] = {
     "osl": 60,
     "concurrency": [8, 64, 200],
     "prefix_hit": 0.25,
-    "max_seqs": 256,
+    "max_num_seqs": 256,
     "constraints": {"ttft_ms": 300, "tpot_ms": 25},
 }
 
@@ -39,14 +39,14 @@ def test_a_leader_serves_what_capacity_answers_for_it(found: Answers) -> None:
         assert most is not None
         plan = compile_plan(
             "llama-3.1-8b", "h100", tables, tp=row["tp"], engine="vllm",
-            max_tokens=row["max_batched_tokens"], max_seqs=256,
+            max_tokens=row["max_num_batched_tokens"], max_seqs=256,
         )  # fmt: skip
         requests = Workload(
             rate=1.0, requests=200, input_tokens=700, output_tokens=60, cached_tokens=175, seed=7
         )
         alone = capacity(
             plan, requests, ttft_p95_ms=300, tpot_p95_ms=25, replicas=2, block_size=None,
-            max_num_batched_tokens=row["max_batched_tokens"], max_num_seqs=256,
+            max_num_batched_tokens=row["max_num_batched_tokens"], max_num_seqs=256,
         )  # fmt: skip
         assert (most.requests_per_s, most.low, most.high) == (alone.requests_per_s, alone.low, alone.high)
         assert most.limit == alone.limit
@@ -64,12 +64,12 @@ def test_what_is_simulated_has_the_layout_of_its_row(split: dict[str, int]) -> N
     assert choice.percentile is not None
     plan = compile_plan(
         "qwen3-30b-a3b", "h100", load_tables("h100"), engine="vllm",
-        max_tokens=choice.row["max_batched_tokens"], max_seqs=256, **layout,
+        max_tokens=choice.row["max_num_batched_tokens"], max_seqs=256, **layout,
     )  # fmt: skip
     requests = Workload(rate=1.0, requests=200, input_tokens=700, output_tokens=60, seed=7)
     alone = capacity(
         plan, requests, ttft_p95_ms=300, tpot_p95_ms=25, replicas=1, block_size=None,
-        max_num_batched_tokens=choice.row["max_batched_tokens"], max_num_seqs=256,
+        max_num_batched_tokens=choice.row["max_num_batched_tokens"], max_num_seqs=256,
     )  # fmt: skip
     assert choice.percentile.requests_per_s == alone.requests_per_s
     assert choice.percentile.tokens_per_s_per_gpu == alone.requests_per_s * 60 / 2

@@ -17,7 +17,7 @@ from fastroof.sweep import Constraints, DeploymentSpec, load_spec
 from fastroof.sweep.best import nearest_spec
 from fastroof.sweep.deployments import spec as spec_module
 from fastroof.sweep.deployments.spec import Layout, layouts, num_layouts
-from fastroof.sweep.spec import FIELDS, count_problem
+from fastroof.sweep.spec import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
@@ -42,15 +42,13 @@ def test_the_packaged_example_is_a_sweep_of_deployments() -> None:
     assert spec.constraints == Constraints.model_validate({"ttft_ms": 500, "tpot_ms": 30})
     assert spec.num_candidates == 2 * 2 * 4 * 512 * 2
     # every key is there, set or explained
-    public = {field: key for key, field in FIELDS.items()}
-    for field in (*DeploymentSpec.model_fields, *Constraints.model_fields):
-        key = public.get(field, field)
+    for key in (*DeploymentSpec.model_fields, *Constraints.model_fields):
         assert f"\n{key} = " in text or f"\n# {key} = " in text or f"\n[{key}]" in text, key
 
 
 def test_defaults_and_json() -> None:
     spec = loaded()
-    assert (spec.gpus, spec.mode, spec.tp, spec.runtime) == (
+    assert (spec.gpus, spec.mode, spec.tp, spec.engine) == (
         ("h100",),
         ("aggregated",),
         (1, 2, 4, 8),
@@ -111,8 +109,8 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"speculation": {"num_draft_tokens": 2, "accepted": 2, "draft": "eagle"}}, "eagle"),
         ({"speculation": 3}, "speculation: got 3, need a table for speculative decoding"),
         (
-            {"speculation": {"num_draft_tokens": 8, "accepted": 2}, "max_batched_tokens": [8, 99]},
-            "max_batched_tokens: must be at least 9, which a request verifies per step",
+            {"speculation": {"num_draft_tokens": 8, "accepted": 2}, "max_num_batched_tokens": [8, 99]},
+            "max_num_batched_tokens: must be at least 9, which a request verifies per step",
         ),
         ({"prefix_hit": 1.5}, "prefix_hit: got 1.5 at position 0, need numbers from 0 to 0.999"),
         ({"prefix_hit": 0.5, "mode": "disaggregated"}, "prefix_hit: above 0 needs mode 'aggregated'"),
@@ -134,7 +132,7 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"constraints": 3}, "constraints: got 3, need a table of limits"),
         ({"gpus": ["h101"]}, "gpus: unknown GPU 'h101'"),
         ({"gpus": 3}, "gpus: got 3, need GPU names"),
-        ({"runtime": "vlm"}, "engine: unknown engine 'vlm'; did you mean vllm?"),
+        ({"engine": "vlm"}, "engine: unknown engine 'vlm'; did you mean vllm?"),
         ({"k": 0}, "k: got 0, need rows to keep per group"),
         ({"concurrencies": 3}, "concurrencies: unknown key; did you mean concurrency?"),
     ],

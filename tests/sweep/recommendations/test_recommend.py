@@ -32,7 +32,7 @@ def written_spec(**changes: Any) -> dict[str, Any]:
     return {
         "models": ["Qwen/Qwen3-32B-FP8"], "gpus": ["h100", "h200"], "tp": [1, 2, 4], "total_gpus": 4,
         "isl": 1000, "osl": 200, "concurrency": {"start": 1, "stop": 4 * 1024, "step": 1},
-        "max_batched_tokens": [2048, 8192], "constraints": {"ttft_ms": 300, "tpot_ms": 15},
+        "max_num_batched_tokens": [2048, 8192], "constraints": {"ttft_ms": 300, "tpot_ms": 15},
         "objective": "cost", "gpu_hour_price": {"h100": 2.0, "h200": 3.0}, **changes,
     }  # fmt: skip
 
@@ -60,11 +60,11 @@ def test_a_leaders_numbers_are_the_estimates(found: Recommendation) -> None:
         row = choice.row
         plan = fastroof.compile_plan(
             "qwen3-32b-fp8", row["gpu"], fastroof.load_tables(row["gpu"]), tp=row["tp"], engine="vllm",
-            max_tokens=row["max_batched_tokens"], max_seqs=1024 + row["max_batched_tokens"] + 8,
+            max_tokens=row["max_num_batched_tokens"], max_seqs=1024 + row["max_num_batched_tokens"] + 8,
         )  # fmt: skip
         answer = estimate(
             plan, row["isl"], row["osl"], row["concurrency"] / row["replicas"],
-            max_batched_tokens=row["max_batched_tokens"], max_seqs=1024,
+            max_batched_tokens=row["max_num_batched_tokens"], max_seqs=1024,
         )  # fmt: skip
         for name in ("ttft_ms", "tpot_ms", "request_latency_ms"):
             assert getattr(answer, name) == pytest.approx(row[name], rel=1e-12), name
@@ -105,7 +105,7 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     assert words[:3] == ["vllm", "serve", "Qwen/Qwen3-32B-FP8"]
     values = dict(itertools.pairwise(words))
     assert values["--tensor-parallel-size"] == str(row["tp"])
-    assert values["--max-num-batched-tokens"] == str(row["max_batched_tokens"])
+    assert values["--max-num-batched-tokens"] == str(row["max_num_batched_tokens"])
     assert values["--max-num-seqs"] == "1024"
     assert values["--gpu-memory-utilization"] == "0.9"
     assert 1200 <= int(values["--max-model-len"]) <= load_model("qwen3-32b").max_position
@@ -183,19 +183,19 @@ def test_layouts_fill_the_gpus() -> None:
 
 
 def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
-    spec = deployment_question("llama-3.1-8b", **QUESTION, max_seqs=10)
+    spec = deployment_question("llama-3.1-8b", **QUESTION, max_num_seqs=10)
     assert spec.concurrency == tuple(range(1, 42))
-    spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_seqs=10)
+    spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_num_seqs=10)
     assert spec.concurrency == (1, *range(4, 325, 4))
-    assert spec.max_batched_tokens == (2048, 8192)
+    assert spec.max_num_batched_tokens == (2048, 8192)
     # as many as a spec may ask for, however many GPUs there are
     most = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 2**16}).concurrency
     assert most == (1, *range(2**13, 2**20 + 1, 2**13))
-    whole = deployment_question("llama-3.1-8b", **QUESTION | {"isl": 20_000}, runtime="trtllm-1.1")
-    assert whole.max_batched_tokens == (2048, 8192, 16_384, 32_768)
-    assert deployment_question("llama-3.1-8b", **QUESTION, max_batched_tokens=512).max_batched_tokens == (
-        512,
-    )
+    whole = deployment_question("llama-3.1-8b", **QUESTION | {"isl": 20_000}, engine="trtllm-1.1")
+    assert whole.max_num_batched_tokens == (2048, 8192, 16_384, 32_768)
+    assert deployment_question(
+        "llama-3.1-8b", **QUESTION, max_num_batched_tokens=512
+    ).max_num_batched_tokens == (512,)
 
 
 def test_nothing_starts_threads_that_nobody_asked_for(
@@ -215,7 +215,7 @@ def test_nothing_starts_threads_that_nobody_asked_for(
 
 def test_the_default_engine_is_that_of_sweeps() -> None:
     spec = load_spec({"models": ["llama-3.1-8b"], "isl": 1, "osl": 2, "concurrency": 1})
-    assert deployment_question("llama-3.1-8b", **QUESTION).runtime == spec.runtime
+    assert deployment_question("llama-3.1-8b", **QUESTION).engine == spec.engine
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_default_engine_is_that_of_sweeps() -> None:
         ({"isl": 0}, SweepError, "isl"),
         ({"ttft_ms": -1}, SweepError, "ttft_ms"),
         ({"dtype": "fp9"}, SweepError, "fp8"),
-        ({"runtime": "vlllm"}, SweepError, "vllm"),
+        ({"engine": "vlllm"}, SweepError, "vllm"),
         ({"gpu_hour_price": {"b200": 1}}, SweepError, "missing for h100"),
         ({"objective": "speed"}, SweepError, "tokens_per_s_per_gpu"),
     ],
@@ -251,7 +251,11 @@ def test_models_are_answered_one_by_one_in_order() -> None:
 
 def test_a_spec_with_workers_apart_has_a_command_of_each(tmp_path: Path) -> None:
     spec = written_spec(
-        mode=["disaggregated"], runtime=["sglang"], gpus=["h100"], gpu_hour_price=2.0, max_batched_tokens=8192
+        mode=["disaggregated"],
+        engine=["sglang"],
+        gpus=["h100"],
+        gpu_hour_price=2.0,
+        max_num_batched_tokens=8192,
     )
     found = fastroof.sweep.recommend_for_spec(spec)
     deployment = found.deployments[0]
@@ -266,7 +270,7 @@ def test_a_spec_with_workers_apart_has_a_command_of_each(tmp_path: Path) -> None
 
 
 def test_a_runtime_that_is_no_engine_has_no_command() -> None:
-    found = recommend("llama-3.1-8b", **QUESTION, runtime="kernels")
+    found = recommend("llama-3.1-8b", **QUESTION, engine="kernels")
     deployment = found.deployments[0]
     assert deployment is not None
     assert deployment.servers == {}

@@ -96,7 +96,7 @@ func Open(path string) (*Model, error) {
 // Close unmaps the plan, which must not be asked again.
 func (m *Model) Close() { C.fastroof_close(m.plan) }
 
-// Describe says in JSON what the plan is of: model, gpu, tp, dtype, runtime and more.
+// Describe says in JSON what the plan is of: model, gpu, tp, dtype, engine and more.
 func (m *Model) Describe() string { return C.GoString(C.fastroof_describe(m.plan)) }
 
 // MaxTokens is the largest MaxNumBatchedTokens that the plan serves.

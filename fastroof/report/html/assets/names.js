@@ -20,8 +20,8 @@ const ROW_GROUPS = [
     prefill_workers: "prefill workers", decode_workers: "decode workers",
     tp: "tensor-parallel size (tp)", pp: "pipeline stages (pp)", dp: "ranks of data-parallel attention (dp)",
     ep: "expert-parallel groups (ep)", routing: "how tokens spread over experts", dtype: "weights",
-    kv_dtype: "KV cache", runtime: "engine", kernels: "measured kernels",
-    max_batched_tokens: "max tokens per step", num_draft_tokens: "draft tokens", draft: "drafter",
+    kv_dtype: "KV cache", engine: "engine", kernels: "measured kernels",
+    max_num_batched_tokens: "max tokens per step", num_draft_tokens: "draft tokens", draft: "drafter",
     accepted: "tokens per request and step",
   }],
   ["Load", {
@@ -50,7 +50,7 @@ const PLAIN = Object.assign({}, ...ROW_GROUPS.map(([, words]) => words));
 const UNITS = {
   concurrency: "clients", batch_size: "sequences", request_rate_per_s: "requests/s", requests_per_s: "requests/s",
   effective_concurrency: "requests", tokens_per_s: "tokens/s", tokens_per_s_per_gpu: "tokens/s",
-  tokens_per_s_per_user: "tokens/s", isl: "tokens", osl: "tokens", kv_len: "tokens", max_batched_tokens: "tokens",
+  tokens_per_s_per_user: "tokens/s", isl: "tokens", osl: "tokens", kv_len: "tokens", max_num_batched_tokens: "tokens",
   max_kv_tokens: "tokens", num_draft_tokens: "tokens", accepted: "tokens", tp: "GPUs", total_gpus: "GPUs",
 };
 const SHARES = new Set(["prefix_hit", "mixed_share", "kv_share", "relative_error"]);

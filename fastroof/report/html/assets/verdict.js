@@ -1,7 +1,7 @@
 // The recommendation in sentences: the best filtered row of each model and workload.
 
 const MOST_VERDICTS = 4;
-const KIND = ["gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime"];
+const KIND = ["gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine"];
 
 function splitWords(row) {
   return ["tp", "pp", "dp", "ep"].filter((name) => name === "tp" || value(row, name) > 1)
