@@ -51,8 +51,8 @@ def inputs_hash(sweep: SweepKind) -> str:
     """Hash the models, GPUs, engines and requests of a spec, which may be files that change."""
     meant = [
         *map(load_model, sweep.spec.all_models),
-        *map(load_gpu, sweep.gpus),
-        *map(load_engine, sweep.engines),
+        *map(load_gpu, sweep.spec.all_gpus),
+        *map(load_engine, sweep.spec.all_engines),
     ]
     return hashlib.sha256("\n".join([*map(repr, meant), *sweep.spec.other_inputs]).encode()).hexdigest()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -36,7 +36,7 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     from fastroof.tables import load_tables
 
     tables_by_gpu, spec = {}, sweep.spec
-    for given in sweep.gpus:
+    for given in spec.all_gpus:
         gpu = load_gpu(given)
         if spec.tables == DATASHEET:
             tables_by_gpu[given] = GpuTables(None, DatasheetCurves(gpu))
@@ -84,10 +84,6 @@ class SweepKind(Protocol):
     def name(self) -> str: ...  # noqa: D102 - attributes, which the docstring of the class explains
     @property
     def spec(self) -> SweepSpec: ...  # noqa: D102
-    @property
-    def gpus(self) -> Sequence[str]: ...  # noqa: D102
-    @property
-    def engines(self) -> Sequence[str]: ...  # noqa: D102
     @property
     def columns(self) -> tuple[Column, ...]: ...  # noqa: D102
     @property

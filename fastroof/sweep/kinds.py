@@ -71,8 +71,8 @@ def load_spec(
         where = "packaged spec"
     else:
         values, where = read_values(spec)
-    values = _renamed(values, where)
-    for key, value in _renamed(changes or {}, "changes").items():
+    values = renamed_keys(values, where)
+    for key, value in renamed_keys(changes or {}, "changes").items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
     if "slo" in values or "workload" in values:
@@ -82,7 +82,7 @@ def load_spec(
     return validated(StepSpec, values, where)
 
 
-def _renamed(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+def renamed_keys(values: Mapping[Any, Any], where: str) -> dict[Any, Any]:
     """Rename former keys."""
     twice = [f"{key} and {former}" for former, key in FORMER_KEYS.items() if {key, former} <= values.keys()]
     if twice:

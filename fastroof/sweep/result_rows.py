@@ -43,11 +43,32 @@ def rows_as_html(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], c
     return rows_html([column for column in columns if column.name in _SHOWN], rows, caption)
 
 
-class SummaryRows(ArrowRows):
-    """Base of sweep summaries: the best results, one row each."""
+@dataclass(frozen=True)
+class SweepSummary(ArrowRows):
+    """Base of sweep summaries: the best results, one row each, and counts; fields as in its subclasses."""
 
     kind: ClassVar[str]
+
+    best: tuple[Any, ...]
     rows: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+    @classmethod
+    def of(cls, totals: SweepTotals, **more: Any) -> Self:
+        """Return the summary of a sweep's totals."""
+        return cls(
+            rows=totals.num_rows,
+            infeasible=totals.infeasible,
+            skipped=totals.skipped,
+            evaluate_s=totals.evaluate_s,
+            total_s=totals.total_s,
+            output=totals.output,
+            **more,
+        )
 
     @abstractmethod
     def best_columns(self) -> tuple[Column, ...]:
@@ -69,34 +90,18 @@ class SummaryRows(ArrowRows):
 
 
 @dataclass(frozen=True)
-class CandidateSummary(SummaryRows):
-    """Base of summaries that count candidates and keep the best rows; fields as in its subclasses."""
+class CandidateSummary(SweepSummary):
+    """Base of summaries that count candidates and keep the best rows."""
 
-    best: tuple[dict[str, Any], ...]
     candidates: int
     feasible: int
-    rows: int
-    infeasible: dict[str, int]
-    skipped: dict[str, tuple[str, ...]]
-    evaluate_s: float
-    total_s: float
-    output: Path
 
     @classmethod
     def of(cls, totals: SweepTotals, **more: Any) -> Self:
         """Return the summary of a sweep's totals."""
-        return cls(
-            best=tuple(totals.best_rows),
-            candidates=totals.evaluated,
-            feasible=totals.evaluated - sum(totals.infeasible.values()),
-            rows=totals.num_rows,
-            infeasible=totals.infeasible,
-            skipped=totals.skipped,
-            evaluate_s=totals.evaluate_s,
-            total_s=totals.total_s,
-            output=totals.output,
-            **more,
-        )
+        lost = sum(totals.infeasible.values())
+        counts = {"candidates": totals.evaluated, "feasible": totals.evaluated - lost}
+        return super().of(totals, best=tuple(totals.best_rows), **counts, **more)
 
     def best_rows(self) -> list[dict[str, Any]]:
         """Return the best deployments as values by column name."""

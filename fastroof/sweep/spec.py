@@ -21,11 +21,14 @@ from pydantic import (
 )
 
 from fastroof.checks import shown
+from fastroof.config import load_gpu
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.documents import read_toml
+from fastroof.engines import engine_names, load_engine
 from fastroof.errors import FastroofError, SweepError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTING, ROUTINGS
-from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP
+from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.units import Split
 
@@ -276,6 +279,16 @@ class SweepSpec(BaseModel):
         return str(value) if isinstance(value, Path) else value
 
     @property
+    def all_gpus(self) -> tuple[str, ...]:
+        """Return all GPUs in the spec."""
+        raise NotImplementedError
+
+    @property
+    def all_engines(self) -> tuple[str, ...]:
+        """Return all engines in the spec."""
+        raise NotImplementedError
+
+    @property
     def all_models(self) -> tuple[str, ...]:
         """Return all models that the results depend on."""
         return self.models
@@ -304,3 +317,58 @@ class SweepSpec(BaseModel):
     @classmethod
     def _check_dtypes(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
         return checked_choices(value, _CHOICES[str(info.field_name)])
+
+
+COUNTS: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
+"""Description of a key that takes counts of anything."""
+
+
+class CandidateSpec(SweepSpec):
+    """Keys of sweeps that compare deployments."""
+
+    gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
+    tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
+    replicas: Sizes | None = Field(
+        None, description=f"number of replicas, {COUNTS}; or total_gpus; default: one"
+    )
+    total_gpus: Sizes | None = Field(
+        None, description=f"GPUs that replicas, or prefill and decode workers, share: {COUNTS}"
+    )
+    engine: Names = Field(
+        (DEFAULT_ENGINE,),
+        description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
+    )
+    k: int = Field(5, ge=1, le=10_000, description="rows to keep per group, a whole number up to 10,000")
+
+    @property
+    def all_gpus(self) -> tuple[str, ...]:
+        """Return all GPUs in the spec."""
+        return self.gpus
+
+    @property
+    def all_engines(self) -> tuple[str, ...]:
+        """Return all engines in the spec."""
+        return self.engine
+
+    @property
+    def num_plans(self) -> int:
+        """Return the number of plans of one layout."""
+        formats = sum(len(self.formats(load_model(model))) for model in self.models)
+        return formats * len(self.gpus) * len(self.engine)
+
+    def replica_counts(self, gpus_each: int) -> tuple[int, ...]:
+        """Return the numbers of replicas of some GPUs each that are possible."""
+        if self.total_gpus is None:
+            return self.replicas or (1,)
+        return tuple(total // gpus_each for total in self.total_gpus if total % gpus_each == 0)
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _check_gpus(cls, value: Any) -> tuple[str, ...]:
+        return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _check_engine(cls, value: Any) -> tuple[str, ...]:
+        what = "names of engines or paths of profiles"
+        return checked_names(value, lambda name: load_engine(name).name, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.columns import Column
@@ -47,17 +47,6 @@ class PlanKey(NamedTuple):
         return " ".join([f"tp={self.tp}", *sizes, self.dtype, f"kv {self.kv_dtype}"])
 
 
-class UnitPiece(NamedTuple):
-    """A :class:`WorkUnit` before it is numbered."""
-
-    plan: PlanKey
-    mode: str
-    start: int
-    stop: int
-    size: int
-    is_last: bool
-
-
 class WorkUnit(NamedTuple):
     """An independent piece of work, small and picklable.
 
@@ -96,9 +85,18 @@ class UnitResult(NamedTuple):
     evaluate_s: float = 0.0
 
 
-def numbered_units(pieces: Iterable[UnitPiece]) -> list[WorkUnit]:
-    """Number the pieces of a sweep in order."""
-    return [WorkUnit(number, *piece) for number, piece in enumerate(pieces)]
+def numbered_units(units: Iterable[WorkUnit]) -> list[WorkUnit]:
+    """Number the units of a sweep in order."""
+    return [unit._replace(number=number) for number, unit in enumerate(units)]
+
+
+def plan_units(
+    key: PlanKey, mode: str, length: int, most: int, *, each: int = 1, lost: int = 0
+) -> Iterator[WorkUnit]:
+    """Cut a plan's candidates into units of at most ``most``, without numbers; the first counts ``lost``."""
+    for start, stop in slices(length, most):
+        size = (stop - start) * each + (lost if start == 0 else 0)
+        yield WorkUnit(0, key, mode, start, stop, size, stop == length)
 
 
 def slices(length: int, most: int) -> list[tuple[int, int]]:

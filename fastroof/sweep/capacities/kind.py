@@ -12,7 +12,7 @@ from fastroof.models import load_model
 from fastroof.sweep.capacities.spec import COLUMNS, CapacitySpec, capacity_columns
 from fastroof.sweep.kind import SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
-from fastroof.sweep.units import PlanKey, UnitPiece, UnitResult, WorkUnit, numbered_units, slices
+from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,7 @@ DEPLOYMENTS_A_UNIT: Final = 8
 """A fraction of a second of work."""
 
 
-def capacity_pieces(spec: CapacitySpec) -> Iterator[UnitPiece]:
+def capacity_units(spec: CapacitySpec) -> Iterator[WorkUnit]:
     """Yield units in the order of the rows: models, GPUs, splits, formats, engines, deployments."""
     formats = {model: spec.formats(load_model(model)) for model in spec.models}
     for model, gpu, (tp, split) in itertools.product(spec.models, spec.gpus, spec.splits):
@@ -33,10 +33,7 @@ def capacity_pieces(spec: CapacitySpec) -> Iterator[UnitPiece]:
         possible, impossible = len(spec.deployments(gpus_each)), spec.num_impossible(gpus_each)
         for (dtype, kv_dtype), engine in itertools.product(formats[model], spec.engine):
             key = PlanKey(model, gpu, tp, dtype, kv_dtype, engine, *split)
-            for start, stop in slices(possible, DEPLOYMENTS_A_UNIT):
-                # the first unit of a plan counts the impossible layouts
-                size = stop - start + (impossible if start == 0 else 0)
-                yield UnitPiece(key, MODE, start, stop, size, stop == possible)
+            yield from plan_units(key, MODE, possible, DEPLOYMENTS_A_UNIT, lost=impossible)
 
 
 LOST: Final = {
@@ -111,16 +108,6 @@ class CapacitySweep:
     }
 
     @property
-    def gpus(self) -> tuple[str, ...]:
-        """Return the GPUs in the spec."""
-        return self.spec.gpus
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Return the engines in the spec."""
-        return self.spec.engine
-
-    @property
     def columns(self) -> tuple[Column, ...]:
         """Return the columns of the results, including those of the limits."""
         return capacity_columns(self.spec)
@@ -132,7 +119,7 @@ class CapacitySweep:
 
     def units(self) -> list[WorkUnit]:
         """Cut the sweep into plans, and long ones into slices of their deployments."""
-        return numbered_units(capacity_pieces(self.spec))
+        return numbered_units(capacity_units(self.spec))
 
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
         """Find a unit's capacities."""
@@ -142,53 +129,35 @@ class CapacitySweep:
 
     def reduced(self, rows: pa.Table) -> pa.Table:
         """Drop rows that others of their group beat; keep the order."""
-        return reduced_rows(self.spec, rows)
+        if self.spec.keep == "all":
+            return rows
+        return _taken(rows, sorted(at for group in self._groups(rows) for at in group[: self.spec.k]))
 
     def ordered(self, rows: pa.Table) -> pa.Table:
-        """Sort rows into the order of the results: by group, best first."""
-        return ordered_rows(self.spec, rows)
+        """Sort rows into the order of the results: groups as they first appear, best first."""
+        return _taken(rows, [at for group in self._groups(rows) for at in group])
 
     def best_rows(self, rows: pa.Table) -> pa.Table:
         """Return the best row of each group with a capacity above 0."""
-        return best_rows(self.spec, rows)
+        per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
+        return _taken(rows, sorted(group[0] for group in self._groups(rows) if per_gpu[group[0]] > 0.0))
 
     def summary(self, totals: SweepTotals) -> CapacitySummary:
         """Return the counts and the best of each group."""
         return CapacitySummary.of(totals)
 
-
-def _by_group(spec: CapacitySpec, rows: pa.Table) -> dict[tuple[Any, ...], list[int]]:
-    """Return the row indices of each group, highest requests/s per GPU first; ties keep their order."""
-    per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
-    keys = [rows[name].to_pylist() for name in spec.per]
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for place, key in enumerate(zip(*keys, strict=True) if keys else [()] * rows.num_rows):
-        groups.setdefault(key, []).append(place)
-    return {key: sorted(places, key=lambda place: -per_gpu[place]) for key, places in groups.items()}
-
-
-def reduced_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
-    """Return the best rows of each group, or all, in their given order."""
-    if spec.keep == "all":
-        return rows
-    selected = [place for places in _by_group(spec, rows).values() for place in places[: spec.k]]
-    return _taken(rows, sorted(selected))
+    def _groups(self, rows: pa.Table) -> list[list[int]]:
+        """Return each group's row indices, highest requests/s per GPU first; ties keep their order."""
+        per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
+        keys = [rows[name].to_pylist() for name in self.spec.per]
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for at, key in enumerate(zip(*keys, strict=True) if keys else [()] * rows.num_rows):
+            groups.setdefault(key, []).append(at)
+        return [sorted(group, key=lambda at: -per_gpu[at]) for group in groups.values()]
 
 
-def ordered_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
-    """Sort rows: groups in order of first appearance, best first."""
-    return _taken(rows, [place for places in _by_group(spec, rows).values() for place in places])
-
-
-def best_rows(spec: CapacitySpec, rows: pa.Table) -> pa.Table:
-    """Return the best row of each group with a capacity above 0."""
-    per_gpu = rows["requests_per_s_per_gpu"].to_pylist()
-    firsts = (places[0] for places in _by_group(spec, rows).values())
-    return _taken(rows, sorted(place for place in firsts if per_gpu[place] > 0.0))
-
-
-def _taken(rows: pa.Table, places: list[int]) -> pa.Table:
+def _taken(rows: pa.Table, indices: list[int]) -> pa.Table:
     """Return the rows at some indices, possibly none."""
     import numpy as np
 
-    return rows.take(np.array(places, np.int64))
+    return rows.take(np.array(indices, np.int64))

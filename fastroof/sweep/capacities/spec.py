@@ -13,14 +13,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.checks import shown
 from fastroof.columns import DTYPE, KV_DTYPE, Column
-from fastroof.config import load_gpu
-from fastroof.defaults import DEFAULT_ENGINE
-from fastroof.engines import engine_names, load_engine
 from fastroof.errors import SweepError
-from fastroof.models import load_model
-from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_sizes
-from fastroof.sweep.spec import Names, Sizes, SweepSpec, checked_choices, checked_names, count_problem
+from fastroof.sweep.spec import COUNTS, CandidateSpec, Names, Sizes, checked_choices, count_problem
 from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES
 
 if TYPE_CHECKING:
@@ -85,7 +80,6 @@ _LARGEST: Final = {
     "total_gpus": 2**16,
 }
 _OF_ENGINE: Final = ("max_num_batched_tokens", "max_num_seqs")
-_SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
 _SLO: Final = "a table of limits, like {ttft_p99_ms = 500, tpot_p99_ms = 50}"
 _WORKLOAD: Final = (
     "a table of the requests: {trace = 'FILE', limit = 10000}, or {requests = 10000, input_tokens = 1024, "
@@ -96,7 +90,7 @@ Deployment = tuple[int, int | None, int | None]
 """Replicas, max tokens per step and max concurrent requests; None is the engine's default."""
 
 
-class CapacitySpec(SweepSpec):
+class CapacitySpec(CandidateSpec):
     """Spec of a sweep over capacities: deployments, requests and limits.
 
     Every combination of models, gpus, tp, pp, dp, ep, routing, dtype, kv_dtype, engine, replicas,
@@ -104,25 +98,15 @@ class CapacitySpec(SweepSpec):
     :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
-    gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
-    tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
-    replicas: Sizes | None = Field(
-        None, description=f"number of replicas, {_SIZES}; or total_gpus; default: one"
-    )
-    total_gpus: Sizes | None = Field(None, description=f"GPUs that replicas share: {_SIZES}")
-    engine: Names = Field(
-        (DEFAULT_ENGINE,),
-        description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
-    )
     router: str = Field(
         "round_robin", description=f"how replicas share the requests, one of {', '.join(ROUTERS)}"
     )
     max_num_batched_tokens: Sizes | None = Field(
-        None, description=f"max tokens per step, {_SIZES}; default: each engine's own"
+        None, description=f"max tokens per step, {COUNTS}; default: each engine's own"
     )
     max_num_seqs: Sizes | None = Field(
         None,
-        description=f"max concurrent requests per replica, {_SIZES}; default: each engine's own",
+        description=f"max concurrent requests per replica, {COUNTS}; default: each engine's own",
     )
     workload: dict[str, Any] = Field(description=_WORKLOAD)
     slo: dict[str, float] = Field(description=_SLO)
@@ -133,20 +117,7 @@ class CapacitySpec(SweepSpec):
         1, ge=1, le=1000, description="number of draws of the workload, a whole number up to 1,000"
     )
     keep: Literal["all", "best"] = Field("all", description="'all' or 'best'")
-    k: int = Field(5, ge=1, le=10_000, description="rows to keep per group, a whole number up to 10,000")
     per: Names = Field(("model",), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}")
-
-    @field_validator("gpus", mode="before")
-    @classmethod
-    def _check_gpus(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _check_engine(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(
-            value, lambda name: load_engine(name).name, "names of engines or paths of profiles"
-        )
 
     @field_validator("router")
     @classmethod
@@ -210,9 +181,7 @@ class CapacitySpec(SweepSpec):
 
     def deployments(self, gpus_each: int) -> tuple[Deployment, ...]:
         """Return all deployments with replicas of ``gpus_each`` GPUs, in the order of the rows."""
-        replicas = self.replicas or (1,)
-        if self.total_gpus is not None:
-            replicas = tuple(total // gpus_each for total in self.total_gpus if total % gpus_each == 0)
+        replicas = self.replica_counts(gpus_each)
         return tuple(
             itertools.product(replicas, self.max_num_batched_tokens or (None,), self.max_num_seqs or (None,))
         )
@@ -226,13 +195,10 @@ class CapacitySpec(SweepSpec):
     @property
     def num_candidates(self) -> int:
         """Return the number of all deployments, possible or not."""
-        plans = (
-            len(self.gpus)
-            * len(self.engine)
-            * sum(len(self.formats(load_model(model))) for model in self.models)
-        )
         of_splits = (tp * split.pp * split.dp for tp, split in self.splits)
-        return plans * sum(len(self.deployments(gpus)) + self.num_impossible(gpus) for gpus in of_splits)
+        return self.num_plans * sum(
+            len(self.deployments(gpus)) + self.num_impossible(gpus) for gpus in of_splits
+        )
 
 
 def _limits(slo: dict[str, Any]) -> Limits:

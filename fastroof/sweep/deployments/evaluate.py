@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,17 +14,16 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import BINS, Axes, BestTable, Fronts
-from fastroof.config import load_gpu
-from fastroof.errors import GpuError, MissingTableError, PlanError
-from fastroof.models import Layout, load_model
+from fastroof.errors import MissingTableError, PlanError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.calls import rank_rules
 from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.scenarios import steps_met
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
-from fastroof.sweep.deployments.rows import candidate_rows, no_rows, split_values
-from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec, layouts
+from fastroof.sweep.deployments.rows import candidate_rows, no_rows
+from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
 from fastroof.sweep.kind import GpuTables
+from fastroof.sweep.unit_plans import Lost, lost, plan_columns, unit_plan
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -34,38 +33,9 @@ MORE_TOKENS = 8
 """Extra tokens of a plan: a full step's tokens are a sum of floats, which may round above the budget."""
 
 
-class Impossible(NamedTuple):
-    """Why a plan cannot be compiled: the reason its candidates are counted under, and the message."""
-
-    reason: str
-    name: str
-
-
-def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> StepPlan | Impossible:
-    """Compile a unit's plan, large enough for all steps of the spec."""
-    model = load_model(key.model)
-    name = f"{model.name} on {load_gpu(key.gpu).name} {key.words}"
-    try:
-        model.check_layout(Layout(key.tp, key.pp, key.dp, key.ep))
-    except PlanError as error:
-        return Impossible("tp", str(error))
-    budget = spec.max_num_batched_tokens[-1]
-    try:
-        return compile_plan(
-            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
-            engine=key.engine, method=spec.method, max_tokens=max(budget, spec.max_num_seqs) + MORE_TOKENS,
-            max_seqs=spec.max_num_seqs + budget + MORE_TOKENS, curves=tables.curves,
-            allow_modelled=spec.allow_modelled, **key.layout_options,
-        )  # fmt: skip
-    except MissingTableError as error:
-        return Impossible("tables", f"{name}: {error}")
-    except (PlanError, GpuError) as error:
-        return Impossible("plan", f"{name}: {error}")
-
-
 def speculated_plan(
     spec: DeploymentSpec, plan: StepPlan, key: PlanKey, tables: GpuTables
-) -> SpeculatedPlan | Impossible:
+) -> SpeculatedPlan | Lost:
     """Return a unit's plan with the spec's draft, in the form that the loops read."""
     requested = spec.speculation
     if requested is None:
@@ -80,10 +50,8 @@ def speculated_plan(
                 max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
             )  # fmt: skip
         return speculated(plan, SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft))
-    except MissingTableError as error:
-        return Impossible("tables", f"{name}: {error}")
-    except PlanError as error:
-        return Impossible("plan", f"{name}: {error}")
+    except (MissingTableError, PlanError) as error:
+        return lost(name, error)
 
 
 def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> Axes:
@@ -94,7 +62,7 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
         return np.array(values, np.float64)
 
     # each batch in flight counts as a replica or worker: one per rank, or per stage with its share of the KV
-    laid_out = floats(layouts(spec, mode, plan.layout.world_size)).reshape(-1, 3) * (
+    laid_out = floats(spec.layouts(mode, plan.layout.world_size)).reshape(-1, 3) * (
         plan.layout.batches_in_flight
     )
     room = [
@@ -168,12 +136,16 @@ FIRST_FRONT: Final = 8
 
 def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
     """Estimate a unit's candidates, and return the rows that the spec selects."""
-    plan = compiled_plan(spec, unit.plan, tables)
-    if isinstance(plan, Impossible):
-        return _lost(unit, plan)
+    budget = spec.max_num_batched_tokens[-1]
+    plan = unit_plan(
+        spec, unit.plan, tables, max_tokens=max(budget, spec.max_num_seqs) + MORE_TOKENS,
+        max_seqs=spec.max_num_seqs + budget + MORE_TOKENS,
+    )  # fmt: skip
+    if isinstance(plan, Lost):
+        return _no_rows(unit, plan)
     target = speculated_plan(spec, plan, unit.plan, tables)
-    if isinstance(target, Impossible):
-        return _lost(unit, target)
+    if isinstance(target, Lost):
+        return _no_rows(unit, target)
     counts = {"evaluated": unit.size}
     impossible = unit.size - (unit.stop - unit.start)
     if impossible:
@@ -208,10 +180,10 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     return UnitResult(rows, counts, (), histograms, evaluate_s)
 
 
-def _lost(unit: WorkUnit, why: Impossible) -> UnitResult:
+def _no_rows(unit: WorkUnit, why: Lost) -> UnitResult:
     """Return the result of a unit without a plan: only counts."""
     counts = {"evaluated": unit.size, why.reason: unit.size}
-    skipped = ((why.reason, why.name),) if unit.start == 0 else ()
+    skipped = (why,) if unit.start == 0 else ()
     return UnitResult(no_rows(), counts, skipped)
 
 
@@ -272,7 +244,7 @@ def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[t
             layout.total_gpus(plan.layout.world_size) if name == "total_gpus" else getattr(layout, name)
             for name in columns
         )
-        for layout in layouts(spec, unit.mode, gpus_each)
+        for layout in spec.layouts(unit.mode, gpus_each)
     ]
 
 
@@ -313,9 +285,7 @@ def _histograms(
     """Return the non-empty histograms: the values of the ``per`` columns, and the counts."""
     if not spec.histogram:
         return ()
-    fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "tp": plan.tp,
-             **split_values(plan), "dtype": plan.dtype, "kv_dtype": plan.kv_dtype,
-             "engine": plan.engine}  # fmt: skip
+    fixed = {"mode": unit.mode, **plan_columns(plan)}
     axes = {name: values for name, values in spec.load_axes.items() if name in spec.per}
     sizes = [len(values) for values in axes.values()]
     layout_columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]

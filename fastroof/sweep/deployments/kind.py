@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
 from fastroof.models import load_model
-from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec, layouts, num_layouts
+from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec
 from fastroof.sweep.kind import SweepTotals
 from fastroof.sweep.result_rows import CandidateSummary
-from fastroof.sweep.units import PlanKey, UnitPiece, UnitResult, WorkUnit, numbered_units, slices
+from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit, numbered_units, plan_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,21 +27,18 @@ KEPT_A_UNIT: Final = 2**14
 """Candidates per unit if all rows are kept: a row takes half a kB."""
 
 
-def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
+def deployment_units(spec: DeploymentSpec) -> Iterator[WorkUnit]:
     """Yield units in the order of the rows: models, GPUs, modes, splits, formats, engines, candidates."""
     loads = math.prod(map(len, spec.load_axes.values()))
     most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
     formats = {model: spec.formats(load_model(model)) for model in spec.models}
     for model, gpu, mode, (tp, split) in itertools.product(spec.models, spec.gpus, spec.mode, spec.splits):
         gpus = tp * split.pp * split.dp
-        possible = len(layouts(spec, mode, gpus))
-        # the first unit of a plan counts the impossible layouts
-        impossible = (num_layouts(spec, mode, gpus) - possible) * loads
+        possible = len(spec.layouts(mode, gpus))
+        impossible = (spec.num_layouts(mode, gpus) - possible) * loads
         for (dtype, kv_dtype), engine in itertools.product(formats[model], spec.engine):
             key = PlanKey(model, gpu, tp, dtype, kv_dtype, engine, *split)
-            for start, stop in slices(possible * loads, most):
-                size = stop - start + (impossible if start == 0 else 0)
-                yield UnitPiece(key, mode, start, stop, size, stop == possible * loads)
+            yield from plan_units(key, mode, possible * loads, most, lost=impossible)
 
 
 INFEASIBLE: Final = {
@@ -131,16 +128,6 @@ class DeploymentSweep:
     lost_whole: ClassVar[Mapping[str, str]] = {"tp": "", "layout": _NO_LAYOUT, "tables": "", "plan": ""}
 
     @property
-    def gpus(self) -> tuple[str, ...]:
-        """Return the GPUs in the spec."""
-        return self.spec.gpus
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Return the engines in the spec."""
-        return self.spec.engine
-
-    @property
     def columns(self) -> tuple[Column, ...]:
         """Return the columns of the results."""
         return COLUMNS
@@ -152,7 +139,7 @@ class DeploymentSweep:
 
     def units(self) -> list[WorkUnit]:
         """Cut the sweep into plans and modes, and long ones into slices of their candidates."""
-        return numbered_units(deployment_pieces(self.spec))
+        return numbered_units(deployment_units(self.spec))
 
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
         """Estimate a unit's candidates."""

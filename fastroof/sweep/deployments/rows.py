@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.compiled import closed_loops, steps
@@ -20,7 +20,8 @@ from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.serving.speculation import SpeculatedPlan
 from fastroof.sweep.deployments.spec import COLUMNS, DeploymentSpec
-from fastroof.sweep.units import NO_ROUTING, WorkUnit
+from fastroof.sweep.unit_plans import named_column, plan_columns
+from fastroof.sweep.units import WorkUnit
 from fastroof.units import US_PER_MS, US_PER_S
 
 BOUNDS: Final = ("compute", "memory", "launch", "communication", "host")
@@ -169,12 +170,6 @@ def no_rows() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=_SCHEMA)
 
 
-def split_values(plan: StepPlan) -> dict[str, Any]:
-    """Return the layout columns of a plan other than tp."""
-    routing = plan.execution.routing if plan.model.has_experts else NO_ROUTING
-    return {"pp": plan.layout.pp, "dp": plan.layout.dp, "ep": plan.layout.ep, "routing": routing}
-
-
 def candidate_rows(
     spec: DeploymentSpec,
     unit: WorkUnit,
@@ -194,9 +189,15 @@ def candidate_rows(
     columns: dict[str, Any] = {
         name: pa.array(answers[row], from_pandas=True) for name, row in _ANSWER_COLUMNS.items()
     }
-    fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "dtype": plan.dtype,
-             "kv_dtype": plan.kv_dtype, "engine": plan.engine, "kernels": plan.kernels}  # fmt: skip
-    columns |= {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in fixed.items()}
+    fixed = plan_columns(plan) | {
+        "mode": unit.mode,
+        "weight_bytes": target.memory().weight_bytes,
+        "num_draft_tokens": target.tokens - 1,
+        "accepted": 1.0 if speculation is None else speculation.acceptance_length,
+        "draft": None if speculation is None else speculation.draft,
+    }
+    for name, value in fixed.items():
+        columns[name] = pa.repeat(pa.scalar(value, _SCHEMA.field(name).type), count)
     workers = {
         name: getattr(axes, name)[layout] / plan.layout.batches_in_flight
         for name in ("replicas", "prefill_workers", "decode_workers")
@@ -206,26 +207,17 @@ def candidate_rows(
     kept_all[(codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)] = False
     whole = {
         **workers,
-        "tp": np.full(count, plan.tp),
         "total_gpus": plan.layout.world_size * sum(workers.values()),
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
         "max_num_batched_tokens": axes.budget[budget],
-        "weight_bytes": np.full(count, target.memory().weight_bytes),
-        "num_draft_tokens": np.full(count, target.tokens - 1),
         "max_kv_tokens": axes.max_kv_tokens[budget],
     }
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in whole.items()}
-    of_split = split_values(plan)
-    for name, value in of_split.items():
-        columns[name] = pa.repeat(pa.scalar(value, _SCHEMA.field(name).type), count)
     columns["prefix_hit"] = pa.array(axes.prefix_hit[hit])
-    columns["accepted"] = pa.repeat(1.0 if speculation is None else speculation.acceptance_length, count)
-    draft = None if speculation is None else speculation.draft
-    columns["draft"] = pa.repeat(pa.scalar(draft, pa.string()), count)
-    columns["bound"] = _names(mean_bounds(target, answers, new_tokens, axes.budget[budget]), BOUNDS)
-    columns["origin"] = _names(origins, ORIGINS)
-    columns["exceeds"] = _names(codes - closed_loops.TTFT, _LIMIT_NAMES, kept_all)
+    columns["bound"] = named_column(mean_bounds(target, answers, new_tokens, axes.budget[budget]), BOUNDS)
+    columns["origin"] = named_column(origins, ORIGINS)
+    columns["exceeds"] = named_column(codes - closed_loops.TTFT, _LIMIT_NAMES, kept_all)
     errors = _relative_error(plan, answers) if target.tokens == 1 else pa.nulls(count, pa.float64())
     columns["relative_error"] = errors
     return pa.RecordBatch.from_arrays([columns[field.name] for field in _SCHEMA], schema=_SCHEMA)
@@ -240,9 +232,3 @@ def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:
     except PlanError:
         return pa.nulls(answers.shape[1], pa.float64())
     return pa.array(error, mask=answers[closed_loops.DECODE_STEP_MS] == 0.0)
-
-
-def _names(codes: Flags, names: tuple[str, ...], missing: Bools | None = None) -> pa.Array:
-    """Return a text column from codes; null where missing."""
-    indices = pa.array(codes.astype(np.int8), mask=missing)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()

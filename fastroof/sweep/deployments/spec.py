@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationInfo,
     WithJsonSchema,
@@ -17,50 +16,26 @@ from pydantic import (
     model_validator,
 )
 
-from fastroof.acceptance import MTP, acceptance_length
 from fastroof.checks import is_number, shown
 from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
-from fastroof.engines import engine_names, load_engine
-from fastroof.models import load_model
-from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
+from fastroof.engines import load_engine
+from fastroof.models.layout import ALL_TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
+from fastroof.sweep.deployments.nested_tables import Constraints, Speculation, SplitChoice
 from fastroof.sweep.spec import (
-    MAX_GPUS,
+    COUNTS,
     MAX_ROWS,
     SIZES_SCHEMA,
+    CandidateSpec,
     Names,
     Sizes,
-    SweepSpec,
     checked_choices,
-    checked_names,
     count_problem,
     listed,
-    model_name,
-    text,
 )
 from fastroof.sweep.units import ENGINE, GPU, KERNELS, MODEL, SPLIT, WEIGHT_BYTES, Split
-
-
-class LayoutAxes(Protocol):
-    """Layout keys of a spec: numbers of GPUs, or of each kind of worker; None if not given."""
-
-    @property
-    def total_gpus(self) -> tuple[int, ...] | None:
-        """Return the GPUs of the whole deployment."""
-
-    @property
-    def replicas(self) -> tuple[int, ...] | None:
-        """Return the number of replicas that both prefill and decode."""
-
-    @property
-    def prefill_workers(self) -> tuple[int, ...] | None:
-        """Return the number of workers that only prefill."""
-
-    @property
-    def decode_workers(self) -> tuple[int, ...] | None:
-        """Return the number of workers that only decode."""
 
 
 class Layout(NamedTuple):
@@ -73,94 +48,6 @@ class Layout(NamedTuple):
     def total_gpus(self, gpus_each: int) -> int:
         """Return the number of GPUs of all replicas or workers."""
         return gpus_each * sum(self)
-
-
-def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
-    """Return the number of requested layouts, including impossible ones."""
-    if axes.total_gpus is None:
-        if mode == "aggregated":
-            return len(axes.replicas or (1,))
-        return len(axes.prefill_workers or (1,)) * len(axes.decode_workers or (1,))
-    if mode == "aggregated":
-        return len(axes.total_gpus)
-    return sum(total // gpus_each - 1 if _splits(total, gpus_each) else 1 for total in axes.total_gpus)
-
-
-def layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> tuple[Layout, ...]:
-    """Return the possible layouts: every split of a number of GPUs into replicas or workers."""
-    if mode == "aggregated":
-        replicas = axes.replicas or (1,)
-        if axes.total_gpus is not None:
-            replicas = tuple(total // gpus_each for total in axes.total_gpus if total % gpus_each == 0)
-        return tuple(Layout(count, 0, 0) for count in replicas)
-    if axes.total_gpus is None:
-        both = itertools.product(axes.prefill_workers or (1,), axes.decode_workers or (1,))
-        return tuple(Layout(0, *pair) for pair in both)
-    return tuple(
-        Layout(0, prefill, total // gpus_each - prefill)
-        for total in axes.total_gpus
-        if _splits(total, gpus_each)
-        for prefill in range(1, total // gpus_each)
-    )
-
-
-def _splits(total: int, gpus_each: int) -> bool:
-    return total % gpus_each == 0 and total >= 2 * gpus_each
-
-
-NO_DRAFT = "none"
-"""Value of ``draft`` for drafts that take no time."""
-
-
-class Speculation(BaseModel):
-    """Speculative decoding of every request, see :class:`fastroof.SpeculativeDecoding`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    num_draft_tokens: int = Field(ge=1, description="draft tokens per step, a whole number above 0")
-    accepted: float | tuple[float, ...] = Field(
-        description="mean tokens per request and step, including the one without a draft, or a list of the "
-        "acceptance rates of each position"
-    )
-    draft: str = Field(
-        NO_DRAFT,
-        description="drafter: a model name or the path of a config.json file, 'mtp' for the model's own "
-        "layer, or 'none' for drafts that take no time",
-    )
-    draft_tp: int | None = Field(
-        None, ge=1, description="tensor-parallel size of a draft model, a whole number; default: its target's"
-    )
-    draft_dtype: str = Field(
-        "auto", description="dtype of a draft model's linear layers; default: its checkpoint's"
-    )
-
-    @field_validator("accepted", mode="before")
-    @classmethod
-    def _take_list(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("draft", mode="before")
-    @classmethod
-    def _check_draft(cls, value: Any) -> str:
-        name = text(value)
-        if name not in (NO_DRAFT, MTP):
-            model_name(name)
-        return name
-
-    @model_validator(mode="after")
-    def _check_accepted(self) -> Speculation:
-        acceptance_length(self.num_draft_tokens, self.accepted)
-        return self
-
-    @property
-    def acceptance_length(self) -> float:
-        """Return the mean number of tokens per request and step."""
-        return acceptance_length(self.num_draft_tokens, self.accepted)
-
-    @property
-    def draft_model(self) -> str | None:
-        """Return the name or path of the draft model, if there is one."""
-        return None if self.draft in (NO_DRAFT, MTP) else self.draft
 
 
 MAX_CANDIDATES: Final = 10**10
@@ -192,51 +79,26 @@ _LARGEST: Final = {
     "decode_workers": 2**12,
 }
 _SPLIT_KEYS: Final = ("tp", "pp", "dp", "ep")
-_SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
 
 Reals = Annotated[tuple[float, ...], WithJsonSchema(SIZES_SCHEMA)]
-Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Size = Annotated[int, Field(gt=0, le=MAX_GPUS)]
+
+
+def _splits(total: int, gpus_each: int) -> bool:
+    """Return whether GPUs divide into at least one worker of each kind."""
+    return total % gpus_each == 0 and total >= 2 * gpus_each
 
 
 def _engines_own(info: ValidationInfo, name: str) -> int:
     """Return the engines' common default of a scheduling option; invalid engines are reported elsewhere."""
-    runtimes = info.data.get("engine", (DEFAULT_ENGINE,))
-    own = {engine: getattr(load_engine(engine).scheduling, name) for engine in runtimes}
+    engines = info.data.get("engine", (DEFAULT_ENGINE,))
+    own = {engine: getattr(load_engine(engine).scheduling, name) for engine in engines}
     if len(set(own.values())) > 1:
         defaults = ", ".join(f"{engine} {size:,}" for engine, size in own.items())
         raise ValueError(f"is needed: the engines' defaults differ, {defaults}")
-    return int(own[runtimes[0]])
+    return int(own[engines[0]])
 
 
-class Constraints(BaseModel):
-    """Limits of a deployment; a missing key means no limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    ttft_ms: Limit | None = Field(default=None, description="a number of ms above 0: maximum mean TTFT")
-    tpot_ms: Limit | None = Field(default=None, description="a number of ms above 0: maximum mean TPOT")
-    request_latency_ms: Limit | None = Field(
-        default=None, description="a number of ms above 0: maximum mean request latency"
-    )
-    kv_share: Limit | None = Field(
-        default=None, description="a number above 0: maximum share of the KV cache in use"
-    )
-    total_gpus: int | None = Field(default=None, gt=0, description="a whole number above 0: maximum GPUs")
-
-
-class SplitChoice(BaseModel):
-    """One way to split a model over the GPUs of a replica or worker; missing sizes are 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    tp: Size = Field(1, description="a whole number above 0: GPUs that share each layer")
-    pp: Size = Field(1, description="a whole number above 0: pipeline stages")
-    dp: Size = Field(1, description="a whole number above 0: ranks of attention data parallelism")
-    ep: Size = Field(1, description="a whole number above 0: expert-parallel groups")
-
-
-class DeploymentSpec(SweepSpec):
+class DeploymentSpec(CandidateSpec):
     """Spec of a sweep over deployments: candidates, load, limits, and which rows to keep.
 
     Every combination of models, gpus, mode, tp, pp, dp, ep (or split), routing, dtype, kv_dtype, engine,
@@ -244,40 +106,28 @@ class DeploymentSpec(SweepSpec):
     :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
-    gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
     mode: Names = Field(("aggregated",), description=f"a list out of {', '.join(MODES)}")
-    tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
     split: tuple[SplitChoice, ...] | None = Field(
         None,
         description="a list of splits like {tp = 1, dp = 8, ep = 8}, instead of all combinations of tp, pp, "
         "dp and ep",
     )
-    replicas: Sizes | None = Field(
-        None, description=f"number of replicas, {_SIZES}; or total_gpus; default: one"
-    )
     prefill_workers: Sizes | None = Field(
-        None, description=f"workers that only prefill, {_SIZES}; or total_gpus; default: one"
+        None, description=f"workers that only prefill, {COUNTS}; or total_gpus; default: one"
     )
     decode_workers: Sizes | None = Field(
-        None, description=f"workers that only decode, {_SIZES}; or total_gpus; default: one"
+        None, description=f"workers that only decode, {COUNTS}; or total_gpus; default: one"
     )
-    total_gpus: Sizes | None = Field(
-        None, description=f"GPUs that replicas, or prefill and decode workers, share: {_SIZES}"
-    )
-    engine: Names = Field(
-        (DEFAULT_ENGINE,),
-        description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
-    )
-    isl: Sizes = Field(description=f"tokens per prompt, {_SIZES}")
-    osl: Sizes = Field(description=f"tokens per output, {_SIZES}")
-    concurrency: Sizes | None = Field(None, description=f"concurrent clients, {_SIZES}; or request_rate")
+    isl: Sizes = Field(description=f"tokens per prompt, {COUNTS}")
+    osl: Sizes = Field(description=f"tokens per output, {COUNTS}")
+    concurrency: Sizes | None = Field(None, description=f"concurrent clients, {COUNTS}; or request_rate")
     request_rate: Reals | None = Field(
-        None, description=f"requests/s of the deployment, {_SIZES}; or concurrency"
+        None, description=f"requests/s of the deployment, {COUNTS}; or concurrency"
     )
     max_num_batched_tokens: Sizes = Field(
         None,
         validate_default=True,
-        description=f"max tokens per step, {_SIZES}; default: the engines' own",
+        description=f"max tokens per step, {COUNTS}; default: the engines' own",
     )
     max_num_seqs: int = Field(
         None,
@@ -288,7 +138,7 @@ class DeploymentSpec(SweepSpec):
         "engines' own",
     )
     prefix_hit: Reals = Field(
-        (0.0,), description=f"share of a prompt found in the prefix cache, below 1: {_SIZES}"
+        (0.0,), description=f"share of a prompt found in the prefix cache, below 1: {COUNTS}"
     )
     speculation: Speculation | None = Field(
         None,
@@ -313,23 +163,10 @@ class DeploymentSpec(SweepSpec):
         description="'best', 'pareto' or 'all'; default: pareto, or best if k is given or the objective is "
         "cost or goodput",
     )
-    k: int = Field(5, ge=1, le=10_000, description="rows to keep per group, a whole number up to 10,000")
     per: Names = Field(
         ("model", "isl", "osl"), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
     )
     histogram: bool = Field(False, description="true to count the objective's values by group")
-
-    @field_validator("gpus", mode="before")
-    @classmethod
-    def _check_gpus(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _check_engine(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(
-            value, lambda name: load_engine(name).name, "names of engines or paths of profiles"
-        )
 
     @field_validator("split", mode="before")
     @classmethod
@@ -446,14 +283,14 @@ class DeploymentSpec(SweepSpec):
     def _check_counts(self) -> None:
         fixed = {key: len(getattr(self, key)) for key in ("models", "gpus", "dtype", "kv_dtype", "engine")}
         load = {key: len(values) for key, values in self.load_axes.items()}
-        counts = fixed | {"layouts": sum(self.num_layouts.values())} | load
+        counts = fixed | {"layouts": sum(self.layouts_by_split.values())} | load
         count_problem(counts, "candidates", MAX_CANDIDATES, "")
         if self.keep == "all":
             count_problem(counts, "rows", MAX_ROWS, ", or keep = 'best' or 'pareto'")
             return
         grouped = {key: size for key, size in load.items() if key in self.per}
         if {"replicas", "prefill_workers", "decode_workers", "total_gpus"} & set(self.per):
-            grouped["layouts"] = max(self.num_layouts.values())
+            grouped["layouts"] = max(self.layouts_by_split.values())
         if grouped:
             count_problem(grouped, "groups per plan", MAX_GROUPS, ", or remove it from per")
 
@@ -482,20 +319,45 @@ class DeploymentSpec(SweepSpec):
             "prefix_hit": self.prefix_hit,
         }
 
+    def num_layouts(self, mode: str, gpus_each: int) -> int:
+        """Return the number of requested layouts, including impossible ones."""
+        if self.total_gpus is None:
+            workers = len(self.prefill_workers or (1,)) * len(self.decode_workers or (1,))
+            return len(self.replicas or (1,)) if mode == "aggregated" else workers
+        if mode == "aggregated":
+            return len(self.total_gpus)
+        return sum(total // gpus_each - 1 if _splits(total, gpus_each) else 1 for total in self.total_gpus)
+
+    def layouts(self, mode: str, gpus_each: int) -> tuple[Layout, ...]:
+        """Return the possible layouts: every split of a number of GPUs into replicas or workers."""
+        if mode == "aggregated":
+            return tuple(Layout(count, 0, 0) for count in self.replica_counts(gpus_each))
+        if self.total_gpus is None:
+            both = itertools.product(self.prefill_workers or (1,), self.decode_workers or (1,))
+            return tuple(Layout(0, *pair) for pair in both)
+        return tuple(
+            Layout(0, prefill, total // gpus_each - prefill)
+            for total in self.total_gpus
+            if _splits(total, gpus_each)
+            for prefill in range(1, total // gpus_each)
+        )
+
     @property
-    def num_layouts(self) -> dict[tuple[str, tuple[int, Split]], int]:
+    def layouts_by_split(self) -> dict[tuple[str, tuple[int, Split]], int]:
         """Return the number of layouts, possible or not, by mode and split."""
         return {
-            (mode, (tp, split)): num_layouts(self, mode, tp * split.pp * split.dp)
+            (mode, (tp, split)): self.num_layouts(mode, tp * split.pp * split.dp)
             for mode, (tp, split) in itertools.product(self.mode, self.splits)
         }
 
     @property
     def num_candidates(self) -> int:
         """Return the number of all candidates, possible or not."""
-        formats = sum(len(self.formats(load_model(model))) for model in self.models)
-        plans = formats * len(self.gpus) * len(self.engine)
-        return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.load_axes.values()))
+        return (
+            self.num_plans
+            * sum(self.layouts_by_split.values())
+            * math.prod(map(len, self.load_axes.values()))
+        )
 
     @property
     def all_models(self) -> tuple[str, ...]:

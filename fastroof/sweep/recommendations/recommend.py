@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from fastroof.arrow import ArrowRows
 from fastroof.checks import check_progress, shown, whole_number
 from fastroof.config import load_gpu
-from fastroof.defaults import chosen_engine
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, ModelSpec, load_model
-from fastroof.sweep.best import Answer, Answers, best_deployments
+from fastroof.sweep.best import Answer, Answers, RankingOptions, best_deployments
 from fastroof.sweep.deployments import DeploymentSpec
-from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.kinds import load_spec, renamed_keys
 from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
 
 if TYPE_CHECKING:
@@ -37,6 +36,33 @@ MOST_STAGES: Final = 8
 
 Names = str | Path | Sequence[str | Path]
 
+_LIMITS: Final = ("ttft_ms", "tpot_ms", "request_latency_ms")
+
+
+class QuestionOptions(TypedDict, total=False):
+    """Options of :func:`recommend` that say which deployments to compare; the last three are former names."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    request_latency_ms: float | None
+    dtype: Names
+    kv_dtype: Names
+    engine: Names | None
+    max_num_batched_tokens: int | Sequence[int] | None
+    max_num_seqs: int | None
+    prefix_hit: float
+    gpu_hour_price: float | Mapping[str, float] | None
+    objective: str | None
+    tables: str | Path | None
+    allow_modelled: bool
+    runtime: Names | None
+    max_batched_tokens: int | Sequence[int] | None
+    max_seqs: int | None
+
+
+class RecommendOptions(QuestionOptions, RankingOptions, total=False):
+    """Options of :func:`recommend`."""
+
 
 def deployment_question(
     model: str | Path,
@@ -45,20 +71,7 @@ def deployment_question(
     total_gpus: int,
     isl: int,
     osl: int,
-    ttft_ms: float | None = None,
-    tpot_ms: float | None = None,
-    request_latency_ms: float | None = None,
-    dtype: Names = "auto",
-    kv_dtype: Names = "auto",
-    engine: Names | None = None,
-    runtime: Names | None = None,
-    max_num_batched_tokens: int | Sequence[int] | None = None,
-    max_num_seqs: int | None = None,
-    prefix_hit: float = 0.0,
-    gpu_hour_price: float | Mapping[str, float] | None = None,
-    objective: str | None = None,
-    tables: str | Path | None = None,
-    allow_modelled: bool = False,
+    **options: Unpack[QuestionOptions],
 ) -> DeploymentSpec:
     """Return the deployments to compare for a model on a number of GPUs.
 
@@ -72,29 +85,8 @@ def deployment_question(
         Number of GPUs of one kind; replicas of the model fill them.
     isl, osl : int
         Tokens per prompt and per output.
-    ttft_ms, tpot_ms, request_latency_ms : float, optional
-        Maximum means, ms.
-    dtype, kv_dtype : str or sequence of str
-        Formats to choose from; ``auto`` is the checkpoint's.
-    engine : str, Path or sequence of them, optional
-        Engines to choose from; vllm by default.
-    runtime : str, Path or sequence of them, optional
-        Former name of ``engine``.
-    max_num_batched_tokens : int or sequence of int, optional
-        Maximum tokens per step to choose from; by default 2,048, 8,192, the engines' own, and a whole prompt
-        if an engine does not chunk prompts.
-    max_num_seqs : int, optional
-        Maximum number of concurrent requests per replica (default: the engine's own).
-    prefix_hit : float
-        Share of each prompt found in the prefix cache.
-    gpu_hour_price : float or mapping, optional
-        Price per GPU-hour, for all or by GPU.
-    objective : str, optional
-        As in a spec; by default the lowest cost if prices are given, otherwise the most tokens/s per GPU.
-    tables : str or Path, optional
-        A folder of measured tables, or ``datasheet`` for none; by default each GPU's own.
-    allow_modelled : bool
-        Whether the datasheet model may replace kernels that were not measured.
+    **options
+        From ``ttft_ms`` to ``allow_modelled``, as in :func:`fastroof.recommend`.
 
     Returns
     -------
@@ -112,12 +104,21 @@ def deployment_question(
     >>> [split.tp for split in spec.split], spec.max_num_batched_tokens, spec.concurrency[-1]
     ([1, 2], (2048, 8192), 2049)
     """
+    unknown = [name for name in options if name not in QuestionOptions.__annotations__]
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
     whole_number("total_gpus", total_gpus, most=MOST_GPUS, error=SweepError)
     loaded = load_model(model)
     gpus = [load_gpu(name) for name in _listed(gpu)]
     node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])
-    default = "tokens_per_s_per_gpu" if gpu_hour_price is None else "cost"
-    limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
+    given = {name: value for name, value in options.items() if value is not None}
+    given = renamed_keys(given, "options")
+    price = given.get("gpu_hour_price")
+    if isinstance(price, Mapping):
+        given["gpu_hour_price"] = dict(price)
+    if "engine" in given:
+        given["engine"] = [str(name) for name in _listed(given["engine"])]
+    limits = {name: given.pop(name) for name in _LIMITS if name in given}
     values: dict[str, Any] = {
         "models": [str(model)],
         "gpus": [str(name) for name in _listed(gpu)],
@@ -125,34 +126,19 @@ def deployment_question(
         "total_gpus": total_gpus,
         "isl": isl,
         "osl": osl,
-        "dtype": _listed(dtype),
-        "kv_dtype": _listed(kv_dtype),
-        "prefix_hit": prefix_hit,
-        "constraints": {name: limit for name, limit in limits.items() if limit is not None},
-        "objective": default if objective is None else objective,
+        "constraints": limits,
+        "objective": "tokens_per_s_per_gpu" if price is None else "cost",
         "concurrency": 1,
-        "allow_modelled": allow_modelled,
+        # the other values depend on the defaults that the spec fills in
+        "max_num_batched_tokens": BUDGETS[0],
+        **given,
     }
-    if tables is not None:
-        values["tables"] = str(tables)
-    if isinstance(gpu_hour_price, Mapping):
-        values["gpu_hour_price"] = dict(gpu_hour_price)
-    elif gpu_hour_price is not None:
-        values["gpu_hour_price"] = gpu_hour_price
-    engine = chosen_engine(engine, runtime, SweepError)
-    if engine is not None:
-        values["engine"] = [str(name) for name in _listed(engine)]
-    if max_num_seqs is not None:
-        values["max_num_seqs"] = max_num_seqs
-    # the other values depend on the defaults that the spec fills in
-    values["max_num_batched_tokens"] = (
-        BUDGETS[0] if max_num_batched_tokens is None else max_num_batched_tokens
-    )
     spec = load_spec(values)
     assert isinstance(spec, DeploymentSpec)
     changes: dict[str, Any] = {"concurrency": _clients(total_gpus, spec.max_num_seqs)}
-    if max_num_batched_tokens is None:
-        changes["max_num_batched_tokens"] = _budgets([load_engine(name) for name in spec.engine], spec.isl[0])
+    if "max_num_batched_tokens" not in given:
+        engines = [load_engine(name) for name in spec.engine]
+        changes["max_num_batched_tokens"] = _budgets(engines, spec.isl[0])
     spec = load_spec(values | changes)
     assert isinstance(spec, DeploymentSpec)
     return spec
@@ -264,26 +250,7 @@ def recommend(
     total_gpus: int,
     isl: int,
     osl: int,
-    ttft_ms: float | None = None,
-    tpot_ms: float | None = None,
-    request_latency_ms: float | None = None,
-    dtype: Names = "auto",
-    kv_dtype: Names = "auto",
-    engine: Names | None = None,
-    runtime: Names | None = None,
-    max_num_batched_tokens: int | Sequence[int] | None = None,
-    max_num_seqs: int | None = None,
-    prefix_hit: float = 0.0,
-    gpu_hour_price: float | Mapping[str, float] | None = None,
-    objective: str | None = None,
-    tables: str | Path | None = None,
-    allow_modelled: bool = False,
-    runners_up: int = 3,
-    percentile: float | None = None,
-    requests: int = 10_000,
-    seed: int = 0,
-    threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[RecommendOptions],
 ) -> Recommendation:
     """Recommend deployments for models on a number of GPUs within limits.
 
@@ -297,16 +264,32 @@ def recommend(
         Number of GPUs of one kind.
     isl, osl : int
         Tokens per prompt and per output.
+    **options
+        Any of the following.
+
+    Other Parameters
+    ----------------
     ttft_ms, tpot_ms, request_latency_ms : float, optional
         Maximum means, ms.
     dtype, kv_dtype : str or sequence of str
-        Formats to choose from; ``auto`` is the checkpoint's.
-    engine : str, Path or sequence of them, optional
-        Engines to choose from; vllm by default.
-    runtime : str, Path or sequence of them, optional
-        Former name of ``engine``.
-    max_num_batched_tokens, max_num_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
-        As in :func:`fastroof.sweep.deployment_question`.
+        Formats to choose from (default: ``auto``, the checkpoint's).
+    engine : str, Path or sequence of them
+        Engines to choose from (default: vllm). ``runtime`` is the former name.
+    max_num_batched_tokens : int or sequence of int
+        Maximum tokens per step to choose from (default: 2,048, 8,192, the engines' own, and a whole prompt
+        if an engine does not chunk prompts).
+    max_num_seqs : int
+        Maximum number of concurrent requests per replica (default: the engine's own).
+    prefix_hit : float
+        Share of each prompt found in the prefix cache (default: 0).
+    gpu_hour_price : float or mapping, optional
+        Price per GPU-hour, for all or by GPU.
+    objective : str
+        As in a spec (default: the lowest cost if prices are given, otherwise the most tokens/s per GPU).
+    tables : str or Path
+        A folder of measured tables, or ``datasheet`` for none (default: each GPU's own).
+    allow_modelled : bool
+        Whether the datasheet model may replace kernels that were not measured (default: no).
     runners_up, percentile, requests, seed, threads, progress
         As in :func:`fastroof.sweep.best_deployments`.
 
@@ -339,25 +322,15 @@ def recommend(
         raise SweepError(f"model must be a name or path, or several, got {shown(model)}") from None
     if not models:
         raise SweepError("model: the list is empty, need at least one")
-    question: dict[str, Any] = {
-        "gpu": gpu, "isl": isl, "osl": osl, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms,
-        "request_latency_ms": request_latency_ms, "dtype": dtype, "kv_dtype": kv_dtype,
-        "engine": chosen_engine(engine, runtime, SweepError),
-        "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
-        "prefix_hit": prefix_hit, "gpu_hour_price": gpu_hour_price, "objective": objective,
-        "tables": tables, "allow_modelled": allow_modelled,
-    }  # fmt: skip
+    question: dict[str, Any] = {"gpu": gpu, "isl": isl, "osl": osl, **options}
+    ranking = {name: question.pop(name) for name in RankingOptions.__annotations__ if name in question}
     by_name = {load_model(one).name: one for one in models}
     specs = [deployment_question(one, total_gpus=total_gpus, **question) for one in by_name.values()]
-    options: dict[str, Any] = {
-        "runners_up": runners_up, "percentile": percentile, "requests": requests, "seed": seed,
-        "threads": threads,
-    }  # fmt: skip
-    found = _recommended(specs, options, progress)
+    found = _recommended(specs, ranking)
     for answer in found.answers.answers:
         name = answer.group["model"]
         if not answer.choices and answer.nearest is None and answer.infeasible.get("memory"):
-            row = _on_more_gpus(by_name[name], total_gpus, question, threads)
+            row = _on_more_gpus(by_name[name], total_gpus, question, ranking.get("threads", 1))
             if row is not None:
                 found.would_fit[name] = row
     return found
@@ -367,12 +340,7 @@ def recommend_for_spec(
     spec: DeploymentSpec | Mapping[str, Any] | str | Path,
     *,
     gpu_hour_price: float | Mapping[str, float] | None = None,
-    runners_up: int = 3,
-    percentile: float | None = None,
-    requests: int = 10_000,
-    seed: int = 0,
-    threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    **ranking: Unpack[RankingOptions],
 ) -> Recommendation:
     """Recommend deployments among those of a spec, with their commands.
 
@@ -382,7 +350,7 @@ def recommend_for_spec(
         As in :func:`fastroof.sweep.best_deployments`.
     gpu_hour_price : float or mapping, optional
         Price per GPU-hour, which replaces the spec's.
-    runners_up, percentile, requests, seed, threads, progress
+    **ranking
         As in :func:`fastroof.sweep.best_deployments`.
 
     Returns
@@ -396,20 +364,13 @@ def recommend_for_spec(
         If the spec is invalid or not a deployment spec.
     """
     loaded = load_spec(spec, None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price})
-    options: dict[str, Any] = {
-        "runners_up": runners_up, "percentile": percentile, "requests": requests, "seed": seed,
-        "threads": threads,
-    }  # fmt: skip
     if not isinstance(loaded, DeploymentSpec):
         raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
-    return _recommended([loaded], options, progress)
+    return _recommended([loaded], ranking)
 
 
-def _recommended(
-    specs: Sequence[DeploymentSpec],
-    options: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None,
-) -> Recommendation:
+def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) -> Recommendation:
+    progress = ranking.get("progress")
     check_progress(progress, "the number of candidates done and the total", SweepError)
     began = time.perf_counter()
     total = sum(spec.num_candidates for spec in specs)
@@ -425,7 +386,7 @@ def _recommended(
             if progress is not None:
                 progress(before + of_spec, total)
 
-        found = best_deployments(spec, **options, progress=report)
+        found = best_deployments(spec, **{**ranking, "progress": report})
         for answer in found.answers:
             answers.append(answer)
             deployments.append(deployment_of(spec, answer.choices[0]) if answer.choices else None)
@@ -441,10 +402,9 @@ def _on_more_gpus(
     model: str | Path, total_gpus: int, question: Mapping[str, Any], threads: int
 ) -> dict[str, Any] | None:
     """Return the row of a deployment on more GPUs that fits the model; None if no tried number does."""
-    limits = {"ttft_ms": None, "tpot_ms": None, "request_latency_ms": None}
     gpus = 2 ** total_gpus.bit_length()
     while gpus <= MOST_GPUS_TRIED:
-        spec = deployment_question(model, total_gpus=gpus, **{**question, **limits})
+        spec = deployment_question(model, total_gpus=gpus, **{**question, **dict.fromkeys(_LIMITS)})
         few = load_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})
         assert isinstance(few, DeploymentSpec)
         choices = best_deployments(few, runners_up=0, threads=threads).answers[0].choices

@@ -10,18 +10,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
-from fastroof.config import load_gpu
-from fastroof.errors import GpuError, MissingTableError, PlanError
-from fastroof.models import Layout, load_model
-from fastroof.plan import StepPlan, compile_plan
+from fastroof.models import load_model
+from fastroof.plan import StepPlan
 from fastroof.sweep.kind import GpuTables
 from fastroof.sweep.steps.plan_batches import LIMITS, all_rows_us, best_rows
 from fastroof.sweep.steps.spec import BestStep, StepSpec, step_columns
-from fastroof.sweep.units import NO_ROUTING, PlanKey, UnitResult, WorkUnit
+from fastroof.sweep.unit_plans import Lost, named_column, plan_columns, unit_plan
+from fastroof.sweep.units import UnitResult, WorkUnit
 from fastroof.units import US_PER_MS, US_PER_S
 
 SKIPPED: Final = {
@@ -47,10 +46,13 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
         skipped.append((SKIPPED["context"], f"{model.name}: {above}"))
     if not len(lengths):
         return UnitResult(rows.nothing(), {}, tuple(skipped))
-    plan = _plan(spec, unit.plan, tables)
-    if isinstance(plan, tuple):
+    largest = spec.batch_size[-1]
+    plan = unit_plan(spec, unit.plan, tables, max_tokens=largest, max_seqs=largest)
+    if not isinstance(plan, Lost) and not plan.memory.max_kv_tokens:
+        plan = Lost("memory", f"{model.name} on {plan.gpu.name} {unit.plan.words}")
+    if isinstance(plan, Lost):
         if unit.start == 0:
-            skipped.append(plan)
+            skipped.append((SKIPPED[plan.reason], plan.message))
         return UnitResult(rows.nothing(), {}, tuple(skipped))
     rows.compile_loops(plan)
     began = time.perf_counter()
@@ -61,28 +63,6 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
         best = (asdict(step),)
     evaluate_s = time.perf_counter() - began - rows.errors_s
     return UnitResult(batch, counts, tuple(skipped), best, evaluate_s)
-
-
-def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
-    """Compile a unit's plan, or return the reason and message if it is impossible."""
-    model = load_model(key.model)
-    name = f"{model.name} {key.words}"
-    largest = spec.batch_size[-1]
-    try:
-        model.check_layout(Layout(key.tp, key.pp, key.dp, key.ep))
-    except PlanError as error:
-        return SKIPPED["tp"], str(error)
-    try:
-        plan = compile_plan(
-            model, load_gpu(key.gpu), tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
-            engine=key.engine, method=spec.method, max_tokens=largest, max_seqs=largest,
-            curves=tables.curves, allow_modelled=spec.allow_modelled, **key.layout_options,
-        )  # fmt: skip
-    except MissingTableError as error:
-        return SKIPPED["tables"], f"{name}: {error}"
-    except (PlanError, GpuError) as error:
-        return SKIPPED["plan"], f"{name}: {error}"
-    return plan if plan.memory.max_kv_tokens else (SKIPPED["memory"], name)
 
 
 class _StepRows:
@@ -137,7 +117,7 @@ class _StepRows:
     def _best(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
         best = best_rows([plan], [kv_len], self.batch_size, self.limit_us, 1)
         columns = self._columns(plan, kv_len, best.batch_size, best.step_us)
-        columns["limited_by"] = _names(best.limited_by, LIMITS)
+        columns["limited_by"] = named_column(best.limited_by, LIMITS)
         return self._rows(plan, columns), int(best.over_memory.sum()), int(best.over_tpot.sum())
 
     def _all(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
@@ -148,7 +128,7 @@ class _StepRows:
         over_memory = batch_size > plan.memory.max_sequences(repeated)
         over_tpot = ~over_memory & ~(step_us <= self.limit_us)
         columns = self._columns(plan, repeated, batch_size, step_us)
-        columns["exceeds"] = _names(
+        columns["exceeds"] = named_column(
             over_tpot.astype(np.uint8), ("memory", "tpot"), ~(over_memory | over_tpot)
         )
         return self._rows(plan, columns), int(over_memory.sum()), int(over_tpot.sum())
@@ -164,26 +144,12 @@ class _StepRows:
             "step_us": pa.array(step_us, mask=nothing),
             "tokens_per_s": pa.array(rate, mask=nothing),
             "tokens_per_s_per_gpu": pa.array(rate / plan.layout.world_size, mask=nothing),
-            "origin": _names(_origins(plan, kv_len, batch_size), ORIGINS, nothing),
+            "origin": named_column(_origins(plan, kv_len, batch_size), ORIGINS, nothing),
             "relative_error": pa.array(self._errors(plan, kv_len, batch_size), from_pandas=True),
         }
 
     def _rows(self, plan: StepPlan, columns: dict[str, pa.Array]) -> pa.RecordBatch:
-        constants: dict[str, Any] = {
-            "model": plan.model.name,
-            "gpu": plan.gpu.name,
-            "tp": plan.tp,
-            "pp": plan.layout.pp,
-            "dp": plan.layout.dp,
-            "ep": plan.layout.ep,
-            "routing": plan.execution.routing if plan.model.has_experts else NO_ROUTING,
-            "dtype": plan.dtype,
-            "kv_dtype": plan.kv_dtype,
-            "engine": plan.engine,
-            "kernels": plan.kernels,
-            "weight_bytes": plan.memory.weight_bytes,
-            "max_kv_tokens": plan.memory.max_kv_tokens,
-        }
+        constants = plan_columns(plan)
         count = len(columns["kv_len"])
         arrays = [
             columns[f.name] if f.name in columns else pa.repeat(pa.scalar(constants[f.name], f.type), count)
@@ -234,9 +200,3 @@ def _best_step(
         origin=origin if is_any else None,
         relative_error=None if math.isnan(relative_error) else relative_error,
     )
-
-
-def _names(codes: Flags, names: tuple[str, ...], missing: Bools | None = None) -> pa.Array:
-    """Return a text column from codes; null where missing."""
-    indices = pa.array(codes.astype(np.int8), mask=missing)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()

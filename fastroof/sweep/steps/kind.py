@@ -14,7 +14,7 @@ from fastroof.sweep.steps.spec import (
     StepSpec,
     StepSummary,
     step_columns,
-    step_pieces,
+    step_units,
     with_standings,
 )
 from fastroof.sweep.units import UnitResult, WorkUnit, numbered_units
@@ -42,23 +42,13 @@ class StepSweep:
     lost_whole: ClassVar[Mapping[str, str]] = {}
 
     @property
-    def gpus(self) -> tuple[str, ...]:
-        """Return the GPU in the spec."""
-        return (self.spec.gpu,)
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Return the engine in the spec."""
-        return (self.spec.engine,)
-
-    @property
     def columns(self) -> tuple[Column, ...]:
         """Return the columns of the results."""
         return step_columns(self.spec.keep)
 
     def units(self) -> list[WorkUnit]:
         """Cut the sweep into plans, and long ones into slices of their lengths."""
-        return numbered_units(step_pieces(self.spec))
+        return numbered_units(step_units(self.spec))
 
     def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
         """Time a unit's steps."""
@@ -81,15 +71,5 @@ class StepSweep:
     def summary(self, totals: SweepTotals) -> StepSummary:
         """Return the counts and the best step of each plan."""
         best = with_standings([BestStep(**step) for step in totals.for_summary])
-        return StepSummary(
-            best=best,
-            engine=load_engine(self.spec.engine).name,
-            plans=len(best),
-            evaluations=totals.evaluated,
-            rows=totals.num_rows,
-            infeasible=totals.infeasible,
-            skipped=totals.skipped,
-            evaluate_s=totals.evaluate_s,
-            total_s=totals.total_s,
-            output=totals.output,
-        )
+        engine = load_engine(self.spec.engine).name
+        return StepSummary.of(totals, best=best, engine=engine, plans=len(best), evaluations=totals.evaluated)

@@ -17,7 +17,7 @@ from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
 from fastroof.ranges import expand_sizes
-from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.result_rows import SweepSummary
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem
 from fastroof.sweep.units import (
     ENGINE,
@@ -28,8 +28,8 @@ from fastroof.sweep.units import (
     WEIGHT_BYTES,
     PlanKey,
     Split,
-    UnitPiece,
-    slices,
+    WorkUnit,
+    plan_units,
 )
 
 MAX_BATCH_SIZE: Final = 2**16
@@ -68,6 +68,16 @@ class StepSpec(SweepSpec):
     )
     keep: Literal["best", "all"] = Field("best", description="'best' or 'all'")
     with_error: bool = Field(False, description="true or false")
+
+    @property
+    def all_gpus(self) -> tuple[str, ...]:
+        """Return the GPU in the spec."""
+        return (self.gpu,)
+
+    @property
+    def all_engines(self) -> tuple[str, ...]:
+        """Return the engine in the spec."""
+        return (self.engine,)
 
     @field_validator("gpu", mode="before")
     @classmethod
@@ -117,7 +127,7 @@ EVALUATIONS_A_UNIT: Final = 2**26
 ROWS_A_UNIT: Final = 2**18
 
 
-def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
+def step_units(spec: StepSpec) -> Iterator[WorkUnit]:
     """Yield units in the order of the rows: models, layouts, dtypes, kv_dtypes, lengths."""
     batches = len(spec.batch_size)
     rows_a_length = batches if spec.keep == "all" else 1
@@ -128,8 +138,7 @@ def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
         within = sum(kv_len <= longest for kv_len in spec.kv_len)
         for (tp, split), (dtype, kv_dtype) in itertools.product(spec.splits, spec.formats(loaded)):
             key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.engine, *split)
-            for start, stop in slices(within, most):
-                yield UnitPiece(key, "steps", start, stop, (stop - start) * batches, stop == within)
+            yield from plan_units(key, "steps", within, most, each=batches)
 
 
 COLUMNS: Final = (
@@ -228,7 +237,7 @@ class BestStep:
 
 
 @dataclass(frozen=True)
-class StepSummary(SummaryRows):
+class StepSummary(SweepSummary):
     """Counts of a sweep over steps, and the best step of each plan.
 
     Attributes
@@ -261,12 +270,6 @@ class StepSummary(SummaryRows):
     engine: str
     plans: int
     evaluations: int
-    rows: int
-    infeasible: dict[str, int]
-    skipped: dict[str, tuple[str, ...]]
-    evaluate_s: float
-    total_s: float
-    output: Path
 
     @property
     def evaluations_per_s(self) -> float:

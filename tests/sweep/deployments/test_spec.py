@@ -16,7 +16,7 @@ from fastroof.ranges import expand_reals
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
 from fastroof.sweep.best import nearest_spec
 from fastroof.sweep.deployments import spec as spec_module
-from fastroof.sweep.deployments.spec import Layout, layouts, num_layouts
+from fastroof.sweep.deployments.spec import Layout
 from fastroof.sweep.spec import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
@@ -191,18 +191,18 @@ def test_absurd_counts_are_refused_with_what_to_cut() -> None:
 
 def test_layouts() -> None:
     spec = loaded(total_gpus=[1, 4, 6], mode=["aggregated", "disaggregated"])
-    assert layouts(spec, "aggregated", 2) == (Layout(2, 0, 0), Layout(3, 0, 0))
-    assert layouts(spec, "disaggregated", 2) == (Layout(0, 1, 1), Layout(0, 1, 2), Layout(0, 2, 1))
-    assert layouts(spec, "disaggregated", 8) == ()
-    assert [num_layouts(spec, mode, 2) for mode in spec.mode] == [3, 4]
-    assert [layout.total_gpus(2) for layout in layouts(spec, "disaggregated", 2)] == [4, 6, 6]
+    assert spec.layouts("aggregated", 2) == (Layout(2, 0, 0), Layout(3, 0, 0))
+    assert spec.layouts("disaggregated", 2) == (Layout(0, 1, 1), Layout(0, 1, 2), Layout(0, 2, 1))
+    assert spec.layouts("disaggregated", 8) == ()
+    assert [spec.num_layouts(mode, 2) for mode in spec.mode] == [3, 4]
+    assert [layout.total_gpus(2) for layout in spec.layouts("disaggregated", 2)] == [4, 6, 6]
     given = loaded(replicas=[1, 3], prefill_workers=[1, 2], decode_workers=4)
-    assert layouts(given, "aggregated", 1) == (Layout(1, 0, 0), Layout(3, 0, 0))
-    assert layouts(given, "disaggregated", 1) == (Layout(0, 1, 4), Layout(0, 2, 4))
-    assert (num_layouts(given, "aggregated", 1), num_layouts(given, "disaggregated", 1)) == (2, 2)
-    assert layouts(loaded(), "disaggregated", 1) == (Layout(0, 1, 1),)
+    assert given.layouts("aggregated", 1) == (Layout(1, 0, 0), Layout(3, 0, 0))
+    assert given.layouts("disaggregated", 1) == (Layout(0, 1, 4), Layout(0, 2, 4))
+    assert (given.num_layouts("aggregated", 1), given.num_layouts("disaggregated", 1)) == (2, 2)
+    assert loaded().layouts("disaggregated", 1) == (Layout(0, 1, 1),)
     # what is impossible is a candidate too
-    assert spec.num_candidates == 2 * sum(num_layouts(spec, m, tp) for m in spec.mode for tp in spec.tp)
+    assert spec.num_candidates == 2 * sum(spec.num_layouts(m, tp) for m in spec.mode for tp in spec.tp)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_layouts_that_are_meant_take_the_place_of_every_product() -> None:
     again = load_spec(spec, {"keep": "all"})
     assert isinstance(again, DeploymentSpec)
     assert again.splits == spec.splits
-    assert len(spec.num_layouts) == 4
+    assert len(spec.layouts_by_split) == 4
     # what a product of axes says, a list says too
     product = loaded(tp=[4, 8], ep=[1, 4])
     listed = loaded(split=[{"tp": tp, "ep": ep} for tp in (4, 8) for ep in (1, 4)])

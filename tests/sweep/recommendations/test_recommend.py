@@ -198,6 +198,19 @@ def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
     ).max_num_batched_tokens == (512,)
 
 
+def test_former_names_are_aliases_and_unknown_ones_errors() -> None:
+    named = deployment_question(
+        "llama-3.1-8b", **QUESTION, engine="sglang", max_num_batched_tokens=512, max_num_seqs=10
+    )
+    former: dict[str, Any] = {"runtime": "sglang", "max_batched_tokens": 512, "max_seqs": 10}
+    assert deployment_question("llama-3.1-8b", **QUESTION, **former) == named
+    with pytest.raises(SweepError, match="engine and runtime are two names of one key"):
+        recommend("llama-3.1-8b", **QUESTION, **former, engine="vllm")
+    unknown: dict[str, Any] = {"engines": "vllm"}
+    with pytest.raises(TypeError, match="'engines'"):
+        recommend("llama-3.1-8b", **QUESTION, **unknown)
+
+
 def test_nothing_starts_threads_that_nobody_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
