@@ -46,7 +46,7 @@ ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode
 throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, if rows have single requests.
 
 \b
-JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends {data set: what TTFT was given},
+JSON: version, gpu, tables_hash, engine, leave_one_model_out, frontends {data set: what TTFT was given},
 frontends_us_per_token {data set: us},
 groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
@@ -207,7 +207,7 @@ def _document(report: GpuValidation, groups: Sequence[ErrorGroup]) -> dict[str, 
 
 def _print(report: GpuValidation, groups: Sequence[ErrorGroup]) -> None:
     out = console()
-    how = "constants fitted without each row's model" if report.unseen else f"runtime {report.runtime}"
+    how = "constants fitted without each row's model" if report.unseen else f"engine {report.engine}"
     out.print(f"{report.gpu}, {counted(len(report.rows), 'prediction')}, {how}\n", soft_wrap=True)
     print_groups(groups)
     given = {name: front for name, front in report.frontends.items() if any(front)}

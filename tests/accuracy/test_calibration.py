@@ -572,7 +572,7 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
         "--engine", "vllm-0.12", "--rows", str(path), "--bootstrap", "0"
     )
     plan = fastroof.compile_plan("qwen3-32b", "h100", h100, tp=2, engine=output)
-    assert plan.runtime == "mine"
+    assert plan.engine == "mine"
 
 
 def test_a_wrong_output_is_refused_before_the_fit(tmp_path):

@@ -303,7 +303,7 @@ def test_one_profile_for_all(rows: tuple[ServingRow, ...], h100: fastroof.Tables
     words: list[str] = []
     for given in (path, EngineProfile("slow", costs=StepCosts(step_us=5000.0))):
         slow = run_validation(Measured((row,)), h100, runtime=given, progress=words.append)
-        assert slow.runtime == slow.rows[0].runtime == "slow"
+        assert slow.engine == slow.rows[0].profile == "slow"
         assert slow.rows[0].predicted_ms == pytest.approx(kernels.rows[0].predicted_ms + 5.0)
     assert words == ["predicting 1 rows"] * 2
 
