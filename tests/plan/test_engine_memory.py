@@ -58,7 +58,7 @@ def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     gpu = load_gpu("h200")
     with pytest.warns(UserWarning, match="datasheet"):
         plan = compile_plan(model, gpu, None, engine=engine, **options)
-    plain = replace(plan, engine=EngineProfile("plain"))
+    plain = replace(plan, profile=EngineProfile("plain"))
     rule, layout = plan.profile.memory, plan.layout
     found, working = plan.memory, plain.memory.activation_bytes
     vocab = plan.model.padded_vocab(1)

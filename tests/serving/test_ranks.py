@@ -80,7 +80,7 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
     padded = plans["vllm-0.12"]
     ranks = replace(padded.profile.data_parallel, prompt_tokens="sum")
     summed = compile_plan(
-        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.engine, data_parallel=ranks),
+        "qwen3-30b-a3b", "h100", tables, dp=4, ep=4, engine=replace(padded.profile, data_parallel=ranks),
         max_tokens=9000,
     )  # fmt: skip
     of_padded, of_sum = (estimate(plan, 4000, 100, 32) for plan in (padded, summed))
