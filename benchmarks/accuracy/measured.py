@@ -14,7 +14,7 @@ from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import PACKAGE
-from fastroof.load.own import SERVING_FOLDER
+from fastroof.load.sources import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 

@@ -17,7 +17,7 @@ from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import serving_engines
 from fastroof.errors import TableError, TraceError
-from fastroof.load.own import SERVING_FOLDER
+from fastroof.load.sources import SERVING_FOLDER
 from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.plan import StepPlan
 from fastroof.serving.evidence.rows import ServedAs

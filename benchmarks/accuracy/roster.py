@@ -28,7 +28,7 @@ from fastroof.errors import FastroofError, PlanError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan import StepPlan
-from fastroof.plan.support import STATUSES, compiled_quietly, typical_parts
+from fastroof.plan.plan_set import STATUSES, compiled_quietly, typical_parts
 from fastroof.tables import Tables, load_tables
 
 SIZES: Final = (8, 4, 2, 1)

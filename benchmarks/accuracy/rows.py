@@ -15,7 +15,7 @@ from fastroof.columns import Column, guarded, unguarded
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import serving_engines
 from fastroof.errors import TableError
-from fastroof.load.own import SERVING_FOLDER
+from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
 from fastroof.serving.evidence.rows import ServedAs, ServingRow

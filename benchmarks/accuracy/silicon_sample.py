@@ -32,7 +32,7 @@ from fastroof.atomic_files import write_whole
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
-from fastroof.load.own import SERVING_FOLDER
+from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.write import toml_text
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 

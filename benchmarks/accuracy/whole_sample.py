@@ -20,7 +20,7 @@ from fastroof._version import __version__
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, TableError
-from fastroof.load.own import SERVING_FOLDER
+from fastroof.load.sources import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 from fastroof.serving.evidence.validation import INDEPENDENT

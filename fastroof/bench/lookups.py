@@ -84,7 +84,7 @@ def lookup_workloads(setup: Setup, sources: dict[str, Tables]) -> Iterator[Workl
     Workload
         Named ``<operator> <method>``, or ``<source> <operator> <method>`` if there are several sources.
     """
-    from fastroof.bench.stream import stream_lookups
+    from fastroof.bench.workload import stream_lookups
 
     count = setup.size(1_000_000, 2_000)
     for source, tables in sources.items():

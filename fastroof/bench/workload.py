@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array
+from fastroof.arrays import Array, Flags, Floats, Ints
 from fastroof.checks import whole_number
+from fastroof.compiled.jit import jit
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.models import ModelSpec, load_model
 from fastroof.operators.attention import ATTENTION_DECODE
@@ -202,3 +203,48 @@ def sweep_axes(setup: Setup) -> tuple[Array, Array]:
     """Return 256 batch sizes and 128 lengths of a Cartesian grid."""
     batch = np.arange(1, setup.size(256, 32) + 1, dtype=np.int64) * 2
     return batch, np.arange(1, setup.size(128, 16) + 1, dtype=np.int64) * 32
+
+
+@jit
+def stream_decodes(batch_size: Ints, kv_len: Ints, out: Floats) -> None:
+    """Read two sizes per step, write one float64."""
+    for i in range(len(out)):
+        out[i] = batch_size[i] + kv_len[i]
+
+
+@jit
+def stream_prefills(new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats) -> None:
+    """Read three sizes per step, write one float64."""
+    for i in range(len(out)):
+        out[i] = new_tokens[i] + context_len[i] + batch_size[i]
+
+
+@jit
+def stream_requests(new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> None:
+    """Read two sizes per request and one offset per step, write one float64 per step."""
+    for i in range(len(out)):
+        # slice indices start at 0: for others LLVM cannot prove that none is negative,
+        # and the loop stays scalar and is four times slower
+        new = new_tokens[offsets[i] : offsets[i + 1]]
+        context = context_len[offsets[i] : offsets[i + 1]]
+        total = 0
+        for r in range(len(new)):
+            total += new[r] + context[r]
+        out[i] = total
+
+
+@jit
+def stream_out(value: float, out: Floats) -> None:
+    """Write one float64 per point of a grid, whose axes stay in the cache."""
+    for i in range(len(out)):
+        out[i] = value
+
+
+@jit
+def stream_lookups(a: Ints, b: Ints, c: Ints, latency_us: Floats, mfu: Floats, origin: Flags) -> None:
+    """Read up to three sizes per point (arrays may repeat), write what a lookup returns."""
+    for i in range(len(latency_us)):
+        total = a[i] + b[i] + c[i]
+        latency_us[i] = total
+        mfu[i] = total
+        origin[i] = 1

@@ -92,7 +92,7 @@ def sweep_plans(setup: Setup) -> list[StepPlan]:
 
 def sweep_written(setup: Setup) -> Workload:
     """Build every step of 100 plans x 128 lengths x 256 batch sizes, written to memory."""
-    from fastroof.bench.stream import stream_out
+    from fastroof.bench.workload import stream_out
 
     plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
     out = np.empty((len(plans), len(kv_len), len(batch)))
@@ -195,7 +195,7 @@ NUMPY_RAGGED_STEPS: Final = 2_000
 
 def homogeneous_decode(setup: Setup, count: int, dtype: Any = np.int32, name: str = "decode") -> Workload:
     """Build ``plan.decode_us`` over arrays of steps."""
-    from fastroof.bench.stream import stream_decodes
+    from fastroof.bench.workload import stream_decodes
 
     batch, kv_len = decode_sizes(setup, count, dtype)
     out, streamed = np.empty(count), np.empty(count)
@@ -217,7 +217,7 @@ def homogeneous_decode(setup: Setup, count: int, dtype: Any = np.int32, name: st
 
 def prefill(setup: Setup) -> Workload:
     """Build ``plan.prefill_us`` over arrays of steps."""
-    from fastroof.bench.stream import stream_prefills
+    from fastroof.bench.workload import stream_prefills
 
     count = setup.size(2_000_000, 10_000)
     sizes = chunk_sizes(count)
@@ -240,7 +240,7 @@ def prefill(setup: Setup) -> Workload:
 
 def ragged(setup: Setup, batch: StepBatch, name: str, title: str) -> Workload:
     """Build ``plan.step_us`` over a ragged batch; the unit is a request."""
-    from fastroof.bench.stream import stream_requests
+    from fastroof.bench.workload import stream_requests
 
     steps, requests = batch.num_steps, len(batch.new_tokens)
     streamed = np.empty(steps)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastroof.models import ModelSpec
-    from fastroof.plan.support import Support
+    from fastroof.plan.plan_set import Support
 
 
 def print_support(
@@ -29,7 +29,7 @@ def print_support(
     from fastroof.engines import engine_of_version, serving_engines
     from fastroof.load.by_name import table_folders
     from fastroof.models.execution import AUTO, DTYPES
-    from fastroof.plan.support import FORMATS, support_rows
+    from fastroof.plan.plan_set import FORMATS, support_rows
 
     unknown = [dtype for dtype in dtypes if dtype not in (AUTO, *DTYPES)]
     if unknown:
@@ -68,7 +68,7 @@ def _print_layouts(rows: Sequence[Support]) -> None:
 
 
 def _print_matrix(rows: Sequence[Support]) -> None:
-    from fastroof.plan.support import STATUSES
+    from fastroof.plan.plan_set import STATUSES
 
     places = list(dict.fromkeys((row.gpu, row.engine) for row in rows))
     counts: dict[tuple[str, str], dict[tuple[str, str], Counter[str]]] = {}

@@ -10,10 +10,9 @@ from fastroof.checks import shown
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import is_file, matches
-from fastroof.load.by_name import missing_tables
-from fastroof.load.found import PACKAGE_PREFIX, FoundTables, Progress, find_tables, find_tables_of
-from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
-from fastroof.load.own import load_own
+from fastroof.load.by_name import PACKAGE_PREFIX, FoundTables, find_tables, find_tables_of, missing_tables
+from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, Progress, SourceChoice
+from fastroof.load.sources import load_sources
 from fastroof.load.trees import is_tree, load_tree
 
 __all__ = [
@@ -103,7 +102,7 @@ def load_measured_of(
     folders, spec, _ = find_tables_of(gpu, progress=progress)
     if folders:
         # what ships or was imported was checked when it was written
-        return load_own(folders, source, when_needed=spec is not None)
+        return load_sources(folders, source, when_needed=spec is not None)
     if source is not None:
         name = spec.name if spec is not None else gpu
         raise TableError(f"{name} has no measured tables, so no source {source!r}; leave source out")
@@ -119,7 +118,7 @@ def _load(
     if of_name is not None and source is not None:
         raise TableError(f"{name} names its source; leave source={source!r} out")
     if spec is not None:
-        return load_own((folder, *others), source if of_name is None else of_name, when_needed=True)
+        return load_sources((folder, *others), source if of_name is None else of_name, when_needed=True)
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")
@@ -128,10 +127,10 @@ def _load(
         names = [path.parent.name for path in matches(folder, "*/gpu.toml")]
         wanted = [one for one in names if gpu is not None and _is_gpu(gpu, load_gpu(folder / one))]
         if wanted:
-            return load_own(folder / wanted[0], source)
+            return load_sources(folder / wanted[0], source)
         if names:
             raise TableError(f"{folder} holds several GPUs: pass gpu= one of {', '.join(names)}")
-    return load_own(folder, source)
+    return load_sources(folder, source)
 
 
 def _found(name: str | Path, progress: Progress | None) -> FoundTables:

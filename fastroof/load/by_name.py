@@ -3,6 +3,9 @@
 Shipped tables are in bench_data, the user's in :func:`fastroof.config.paths.user_tables_root`. If
 aiconfigurator-core is installed, its tables of a GPU are converted into the user's folder on first use; a
 note in the GPU's folder names the versions of the package and of fastroof.
+
+:func:`find_tables` alone decides what a name or a path of tables means: a GPU's name means all its tables, a
+path the folder there.
 """
 
 from __future__ import annotations
@@ -15,20 +18,24 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
+from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_named, gpu_names, load_gpu
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
 from fastroof.documents import read_json
-from fastroof.errors import TableError
-from fastroof.file_access import is_file, matches, read_bytes
+from fastroof.errors import GpuError, TableError
+from fastroof.file_access import exists, is_file, is_folder, matches, read_bytes
+from fastroof.load.measured import Progress
 
 if TYPE_CHECKING:
-    from fastroof.load.own import Source
-    from fastroof.load.package_import import Progress
+    from fastroof.load.sources import Source
+
 
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
 """Environment variable: "never" disables automatic imports."""
@@ -301,3 +308,69 @@ def _remove_unfinished(root: Path, gpu: str) -> None:
     for path in (*root.glob(f".{gpu}.*"), *(root / gpu).glob(".*")):
         if is_unfinished(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+PACKAGE_PREFIX: Final = "package:"
+
+NAMED_WORDS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION"
+"""What tables may be named by, for help texts and errors."""
+
+
+class FoundTables(NamedTuple):
+    """Folders of tables that a name or a path means."""
+
+    folders: tuple[Path, ...]
+    """Of one GPU's sources if ``gpu`` is known, else the folder given; empty if nothing was measured."""
+
+    gpu: GpuSpec | None = None
+    source: str | None = None
+
+
+def find_tables(name: str | Path, *, progress: Progress | None = None, imports: bool = True) -> FoundTables:
+    """Find the tables of a GPU's name, a GPU/SOURCE, or a folder."""
+    path = Path(name)
+    if isinstance(name, str) and "/" not in name:
+        # a folder with the name of a GPU is ./name
+        if (spec := gpu_named(name)) is not None:
+            return FoundTables(_folders(spec.name, progress, imports), spec)
+        if not exists(path):
+            try:
+                load_gpu(name)
+            except GpuError as error:
+                raise GpuError(f"{error}; or the path of a folder of tables") from None
+    if is_folder(path):
+        return FoundTables((path,))
+    if path.name == GPU_FILE and is_file(path):
+        return FoundTables((path.parent,))
+    if isinstance(name, str) and not exists(path):
+        gpu, _, source = name.partition("/")
+        spec = gpu_named(gpu)
+        if spec is not None and source and "/" not in source:
+            return FoundTables(_folders(spec.name, progress, imports), spec, source)
+    raise TableError(f"{name} is not a folder of measured tables; need {NAMED_WORDS}")
+
+
+def find_tables_of(gpu: Any, *, progress: Progress | None = None) -> FoundTables:
+    """Find the tables of a GPU given as :func:`fastroof.load_gpu` takes it: beside a gpu.toml, or by name."""
+    spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    is_shipped = spec.name in gpu_names() and load_gpu(spec.name) == spec
+    if not is_shipped and isinstance(gpu, str | Path) and exists(Path(gpu)):
+        folder = Path(gpu) if is_folder(Path(gpu)) else Path(gpu).parent
+        return FoundTables((folder,) if matches(folder, f"*/{PROVENANCE}") else ())
+    if spec.name not in gpu_names():
+        return FoundTables((), spec)
+    with suppress(TableError):  # what cannot be imported is missing: the datasheet model stands in
+        return FoundTables(_folders(spec.name, progress, True), spec)
+    return FoundTables((), spec)
+
+
+def _folders(gpu: str, progress: Progress | None, imports: bool) -> tuple[Path, ...]:
+    """Folders of a GPU's sources, after importing those of an installed package if that was not done."""
+    try:
+        if imports:
+            ensure_imported(gpu, progress=progress)
+    except TableError as error:
+        if not table_folders(gpu):
+            raise
+        warnings.warn(f"{gpu} is served by the tables that are there: {error}", stacklevel=6)
+    return table_folders(gpu)

@@ -28,7 +28,7 @@ from fastroof.load.families import (
 )
 from fastroof.load.family_checks import find_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.own import UnsoundFamily
+from fastroof.load.unsound import UnsoundFamily
 from fastroof.operators.registry import OPERATORS
 from fastroof.uncertainty.campaign import LONG, CampaignFigure, common_scale, engine_pair, scale_of
 

@@ -12,8 +12,8 @@ from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.columns import LATENCY
 from fastroof.errors import FastroofError
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.own import UnsoundFamily
 from fastroof.load.rows import word_codes
+from fastroof.load.unsound import UnsoundFamily
 from fastroof.operators.registry import OPERATORS, unknown_operator
 
 BAND_OCTAVES: Final = 3
@@ -176,7 +176,7 @@ def split_rows(codes: Longs) -> list[Longs]:
 
 
 def family_keys(words: Words) -> dict[str, tuple[Any, ...]]:
-    """Keys of a family for :class:`~fastroof.load.own.UnsoundFamily`."""
+    """Keys of a family for :class:`~fastroof.load.sources.UnsoundFamily`."""
     return {name: (word,) for name, word in words.items()}
 
 

@@ -26,7 +26,8 @@ from fastroof.load.families import (
     rows_of_family,
 )
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.own import PROVENANCE_FILE, UnsoundFamily, known_unsound, unsound_families
+from fastroof.load.sources import PROVENANCE_FILE
+from fastroof.load.unsound import UnsoundFamily, known_unsound, unsound_families
 from fastroof.load.write import toml_text
 from fastroof.operators.registry import OPERATORS
 

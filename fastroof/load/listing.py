@@ -11,11 +11,10 @@ from typing import Literal, NamedTuple
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load import load_measured
-from fastroof.load.by_name import missing_tables, source_kind
-from fastroof.load.found import Progress, find_tables
-from fastroof.load.measured import MeasuredTables
-from fastroof.load.own import list_sources
+from fastroof.load.by_name import find_tables, missing_tables, source_kind
+from fastroof.load.measured import MeasuredTables, Progress
 from fastroof.load.rows import count_rows
+from fastroof.load.sources import list_sources
 from fastroof.load.trees import is_tree
 
 

@@ -12,15 +12,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Longs
+from fastroof.caching import lazy_property
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.file_access import file_sha256
-from fastroof.lazy_property import lazy_property
 from fastroof.load.spikes import Spikes, find_spikes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 
 FILES: Final = "files"
 """Table of provenance.toml with the SHA-256 of each file and of its rows."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with files converted, all files and a file's name while a package's tables are imported."""
 
 SourceChoice = str | Mapping[str, str] | None
 """One source for all operators, or a source per operator; None uses the ranks."""

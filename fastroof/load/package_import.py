@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.config.gpu import load_gpu
 from fastroof.load.aiconfigurator import PackagePlace, read_places
 from fastroof.load.family_checks import flag_unsound, siblings_of
-from fastroof.load.measured import MeasuredTables
-from fastroof.load.own import PROVENANCE_FILE, Source, list_sources, load_own
+from fastroof.load.measured import MeasuredTables, Progress
 from fastroof.load.package_rows import (
     PACKAGE_FILES,
     Place,
@@ -23,6 +22,7 @@ from fastroof.load.package_rows import (
     paired_version,
     versions_of,
 )
+from fastroof.load.sources import PROVENANCE_FILE, Source, list_sources, load_sources
 from fastroof.load.write import write_source
 from fastroof.operators.external_rows import version_order
 from fastroof.processors import usable_processors
@@ -163,9 +163,6 @@ MAX_THREADS: Final = 4
 QUICK: Final = 3
 """Zstandard level: a tenth more bytes than the highest in a tenth of its time."""
 
-Progress = Callable[[int, int, str], None]
-"""Called with the number of files read, the total, and the next file."""
-
 
 def import_system(
     data: Path,
@@ -199,7 +196,7 @@ def import_system(
     # sorting and compressing release the GIL
     with ThreadPoolExecutor(min(MAX_THREADS, usable_processors())) as threads:
         everything = list(threads.map(tables_of, sources))
-        shipped_tables = load_own(shipped) if have else None
+        shipped_tables = load_sources(shipped) if have else None
         imported = list(_with_new_kernels(sources, everything, shipped_tables, links))
         siblings = [*imported, shipped_tables] if shipped_tables is not None else imported
 

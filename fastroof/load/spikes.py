@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
-from fastroof.lazy_property import lazy_property
+from fastroof.caching import lazy_property
 from fastroof.operators.operator import Operator
 
 LEAST_RATIO: Final = 3.0

@@ -22,8 +22,8 @@ from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import TableError
 from fastroof.file_access import file_sha256
 from fastroof.load.measured import FILES, rows_sha256
-from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
+from fastroof.load.sources import PROVENANCE_FILE
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.parquet import write_parquet

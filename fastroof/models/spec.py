@@ -9,12 +9,14 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import shown, whole_number
 from fastroof.errors import ModelError, PlanError
 from fastroof.models.attention import Attention
-from fastroof.models.execution import UNQUANTISED, Checkpoint
+from fastroof.models.execution import UNQUANTISED, Checkpoint, Execution
 from fastroof.models.hf import checked_fields
 from fastroof.models.layers import LayerGroup, LayerKind, NoAttention, NoMlp
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout, check_sizes
 from fastroof.models.mlp import Mlp
 from fastroof.models.vision import VisionEncoder
+from fastroof.operators.calls import Call, Elementwise, Gemm, SendReceive
+from fastroof.units import ACTIVATION_BYTES
 
 VOCAB_PADDING: Final = 64
 
@@ -329,3 +331,37 @@ def stages_of(model: ModelSpec, stages: int) -> tuple[Stage, ...]:
         start += len(held)
         made.append(Stage(number, stages, tuple(held.count(kind) for kind in range(len(model.layers)))))
     return tuple(made)
+
+
+class StepCalls(NamedTuple):
+    """The calls of a step on one GPU, in the order in which its time is summed."""
+
+    before: tuple[Call, ...]
+    layers: tuple[tuple[Call, ...], ...]
+    after: tuple[Call, ...]
+
+
+def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCalls:
+    """Return every call of a step on one GPU."""
+    row_bytes = float(model.hidden * ACTIVATION_BYTES)
+    residual_bytes = model.residual_rows * row_bytes
+    embedded_rows = max(kind.embedded_rows for kind in model.kinds)
+    vocab_rows = model.padded_vocab(layout.tp) // layout.tp
+    head_dtype = execution.of_head().kernel("lm_head")
+    return StepCalls(
+        (Elementwise("embedding", "embedding", 1, row_bytes + embedded_rows * row_bytes),),
+        tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
+        (
+            *_sent_on(layout, residual_bytes),
+            Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
+            Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences"),
+        ),
+    )
+
+
+def _sent_on(layout: Layout, row_bytes: float) -> tuple[Call, ...]:
+    """Return the calls that send a token's hidden state across every pipeline-stage boundary."""
+    if layout.pp == 1:
+        return ()
+    stage_gpus = layout.stage_gpus
+    return (SendReceive("stage_send", "pipeline send", layout.pp - 1, row_bytes, layout.pp, stage_gpus),)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats
+from fastroof.caching import lazy_property
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
-from fastroof.lazy_property import lazy_property
 from fastroof.pack.curves import SIZE_LIMIT, sorted_origins, sorted_points
 from fastroof.pack.keys import axis_guide
 from fastroof.roofline import BatchBound

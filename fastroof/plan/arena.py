@@ -1,28 +1,149 @@
-"""Parts of a plan's arena: grid blocks of all layers and kinds, tables of decodes and drafts, validation.
+"""A plan's arena: grid blocks of all layers and kinds, lookups in them, pipeline stages, validation.
 
 A packed attention cell is a polynomial of its offsets from its lower corner, so kinds add up on the union of
 their axes: the sum of two lookups to 4e-16, at the cost of one.
+
+A micro-batch passes the pipeline stages:
+
+    end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch, stage]
+
+Sends count as the sending stage's time, without overlap. ``n`` equal micro-batches in equal stages take
+``n + pp - 1`` times a stage. ``pp`` batches that cycle, as decodes do, take ``pp`` times the slowest stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from fastroof.arrays import Floats
-from fastroof.columns import ORIGIN_INTERPOLATED
+from fastroof.arrays import Bools, Flags, Floats, Ints
+from fastroof.columns import ORIGIN_INTERPOLATED, ORIGIN_MODELLED
 from fastroof.compiled import decode_lines as line_loops
 from fastroof.compiled import grids, steps
 from fastroof.compiled import verification as loops
-from fastroof.compiled.grids import cells_of
+from fastroof.compiled.grids import cells_of, grid_latency_us
 from fastroof.compiled.layout import FORM_LATENCY
+from fastroof.config import GpuSpec
+from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, PlanError
+from fastroof.operators.attention_work import pairs_within
+from fastroof.operators.calls import AttentionCall, MixerCall
 from fastroof.pack.keys import axis_guide, key_columns
-from fastroof.plan.attention_times import attention_times
 from fastroof.plan.curves import row_values
 from fastroof.plan.plan_data import PlanData
+from fastroof.run.batch import StepBatch
+from fastroof.run.evaluate import step_us
+from fastroof.units import NS_PER_US
+
+
+class AttentionTimes(NamedTuple):
+    """Attention of one kind's layers in some steps, us, without the time of prefixes.
+
+    ``launch_us`` is the smallest call of one layer.
+    """
+
+    own_us: Floats
+    origin: Flags
+    launch_us: float
+
+
+class WindowPoints(NamedTuple):
+    """Where layers with a window are looked up for requests of different lengths.
+
+    ``is_other`` are the steps whose sizes differ from those of all other layers.
+    """
+
+    batch: Floats
+    x: Floats
+    is_other: Bools
+
+
+def window_points(
+    window: int, is_decode: bool, batch: Any, x: Any, new_sum: Any, seen_sum: Any
+) -> WindowPoints:
+    """Find where layers with a window are looked up, for decode steps or steps of chunks."""
+    batch, x = np.asarray(batch, np.float64), np.asarray(x, np.float64)
+    new, seen = np.asarray(new_sum, np.float64), np.asarray(seen_sum, np.float64)
+    if is_decode:
+        mean_seen = seen / new
+        is_other = mean_seen != np.minimum(x, window)
+        return WindowPoints(batch, np.where(is_other, mean_seen, x), is_other)
+    is_other = batch * pairs_within(x, window) != seen
+    # as fastroof.compiled.request_sums.window_chunks
+    q_len = 2.0 * seen / new - 1.0
+    long = q_len > window
+    short_of_window = np.where(long, window - seen / new, 1.0)
+    q_len = np.where(long, 0.5 * window * (window - 1.0) / short_of_window, q_len)
+    return WindowPoints(np.where(is_other, new / q_len, batch), np.where(is_other, q_len, x), is_other)
+
+
+def attention_times(
+    plan: PlanData, number: int, is_decode: bool, batch: Any, x: Any, within: WindowPoints | None = None
+) -> AttentionTimes:
+    """Look up one kind's attention at (batch, kv_len or q_len)."""
+    part = plan.attention[number]
+    block = part.decode_block if is_decode else part.prefill_block
+    if block is None:
+        slot = steps.DECODE_AT if is_decode else steps.PREFILL_AT
+        block = plan.arena[int(plan.arena[slot]) :]
+    own_us, origin = _look_up(block, np.r_[np.asarray(batch, np.float64), 0.0], np.r_[np.asarray(x), 1.0])
+    launch_us = float(own_us[-1]) / part.call.times
+    own_us, origin = own_us[:-1], origin[:-1]
+    if part.call.window and within is not None and within.is_other.any():
+        # as the step loops do: all layers' sizes, plus the difference of two lookups within the window
+        there = _look_up(block, within.batch, within.x)
+        instead = np.minimum(x, part.call.window) if is_decode else np.asarray(x)
+        more_us = there[0] - _look_up(block, np.asarray(batch), instead)[0]
+        own_us = own_us + np.where(within.is_other, more_us, 0.0)
+        origin = np.where(within.is_other, np.maximum(origin, there[1]), origin)
+    return AttentionTimes(own_us, origin, launch_us)
+
+
+def _look_up(block: Floats, batch: Any, x: Any) -> tuple[Floats, Flags]:
+    own_us, origin = np.empty(len(batch)), np.empty(len(batch), np.uint8)
+    grid_latency_us(block, batch.astype(np.float64), x.astype(np.float64), own_us, origin)
+    return own_us, origin
+
+
+def mixed_kv_us(
+    calls: Sequence[AttentionCall | MixerCall], engine: EngineProfile, gpu: GpuSpec
+) -> tuple[float, float]:
+    """Minimum us per KV token of decodes in a step with prefill: (full, windowed) layers."""
+    full_us = windowed_us = 0.0
+    for call in calls:
+        ns = 0.0
+        if isinstance(call, AttentionCall):
+            ns = engine.kernels.mixed_attention_ns(gpu.name, call.head_dim, call.kv_dtype)
+        if ns == 0.0 or not isinstance(call, AttentionCall):
+            return 0.0, 0.0
+        price_us = ns / NS_PER_US * call.num_q_heads * call.times
+        if call.window:
+            windowed_us += price_us
+        else:
+            full_us += price_us
+    return full_us, windowed_us
+
+
+def kinds_beside_prefill(
+    plan: PlanData, kv_len: Ints, kinds: Sequence[AttentionTimes]
+) -> list[AttentionTimes]:
+    """Decode attention of each kind of layers in one step that also prefills."""
+    least_us = []
+    for part in plan.attention:
+        full_us, windowed_us = mixed_kv_us([part.call], plan.engine, plan.gpu)
+        if full_us == windowed_us == 0.0:
+            return list(kinds)
+        seen = np.minimum(kv_len, part.call.window) if part.call.window else kv_len
+        least_us.append((full_us + windowed_us) * float(seen.sum()))
+    if sum(least_us) <= sum(float(kind.own_us[0]) for kind in kinds):
+        return list(kinds)
+    return [
+        kind._replace(own_us=np.array([least]), origin=np.full_like(kind.origin, ORIGIN_MODELLED))
+        for kind, least in zip(kinds, least_us, strict=True)
+    ]
 
 
 class _Grid(NamedTuple):
@@ -261,3 +382,90 @@ def _check(
     if not (least <= low and high <= most):
         wrong = low if not least <= low else high
         raise error(f"{what}: {name} takes {wrong:g} us, must be {least:g} to {most:g}; {_ORIGIN}")
+
+
+PlanT = TypeVar("PlanT", bound=PlanData)
+
+
+def in_each_stage(plan: PlanT, times_us: Callable[[PlanT], Floats]) -> Floats:
+    """Times of steps in every stage, us, of shape (steps, pp); equal stages are timed once."""
+    stages: Sequence[Any] = plan.stage_plans or (plan,)
+    times = {id(stage): times_us(stage) for stage in {id(stage): stage for stage in stages}.values()}
+    return np.stack([times[id(stage)] for stage in stages], axis=1)
+
+
+def stage_times_us(plan: PlanData, batch: StepBatch) -> Floats:
+    """Time of every micro-batch in every stage, us, of shape (steps, pp)."""
+    return in_each_stage(plan, lambda stage: step_us(stage, batch, 1))
+
+
+def makespan_us(times_us: Floats) -> float:
+    """From the first micro-batch's start to the last one's end, us, by their times in each stage."""
+    end = np.zeros(times_us.shape[1])
+    for of_batch in times_us:
+        before = 0.0
+        for stage, us in enumerate(of_batch):
+            before = end[stage] = max(end[stage], before) + us
+    return float(end[-1]) if len(end) else 0.0
+
+
+TYPICAL_BATCH: Final = 64
+TYPICAL_KV_LEN: Final = 2048
+"""Decodes that decide which stage is the slowest: the one with the LM head, or with one more layer."""
+
+_TIMES: Final = (
+    steps.TOKENS_AT,
+    steps.DECODE_TOKENS_AT,
+    steps.LOGITS_AT,
+    steps.EXPERT_AT,
+    steps.DECODE_EXPERT_AT,
+)
+"""Header slots of sections of times; 0 if a plan has no such section."""
+_ORIGINS: Final = (steps.TOKENS_ORIGIN_AT, steps.DECODE_TOKENS_ORIGIN_AT, steps.LOGITS_ORIGIN_AT)
+_CONSTANTS: Final = (
+    steps.NUM_LAYERS,
+    steps.STEP_US,
+    steps.SEQUENCE_US,
+    steps.PREFILL_US,
+    steps.PREFILL_FLOOR_US,
+    steps.PREFIX_PAIR_US,
+    steps.PREFIX_TOKEN_US,
+    steps.WINDOW_PAIR_US,
+    steps.WINDOW_TOKEN_US,
+    steps.MIXED_KV_US,
+    steps.MIXED_WINDOW_KV_US,
+)
+
+
+def at_the_pace_of(plan: PlanT, slowest: PlanT) -> PlanT:
+    """Return a plan of equal stages: its slowest one, as often as it has stages."""
+    times = len(plan.stage_plans)
+    attention = (
+        part._replace(
+            call=replace(part.call, times=part.call.times * times),
+            decode_block=None if part.decode_block is None else scaled_block(part.decode_block, times),
+            prefill_block=None if part.prefill_block is None else scaled_block(part.prefill_block, times),
+            prefix_us=part.prefix_us.times(times),
+        )
+        for part in slowest.attention
+    )
+    return replace(
+        plan,
+        arena=_scaled_arena(slowest.arena, times),
+        row_curves=tuple(curve.in_layers(times) for curve in slowest.row_curves),
+        attention=tuple(attention),
+    )
+
+
+def _scaled_arena(arena: Floats, times: int) -> Floats:
+    """An arena whose steps take ``times`` as long."""
+    scaled = arena.copy()
+    scaled[list(_CONSTANTS)] *= times
+    starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS.values(), *_ORIGINS)} - {0})
+    ends = dict(zip(starts, [*starts[1:], int(arena[steps.ARENA_SIZE])], strict=True))
+    for start in {int(arena[slot]) for slot in _TIMES} - {0}:
+        scaled[start : ends[start]] *= times
+    for start in {int(arena[slot]) for slot in _BLOCKS.values()}:
+        scaled[start : ends[start]] = scaled_block(arena[start : ends[start]], times)
+    scaled.flags.writeable = False
+    return scaled

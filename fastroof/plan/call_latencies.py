@@ -15,7 +15,7 @@ from fastroof.engines import EngineProfile
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
-from fastroof.models.step import StepCalls, step_calls
+from fastroof.models.spec import StepCalls, step_calls
 from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel
 from fastroof.plan.arena import scaled_block

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
+from fastroof.caching import lazy_property
 from fastroof.checks import shown
 from fastroof.compiled import steps
 from fastroof.compiled.grids import FORM
@@ -18,25 +19,23 @@ from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DEFAULT_ENGINE, MEASURED, chosen_engine
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, PlanError
-from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, Execution
 from fastroof.models.spec import Stage, stages_of
 from fastroof.operators.calls import Role
-from fastroof.plan.arena import scaled_block, sum_blocks, validate_arena
-from fastroof.plan.attention_times import mixed_kv_us
+from fastroof.plan.arena import mixed_kv_us, scaled_block, sum_blocks, validate_arena
 from fastroof.plan.call_latencies import LayerAttention, call_latencies, padded_steps
 from fastroof.plan.calls import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
-from fastroof.plan.checks import (
+from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
+from fastroof.plan.execution import (
     check_context_parallel,
     check_engine_layout,
     check_expert_blocks,
     check_kernels,
     check_tables,
     checked_model,
+    execution_of,
 )
-from fastroof.plan.curves import CurveSource, RowCurve, curves_of, num_allreduces
-from fastroof.plan.execution import execution_of
 from fastroof.plan.options import OPTIONS, PlanOptions
 from fastroof.plan.plan_data import ErrorSource, PlanAttention
 from fastroof.plan.step_plan import StepPlan

@@ -10,11 +10,11 @@ from typing import Any, Final, Literal, Protocol, cast
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
+from fastroof.caching import lazy_property
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.compiled.grids import curve_rows
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.lazy_property import lazy_property
 from fastroof.load.by_name import how_to_get, table_folders
 from fastroof.operators.attention_work import PrefixUs
 from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastroof.arrow import facts_html
+from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import PlanError
-from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AttentionCall

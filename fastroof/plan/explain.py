@@ -27,12 +27,7 @@ from fastroof.models.vision import ImagePieces, VisionEncoder
 from fastroof.operators.attention import ENCODER_ATTENTION
 from fastroof.operators.attention_work import HeadShape, pairs_within
 from fastroof.operators.calls import Role, RowOperator
-from fastroof.plan.attention_times import (
-    AttentionTimes,
-    attention_times,
-    kinds_beside_prefill,
-    window_points,
-)
+from fastroof.plan.arena import AttentionTimes, attention_times, kinds_beside_prefill, window_points
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import DATASHEET_SOURCE, CurveSource, RowCurve, TableCurves, per_row, row_cost
 from fastroof.plan.plan_data import PlanData

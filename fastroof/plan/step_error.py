@@ -15,8 +15,8 @@ from fastroof.operators.attention_grids import AttentionErrors, attention_varian
 from fastroof.operators.attention_work import pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.row_operator import PerRowOperator
+from fastroof.plan.arena import WindowPoints, attention_times, window_points
 from fastroof.plan.attention import StepAttention, Variance
-from fastroof.plan.attention_times import WindowPoints, attention_times, window_points
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import per_row, row_values
 from fastroof.plan.plan_data import PlanData

@@ -9,10 +9,10 @@ from typing import Any, overload
 from numpy.typing import ArrayLike
 
 from fastroof.arrays import Floats, Int
+from fastroof.caching import lazy_property
 from fastroof.checks import check_flag, whole_number
 from fastroof.errors import BatchError, PlanError
-from fastroof.lazy_property import lazy_property
-from fastroof.plan import explain, pipeline, step_error
+from fastroof.plan import arena, explain, step_error
 from fastroof.plan.arena import decode_lines, verification_arena
 from fastroof.plan.description import DescribedPlan
 from fastroof.plan.explain import EncoderTime, Explanation
@@ -70,9 +70,9 @@ class StepPlan(DescribedPlan):
 
     @lazy_property
     def _bottleneck(self) -> StepPlan:
-        batch = min(pipeline.TYPICAL_BATCH, self.max_tokens, self.max_seqs)
-        slowest = max(self.stages, key=lambda stage: stage.decode_us(batch, pipeline.TYPICAL_KV_LEN))
-        return pipeline.at_the_pace_of(self, slowest)
+        batch = min(arena.TYPICAL_BATCH, self.max_tokens, self.max_seqs)
+        slowest = max(self.stages, key=lambda stage: stage.decode_us(batch, arena.TYPICAL_KV_LEN))
+        return arena.at_the_pace_of(self, slowest)
 
     @lazy_property
     def decode_lines(self) -> Floats | None:
@@ -378,7 +378,7 @@ class StepPlan(DescribedPlan):
         -------
         float
             From the first one's start to the last one's end, us: ``(n + pp - 1)`` times a stage for n equal
-            micro-batches in equal stages, see :mod:`fastroof.plan.pipeline`. Without stages the sum.
+            micro-batches in equal stages, see :mod:`fastroof.plan.arena`. Without stages the sum.
 
         Examples
         --------
@@ -388,7 +388,7 @@ class StepPlan(DescribedPlan):
         >>> 1.5 < plan.pipeline_us(four) / plan.pipeline_us(one) < 2.1
         True
         """
-        return pipeline.makespan_us(self.stage_times_us(batch))
+        return arena.makespan_us(self.stage_times_us(batch))
 
     def cycle_us(self, batch: StepBatch) -> float:
         """Time one round of micro-batches that cycle through the pipeline stages, as decodes do.
@@ -414,7 +414,7 @@ class StepPlan(DescribedPlan):
         ndarray of float64, shape (steps, pp)
             us per step and stage.
         """
-        return pipeline.stage_times_us(self, batch)
+        return arena.stage_times_us(self, batch)
 
     def explain(
         self,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Ints
-from fastroof.arrow import ORIGIN, RELATIVE_ERROR, ArrowResult
+from fastroof.arrow import ORIGIN, RELATIVE_ERROR, ArrowResult, arrow_schema
 from fastroof.checks import shown
 from fastroof.columns import Column
 from fastroof.errors import BatchError, FastroofError
 from fastroof.given_arrays import number_array, refused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CHUNK: Final = 2**16
 """Elements converted at once: they fit the cache."""
@@ -280,3 +283,28 @@ class TimedPlan(PlanArena, Protocol):
     @property
     def made_from(self) -> Mapping[str, str]:
         """Metadata of its answers' Arrow tables."""
+
+
+_SIZES: Final = (
+    Column("num_requests", "int", "", "requests in the step", 0),
+    Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
+)
+STEP_COLUMNS: Final = (StepTimes.arrow_columns[0], *_SIZES, *StepTimes.arrow_columns[1:-1])
+"""Columns of :func:`step_table`: a step's sizes, times and origin."""
+
+
+def step_table(plan: TimedPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
+    """Return a batch's step times as one Arrow table, one row per step."""
+    import pyarrow as pa
+
+    offsets = batch.offsets.astype(np.int64)
+    running = np.concatenate([[0], np.cumsum(batch.new_tokens, dtype=np.int64)])
+    table = times.to_arrow()
+    sizes = {
+        "num_requests": np.diff(offsets),
+        "num_tokens": running[offsets[1:]] - running[offsets[:-1]],
+    }
+    error = () if times.relative_error is None else (RELATIVE_ERROR,)
+    schema = arrow_schema((*STEP_COLUMNS, *error), plan.made_from)
+    columns = [pa.array(sizes[f.name]) if f.name in sizes else table[f.name] for f in schema]
+    return pa.table(columns, schema=schema)

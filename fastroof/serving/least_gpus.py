@@ -22,7 +22,7 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.checks import checked_model
+from fastroof.plan.execution import checked_model
 from fastroof.serving.scenarios import broadcast, engine_limits
 from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaOptions, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated

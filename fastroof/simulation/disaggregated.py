@@ -11,12 +11,12 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats
 from fastroof.arrow import arrow_schema
+from fastroof.caching import lazy_property
 from fastroof.checks import is_number, one_of, shown
 from fastroof.columns import Column
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import FINISHED, Record
 from fastroof.errors import SimulationError
-from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout
 from fastroof.plan.memory import PlanMemory, window_kv_bytes
 from fastroof.simulation.engine import Outcomes, added_up, too_long, with_rejected

@@ -12,8 +12,8 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.arrow import ArrowRows
+from fastroof.caching import lazy_property
 from fastroof.errors import BatchError, SimulationError
-from fastroof.lazy_property import lazy_property
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
 from fastroof.simulation.replicas import engines_of

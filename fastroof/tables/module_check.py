@@ -13,7 +13,7 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.load import MeasuredTable
-from fastroof.load.own import UnsoundFamily
+from fastroof.load.unsound import UnsoundFamily
 from fastroof.tables.kernel_order import KernelOrder
 from fastroof.tables.table_set import Tables
 

@@ -13,7 +13,7 @@ from fastroof.columns import LATENCY
 from fastroof.errors import TableError
 from fastroof.load.compare import campaign_family
 from fastroof.load.families import family_columns
-from fastroof.load.own import UnsoundFamily, families_error, unsound_families
+from fastroof.load.unsound import UnsoundFamily, families_error, unsound_families
 from fastroof.operators.operator import Key, SourceTable, is_measured
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.kernel_order import OrderedTables

@@ -9,16 +9,15 @@ from typing import Any, Final, TypeVar
 
 from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
-from fastroof.bounded_cache import BoundedCache
+from fastroof.caching import BoundedCache, lazy_property
 from fastroof.columns import LATENCY, ORIGIN
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DATASHEET, MEASURED
 from fastroof.errors import MissingTableError, TableError
-from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured, load_measured_of
 from fastroof.load.by_name import what_would_bring_more
-from fastroof.load.found import Progress
-from fastroof.load.own import UnsoundFamily, unsound_families
+from fastroof.load.measured import Progress
+from fastroof.load.unsound import UnsoundFamily, unsound_families
 from fastroof.operators.operator import Key, Packer, SourceTable, is_measured, measured_keys
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.holdout import run_holdout

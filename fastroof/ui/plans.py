@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from fastroof.bounded_cache import BoundedCache
+from fastroof.caching import BoundedCache
 from fastroof.checks import shown
 from fastroof.config import gpu_names, load_gpu
 from fastroof.errors import FastroofError, GpuError, ModelError
@@ -195,7 +195,7 @@ class PlanStore:
 
     def _measured(self, name: str) -> GpuTables:
         def loaded() -> GpuTables:
-            from fastroof.load.found import find_tables_of
+            from fastroof.load.by_name import find_tables_of
             from fastroof.tables import load_tables
 
             written = self.written_gpu(name)

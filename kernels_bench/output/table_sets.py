@@ -10,7 +10,7 @@ from fastroof.arrays import Array
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
-from fastroof.load.own import PROVENANCE_FILE
+from fastroof.load.sources import PROVENANCE_FILE
 from fastroof.load.trees import is_tree
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import find_journals

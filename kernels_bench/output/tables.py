@@ -14,7 +14,7 @@ from fastroof.arrays import Array
 from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, SPREAD_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
-from fastroof.load.own import PROVENANCE_FILE, list_sources
+from fastroof.load.sources import PROVENANCE_FILE, list_sources
 from fastroof.load.write import write_source
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S

@@ -11,19 +11,17 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.load import MeasuredTable, MeasuredTables
-from fastroof.load.validate import (
+from fastroof.load.grid_checks import (
     GRAVE_FALL,
     NOTED_FALL,
     SEVERITIES,
-    FileReport,
     Finding,
     Grid,
     Severity,
     example,
     grid_of,
-    validate,
-    worst,
 )
+from fastroof.load.validate import FileReport, validate, worst
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance

@@ -19,13 +19,6 @@ from fastroof.bench.lookups import LOOKUP_OPERATORS, lookup_points
 from fastroof.bench.numpy_steps import NumpySteps, searched
 from fastroof.bench.plot import draw_bench
 from fastroof.bench.report import report_document, run_workloads
-from fastroof.bench.stream import (
-    stream_decodes,
-    stream_lookups,
-    stream_out,
-    stream_prefills,
-    stream_requests,
-)
 from fastroof.bench.timing import check_agreement, rate_of, seconds_of, share_of, this_machine, time_of_ns
 from fastroof.bench.workload import (
     AGREEMENT,
@@ -33,6 +26,11 @@ from fastroof.bench.workload import (
     decode_sizes,
     mixed_batch,
     ragged_decodes,
+    stream_decodes,
+    stream_lookups,
+    stream_out,
+    stream_prefills,
+    stream_requests,
     sweep_axes,
 )
 from fastroof.bench.workloads import homogeneous_decode, import_seconds, sweep_best

@@ -239,14 +239,14 @@ def _source(folder: Path, inputs: Path, version: int, again: bool) -> None:
 def _flag(folder: Path, inputs: Path, version: int, again: bool) -> None:
     """Provenance of a source that is there, with other tables' flags taken out of it or written into it."""
     from fastroof.load.family_checks import flag_source
-    from fastroof.load.own import list_sources, load_own
+    from fastroof.load.sources import list_sources, load_sources
 
     source = folder / "own"
     if version == OLD:
         _slow_source(source)
         return
     assert list_sources(source)
-    assert flag_source(load_own(source), {})
+    assert flag_source(load_sources(source), {})
 
 
 def _slow_source(folder: Path) -> None:

@@ -23,7 +23,7 @@ from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.backends.dynamo import write_dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d, llm_d_yaml
 from fastroof.backends.llmservingsim import export_llmservingsim
-from fastroof.results import step_table
+from fastroof.run.batch import step_table
 from fastroof.serving import (
     estimate,
     estimate_disaggregated,

@@ -20,9 +20,9 @@ from fastroof.load.aiconfigurator import (
     import_aiconfigurator,
     installed_root,
 )
-from fastroof.load.own import list_sources, load_own
 from fastroof.load.shipped import SHIPPED as SHIPPED_SOURCES
 from fastroof.load.shipped import convert_shipped
+from fastroof.load.sources import list_sources, load_sources
 from fastroof.operators.registry import OPERATORS
 from tests.reference.packages import ALLREDUCE, ATTENTION, FILES, GEMM, MOE, NCCL, QUANTISE, RUN, package
 
@@ -314,7 +314,7 @@ def test_what_is_converted_is_what_was_imported(tmp_path: Path) -> None:
     tables = import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
     folder = convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
     assert folder == tmp_path / "bench" / "h100" / "aiconfigurator-vllm-0.24.0"
-    read = load_own(folder)
+    read = load_sources(folder)
     assert read.content_hash == tables.content_hash
     assert read.tables["gemm"].provenance == tables.tables["gemm"].provenance
     with pytest.raises(TableError, match="exists; pass overwrite=True"):
@@ -423,7 +423,7 @@ def test_what_ships_is_within_15_mb() -> None:
 
 
 def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
-    tables = load_own(SHIPPED).tables
+    tables = load_sources(SHIPPED).tables
     rows = {operator: table.num_rows for operator, table in tables.items()}
     readme = (SHIPPED.parents[1] / "README.md").read_text(encoding="utf-8")
     readme = readme[readme.index("| table | rows | from (systems/data/h100_sxm) |") :].split("\n\n")[0]
@@ -451,9 +451,9 @@ def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
 @pytest.mark.slow
 def test_the_shipped_all_reduce_of_trtllm_is_what_bench_data_readme_says() -> None:
     folder = SHIPPED.parent
-    of_vllm = load_own(folder).tables["allreduce"]
+    of_vllm = load_sources(folder).tables["allreduce"]
     assert (of_vllm.source, of_vllm.num_rows) == (SHIPPED.name, 390)
-    tables = load_own(folder, source={"allreduce": SHIPPED_TRTLLM.name})
+    tables = load_sources(folder, source={"allreduce": SHIPPED_TRTLLM.name})
     assert tables.sources["allreduce"] == SHIPPED_TRTLLM.name
     columns = tables.tables["allreduce"].columns
     assert set(zip(columns["dtype"], columns["mode"], strict=True)) >= {("bf16", "graph")}
@@ -472,7 +472,7 @@ def test_the_shipped_all_reduce_of_trtllm_is_what_bench_data_readme_says() -> No
 
 
 def test_the_shipped_decode_grid_is_a_staircase() -> None:
-    table = load_own(SHIPPED).tables["attention_decode"]
+    table = load_sources(SHIPPED).tables["attention_decode"]
     group = table.groups()["bf16", 32, 8, 128, 0]
     batch, kv = table.columns["batch_size"][group], table.columns["kv_len"][group]
     longest = [int(kv[batch == b].max()) for b in np.unique(batch)]
@@ -480,7 +480,7 @@ def test_the_shipped_decode_grid_is_a_staircase() -> None:
 
 
 def test_every_shipped_table_fits_its_schema() -> None:
-    for operator, table in load_own(SHIPPED).tables.items():
+    for operator, table in load_sources(SHIPPED).tables.items():
         for column in OPERATORS[operator].required:
             values = table.columns[column.name]
             assert len(values) == table.num_rows

@@ -20,8 +20,8 @@ from fastroof.errors import TableError
 from fastroof.load import by_name, package_import
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
-from fastroof.load.own import list_sources, load_own
 from fastroof.load.package_import import PCIE_LINKED
+from fastroof.load.sources import list_sources, load_sources
 from fastroof.load.write import write_source
 from tests.reference.packages import ALLREDUCE, GEMM, install, package
 
@@ -72,7 +72,7 @@ def test_each_engine_has_its_tables_and_other_versions_add_what_it_lacks(root: P
     assert found[SGLANG].provenance["framework"] == "sglang"
     ranks = [found[name].rank("moe") for name in (VLLM, SGLANG, NCCL_SOURCE, "aiconfigurator-sglang-0.5.10")]
     assert ranks == sorted(ranks)
-    tables = load_own(root / "b300")
+    tables = load_sources(root / "b300")
     assert [(t.source, t.num_rows) for t in tables.candidates("moe")] == [
         (SGLANG, 1),
         ("aiconfigurator-sglang-0.5.10", 2),
@@ -107,7 +107,7 @@ def test_all_reduces_over_pcie_are_there_of_every_version(root: Path, tmp_path: 
         for version, row in zip(("0.24.0", "0.19.0"), rows, strict=True):
             package(tmp_path / "site", system, **{f"comm/vllm/{version}/custom_allreduce_perf": [row]})
         ensure_imported(gpu)
-        tables = load_own(root / gpu).candidates("allreduce")
+        tables = load_sources(root / gpu).candidates("allreduce")
         of_vllm = [table.source for table in tables if "vllm" in table.source]
         # the version in use serves
         assert of_vllm == [VLLM, "aiconfigurator-vllm-0.19.0"][: 2 if kept else 1]
@@ -182,7 +182,7 @@ def test_what_is_out_of_date_or_incomplete_is_made_again(
         shipped = tmp_path / "bench_data"
         write_source(
             shipped / "b300" / "mine",
-            {"gemm": load_own(root / "b300").tables["gemm"].columns},
+            {"gemm": load_sources(root / "b300").tables["gemm"].columns},
             {"gpu": "b300"},
         )
         monkeypatch.setattr(by_name, "bench_data_root", lambda: shipped)
@@ -197,7 +197,7 @@ def test_a_source_that_the_package_no_longer_has_goes_and_the_users_own_stay(
     root: Path, tmp_path: Path
 ) -> None:
     ensure_imported("b300")
-    columns = load_own(root / "b300").tables["gemm"].columns
+    columns = load_sources(root / "b300").tables["gemm"].columns
     write_source(root / "b300" / "mine", {"gemm": columns}, {"gpu": "b300"})
     write_source(root / "b300" / VLLM, {"gemm": columns}, {"gpu": "b300", "rank": 7}, overwrite=True)
     own = files(root / "b300" / VLLM)

@@ -15,7 +15,7 @@ from fastroof.arrays import Array
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
 from fastroof.file_access import file_sha256
-from fastroof.load.own import list_sources, load_own
+from fastroof.load.sources import list_sources, load_sources
 from fastroof.load.write import Format, write_source
 
 SMALL = ("allreduce", "collective", "elementwise", "expert_dispatch", "hyper_connections", "kda", "mla_bmm")
@@ -44,7 +44,7 @@ def flips(folder: Path, operator: str, count: int, seed: int) -> Iterator[dict[s
         content[random.randrange(len(content))] ^= 1 << random.randrange(8)
         path.write_bytes(content)
         try:
-            yield dict(load_own(folder).tables[operator].columns)
+            yield dict(load_sources(folder).tables[operator].columns)
         except TableError as error:
             yield error
     path.write_bytes(whole)
@@ -52,7 +52,7 @@ def flips(folder: Path, operator: str, count: int, seed: int) -> Iterator[dict[s
 
 def silent_flips(folder: Path, operator: str, count: int, seed: int) -> tuple[int, int]:
     """How many flipped bits read as other values, and how many were refused."""
-    truth = load_own(folder).tables[operator].columns
+    truth = load_sources(folder).tables[operator].columns
     silent = refused = 0
     for found in flips(folder, operator, count, seed):
         if isinstance(found, TableError):
@@ -88,15 +88,15 @@ def test_a_table_changed_on_purpose_says_what_to_do(tmp_path: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(1), path)
     with pytest.raises(TableError, match=r'provenance\.toml.* remove \[files\."kda\.parquet"\]'):
-        load_own(folder)
+        load_sources(folder)
     provenance = folder / "provenance.toml"
     provenance.write_text(provenance.read_text().replace('[files."kda.parquet"]', '[files."gone.parquet"]'))
-    assert load_own(folder).tables["kda"].num_rows == table.num_rows - 1
+    assert load_sources(folder).tables["kda"].num_rows == table.num_rows - 1
 
 
 def test_a_table_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
     folder = source_of(tmp_path / "source", ("kda", "allreduce"), with_digests=True)
-    tables = load_own(folder, when_needed=True).tables
+    tables = load_sources(folder, when_needed=True).tables
     path = folder / "kda.parquet"
     path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:])
     assert tables["allreduce"].num_rows == 390
@@ -106,9 +106,9 @@ def test_a_table_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
 
 
 def test_a_source_that_was_written_again_with_the_same_rows_is_read(tmp_path: Path) -> None:
-    rows = load_own(source_of(tmp_path / "shipped", ("kda",), with_digests=True)).tables["kda"].columns
+    rows = load_sources(source_of(tmp_path / "shipped", ("kda",), with_digests=True)).tables["kda"].columns
     folder = write_source(tmp_path / "mine", {"kda": rows}, {"gpu": "h100"}, compression_level=1)
-    same, fewer = (load_own(folder, when_needed=True).tables["kda"] for _ in range(2))
+    same, fewer = (load_sources(folder, when_needed=True).tables["kda"] for _ in range(2))
     write_source(folder, {"kda": rows}, {"gpu": "h100"}, overwrite=True)
     assert same.num_rows == len(rows["latency_us"])
     write_source(folder, {"kda": {k: v[1:] for k, v in rows.items()}}, {"gpu": "h100"}, overwrite=True)
@@ -118,14 +118,14 @@ def test_a_source_that_was_written_again_with_the_same_rows_is_read(tmp_path: Pa
 
 @pytest.mark.parametrize("format", ["parquet", "csv"])
 def test_what_is_written_is_checked_when_it_is_read(tmp_path: Path, format: Format) -> None:
-    rows = load_own(source_of(tmp_path / "shipped", ("kda",), with_digests=True)).tables["kda"].columns
+    rows = load_sources(source_of(tmp_path / "shipped", ("kda",), with_digests=True)).tables["kda"].columns
     folder = write_source(tmp_path / "mine", {"kda": rows}, {"gpu": "h100"}, format)
     path = folder / f"kda.{format}"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(TableError, match="SHA-256"):
-        load_own(folder)
+        load_sources(folder)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_digests_that_are_none_are_refused(tmp_path: Path, files: str) -> None:
     folder = source_of(tmp_path / "source", ("kda",), with_digests=False)
     (folder / "provenance.toml").write_text(f'gpu = "h100"\n{files}\n')
     with pytest.raises(TableError, match=r"provenance\.toml: .* need sha256 and rows_sha256"):
-        load_own(folder)
+        load_sources(folder)
 
 
 def test_every_table_that_ships_has_a_digest_and_checked_pages() -> None:

@@ -16,7 +16,7 @@ from fastroof.errors import TableError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.load.families import _beyond_larger
 from fastroof.load.family_checks import find_unsound, flag_source, flag_unsound, siblings_of
-from fastroof.load.own import UnsoundFamily, unsound, unsound_error
+from fastroof.load.unsound import UnsoundFamily, unsound, unsound_error
 from fastroof.load.validate import validate
 from fastroof.load.write import write_source
 

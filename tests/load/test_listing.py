@@ -9,7 +9,7 @@ import pytest
 from fastroof.errors import TableError
 from fastroof.load.by_name import ensure_imported, table_folders
 from fastroof.load.listing import list_tables
-from fastroof.load.own import load_own
+from fastroof.load.sources import load_sources
 from fastroof.load.write import write_source
 from tests.reference.packages import install
 
@@ -17,7 +17,7 @@ from tests.reference.packages import install
 def test_kinds_and_what_serves_are_those_of_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = install(tmp_path, monkeypatch)
     ensure_imported("b300")
-    tables = load_own(root / "b300")
+    tables = load_sources(root / "b300")
     mine = {"gemm": tables.tables["gemm"].columns}
     write_source(root / "b300" / "mine", mine, {"gpu": "b300", "rank": 1, "licence": "MIT"})
     listed = {source.source: source for source in list_tables(table_folders("b300"))}
@@ -32,7 +32,7 @@ def test_kinds_and_what_serves_are_those_of_loading(tmp_path: Path, monkeypatch:
     serving = {
         one.operator: name for name, source in listed.items() for one in source.operators if one.serves
     }
-    again = load_own(root / "b300")
+    again = load_sources(root / "b300")
     assert serving == again.sources
     assert serving["gemm"] == "mine"
     rows = {(name, one.operator): one.rows for name, source in listed.items() for one in source.operators}
@@ -44,7 +44,7 @@ def test_kinds_and_what_serves_are_those_of_loading(tmp_path: Path, monkeypatch:
 def test_of_one_name_in_two_folders_the_first_serves(tmp_path: Path) -> None:
     shipped = table_folders("h100")
     name = "aiconfigurator-vllm-0.24.0"
-    columns = load_own(shipped[0] / name).tables["collective"].columns
+    columns = load_sources(shipped[0] / name).tables["collective"].columns
     write_source(tmp_path / "h100" / name, {"collective": columns}, {"gpu": "h100"}, format="csv")
     listed = list_tables([*shipped, tmp_path / "h100"])
     found = [
@@ -57,7 +57,9 @@ def test_of_one_name_in_two_folders_the_first_serves(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_table(tmp_path: Path) -> None:
-    columns = load_own(table_folders("h100")[0] / "aiconfigurator-vllm-0.24.0").tables["collective"].columns
+    columns = (
+        load_sources(table_folders("h100")[0] / "aiconfigurator-vllm-0.24.0").tables["collective"].columns
+    )
     folder = write_source(tmp_path / "h100" / "mine", {"collective": columns}, {"gpu": "h100"})
     (folder / "collective.parquet").write_bytes(b"PAR1")
     with pytest.raises(TableError, match=r"collective\.parquet cannot be read"):

@@ -14,7 +14,7 @@ import pytest
 
 from fastroof.errors import GpuError, ModelError, TableError
 from fastroof.load.llmservingsim import convert_llmservingsim
-from fastroof.load.own import list_sources, load_own
+from fastroof.load.sources import list_sources, load_sources
 
 MODEL = "meta-llama/Llama-3.1-8B"
 DENSE = "layer,tokens,time_us"
@@ -98,7 +98,7 @@ def perf_models(tmp_path: Path) -> Path:
 
 
 def rows_of(folder: Path, operator: str) -> list[dict[str, Any]]:
-    table = load_own(folder).tables[operator]
+    table = load_sources(folder).tables[operator]
     return [{name: values[i] for name, values in table.columns.items()} for i in range(table.num_rows)]
 
 
@@ -183,7 +183,7 @@ def test_nanoseconds_of_release_1_become_us_and_projections_are_separate(perf_mo
         (16, 64128, 4096): 178.5,
     }
     assert len(rows_of(folder, "gemm")) == 8
-    assert "elementwise" not in load_own(folder).tables
+    assert "elementwise" not in load_sources(folder).tables
 
 
 def test_the_cache_of_release_1_holds_all_sequences_keys(perf_models, tmp_path):

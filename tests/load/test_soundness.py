@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fastroof.errors import TableError
-from fastroof.load.own import list_sources, unsound, unsound_error, unsound_families, unsound_rows
+from fastroof.load.sources import list_sources
+from fastroof.load.unsound import unsound, unsound_error, unsound_families, unsound_rows
 from fastroof.load.write import toml_text
 
 FLAT: dict[str, Any] = {

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pytest
 
 from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.load.grid_checks import Finding
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.trees import load_tree
-from fastroof.load.validate import FileReport, Finding, validate, worst
+from fastroof.load.validate import FileReport, validate, worst
 from fastroof.operators.attention_work import attention_flops, decode_attention_bytes
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
 from fastroof.operators.moe_work import moe_bytes

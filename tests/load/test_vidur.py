@@ -18,7 +18,7 @@ import pytest
 
 import fastroof
 from fastroof.errors import FastroofError, GpuError, TableError
-from fastroof.load.own import list_sources, load_own
+from fastroof.load.sources import list_sources, load_sources
 from fastroof.load.vidur import convert_vidur
 
 STATISTICS = ("min", "max", "mean", "median", "std")
@@ -95,7 +95,7 @@ def profiling(tmp_path: Path) -> Path:
 
 
 def imported(root: Path, tmp_path: Path, **options: Any) -> Any:
-    return load_own(convert_vidur(root, tmp_path / "out", **options))
+    return load_sources(convert_vidur(root, tmp_path / "out", **options))
 
 
 def rows_of(tables: Any, operator: str) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ def test_one_gpu_and_one_topology_at_a_time(profiling, tmp_path):
     write(profiling / "compute/h100/meta-llama/Llama-2-7b-hf/mlp.csv", mlp())
     with pytest.raises(TableError, match="a100, h100"):
         convert_vidur(profiling, tmp_path / "both")
-    assert load_own(convert_vidur(profiling, tmp_path / "both", gpu="h100")).gpu == "h100"
+    assert load_sources(convert_vidur(profiling, tmp_path / "both", gpu="h100")).gpu == "h100"
     with pytest.raises(TableError, match="no profile of b200"):
         convert_vidur(profiling, tmp_path / "both", gpu="b200")
 
@@ -254,7 +254,7 @@ def test_wrong_cells_are_refused_by_file_and_nothing_is_written(profiling, tmp_p
 def test_prompts_after_a_prefix_alone_start_no_table(profiling, tmp_path):
     write(profiling / MODEL / "attention.csv", attention(chunk=128, cache=64), attention(8))
     folder = convert_vidur(profiling, tmp_path / "out")
-    assert "attention_prefill" not in load_own(folder).tables
+    assert "attention_prefill" not in load_sources(folder).tables
     left_out = list_sources(folder)[0].provenance["operators"]["attention_prefill"]["left_out"]
     assert list(left_out.values()) == [1]
 
@@ -305,4 +305,4 @@ def test_no_error_is_a_surprise_whatever_a_file_holds(profiling, tmp_path):
             folder = convert_vidur(profiling, tmp_path / f"out{trial}")
         except FastroofError:
             continue
-        assert load_own(folder).tables
+        assert load_sources(folder).tables

@@ -12,7 +12,7 @@ from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import Execution
 from fastroof.models.named import preset_config
-from fastroof.models.step import step_calls
+from fastroof.models.spec import step_calls
 from fastroof.operators.calls import Elementwise, HyperConnection, MixerCall, SendReceive
 
 FLASH = load_model("deepseek-v4-flash")

@@ -9,7 +9,7 @@ import fastroof
 from fastroof import StepPlan, compile_plan, load_model, model_names
 from fastroof.columns import ORIGIN_EXTRAPOLATED
 from fastroof.errors import ModelError
-from fastroof.plan.attention_times import attention_times
+from fastroof.plan.arena import attention_times
 from fastroof.units import US_PER_S
 from tests.physics import kernels
 

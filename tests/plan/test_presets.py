@@ -8,7 +8,7 @@ import pytest
 import fastroof
 from fastroof import StepBatch, compile_plan, load_model, load_tables
 from fastroof.errors import PlanError
-from fastroof.plan.support import default_layouts
+from fastroof.plan.plan_set import default_layouts
 
 LIMITS = {"max_tokens": 512, "max_seqs": 64}
 

@@ -7,7 +7,7 @@ import pytest
 from fastroof import compile_plan, load_model, load_tables
 from fastroof.errors import MissingTableError
 from fastroof.models import Layout
-from fastroof.plan.support import STATUSES, default_layouts, support_rows
+from fastroof.plan.plan_set import STATUSES, default_layouts, support_rows
 
 
 @pytest.fixture(scope="module")

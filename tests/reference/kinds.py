@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fastroof.models import ModelSpec
-from fastroof.models.step import step_calls
+from fastroof.models.spec import step_calls
 from fastroof.operators.calls import (
     AllReduce,
     AttentionCall,

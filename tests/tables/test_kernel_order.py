@@ -10,7 +10,7 @@ import fastroof
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED
 from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, load_engine
 from fastroof.errors import MissingTableError, TableError
-from fastroof.load.own import load_own
+from fastroof.load.sources import load_sources
 from fastroof.load.write import write_source
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import BY_RANK, KernelOrder
@@ -120,13 +120,13 @@ def test_folders_of_one_gpu_are_read_together_and_the_first_counts(folder, tmp_p
     other = tmp_path / "users"
     write(other, "b-sglang", gemms(7.0, "bf16", "fp8"), framework="sglang")
     write(other, "d", gemms(9.0, "int8"))
-    together = load_own([folder, other / "h100"], when_needed=True)
+    together = load_sources([folder, other / "h100"], when_needed=True)
     assert [t.source for t in together.candidates("gemm")] == ["a-vllm", "b-sglang", "c-trtllm", "d"]
     tables = Tables(together, together.gpu_spec)
     assert at_one(tables, "int8") == (90.0, ORIGIN_MEASURED)
     # the second folder's source of the same name is no donor: the first one has the operator
     assert tables.source_of("gemm", ("fp8",)) == "a-vllm"
-    named = load_own([folder, other / "h100"], source="b-sglang")
+    named = load_sources([folder, other / "h100"], source="b-sglang")
     assert len(named.candidates("gemm")) == 1
     assert set(named.tables["gemm"].columns["dtype"]) == {"bf16", "fp8_block"}
 
@@ -135,24 +135,24 @@ def test_rows_are_read_when_they_are_needed_and_errors_come_then(folder):
     path = folder / "a-vllm" / "gemm.parquet"
     path.write_bytes(b"no Parquet")
     with pytest.raises(TableError, match=r"gemm\.parquet"):
-        load_own(folder)
-    lazily = load_own(folder, when_needed=True)
+        load_sources(folder)
+    lazily = load_sources(folder, when_needed=True)
     assert lazily.sources == {"gemm": "a-vllm"}
     with pytest.raises(TableError, match=r"gemm\.parquet"):
         lazily.tables["gemm"].num_rows  # noqa: B018
 
 
 def test_the_hash_is_that_of_the_rows_whether_they_are_read_or_not(folder):
-    read, lazily = load_own(folder), load_own(folder, when_needed=True)
+    read, lazily = load_sources(folder), load_sources(folder, when_needed=True)
     path = folder / "a-vllm" / "gemm.parquet"
     assert read.content_hash == lazily.content_hash
     other = write(folder.parent, "a-vllm-2", gemms(1.5, "bf16", "fp8", "fp8_block"))
     path.write_bytes((other / "gemm.parquet").read_bytes())
     with pytest.raises(TableError, match="SHA-256"):  # not what provenance.toml says it is
-        load_own(folder, "a-vllm", when_needed=True).content_hash  # noqa: B018
+        load_sources(folder, "a-vllm", when_needed=True).content_hash  # noqa: B018
     (path.parent / "provenance.toml").write_bytes((other / "provenance.toml").read_bytes())
-    assert load_own(folder, "a-vllm", when_needed=True).content_hash == load_own(other).content_hash
-    assert load_own(folder, when_needed=True).content_hash != read.content_hash
+    assert load_sources(folder, "a-vllm", when_needed=True).content_hash == load_sources(other).content_hash
+    assert load_sources(folder, when_needed=True).content_hash != read.content_hash
 
 
 def test_a_source_may_be_the_path_of_a_folder(folder, tmp_path):

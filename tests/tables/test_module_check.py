@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.load.own import known_unsound
+from fastroof.load.unsound import known_unsound
 from fastroof.tables.module_check import MODULE, MODULE_OVER_PARTS, module_families, parts_us
 from tests.reference.handmade import handmade_tables
 

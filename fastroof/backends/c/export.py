@@ -13,7 +13,6 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import fastroof
 from fastroof._version import __version__
 from fastroof.atomic_files import write_errors, write_files
 from fastroof.backends.c.objects import FUNCTIONS, object_code
@@ -199,7 +198,7 @@ def with_licence_line(name: str, text: bytes) -> bytes:
 
 def licence_bytes() -> bytes:
     """Return the text of the licence, of the checkout or of the installed package."""
-    beside = Path(fastroof.__file__).parents[1]
+    beside = Path(__file__).parents[3]
     # another package's file may lie beside an installed one
     if (beside / "pyproject.toml").is_file() and (beside / "LICENSE").is_file():
         return (beside / "LICENSE").read_bytes()

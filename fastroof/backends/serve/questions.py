@@ -177,7 +177,7 @@ _SLOT_BYTES, _BUCKET_BYTES = 128, 32
 
 def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[str, Any]:
     """Simulate what a message asks for; limits are checked before anything is drawn or run."""
-    import fastroof
+    from fastroof.simulation import simulate
 
     if not isinstance(asked, dict) or not asked.keys() <= _MEMBERS:
         raise BackendError(f"{_WORDS}, got {shown(asked, 100)}")
@@ -194,7 +194,7 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
         _check_drawing(asked["workload"], options, limits)
         trace = _drawn(asked["workload"], most)
     _check_work(plan, trace, options, limits)
-    simulated = fastroof.simulate(plan, trace, **options)
+    simulated = simulate(plan, trace, **options)
     answer = {"summary": for_json(simulated.summary())}
     check_stopped()
     if wants_requests:

@@ -30,13 +30,15 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-import fastroof
 from fastroof.backends.plan_facts import check_dense
 from fastroof.backends.releases import warn_of_release
 from fastroof.backends.vidur.terms import TERM_OF
+from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
 
 try:
@@ -130,7 +132,7 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
         return ExecutionTimePredictorType.DUMMY
 
     @classmethod
-    def of(cls, plan: fastroof.StepPlan, **fields: Any) -> "FastroofPredictorConfig":
+    def of(cls, plan: StepPlan, **fields: Any) -> "FastroofPredictorConfig":
         """Use a plan that is compiled.
 
         Parameters
@@ -160,16 +162,16 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
         config._plan = plan
         return config
 
-    def plan(self, tp: int) -> fastroof.StepPlan:
+    def plan(self, tp: int) -> StepPlan:
         """Return the plan given, or compile the fields' for ``tp`` GPUs."""
-        given: fastroof.StepPlan | None = getattr(self, "_plan", None)
+        given: StepPlan | None = getattr(self, "_plan", None)
         if given is not None:
             return given
-        gpu = fastroof.load_gpu(self.gpu)
-        return fastroof.compile_plan(
+        gpu = load_gpu(self.gpu)
+        return compile_plan(
             self.model,
             gpu,
-            fastroof.load_tables(self.tables or gpu.name, gpu=gpu.name, source=self.source or None),
+            load_tables(self.tables or gpu.name, gpu=gpu.name, source=self.source or None),
             tp=tp,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
@@ -289,7 +291,7 @@ def _context_len(batch: Any, new_tokens: list[int]) -> list[int]:
     ]
 
 
-def _check_replica(plan: fastroof.StepPlan, replica: Any) -> None:
+def _check_replica(plan: StepPlan, replica: Any) -> None:
     for option in ("num_pipeline_stages", "kv_parallel_size"):
         if getattr(replica, option) != 1:
             raise BackendError(

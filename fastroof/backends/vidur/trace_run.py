@@ -22,10 +22,10 @@ import vidur.config as v
 from vidur.entities import BatchStage, Replica
 from vidur.simulator import Simulator
 
-import fastroof
 from fastroof.arrays import Floats
 from fastroof.backends.vidur.native import FastroofPredictorConfig
 from fastroof.errors import BackendError
+from fastroof.plan import StepPlan
 from fastroof.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class VidurTimes(NamedTuple):
 
 
 def vidur_times(
-    plan: fastroof.StepPlan,
+    plan: StepPlan,
     trace: "Trace",
     folder: Path,
     *,

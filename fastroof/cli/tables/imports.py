@@ -144,9 +144,9 @@ def table_format(word: str) -> Literal["parquet", "csv"]:
 
 def print_source(folder: Path) -> None:
     """Print the rows of each operator, what was left out, and where they lie."""
-    from fastroof.load.own import list_sources, load_own
+    from fastroof.load.sources import list_sources, load_sources
 
-    rows = [(name, f"{table.num_rows:,}") for name, table in load_own(folder).tables.items()]
+    rows = [(name, f"{table.num_rows:,}") for name, table in load_sources(folder).tables.items()]
     print_table(("operator", "rows"), rows, left=("operator",))
     provenance = list_sources(folder)[0].provenance
     left_out: dict[str, int] = {}

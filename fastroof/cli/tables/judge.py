@@ -72,8 +72,8 @@ def campaigns(
 def _pairs(words: list[str]) -> list[CampaignFigure]:
     """Compare all sources of each GPU, one GPU after another."""
     from fastroof.load import load_measured
+    from fastroof.load.by_name import PACKAGE_PREFIX
     from fastroof.load.compare import compare_sources
-    from fastroof.load.found import PACKAGE_PREFIX
     from fastroof.operators.registry import OPERATORS
 
     by_gpu: dict[str, list[str]] = {}
@@ -366,7 +366,7 @@ def flag(
 def _flagged(where: str, *, dry_run: bool) -> list[dict[str, Any]]:
     from fastroof.load.family_checks import flag_source, siblings_of
     from fastroof.load.listing import table_sets
-    from fastroof.load.own import unsound_families
+    from fastroof.load.unsound import unsound_families
 
     with import_progress(where) as progress:
         sets = table_sets(where, progress=progress)

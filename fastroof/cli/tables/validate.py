@@ -19,7 +19,8 @@ from fastroof.units import TB
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTables
-    from fastroof.load.validate import FileReport, Finding
+    from fastroof.load.grid_checks import Finding
+    from fastroof.load.validate import FileReport
     from fastroof.tables import Tables
 
 EXIT_WRONG_TABLES: Final = 1

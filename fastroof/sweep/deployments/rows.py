@@ -15,7 +15,7 @@ from fastroof.compiled import deployments as loops
 from fastroof.errors import PlanError
 from fastroof.operators.calls import Rows
 from fastroof.plan import StepPlan
-from fastroof.plan.attention_times import attention_times
+from fastroof.plan.arena import attention_times
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.serving.speculation import SpeculatedPlan

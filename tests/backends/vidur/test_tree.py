@@ -21,7 +21,7 @@ import fastroof
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.models.step import step_calls
+from fastroof.models.spec import step_calls
 from fastroof.operators.calls import AttentionCall, MixerCall, Parallel
 from tests.backends.interfaces import python_differences, recorded
 

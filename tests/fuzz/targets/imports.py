@@ -17,7 +17,7 @@ from benchmarks.accuracy.rows import read_rows
 from fastroof.compat import infersim, roofline_v2
 from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.llmservingsim import convert_llmservingsim
-from fastroof.load.own import load_own
+from fastroof.load.sources import load_sources
 from fastroof.load.steps_file import read_step_rows
 from fastroof.load.trees import load_tree
 from fastroof.load.vidur import convert_vidur
@@ -143,7 +143,7 @@ class VidurProfiles(FolderFiles):
     def read(self) -> None:
         out = self.folder / "out"
         try:
-            checked_tables(load_own(convert_vidur(self.root, out)))
+            checked_tables(load_sources(convert_vidur(self.root, out)))
         finally:
             shutil.rmtree(out, ignore_errors=True)
 
@@ -170,7 +170,7 @@ class LlmServingSimProfiles(VidurProfiles):
         out = self.folder / "out"
         try:
             # times of another card would be beyond its roofline
-            checked_tables(load_own(convert_llmservingsim(self.root, out, gpu="h100")))
+            checked_tables(load_sources(convert_llmservingsim(self.root, out, gpu="h100")))
         finally:
             shutil.rmtree(out, ignore_errors=True)
 

@@ -21,8 +21,8 @@ from fastroof import Tables, load_tables
 from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import FastroofError, GpuError, TableError
 from fastroof.load import load_measured
-from fastroof.load.own import list_sources, load_own
 from fastroof.load.rows import read_columns
+from fastroof.load.sources import list_sources, load_sources
 from fastroof.load.write import toml_text, write_source
 from fastroof.operators.registry import OPERATORS
 
@@ -276,22 +276,22 @@ def test_what_kernels_bench_measured_comes_first_unless_it_says_otherwise(gpu_fo
     both = {"gemm": gemm_rows(2)}
     source(gpu_folder / "a_shipped", both)
     source(gpu_folder / "b_own", both, tool="kernels_bench 0.1.0")
-    assert load_own(gpu_folder).sources == {"gemm": "b_own"}
-    assert load_own(gpu_folder, source="a_shipped").sources == {"gemm": "a_shipped"}
+    assert load_sources(gpu_folder).sources == {"gemm": "b_own"}
+    assert load_sources(gpu_folder, source="a_shipped").sources == {"gemm": "a_shipped"}
     shutil.rmtree(gpu_folder / "b_own")
     source(gpu_folder / "b_own", both, tool="kernels_bench 0.1.0", rank=150)
-    assert load_own(gpu_folder).sources == {"gemm": "a_shipped"}
+    assert load_sources(gpu_folder).sources == {"gemm": "a_shipped"}
 
 
 def test_sources_of_lower_rank_serve_first_then_by_name(gpu_folder: Path) -> None:
     both = {"gemm": gemm_rows(), "attention_decode": decode_rows()}
     source(gpu_folder / "b", both)
     source(gpu_folder / "a", {"gemm": gemm_rows(2)})
-    assert load_own(gpu_folder).sources == {"gemm": "a", "attention_decode": "b"}
+    assert load_sources(gpu_folder).sources == {"gemm": "a", "attention_decode": "b"}
     source(gpu_folder / "c", both, rank=50)
-    assert load_own(gpu_folder).sources == {"gemm": "c", "attention_decode": "c"}
+    assert load_sources(gpu_folder).sources == {"gemm": "c", "attention_decode": "c"}
     source(gpu_folder / "d", both, rank=60, operators={"gemm": {"rank": 1}})
-    tables = load_own(gpu_folder)
+    tables = load_sources(gpu_folder)
     assert tables.sources == {"gemm": "d", "attention_decode": "c"}
     assert (tables.gpu, tables.root, tables.ignored) == ("h100", gpu_folder, {})
     assert tables.tables["gemm"].files == ("gemm.parquet",)
@@ -302,11 +302,11 @@ def test_sources_of_lower_rank_serve_first_then_by_name(gpu_folder: Path) -> Non
 def test_a_source_by_name_serves_alone(gpu_folder: Path) -> None:
     source(gpu_folder / "a", {"gemm": gemm_rows(2)})
     source(gpu_folder / "b", {"gemm": gemm_rows(3), "attention_decode": decode_rows()})
-    tables = load_own(gpu_folder, source="a")
+    tables = load_sources(gpu_folder, source="a")
     assert tables.sources == {"gemm": "a"}
     assert tables.tables["gemm"].num_rows == 2
     with pytest.raises(TableError, match="no source 'c'; its sources are a, b"):
-        load_own(gpu_folder, source="c")
+        load_sources(gpu_folder, source="c")
 
 
 def test_single_operators_take_the_sources_named_for_them(gpu_folder: Path) -> None:
@@ -315,31 +315,31 @@ def test_single_operators_take_the_sources_named_for_them(gpu_folder: Path) -> N
     source(gpu_folder / "b", {"gemm": gemm_rows(2)}, rank=200)
     source(gpu_folder / "c", both, rank=50)
     by_rank = {"gemm": "c", "attention_decode": "c"}
-    assert load_own(gpu_folder, source={}).sources == by_rank
-    tables = load_own(gpu_folder, source={"gemm": "b"})
+    assert load_sources(gpu_folder, source={}).sources == by_rank
+    tables = load_sources(gpu_folder, source={"gemm": "b"})
     assert tables.sources == by_rank | {"gemm": "b"}
     assert tables.tables["gemm"].num_rows == 2
     picked = {"gemm": "b", "attention_decode": "a"}
     assert load_tables(gpu_folder, source=picked).sources == load_measured(gpu_folder, source=picked).sources
     assert load_tables(gpu_folder, source=picked).sources == picked
     with pytest.raises(TableError, match="no source 'd'; its sources are a, b, c"):
-        load_own(gpu_folder, source={"gemm": "d"})
+        load_sources(gpu_folder, source={"gemm": "d"})
     with pytest.raises(TableError, match="source: unknown operator 'conv'"):
-        load_own(gpu_folder, source={"conv": "a"})
+        load_sources(gpu_folder, source={"conv": "a"})
     with pytest.raises(TableError, match="'b' has no attention_decode; those that have it: a, c"):
-        load_own(gpu_folder, source={"attention_decode": "b"})
+        load_sources(gpu_folder, source={"attention_decode": "b"})
     with pytest.raises(TableError, match="'a' has no moe; those that have it: none"):
-        load_own(gpu_folder, source={"moe": "a"})
+        load_sources(gpu_folder, source={"moe": "a"})
 
 
 def test_a_single_source_folder_anywhere(tmp_path: Path) -> None:
     folder = source(tmp_path / "mine", {"gemm": gemm_rows()})
-    tables = load_own(folder)
+    tables = load_sources(folder)
     assert (tables.gpu, tables.sources) == ("h100", {"gemm": "mine"})
-    assert load_own(folder, source="mine").content_hash == tables.content_hash
-    assert load_own(source(tmp_path / "alias", {"gemm": gemm_rows()}, gpu="H100-SXM")).gpu == "h100"
+    assert load_sources(folder, source="mine").content_hash == tables.content_hash
+    assert load_sources(source(tmp_path / "alias", {"gemm": gemm_rows()}, gpu="H100-SXM")).gpu == "h100"
     with pytest.raises(GpuError, match="unknown GPU"):
-        load_own(source(tmp_path / "other", {"gemm": gemm_rows()}, gpu="rtx9999"))
+        load_sources(source(tmp_path / "other", {"gemm": gemm_rows()}, gpu="rtx9999"))
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv"])
@@ -361,7 +361,9 @@ def test_a_time_that_no_kernel_takes_is_refused(
 def test_times_at_the_limits_load(tmp_path: Path) -> None:
     times = np.array([1e-3, 1e9])
     rows = gemm_rows(2, m=np.ones(2, int), n=np.ones(2, int), k=np.ones(2, int), latency_us=times)
-    assert load_own(source(tmp_path / "a", {"gemm": rows})).tables["gemm"].columns["latency_us"].tolist() == [
+    assert load_sources(source(tmp_path / "a", {"gemm": rows})).tables["gemm"].columns[
+        "latency_us"
+    ].tolist() == [
         1e-3,
         1e9,
     ]
@@ -388,7 +390,7 @@ def test_a_table_beyond_memory_is_not_called_damaged(
     source(gpu_folder / "mine", {"gemm": gemm_rows()})
     monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
     with pytest.raises(TableError, match=r"needs more memory than is available \([0-9,]+ rows take") as error:
-        load_own(gpu_folder)
+        load_sources(gpu_folder)
     assert "damaged" not in str(error.value)
 
 
@@ -453,7 +455,7 @@ def test_what_is_not_read_is_said(gpu_folder: Path) -> None:
     (gpu_folder / "README.md").touch()
     (folder / "notes.txt").touch()
     write_csv(folder / "gemms.csv", gemm_rows())
-    ignored = load_own(gpu_folder).ignored
+    ignored = load_sources(gpu_folder).ignored
     assert sorted(ignored) == ["README.md", "a/gemms.csv", "a/notes.txt", "drafts", "serving"]
     assert "end to end" in ignored["serving"]
 
@@ -462,9 +464,10 @@ def test_refuses_rows_of_two_gpus(tmp_path: Path) -> None:
     rows = gemm_rows(3, gpu=np.array(["h100", "h100", "h200"], object))
     folder = source(tmp_path / "mixed", {"gemm": rows})
     with pytest.raises(TableError, match=r"gemm.parquet, row 3, column gpu: found 'h200', need 'h100'"):
-        load_own(folder)
+        load_sources(folder)
     assert (
-        load_own(source(tmp_path / "one", {"gemm": gemm_rows(gpu=np.full(4, "h100", object))})).gpu == "h100"
+        load_sources(source(tmp_path / "one", {"gemm": gemm_rows(gpu=np.full(4, "h100", object))})).gpu
+        == "h100"
     )
 
 
@@ -472,10 +475,10 @@ def test_refuses_sources_of_two_gpus(tmp_path: Path, gpu_folder: Path) -> None:
     source(tmp_path / "both" / "a", {"gemm": gemm_rows()})
     source(tmp_path / "both" / "b", {"gemm": gemm_rows()}, gpu="h200")
     with pytest.raises(TableError, match=r"several GPUs: h100 \(a\), h200 \(b\)"):
-        load_own(tmp_path / "both")
+        load_sources(tmp_path / "both")
     source(gpu_folder / "a", {"gemm": gemm_rows()}, gpu="h200")
     with pytest.raises(TableError, match=r"gpu is 'h200', but .*gpu.toml describes 'h100'"):
-        load_own(gpu_folder)
+        load_sources(gpu_folder)
 
 
 @pytest.mark.parametrize(
@@ -493,7 +496,7 @@ def test_refuses_a_wrong_provenance(tmp_path: Path, text: str, message: str) -> 
     folder = source(tmp_path / "a", {"gemm": gemm_rows()})
     (folder / "provenance.toml").write_text(text)
     with pytest.raises(TableError, match=message) as caught:
-        load_own(folder)
+        load_sources(folder)
     assert "provenance.toml" in str(caught.value)
 
 
@@ -501,33 +504,33 @@ def test_refuses_one_operator_in_two_formats(tmp_path: Path) -> None:
     folder = source(tmp_path / "a", {"gemm": gemm_rows()})
     write_csv(folder / "gemm.csv", gemm_rows())
     with pytest.raises(TableError, match=r"has gemm.csv and gemm.parquet; keep one"):
-        load_own(folder)
+        load_sources(folder)
 
 
 def test_refuses_folders_without_tables(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="no such folder"):
-        load_own(tmp_path / "nowhere")
+        load_sources(tmp_path / "nowhere")
     with pytest.raises(TableError, match="has no source"):
-        load_own(tmp_path)
+        load_sources(tmp_path)
     folder = source(tmp_path / "a", {"gemm": gemm_rows()})
     (folder / "gemm.parquet").unlink()
     with pytest.raises(TableError, match=r"has no table; need <operator>.parquet"):
-        load_own(folder)
+        load_sources(folder)
 
 
 def test_refuses_unknown_dtypes(tmp_path: Path) -> None:
     dtypes = np.array(["bf16", "bf16", "nvfp5", "bf16"], object)  # written last: rows are sorted
     with pytest.raises(TableError, match="row 4, column dtype: unknown 'nvfp5'; use one of bf16"):
-        load_own(source(tmp_path / "a", {"gemm": gemm_rows(dtype=dtypes)}))
+        load_sources(source(tmp_path / "a", {"gemm": gemm_rows(dtype=dtypes)}))
     kv = np.array(["bf16", "bfloat16"], object)
     with pytest.raises(TableError, match="column kv_dtype: unknown 'bfloat16'"):
-        load_own(source(tmp_path / "b", {"attention_decode": decode_rows(kv_dtype=kv)}))
+        load_sources(source(tmp_path / "b", {"attention_decode": decode_rows(kv_dtype=kv)}))
 
 
 def test_refuses_a_dtype_that_the_gpu_has_no_units_for(tmp_path: Path) -> None:
     rows = gemm_rows(dtype=np.full(4, "fp8", object))
     with pytest.raises(TableError, match=r"A100.* has no units for dtype 'fp8'"):
-        load_own(source(tmp_path / "a", {"gemm": rows}, gpu="a100"))
+        load_sources(source(tmp_path / "a", {"gemm": rows}, gpu="a100"))
 
 
 def module_rows(**changes: Any) -> dict[str, Any]:
@@ -539,7 +542,7 @@ def module_rows(**changes: Any) -> dict[str, Any]:
 
 def test_refuses_what_attention_cannot_compute_in(tmp_path: Path) -> None:
     rows = module_rows()
-    assert load_own(source(tmp_path / "a", {"mla_module_prefill": rows})).gpu == "h100"
+    assert load_sources(source(tmp_path / "a", {"mla_module_prefill": rows})).gpu == "h100"
     # an fp8 cache has a peak of its own, which is none of what attention computes in
     for name, word, message in (
         ("b", "combine", "row 1, column attn_dtype: unknown 'combine'; use one of bf16"),
@@ -547,7 +550,7 @@ def test_refuses_what_attention_cannot_compute_in(tmp_path: Path) -> None:
     ):
         rows = module_rows(attn_dtype=np.full(2, word, object))
         with pytest.raises(TableError, match=message):
-            load_own(source(tmp_path / name, {"mla_module_prefill": rows}))
+            load_sources(source(tmp_path / name, {"mla_module_prefill": rows}))
 
 
 @pytest.mark.parametrize("operator", ["mla_module_prefill", "attention_prefill"])
@@ -558,7 +561,7 @@ def test_refuses_fewer_tokens_attended_to_than_there_are_new_ones(tmp_path: Path
     rows = {column.name: rows[column.name] for column in OPERATORS[operator].required}
     message = "row 2: q_len is 193, more than kv_len 192: kv_len counts the prefix and the new tokens"
     with pytest.raises(TableError, match=message):
-        load_own(source(tmp_path / "a", {operator: rows}))
+        load_sources(source(tmp_path / "a", {operator: rows}))
 
 
 def one_gemm(dtype: str, us: float) -> dict[str, Any]:
@@ -571,11 +574,11 @@ def one_gemm(dtype: str, us: float) -> dict[str, Any]:
 
 def test_refuses_an_mfu_above_one_of_the_dtypes_own_peak(tmp_path: Path) -> None:
     limit_us = 2 * 8192**3 / 989.5e12 * 1e6
-    assert load_own(source(tmp_path / "a", {"gemm": one_gemm("bf16", limit_us * 1.001)})).gpu == "h100"
-    assert load_own(source(tmp_path / "b", {"gemm": one_gemm("fp8", limit_us * 0.501)})).gpu == "h100"
+    assert load_sources(source(tmp_path / "a", {"gemm": one_gemm("bf16", limit_us * 1.001)})).gpu == "h100"
+    assert load_sources(source(tmp_path / "b", {"gemm": one_gemm("fp8", limit_us * 0.501)})).gpu == "h100"
     for name, dtype, us in (("c", "bf16", limit_us * 0.999), ("d", "fp8", limit_us * 0.499)):
         with pytest.raises(TableError, match=r"row 1 \(m=8192, n=8192, k=8192\): .* MFU of 1.00"):
-            load_own(source(tmp_path / name, {"gemm": one_gemm(dtype, us)}))
+            load_sources(source(tmp_path / name, {"gemm": one_gemm(dtype, us)}))
 
 
 def test_attention_is_held_to_the_peak_of_its_kv_dtype_and_its_window(tmp_path: Path) -> None:
@@ -593,32 +596,32 @@ def test_attention_is_held_to_the_peak_of_its_kv_dtype_and_its_window(tmp_path: 
             name = f"{kv_dtype}-{window}"
             fast = {"attention_prefill": prefill(kv_dtype, window, shortest_us(window, kv_dtype) * 0.999)}
             slow = {"attention_prefill": prefill(kv_dtype, window, shortest_us(window, kv_dtype) * 1.001)}
-            assert load_own(source(tmp_path / f"slow-{name}", slow)).gpu == "h100"
+            assert load_sources(source(tmp_path / f"slow-{name}", slow)).gpu == "h100"
             with pytest.raises(TableError, match=rf"MFU of 1.001 of the {kv_dtype} peak"):
-                load_own(source(tmp_path / f"fast-{name}", fast))
+                load_sources(source(tmp_path / f"fast-{name}", fast))
 
 
 def test_decode_and_moe_are_held_to_their_peaks(tmp_path: Path) -> None:
     fast = decode_rows(latency_us=np.array([14.0, 4 * 32 * 128 * 64 * 4096 / 989.5e12 * 1e6 * 0.99]))
     with pytest.raises(TableError, match=r"row 2 \(batch_size=64, kv_len=4096\): .* MFU of 1.010"):
-        load_own(source(tmp_path / "a", {"attention_decode": fast}))
+        load_sources(source(tmp_path / "a", {"attention_decode": fast}))
     # A window of 128 leaves 1/32 of those FLOPs.
     assert (
-        load_own(source(tmp_path / "b", {"attention_decode": fast | {"window": np.array([0, 128])}})).gpu
+        load_sources(source(tmp_path / "b", {"attention_decode": fast | {"window": np.array([0, 128])}})).gpu
         == "h100"
     )
     moe: dict[str, Any] = {"dtype": np.array(["fp8"], object), "distribution": np.array(["balanced"], object)}
     row = {"hidden": 4096, "intermediate": 14336, "topk": 2, "num_experts": 8, "moe_tp": 2, "moe_ep": 2}
     moe |= {n: np.array([v]) for n, v in (row | {"num_tokens": 16384}).items()}
     limit_us = 6 * 16384 * 2 * 4096 * 14336 / 4 / 1979e12 * 1e6
-    load_own(source(tmp_path / "c", {"moe": moe | {"latency_us": np.array([limit_us * 1.01])}}))
+    load_sources(source(tmp_path / "c", {"moe": moe | {"latency_us": np.array([limit_us * 1.01])}}))
     with pytest.raises(TableError, match=r"MFU of 1.010 of the fp8 peak"):
-        load_own(source(tmp_path / "d", {"moe": moe | {"latency_us": np.array([limit_us / 1.01])}}))
+        load_sources(source(tmp_path / "d", {"moe": moe | {"latency_us": np.array([limit_us / 1.01])}}))
 
 
 @pytest.mark.slow
 def test_the_shipped_h100_tables_load() -> None:
-    tables = load_own(SHIPPED_H100)
+    tables = load_sources(SHIPPED_H100)
     assert tables.gpu == "h100"
     assert tables.tables["gemm"].num_rows >= 107_188
     assert {"gemm", "attention_prefill", "attention_decode", "moe", "allreduce", "elementwise"} <= set(
@@ -637,7 +640,7 @@ def test_what_is_written_is_read_back_to_the_last_bit(tmp_path: Path, format: An
         name: values[rng.permutation(500)] if name == "m" else values for name, values in rows.items()
     }
     folder = write_source(tmp_path / "a", {"gemm": shuffled}, {"gpu": "h100"}, format)
-    read = load_own(folder).tables["gemm"].columns
+    read = load_sources(folder).tables["gemm"].columns
     order = np.argsort(shuffled["m"])
     for name, values in shuffled.items():
         assert read[name].tolist() == values[order].tolist()
@@ -668,7 +671,7 @@ def test_latencies_are_stored_the_smallest_way_and_read_back(tmp_path: Path, rep
         repeats,
         not repeats,
     )
-    read = load_own(folder).tables["gemm"].columns
+    read = load_sources(folder).tables["gemm"].columns
     assert np.sort(read["latency_us"]).tolist() == np.sort(rows["latency_us"]).tolist()
 
 
@@ -676,10 +679,10 @@ def test_an_existing_source_is_replaced_only_on_request(tmp_path: Path) -> None:
     folder = source(tmp_path / "a", {"gemm": gemm_rows(2), "attention_decode": decode_rows()})
     with pytest.raises(TableError, match="exists; pass overwrite=True"):
         source(tmp_path / "a", {"gemm": gemm_rows(3)})
-    assert load_own(folder).tables["gemm"].num_rows == 2
+    assert load_sources(folder).tables["gemm"].num_rows == 2
     write_source(folder, {"gemm": gemm_rows(3)}, {"gpu": "h100"}, overwrite=True)
-    assert load_own(folder).sources == {"gemm": "a"}
-    assert load_own(folder).tables["gemm"].num_rows == 3
+    assert load_sources(folder).sources == {"gemm": "a"}
+    assert load_sources(folder).tables["gemm"].num_rows == 3
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
@@ -722,7 +725,7 @@ def test_a_failed_swap_puts_the_old_source_back(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "rename", only_old_folders)
     with pytest.raises(OSError, match="device busy"):
         write_source(folder, {"gemm": gemm_rows(300)}, {"gpu": "h100"}, overwrite=True)
-    assert load_own(folder).tables["gemm"].num_rows == 2
+    assert load_sources(folder).tables["gemm"].num_rows == 2
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 

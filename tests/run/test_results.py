@@ -8,7 +8,7 @@ import pytest
 
 from fastroof import StepBatch, compile_plan
 from fastroof.columns import ORIGINS
-from fastroof.results import STEP_COLUMNS, step_table
+from fastroof.run.batch import STEP_COLUMNS, step_table
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
+from fastroof.arrays import Array
 from fastroof.atomic_files import is_unfinished
 from fastroof.checks import shown
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
-from fastroof.documents import parse_toml, read_toml
+from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, is_folder, names_in, resolved
 from fastroof.load.measured import (
@@ -30,186 +27,17 @@ from fastroof.load.measured import (
     WrittenTable,
 )
 from fastroof.load.rows import ENDINGS, impossible_sizes, read_columns
+from fastroof.load.unsound import unsound_families
 from fastroof.operators.operator import Operator, dtype_peaks
 from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
-KNOWN_FILE: Final = "known_unsound.toml"
-
-FIELDS: Final = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows")
-
-
-@dataclass(frozen=True)
-class UnsoundFamily:
-    """A family of rows that a test found unsound; ``serves`` if lookups still use it, with its error."""
-
-    keys: Mapping[str, tuple[Any, ...]]
-    test: str
-    reason: str
-    ratio: float | None = None
-    excess_us: float | None = None
-    serves: bool = False
-    rows: int = 0
-
-    def holds_key(self, key: Mapping[str, Any]) -> bool:
-        """Whether rows of a kernel may be in the family; columns that are no keys do not count."""
-        return all(_has(cells, key[name]) for name, cells in self.keys.items() if name in key)
-
-    def holds(self, columns: Mapping[str, Array]) -> Bools:
-        """Rows in the family."""
-        inside = np.full(len(columns["latency_us"]), True)
-        for name, cells in self.keys.items():
-            values = np.asarray(columns[name])
-            if isinstance(cells[0], str):
-                inside &= np.isin(values, np.array(cells, object))
-            else:
-                inside &= (values >= cells[0]) & (values <= cells[1])
-        return inside
-
-    def error(self, latency_us: Floats) -> Floats:
-        """Relative error of latencies in the family."""
-        off = np.zeros(len(latency_us))
-        if self.ratio is not None:
-            off = np.full(len(latency_us), abs(1.0 / self.ratio - 1.0))
-        if self.excess_us is not None:
-            off = np.maximum(off, np.minimum(self.excess_us / latency_us, 1.0))
-        return off
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the entry of provenance.toml."""
-        entry: dict[str, Any] = {
-            "keys": {name: list(cells) for name, cells in self.keys.items()},
-            "test": self.test,
-            "reason": self.reason,
-        }
-        for name in ("ratio", "excess_us"):
-            if (value := getattr(self, name)) is not None:
-                entry[name] = value
-        return entry | {"serves": self.serves, "rows": self.rows}
-
-
-def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]) -> str | None:
-    """Reason why a source's rows of a kernel are unsound; None if they are sound."""
-    for family in unsound_families(provenance, operator):
-        if not family.serves and family.holds_key(key):
-            return family.reason
-    return None
-
-
-def unsound_error(
-    provenance: Mapping[str, Any],
-    operator: str,
-    key: Mapping[str, Any],
-    sizes: Mapping[str, Floats],
-    latency_us: Floats,
-) -> Floats:
-    """Relative error of lookups from the unsound families that they use."""
-    families = (f for f in unsound_families(provenance, operator) if f.holds_key(key))
-    return families_error(families, sizes, latency_us)
-
-
-def families_error(
-    families: Iterable[UnsoundFamily], sizes: Mapping[str, Floats], latency_us: Floats
-) -> Floats:
-    """Relative error of lookups from some families."""
-    worst = np.zeros(len(latency_us))
-    for family in families:
-        there = {name: cells for name, cells in family.keys.items() if name in sizes}
-        inside = UnsoundFamily(there, "", "").holds({**sizes, "latency_us": latency_us})
-        worst = np.maximum(worst, np.where(inside, family.error(latency_us), 0.0))
-    return worst
-
-
-def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[str, Array]) -> Bools:
-    """Rows of a table in one of its unsound families."""
-    inside = np.zeros(len(columns["latency_us"]), np.bool_)
-    for family in unsound_families(provenance, operator):
-        inside |= family.holds(columns)
-    return inside
-
-
-def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[UnsoundFamily, ...]:
-    """Unsound families of an operator in a source's provenance."""
-    entries = provenance.get("operators", {}).get(operator, {}).get("unsound", ())
-    if not isinstance(entries, list | tuple):
-        raise TableError(f"operators.{operator}.unsound must be a list of tables, got {entries!r}")
-    return tuple(_family(operator, number, entry) for number, entry in enumerate(entries, 1))
-
-
-def known_unsound(gpu: str, source: str, operator: str) -> tuple[UnsoundFamily, ...]:
-    """Shipped unsound families, whose tests need lookups in several tables."""
-    return _known().get((gpu, source, operator), ())
-
-
-@functools.cache
-def _known() -> dict[tuple[str, str, str], tuple[UnsoundFamily, ...]]:
-    text = (resources.files("fastroof.load") / KNOWN_FILE).read_text("utf-8")
-    known: dict[tuple[str, str, str], tuple[UnsoundFamily, ...]] = {}
-    for number, entry in enumerate(parse_toml(text, KNOWN_FILE)["families"], 1):
-        place = (entry.pop("gpu"), entry.pop("source"), entry.pop("operator"))
-        known[place] = (*known.get(place, ()), _family(place[2], number, entry))
-    return known
-
-
-def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
-    where = f"operators.{operator}.unsound, entry {number}"
-    if not isinstance(entry, Mapping):
-        raise TableError(f"{where} must be a table with {', '.join(FIELDS)}, got {entry!r}")
-    if unknown := sorted(set(entry) - set(FIELDS)):
-        raise TableError(f"{where} has unknown {', '.join(unknown)}; use {', '.join(FIELDS)}")
-    keys = entry.get("keys", {})
-    if not isinstance(keys, Mapping):
-        raise TableError(f"{where}: keys must be a table of columns, got {keys!r}")
-    for name in ("test", "reason"):
-        if not isinstance(entry.get(name), str) or not entry[name]:
-            raise TableError(f"{where}: {name} must be text, got {entry.get(name)!r}")
-    amounts = {name: _amount(where, name, entry.get(name)) for name in ("ratio", "excess_us")}
-    if set(amounts.values()) == {None}:
-        raise TableError(f"{where} needs ratio or excess_us")
-    serves, rows = entry.get("serves", False), entry.get("rows", 0)
-    if not isinstance(serves, bool):
-        raise TableError(f"{where}: serves must be true or false, got {serves!r}")
-    if type(rows) is not int or rows < 0:
-        raise TableError(f"{where}: rows must be an integer of at least 0, got {rows!r}")
-    cells = {name: _cells(operator, where, name, value) for name, value in keys.items()}
-    return UnsoundFamily(cells, entry["test"], entry["reason"], **amounts, serves=serves, rows=rows)
-
-
-def _amount(where: str, name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
-        raise TableError(f"{where}: {name} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def _cells(operator: str, where: str, name: Any, value: Any) -> tuple[Any, ...]:
-    columns = {c.name: c for c in (*OPERATORS[operator].keys, *OPERATORS[operator].axes)}
-    if name not in columns:
-        raise TableError(f"{where}: {operator} has no column {name!r}; use one of {', '.join(columns)}")
-    is_text = columns[name].kind == "text"
-    cells = tuple(value) if isinstance(value, list | tuple) else ()
-    if is_text and cells and all(isinstance(cell, str) for cell in cells):
-        return cells
-    if not is_text and len(cells) == 2 and all(type(cell) is int for cell in cells) and cells[0] <= cells[1]:
-        return cells
-    need = "a list of names" if is_text else "[minimum, maximum]"
-    raise TableError(f"{where}: {name} must be {need}, got {value!r}")
-
-
-def _has(cells: Iterable[Any], value: Any) -> bool:
-    first, *others = cells
-    if isinstance(first, str):
-        return value in (first, *others)
-    return bool(first <= value <= others[0])
-
-
 PROVENANCE_FILE: Final = "provenance.toml"
 SERVING_FOLDER: Final = "serving"
 DEFAULT_RANK: Final = 100
-OWN_RANK: Final = 50
+CUSTOM_RANK: Final = 50
 """Default rank of kernels-bench's tables: your own precede shipped ones."""
-OWN_TOOL: Final = "kernels_bench"
+CUSTOM_TOOL: Final = "kernels_bench"
 
 _DTYPES: Final = ("dtype", "attn_dtype", "kv_dtype")
 """Columns of dtypes."""
@@ -233,8 +61,8 @@ class Source:
     def rank(self, operator: str) -> int:
         """Rank of the source for an operator; the lowest is preferred."""
         own = self.provenance.get("operators", {}).get(operator, {})
-        is_own = str(self.provenance.get("tool", "")).partition(" ")[0] == OWN_TOOL
-        default = OWN_RANK if is_own else DEFAULT_RANK
+        is_own = str(self.provenance.get("tool", "")).partition(" ")[0] == CUSTOM_TOOL
+        default = CUSTOM_RANK if is_own else DEFAULT_RANK
         return int(own.get("rank", self.provenance.get("rank", default)))
 
 
@@ -243,7 +71,7 @@ def list_sources(folder: Path) -> list[Source]:
     return _sources(Path(folder))[0]
 
 
-def load_own(
+def load_sources(
     folder: Path | Sequence[Path], source: SourceChoice = None, when_needed: bool = False
 ) -> MeasuredTables:
     """Load measured tables in fastroof's own schema."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.bounded_cache import BoundedCache
+from fastroof.caching import BoundedCache
 from fastroof.plan.curves import TableCurves, row_values
 from fastroof.tables import table_set
 
