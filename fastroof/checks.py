@@ -73,7 +73,9 @@ def unknown_word(what: str, given: str, known: Collection[str], listing: str = "
     return suggestion(what, given, difflib.get_close_matches(given, known, n=MOST_SUGGESTED), known, listing)
 
 
-def suggestion(what: str, given: str, close: Sequence[str], known: Collection[str], listing: str = "") -> str:
+def suggestion(
+    what: str, given: object, close: Sequence[str], known: Collection[str], listing: str = ""
+) -> str:
     """Return the error of :func:`unknown_word` with suggestions by the caller, the closest first."""
     hint = f"did you mean {', '.join(close[:MOST_SUGGESTED])}?" if close else ""
     every = f"`{listing}` lists all {len(known)}" if listing else f"valid: {', '.join(known)}"

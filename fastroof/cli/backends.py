@@ -11,8 +11,8 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_json, print_table
 
 EPILOG: Final = """\b
-JSON: a list with one object an adapter: name, adapter, repository, licence, interface, checked (ISO date),
-distribution, ran, signatures, followed, note, installed (empty where it is not).
+JSON: a list with one object per adapter: name, adapter, repository, licence, interface, checked (ISO date),
+distribution, ran, signatures, followed, note, installed (empty if not).
 """
 
 

@@ -73,12 +73,12 @@ def bench(
         typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus).  [default: h100]", show_default=False),
     ] = None,
     tables: TablesPath = None,
-    threads: Annotated[int, typer.Option(help="Threads of fastroof's own calls; baselines have one.")] = 1,
-    repeat: Annotated[int, typer.Option(help="Rounds after the first call.")] = 7,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a try, no figures.")] = False,
+    threads: Annotated[int, typer.Option(help="Number of threads for fastroof; baselines use one.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Number of rounds after the first call.")] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, only to try it.")] = False,
     as_json: Json = False,
     plot_path: Annotated[
-        Path | None, typer.Option("--plot", metavar="PATH", help="Draw them: .png or .svg.")
+        Path | None, typer.Option("--plot", metavar="PATH", help="Plot to write: .png or .svg.")
     ] = None,
 ) -> None:
     """Time fastroof on this machine."""
@@ -109,7 +109,7 @@ def bench(
 
 
 def _chosen(names: list[str]) -> list[str]:
-    """Names without repetitions, all of them known."""
+    """Check the names of workloads, each once."""
     unknown = [name for name in names if name not in (*NAMES, LOOKUP)]
     if unknown:
         if unknown[0].endswith(".json"):
@@ -129,7 +129,7 @@ def _workloads(names: list[str], setup: Setup, where: str) -> Iterator[Workload]
 
 
 def _sources(where: str) -> dict[str, Tables]:
-    """Tables of every source, by its name."""
+    """Return the tables of every source by name."""
     from fastroof.load.listing import table_sets
     from fastroof.tables import Tables
 
@@ -138,7 +138,7 @@ def _sources(where: str) -> dict[str, Tables]:
 
 
 def _say(name: str) -> None:
-    """Show on a terminal what runs now, on a line that the next one replaces."""
+    """Show the running workload on one line of a terminal."""
     if sys.stderr.isatty():
         typer.echo(f"\r\033[K{name}", nl=False, err=True)
 

@@ -98,7 +98,7 @@ def print_saved(written: list[Path]) -> None:
 
 
 def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
-    """How to run a deployment, as JSON has it."""
+    """Return how to run a deployment, for JSON."""
     if deployment is None:
         return None
     engine = deployment.engine
@@ -133,25 +133,27 @@ Examples:
   fastroof sweep --example > my.toml; fastroof best my.toml --runners-up 5
   fastroof best my.toml --percentile 99
 
-With --model every layout of a copy within a node is compared (with experts every data parallelism of
-attention, experts whole or split over all GPUs; beyond a node pipeline stages), copies that fill the GPUs,
-and every number of clients. Limits are on means. A runner-up is the best deployment of another GPU, mode,
-layout, dtype, KV cache or engine. With --save the command that starts a copy, one that measures it, the
-engine's YAML, a Kubernetes manifest and the rows are files.
+With --model, every layout of a copy is compared (with experts also attention data parallelism, and experts
+whole or split over all GPUs; beyond a node pipeline stages), with copies that fill the GPUs and every number
+of clients. Limits are on means. A runner-up is the best deployment of another GPU, mode, layout, dtype, KV
+cache or engine. --save writes the command that starts a copy, one that measures it, the engine's YAML, a
+Kubernetes manifest and the rows.
 
 \b
-JSON: objective, candidates, skipped (plans that could not be compiled), total_s, answers: one object a model
-and load [group, candidates, feasible, infeasible (reason: candidates), choices: the best first, one object a
-deployment [objective, relative_error (of a decode step's time), behind (share of the best), is_tie (no
-further behind than errors say), at_edge (at the largest load of the specification), margins [name, value,
-limit, left (share of the limit)], row (the columns of a sweep's results), percentile (null without
---percentile; then behind and is_tie are of what is served within it) [requests_per_s, low, high (with steps
-one standard error longer and shorter), tokens_per_s_per_gpu, limit (what binds), place (in the closed form's
-order), why_not (why it was not simulated)]], nearest (to limits that nothing keeps: row, exceeds (limit: how
-many times it is))], deployments: one object an answer or null [checkpoint, engine, release (whose arguments
-these are), image, copies, gpus_each, servers (role: command, config), benchmark, benchmark_clients, price
-[an_hour, of_output, of_all (a million tokens)], notes], would_fit (model: a row on more GPUs that hold it),
-saved (paths).
+JSON: objective, candidates, skipped (plans that could not be compiled), total_s, answers, deployments,
+would_fit (model: a row on enough GPUs), saved (paths).
+answers: one object per model and load [group, candidates, feasible, infeasible (reason: candidates), choices,
+nearest (if no deployment is within the limits: row, exceeds (limit: ratio to it))].
+choices: one object per deployment, the best first [objective, relative_error (of a decode step's time),
+behind (share of the best), is_tie (within the estimates' errors), at_edge (at the specification's largest
+load), margins [name, value, limit, left (share of the limit)], row (columns of a sweep's results),
+percentile].
+percentile: null without --percentile, which then also decides behind and is_tie [requests_per_s, low, high
+(steps one standard error longer and shorter), tokens_per_s_per_gpu, limit (the binding one), place (rank by
+the closed form), why_not (why it was not simulated)].
+deployments: one object or null per answer [checkpoint, engine, release (of the arguments), image, copies,
+gpus_each, servers (role: command, config), benchmark, benchmark_clients, price [an_hour, of_output, of_all
+(per million tokens)], notes].
 """
 
 _ASKED: Final = "The question"
@@ -354,7 +356,7 @@ _OPTIONS: Final = {
 
 
 def _check_question(spec: Path | None, model: list[str] | None, given: dict[str, Any]) -> None:
-    """Refuse half a question, and one beside a specification."""
+    """Check that the options give either a whole question or a specification."""
     if model and spec is not None:
         raise SweepError(f"give --model or a specification, got --model {model[0]} and {spec}")
     if model:

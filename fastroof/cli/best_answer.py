@@ -1,4 +1,4 @@
-"""What ``fastroof best`` says of an answer: what to run, why, what comes next, or what comes nearest."""
+"""The answer of ``fastroof best``: what to run, why, the runners-up, or the nearest deployment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OBJECTIVES: Final = {
 
 
 def say(text: str, indent: int = 0) -> None:
-    """Print a sentence, broken between words where the terminal is narrower."""
+    """Print a sentence, wrapped to the terminal's width."""
     out = console()
     if out.width < UNLIMITED_WIDTH:
         text = textwrap.fill(
@@ -88,8 +88,8 @@ def print_answer(
     out.print()
 
 
-_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}
-"""Columns of the table that the first sentence says of the best one."""
+_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "runtime"}
+"""Columns that the first sentence names for the best deployment."""
 
 
 def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) -> None:
@@ -121,7 +121,7 @@ def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) ->
 
 
 def _percentile_cells(choice: Choice) -> list[str]:
-    """What a choice serves within the percentile, and where the closed form had it."""
+    """Return the simulated capacity of a choice at the percentile, and its rank by the closed form."""
     from fastroof.cli.capacity_tables import limit_words
 
     most = choice.percentile
@@ -146,7 +146,7 @@ def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
     from fastroof.sweep.deployments.kind import INFEASIBLE
 
     of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
-    return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may do"
+    return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may help"
 
 
 def _why(first: Choice, objective: str, others: Sequence[Choice]) -> list[str]:
@@ -166,7 +166,7 @@ def _why(first: Choice, objective: str, others: Sequence[Choice]) -> list[str]:
         nearest = "nearest limit: " if len(first.margins) > 1 else "limit: "
         lines.append(nearest + ", ".join(_margin_words(margin) for margin in first.margins))
     if first.at_edge:
-        lines.append("this is the largest load of the specification: a larger one may be better still")
+        lines.append("this is the largest load of the specification: a larger one may be better")
     equals = sum(choice.behind < _EQUAL for choice in others)
     ties = sum(choice.is_tie for choice in others) - equals
     if equals:

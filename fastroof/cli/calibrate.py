@@ -36,7 +36,7 @@ profile written, or null).
 
 
 class CalibrateCommand(CheckoutCommand):
-    """Fits the rows that ship without own runs."""
+    """Fit the shipped rows if no runs are given."""
 
     elsewhere = "fit"
     data = ("--runs",)
@@ -54,18 +54,16 @@ def calibrate(
     engine: Annotated[str | None, typer.Option(help="Engine.  [default: the one in --engine-args]")] = None,
     engine_version: Annotated[str | None, typer.Option(help="Version of the engine, such as 0.15.1.")] = None,
     model: OwnModel = None,
-    gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one if a folder holds several.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
     tables: Annotated[
         str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the profile there, a .toml file.")
+        Path | None, typer.Option("--output", "-o", help="File to write the profile to: .toml.")
     ] = None,
     bootstrap: Annotated[
-        int | None, typer.Option(min=0, help="Resamples, 0 for no intervals.  [default: 400]")
+        int | None, typer.Option(min=0, help="Number of resamples; 0 for no intervals. [default: 400]")
     ] = None,
     as_json: Json = False,
 ) -> None:

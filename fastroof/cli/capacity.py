@@ -16,7 +16,7 @@ from fastroof.cli.option_groups import (
     ENGINE_SETTINGS,
     EXECUTION,
     TABLES,
-    Given,
+    GroupValues,
     check_engine,
     engine_settings,
     plan_options,
@@ -88,11 +88,11 @@ def capacity(
         str | None,
         typer.Option(metavar="LIMITS", help="More limits in ms: ttft_p90=300,itl_p99=80,e2e_p99_9=10000."),
     ] = None,
-    workload: Given,
+    workload: GroupValues,
     draws: Annotated[
         int, typer.Option(min=1, metavar="TIMES", help="Number of draws, to estimate the sampling error.")
     ] = 1,
-    plan: Given,
+    plan: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
     router: Annotated[
         str,
@@ -107,7 +107,7 @@ def capacity(
             "--fewest", help="Find the fewest replicas at the requests' rate (--rate, --rate-scale)."
         ),
     ] = False,
-    given: Given,
+    given: GroupValues,
     tolerance: Annotated[
         float, typer.Option(metavar="SHARE", help="Relative tolerance of the search.")
     ] = 0.01,
@@ -122,8 +122,8 @@ def capacity(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of threads.  [default: all processors]")
     ] = None,
-    run: Given,
-    measured: Given,
+    run: GroupValues,
+    measured: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Find the most requests/s within limits on percentiles.
@@ -171,7 +171,7 @@ def capacity(
 
 
 def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:
-    """Limits by the names that capacities have."""
+    """Return the limits by name, as capacities name them."""
     limits = {name: most for name, most in given.items() if most is not None}
     for part in more.split(",") if more is not None else ():
         match = _SHORT.fullmatch(part.strip())
@@ -183,7 +183,7 @@ def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:
     return limits
 
 
-def _plan(model: str, measured: Given, settings: dict[str, Any], options: Given) -> StepPlan:
+def _plan(model: str, measured: GroupValues, settings: dict[str, Any], options: GroupValues) -> StepPlan:
     """Compile a plan for the steps that the engine makes."""
     from fastroof import compile_plan
     from fastroof.engines import load_engine

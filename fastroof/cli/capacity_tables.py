@@ -1,4 +1,4 @@
-"""Capacities, as a person reads them."""
+"""Tables of capacities for people."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def limit_words(name: str) -> str:
 
 
 def range_words(row: Mapping[str, Any]) -> str:
-    """Write what an error of the steps makes of a rate."""
+    """Format how an error of the steps changes a rate."""
     if row["relative_error"] is None:
         return "unknown"
     return f"{row['low']:,.4g} to {row['high']:,.4g}"
@@ -42,7 +42,7 @@ def print_capacities(summary: CapacitySummary) -> None:
     out = console()
     best = summary.best[:MOST_GROUPS]
     if best:
-        out.print("Most requests a second of a GPU within the limits:\n", soft_wrap=True)
+        out.print("Most requests per second and GPU within the limits:\n", soft_wrap=True)
         _print_rows(best)
         if len(summary.best) > len(best):
             out.print(f"and {len(summary.best) - len(best):,} more groups", soft_wrap=True)
@@ -130,13 +130,13 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
 
 
 def _most_words(most: Capacity) -> str:
-    """The answer in a sentence."""
+    """Return the answer in a sentence."""
     limit = limit_words(most.limit)
     if most.requests_per_s == 0.0:
         return f"no rate keeps {limit}"
     rate = f"{most.requests_per_s:,.4g} requests/s ({most.requests_per_s_per_gpu:,.4g} a GPU)"
     if most.limit == "none":
-        return f"{rate}, which is all that it serves: even all requests at once keep the limits"
+        return f"{rate}, its maximum throughput: even all requests at once keep the limits"
     if most.limit == "throughput":
         return f"{rate}; beyond, requests arrive faster than they are served"
     return f"{rate}; beyond, {limit} breaks first"
@@ -152,7 +152,7 @@ def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     if not few.replicas:
         out.print(f"{name}: {max(few.seen)} replicas do not keep {limit}", soft_wrap=True)
     elif few.limit == "none":
-        out.print(f"{name}: 1 replica will do, {few.gpus} GPUs", soft_wrap=True)
+        out.print(f"{name}: 1 replica is enough, {few.gpus} GPUs", soft_wrap=True)
     else:
         out.print(
             f"{name}: {few.replicas} replicas, {few.gpus} GPUs; one fewer breaks {limit}", soft_wrap=True

@@ -15,14 +15,14 @@ PACKAGE: Final = "benchmarks.accuracy"
 
 
 class CheckoutCommand(TyperCommand):
-    """A command on a user's own data; without any, it hands its words to benchmarks.accuracy."""
+    """A command on the user's data; without any, it passes its arguments to benchmarks.accuracy."""
 
     elsewhere: ClassVar[str]
     data: ClassVar[tuple[str, ...]]
     with_data: ClassVar[tuple[str, ...]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse words about own data; hand on all others."""
+        """Parse arguments about the user's data; pass on all others."""
         given = {word.partition("=")[0] for word in args}
         is_own = not given.isdisjoint((*self.data, *self.with_data)) and "--rows" not in given
         if not is_own and given.isdisjoint(("-h", "--help")) and not ctx.resilient_parsing:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import TABLES, Given, plan_options, taking
+from fastroof.cli.option_groups import TABLES, GroupValues, plan_options, taking
 from fastroof.cli.options import Json, Model
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.workload_options import parse_steps
@@ -44,15 +44,12 @@ Examples:
   fastroof compare --model qwen3-30b-a3b --dp 8 --ep 8 --dtype fp8_block --decode 32x4096
 
 \b
-JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), engine
-(kernels: methods are compared without an engine's cost), constants {method: {name: value}},
-trees {method: where its tables are from}, steps [phase (decode or prefill), batch_size, tokens (kv_len of
-a decode, new tokens of a prefill), methods
-{method: total_us, components_us {linear, experts, attention, communication, lm_head, elementwise,
-memory, overhead}, why_not (why it has no answer; else null)}, differences [method, component, cause, us,
-sentence]]. The methods are fastroof, roofline_v1 (with --roofline-v1), roofline_v2,
-infersim and datasheet; what a method has no answer
-for is null.
+JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), runtime (kernels: no engine's cost),
+constants {method: {name: value}}, trees {method: source of its tables}, steps [phase (decode or prefill),
+batch_size, tokens (kv_len of a decode, new tokens of a prefill), methods {method: total_us, components_us
+{linear, experts, attention, communication, lm_head, elementwise, memory, overhead}, why_not (why it has no
+answer, else null)}, differences [method, component, cause, us, sentence]]. Methods: fastroof, roofline_v1
+(with --roofline-v1), roofline_v2, infersim, datasheet. Missing answers are null.
 """
 
 
@@ -68,7 +65,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     *,
     model: Model,
-    plan: Given,
+    plan: GroupValues,
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV,...", help="Decode steps: 1x1024,32x4096; repeatable."),
@@ -90,7 +87,7 @@ def compare(
             metavar="PREFILL,DECODE", help="Add roofline V1 with these fitted MFUs of prefill and decode."
         ),
     ] = None,
-    measured: Given,
+    measured: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Compare fastroof with other methods, and explain differences."""

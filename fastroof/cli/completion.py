@@ -1,4 +1,4 @@
-"""Shell completion: commands, options, and values that have a list.
+"""Shell completion of commands, options and known values.
 
 A shell starts the command line with the words so far in its environment instead of its arguments: the
 command that they name is the only one that is imported, as in :mod:`fastroof.cli`. Nothing here is imported
@@ -16,7 +16,7 @@ from fastroof.command_group import SHELLS
 
 
 class Offer(NamedTuple):
-    """A word that may stand here, as typer reads it."""
+    """A possible completion, as typer reads it."""
 
     value: str
     help: str | None = None
@@ -35,7 +35,7 @@ def words_before(variables: Mapping[str, str]) -> list[str]:
 
 
 def offer_values(command: Any) -> Any:
-    """Return a command, or a group and its commands, whose options offer the values that there are."""
+    """Return a command, or a group and its commands, whose options complete known values."""
     for other in getattr(command, "commands", {}).values():
         offer_values(other)
     for param in getattr(command, "params", ()):
@@ -109,13 +109,13 @@ _TEXTS: Final = list[str]
 
 
 class _FastArgument:
-    """Stands in the place of a parameter's validator until a word needs one."""
+    """Placeholder for a parameter's validator until a completion needs it."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return what typer's own would."""
+        """Return the result of typer's validator."""
         kind = self.kind
         if kind == _TEXTS:
             if isinstance(value, list | tuple) and all(type(word) is str for word in value):
@@ -133,7 +133,7 @@ class _FastArgument:
 
 
 def fast_arguments(command: Any) -> Any:
-    """Return a command, or a group and its commands, that makes validators where a word needs one."""
+    """Return a command, or a group and its commands, that makes validators on demand."""
     for other in getattr(command, "commands", {}).values():
         fast_arguments(other)
     for param in getattr(command, "params", ()):
@@ -160,12 +160,12 @@ _begun: Final[list[bool]] = []
 
 
 def begin() -> None:
-    """Say that this process runs one command line and ends."""
+    """Mark that this process runs one command line and ends."""
     _begun.append(True)
 
 
 def asks_little() -> None:
-    """Have loops run as Python, in a process that is a command's own: numba takes longer to be there."""
+    """Run loops as Python in a process that runs one command: importing numba takes longer."""
     if _begun:
         from fastroof.compiled.layout import run_plain
 

@@ -26,7 +26,7 @@ _COSTS: Final = {
 _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
 
 EPILOG: Final = """\b
-JSON: a list with one object a profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
+JSON: a list with one object per profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
 prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
 versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
 [kv_reservation, room, fraction, context_gib, group_gib, slow_group_gib, graphs_gib, activation, sample_bytes,
@@ -86,7 +86,7 @@ def engines(as_json: Json = False) -> None:
 
 
 def _costs(profile: EngineProfile) -> list[tuple[str, str]]:
-    """What is added to the kernels, and to what; one line where that is nothing."""
+    """Return what is added to the kernels, and to what."""
     costs = asdict(profile.costs)
     adds = [(f"{costs[name]:,g}", words) for name, words in _COSTS.items() if costs[name]]
     adds += [(f"{one.layer_us:g}", f"layer of {one.architecture}") for one in profile.costs.layers]
@@ -114,7 +114,7 @@ def _mixed_cells(name: str, figure: MixedAttention) -> tuple[str, ...]:
 
 
 def _room_words(memory: KvMemory) -> str:
-    """What share of a GPU is for weights and KV cache, and of which memory."""
+    """Return the share of a GPU's memory for weights and KV cache."""
     of = {"datasheet": "", "all": " of all", "free": " of free", "static": " before loading"}[memory.room]
     return f"{memory.fraction:g}{of}" if memory.fraction else f"a formula{of}"
 

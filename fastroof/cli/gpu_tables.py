@@ -30,7 +30,7 @@ def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> t
 
 
 def tables_of(name: str | None, gpu: str | None = None, source: str | None = None) -> Tables:
-    """Load tables by the name of a GPU, or from a folder; those of ``gpu`` without a name."""
+    """Load tables by a GPU's name or from a folder (default: those of ``gpu``)."""
     from fastroof import load_tables
 
     name, gpu = (gpu or DEFAULT_GPU, None) if name is None else (name, gpu)
@@ -40,7 +40,7 @@ def tables_of(name: str | None, gpu: str | None = None, source: str | None = Non
 
 @contextmanager
 def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show the progress of an import from its first file on; usually none is needed."""
+    """Show the progress of an import from its first file on."""
     with ExitStack() as shown:
         tell: list[Progress] = []
 
@@ -54,7 +54,7 @@ def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def parse_source(text: str | None) -> str | dict[str, str] | None:
-    """Read the name of a source, or ``OPERATOR=SOURCE,...`` of those that are not the default's."""
+    """Read the name of a source, or ``OPERATOR=SOURCE,...``."""
     if text is None or "=" not in text:
         return text
     sources: dict[str, str] = {}

@@ -12,10 +12,10 @@ from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
 
 EPILOG: Final = """\b
-JSON: a list with one object a GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
+JSON: a list with one object per GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
 hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, linked_gpus (that its link joins),
-inter_node_bytes_per_s (of a GPU beyond them), links_of (a GPU with the same link, whose measured exchanges
-stand in), has_tables, tables (names of the sources).
+inter_node_bytes_per_s (of a GPU beyond them),
+links_of (a GPU with the same link, whose measured exchanges are used), has_tables, tables (source names).
 """
 
 

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from fastroof.operators.operator import Operator
 
 EPILOG: Final = """\b
-Sizes are whole numbers or comma-separated lists, which are broadcast: --m 1,64,512 --n 6144 --k 4096.
+Sizes are integers or comma-separated lists, which are broadcast: --m 1,64,512 --n 6144 --k 4096.
 
 \b
-JSON: operator, gpu, source, method, rows: one object a kernel with its sizes and dtypes, latency_us,
+JSON: operator, gpu, source, method, rows: one object per kernel with its sizes and dtypes, latency_us,
 mfu (null for communication), origin (measured, interpolated, extrapolated, borrowed or modelled), and with
 --with-error relative_error: one standard error over the latency, 80 % of points are within 1.28 of them.
 """
 
 MOST_PLAIN: Final = 1000
-"""Kernels beyond which compiled loops are faster, numba's start included."""
+"""Number of kernels above which compiled loops are faster, including numba's import."""
 
 Method = Annotated[
     str,
@@ -71,7 +71,7 @@ class OperatorCommands(TyperGroup):
         return dict(made.commands)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the operators, as they are listed everywhere."""
+        """Return the operators' names in their usual order."""
         return list(self.made)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -114,7 +114,7 @@ def _command(operator: Operator) -> Any:
 
 
 def _arguments(operator: Operator) -> Iterator[tuple[str, Any, Any]]:
-    """Name, type and default of each argument of an operator's lookups; ... where it has no default."""
+    """Name, type and default of each argument of an operator's lookups; ... if required."""
     columns: dict[str, Column] = {c.name: c for c in (*operator.keys, *operator.axes)}
     for name in operator.arguments:
         column = columns[name]
@@ -129,7 +129,7 @@ def _arguments(operator: Operator) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _look_up(operator: Operator, options: dict[str, Any]) -> None:
-    """Print what a lookup with these options answers."""
+    """Look up kernels and print the answer."""
     import numpy as np
 
     method, as_json, with_error = (options.pop(name) for name in ("method", "as_json", "with_error"))

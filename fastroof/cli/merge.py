@@ -14,7 +14,7 @@ Examples:
   fastroof merge my-1.parquet my-2.parquet -o my.parquet
   fastroof merge shards/*.parquet -o my.parquet
 
-What is printed is what `fastroof sweep` prints; --json as well.
+It prints the summary of `fastroof sweep`.
 """
 
 
@@ -25,10 +25,10 @@ def register(app: typer.Typer) -> None:
 
 def merge(
     shards: Annotated[
-        list[Path], typer.Argument(metavar="SHARD.parquet...", help="The files of all shards.")
+        list[Path], typer.Argument(metavar="SHARD.parquet...", help="Result files of all shards.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the results go: .parquet, .csv or .jsonl.")
+        Path, typer.Option("--output", "-o", help="Results to write: .parquet, .csv or .jsonl.")
     ] = Path("results.parquet"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no summary.")] = False,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def print_support(
     models: Sequence[str], gpus: Sequence[str], engines: Sequence[str], dtypes: Sequence[str], as_json: bool
 ) -> None:
-    """Work the matrix out and print it: a row a model and format, or of one model a row a layout."""
+    """Compute and print the matrix: a row per model and format, or for one model a row per layout."""
     from fastroof import gpu_names, load_model, model_names
     from fastroof.engines import engine_of_version, serving_engines
     from fastroof.load.by_name import table_folders
@@ -33,7 +33,7 @@ def print_support(
 
     unknown = [dtype for dtype in dtypes if dtype not in (AUTO, *DTYPES)]
     if unknown:
-        raise PlanError(f"--dtype must be out of {AUTO}, {', '.join(DTYPES)}, got {', '.join(unknown)}")
+        raise PlanError(f"--dtype must be one of {AUTO}, {', '.join(DTYPES)}, got {', '.join(unknown)}")
     specs = [load_model(name) for name in models or model_names()]
     wanted = list(gpus) or [name for name in gpu_names() if table_folders(name)]
     profiles = list(engines) or [engine_of_version(name).name for name in serving_engines()]
@@ -91,18 +91,19 @@ def _print_matrix(rows: Sequence[Support]) -> None:
 
 
 EPILOG: Final = """\b
-JSON: a list with one object a model: name, architecture, hidden, vocab, tie_embeddings, max_position,
-torch_dtype, checkpoint (dtype, kv_dtype, method, head_dtype, scale_bytes), vision (sizes of the encoder that
-stands before it and that no step runs, or null), num_layers, num_parameters, active_parameters, and layers:
-an object a kind, with its name, count, attention, mlp and formats. With --support one object a model, GPU,
-engine, format and layout: model, gpu, engine, dtype, tp, pp, dp, ep, moe_tp, status (measured, borrowed,
-modelled or refused), why. With --roster: aiconfigurator_core (its version), configs, configs_loaded, and
-combinations: an object each with model, gpu, engine, verdict (the matrix's), tp, status, on_request (whether
-it takes --allow-modelled), fits, why, borrowed, modelled (operators), streams_only, is_covered.
+JSON: a list with one object per model: name, architecture, hidden, vocab, tie_embeddings, max_position,
+torch_dtype, checkpoint (dtype, kv_dtype, method, head_dtype, scale_bytes), vision (sizes of its image
+encoder, or null), num_layers, num_parameters, active_parameters, and layers: one object per kind, with its
+name, count, attention, mlp and formats.
+With --support one object per model, GPU, engine, format and layout: model, gpu, engine, dtype, tp, pp, dp,
+ep, moe_tp, status (measured, borrowed, modelled or refused), why.
+With --roster: aiconfigurator_core (its version), configs, configs_loaded, and combinations: one object per
+combination with model, gpu, engine, verdict (the matrix's), tp, status, on_request (needs --allow-modelled),
+fits, why, borrowed, modelled (operators), streams_only, is_covered.
 
-The roster: of the combinations of model, GPU and engine that the support matrix of aiconfigurator-core calls
-PASS (--failed: those it has no data for), a plan each, of the largest tensor parallelism of 8, 4, 2 and 1
-that works. A cell is covered/all (measured, borrowed, only norms and the like modelled, others modelled).
+The roster has one plan per combination of model, GPU and engine that aiconfigurator-core's support matrix
+calls PASS (--failed: those it has no data for), with the largest tensor parallelism of 8, 4, 2 and 1 that
+works. A cell is covered/all (measured, borrowed, only norms and the like modelled, others modelled).
 """
 
 
@@ -116,14 +117,14 @@ def register(app: typer.Typer) -> None:
 
 def models(
     support: Annotated[
-        bool, typer.Option("--support", help="Say what is measured, borrowed, modelled or refused.")
+        bool, typer.Option("--support", help="Print what is measured, borrowed, modelled or refused.")
     ] = False,
     roster: Annotated[
         bool,
         typer.Option("--roster", help="Count what plans cover of aiconfigurator-core's support matrix."),
     ] = False,
     failed: Annotated[
-        bool, typer.Option("--failed", help="With --roster: what that matrix has no data for.")
+        bool, typer.Option("--failed", help="With --roster: list what that matrix has no data for.")
     ] = False,
     model: Annotated[
         list[str] | None,
@@ -137,7 +138,7 @@ def models(
         typer.Option(*GPU_NAMES, help="With either: only this GPU; repeatable.  [default: with tables]"),
     ] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="With either: as this engine has it; repeatable.")
+        list[str] | None, typer.Option(help="With either: only this engine; repeatable.")
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="With --support: only this format, or auto; repeatable.")

@@ -11,7 +11,7 @@ import typer
 from fastroof.acceptance import MTP
 from fastroof.checks import unknown_word
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import Given, Group
+from fastroof.cli.option_groups import Group, GroupValues
 from fastroof.cli.options import GPU_NAMES
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BatchError, PlanError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLANS_HELP: Final = f"""\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then name, gpu or options of
 `fastroof step`, as tp=4, dtype=fp8, engine=sglang or eplb=yes, and max_num_batched_tokens and max_num_seqs.
-Without a name it is called after its model and what differs from the defaults, as llama-3.1-70b-tp4-fp8; the
+The default name is the model and the options that are not defaults, as llama-3.1-70b-tp4-fp8; the
 default engine is {DEFAULT_ENGINE}.
 """
 
@@ -36,7 +36,7 @@ GpuOption = Annotated[
 ]
 
 _NAMES: Final = {"runtime": "engine", "max_num_batched_tokens": "max_tokens", "max_num_seqs": "max_seqs"}
-"""Keys that are called otherwise than the options of a plan."""
+"""Keys whose names differ from the options of a plan."""
 
 _SAID: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
 _UNNAMED: Final = ("bf16", DEFAULT_ENGINE, "roofline")
@@ -65,7 +65,7 @@ def named_plans(
         plan = compile_plan(model, spec, of_tables, **{"engine": engine, **options})
         name = name or _name_of(plan)
         if name in plans:
-            raise PlanError(f"two plans are called {name!r}; give one another name: {text},name=...")
+            raise PlanError(f"two plans are named {name!r}; give one another name: {text},name=...")
         plans[name] = plan
     return plans
 
@@ -113,7 +113,7 @@ def _value(text: str, word: str, option: Field[Any], value: str) -> Any:
 
 
 def _name_of(plan: StepPlan) -> str:
-    """Call a plan after its model and what differs from the defaults."""
+    """Name a plan by its model and the options that are not defaults."""
     parts = [plan.model.name]
     if plan.tp > 1:
         parts.append(f"tp{plan.tp}")
@@ -163,11 +163,11 @@ SPECULATION: Final[Group] = {
         None,
     ),
 }
-"""Speculative decoding, and what the prefix cache holds."""
+"""Speculative decoding and prefix cache."""
 
 
 def asked_speculation(
-    given: Given, measured: Given, engine: str, **options: Any
+    given: GroupValues, measured: GroupValues, engine: str, **options: Any
 ) -> SpeculativeDecoding | None:
     """Read the options of speculative decoding."""
     num_draft_tokens, accepted, draft = (given[name] for name in ("num_draft_tokens", "accepted", "draft"))

@@ -1,8 +1,8 @@
-"""Groups of options that several commands share, each defined once, and the commands that take them.
+"""Option groups that several commands share, each defined once.
 
 A plan option is a field of :class:`fastroof.plan.options.PlanOptions`: its name, default, help text and unit
-are read from there. ``@taking(plan=plan_options())`` puts the options of a group in the place of the
-parameter ``plan``, which the command then gets as a dict.
+are read from there. ``@taking(plan=plan_options())`` replaces the parameter ``plan`` by the group's options,
+which the command then gets as a dict.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from fastroof.simulation import Link
 
 Group = Mapping[str, tuple[Any, Any]]
-"""Type and default of each option by the name of its parameter; ... where it has no default."""
+"""Type and default of each option by the name of its parameter; ... if required."""
 
-Given = dict[str, Any]
-"""What a command line gave for a group: every option of it by name."""
+GroupValues = dict[str, Any]
+"""Values of a group's options by name."""
 
 _TYPES: Final[dict[str, Any]] = {
     "int": int,
@@ -40,7 +40,7 @@ _TYPES: Final[dict[str, Any]] = {
     "bool | None": bool | None,
 }
 _ELSEWHERE: Final = ("max_tokens", "max_seqs")
-"""The size of a plan, which every command makes as large as its question needs."""
+"""Sizes of a plan, which every command sets itself."""
 
 ENGINE: Final = ("--engine", "--runtime")
 MAX_NUM_BATCHED_TOKENS: Final = ("--max-num-batched-tokens", "--max-batched-tokens")
@@ -54,7 +54,7 @@ ENGINE_OWN: Final = "engine"
 
 
 def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what makes a command take groups of options: each in place of the parameter of its name."""
+    """Return a decorator that gives a command groups of options, each replacing the parameter of its name."""
 
     def with_groups(function: Callable[..., None]) -> Callable[..., None]:
         parameters: list[inspect.Parameter] = []
@@ -198,7 +198,7 @@ def with_defaults(group: Group, defaults: Mapping[str, Any]) -> Group:
     return {name: (kind, defaults.get(name, default)) for name, (kind, default) in group.items()}
 
 
-def engine_settings(given: Given) -> dict[str, Any]:
+def engine_settings(given: GroupValues) -> dict[str, Any]:
     """Return the arguments of :func:`fastroof.simulate` that options of ENGINE_SETTINGS are."""
     settings = dict(given)
     for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
@@ -207,7 +207,7 @@ def engine_settings(given: Given) -> dict[str, Any]:
     return settings
 
 
-def engine_limits(given: Given, engine: EngineProfile) -> tuple[int, int]:
+def engine_limits(given: GroupValues, engine: EngineProfile) -> tuple[int, int]:
     """Return the tokens and sequences of the largest step: those given, else the engine's own."""
     tokens, seqs = (number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS)
     own = engine.scheduling
@@ -245,7 +245,7 @@ EXECUTION: Final[Group] = {
 
 
 def check_engine(given: str | None) -> None:
-    """Refuse where a sweep runs as an engine: what --engine meant before."""
+    """Refuse an executor as --engine, which it meant before."""
     if given in ("local", "ray"):
         raise SweepError(f"--engine is the serving engine; --executor {given} says where a sweep runs")
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and readers of what they are given."""
+"""Options that several commands have, and parsers of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, units and origins in words."""
+"""Output of commands: tables for people, JSON for programs, units and origins in words."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 UNLIMITED_WIDTH: Final = 10_000
-"""Of a pipe or a file, whose lines are whole."""
+"""Width of a pipe or a file: lines are not wrapped."""
 
 TERMINAL_WIDTH: Final = 80
-"""Of a terminal that does not say."""
+"""Width of a terminal that reports none."""
 
 TERMINAL_HEIGHT: Final = 25
-"""Given along with a width: rich would take every terminal that calls itself dumb for one of 80 columns."""
+"""Passed with a width: rich gives every terminal that is called dumb 80 columns."""
 
 ORIGIN_WORDS: Final = {
     "measured": "measured",
@@ -41,7 +41,7 @@ ORIGIN_WORDS: Final = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is: no markup, no emoji, and whole lines into a pipe."""
+    """Return a console without markup and emoji, and without wrapping into a pipe."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -60,7 +60,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _width_of(stream: TextIO) -> int:
-    """Characters of a line: whole lines, but on a terminal what ``COLUMNS`` says, else its own width."""
+    """Return the characters of a line: unlimited, or on a terminal ``COLUMNS`` or its width."""
     if not stream.isatty():
         return UNLIMITED_WIDTH
     asked = os.environ.get("COLUMNS", "")
@@ -73,7 +73,7 @@ def _width_of(stream: TextIO) -> int:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document; what is not a finite number becomes null."""
+    """Print one JSON document; numbers that are not finite become null."""
     sys.stdout.write(json.dumps(_plain(document), indent=2, allow_nan=False) + "\n")
 
 
@@ -140,14 +140,14 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 
 def percent(share: float | None) -> str:
-    """Write a share in percent; empty if missing."""
+    """Format a share in percent; empty if missing."""
     if share is None or math.isnan(share):
         return ""
     return f"{share * 100.0:.1f} %" if share >= 0.1 else f"{share * 100.0:.2f} %"
 
 
 def time_words(latency_us: float) -> str:
-    """Write a time in the unit it is read in best."""
+    """Format a time in a readable unit."""
     if latency_us >= US_PER_S:
         return f"{latency_us / US_PER_S:.4g} s"
     if latency_us >= US_PER_MS:
@@ -156,17 +156,17 @@ def time_words(latency_us: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a number of things: ``1 error``, ``2 errors``."""
+    """Format a count: ``1 error``, ``2 errors``."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def duration(seconds: float) -> str:
-    """Write how long something took."""
+    """Format a duration."""
     return f"{seconds:.2f} s" if seconds >= 1.0 else f"{seconds * MS_PER_S:.0f} ms"
 
 
 def scaled(value: float, unit: str) -> str:
-    """Write an amount of FLOPs or bytes with the prefix that suits it: ``12.3 GB``."""
+    """Format an amount of FLOPs or bytes with a prefix: ``12.3 GB``."""
     for prefix, factor in (("T", 1e3 * GB), ("G", GB), ("M", GB / 1e3), ("k", GB / 1e6)):
         if abs(value) >= factor:
             digits = ".3g" if value < 1e3 * factor else ",.0f"
@@ -190,12 +190,12 @@ def shown_width(text: str) -> int:
 
 
 def pieces(text: str, *, is_list: bool = False, in_names: bool = False) -> list[str]:
-    """Return the parts of a text that stay whole."""
+    """Return the parts of a text that are not split."""
     return [part for part, _ in _parts(text, is_list=is_list, in_names=in_names)]
 
 
 def _parts(text: str, *, is_list: bool, in_names: bool) -> list[tuple[str, str]]:
-    """Parts that stay whole, each with what joins it to the one before."""
+    """Return the parts that are not split, each with its separator."""
     parted: list[tuple[str, str]] = []
     joint = ""
     for word in (_LISTED if is_list else _WORDS).split(text):
@@ -220,15 +220,15 @@ def fold(text: str, width: int, *, is_list: bool = False, in_names: bool = False
 
 
 GAPS: Final = (3, 2)
-"""Characters between two columns; the second where the first does not do."""
+"""Characters between two columns: usual and narrow."""
 
 LINES: Final = ((1, 1), (3, 1), (3, 2), (3, 3))
-"""Lines of the heads and of a row, the first that does: rows of more lines are read worse than records."""
+"""Lines of the heads and of a row, the first that fits; with more, records are easier to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A table as it is printed."""
+    """A printed table."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -258,7 +258,7 @@ def fit(
 
 
 def _smaller(whole: FittedTable, least: Sequence[str]) -> Iterator[tuple[FittedTable, bool]]:
-    """A table, each time with less in it, and whether names may be folded too."""
+    """Yield the table with less and less in it, and whether names may be folded."""
     yield whole, False
     once = _said_once(whole)
     if once.alike:
@@ -281,7 +281,7 @@ def _without(table: FittedTable, names: Sequence[str]) -> FittedTable:
 
 
 def _said_once(table: FittedTable) -> FittedTable:
-    """Without the columns, beside the first, that say the same in each of several rows."""
+    """Return the table without columns that are equal in all rows, except the first."""
     if len(table.rows) < 2:
         return table
     alike = [
@@ -293,7 +293,7 @@ def _said_once(table: FittedTable) -> FittedTable:
 
 
 def _laid_out(table: FittedTable, width: int, *, in_names: bool) -> FittedTable | None:
-    """The table in the fewest lines that fit; None where a row would take more than are read well."""
+    """Return the table in the fewest lines that fit; None if rows would be too tall."""
     for head_lines, lines in LINES:
         widths = [
             _least_width(
@@ -311,7 +311,7 @@ def _laid_out(table: FittedTable, width: int, *, in_names: bool) -> FittedTable 
 def _least_width(
     head: str, cells: set[str], head_lines: int, lines: int, *, is_left: bool, in_names: bool
 ) -> int:
-    """Characters in which a head and all cells of a column take no more lines than they may."""
+    """Return the narrowest width at which a column's head and cells fit the allowed lines."""
     low = max((shown_width(piece) for piece in pieces(head)), default=0)
     high = max((shown_width(text) for text in (head, *cells)), default=0)
     for cell in cells:
@@ -349,7 +349,7 @@ def _folded(table: FittedTable, widths: Sequence[int], gap: int, *, in_names: bo
 
 
 def _records(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Each row as names and values, without missing ones."""
+    """Return each row as names and values, without missing ones."""
     indent = max((shown_width(name) for name in columns), default=0) + 2
     needed = max((shown_width(part) for row in rows for cell in row for part in pieces(cell)), default=0)
     is_below = indent + needed > width
@@ -378,7 +378,7 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
-    """Show how far something is: call what is yielded with how much is done and how much there is.
+    """Show progress: call the yielded function with the amounts done and in all.
 
     Parameters
     ----------
@@ -416,14 +416,14 @@ def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
 
 
 class Pace:
-    """How long is left, by how fast the second half of the time went."""
+    """Estimate of the time left, from the speed of the second half."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
         self._done: list[int] = []
 
     def left_s(self, done: int, total: int, now: float) -> float | None:
-        """Take note of how far it is, and say how long is left."""
+        """Record the progress and return the time left."""
         if done and (not self._done or done > self._done[-1]):
             if len(self._at) == _MOST_REPORTS:
                 del self._at[1::2], self._done[1::2]
@@ -450,7 +450,7 @@ def _rate_words(done: int, seconds: float) -> str:
 
 
 class _LineLog:
-    """Progress as lines: one every few seconds, and the last."""
+    """Progress as lines: one every few seconds, and a last one."""
 
     def __init__(self, what: str, noun: str) -> None:
         self.what = what

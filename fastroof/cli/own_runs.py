@@ -1,4 +1,4 @@
-"""Own runs in commands: their options, and what a fit of them prints."""
+"""The user's runs in commands: options, and the output of a fit."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def own_runs_of(
 
 
 def print_warnings(own: OwnRuns) -> None:
-    """Print to stderr what is not represented, and what is assumed."""
+    """Print to stderr what is ignored and assumed."""
     for words in own.warnings:
         typer.echo(f"note: {words}", err=True)
 
 
 def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str, Any]:
-    """Say what a fit found as one JSON object."""
+    """Return the result of a fit as one JSON object."""
     profile = asdict(fitted.profile)
     return {
         "evidence": profile.pop("evidence"),
@@ -151,7 +151,7 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
 
 
 def _suspects(fitted: OwnFit) -> str:
-    """Which kernels look wrong, in words."""
+    """Return which kernels look wrong, in words."""
     from fastroof.serving.evidence.suspect_kernels import LEAST_RUNS
 
     if fitted.suspects:
@@ -162,12 +162,12 @@ def _suspects(fitted: OwnFit) -> str:
 
 
 def _more(fitted: OwnFit) -> str:
-    """What more runs would gain, in words: from the last two points of the curve."""
+    """Return what more runs would gain, in words, from the last two points of the curve."""
     if len(fitted.curve) < 2:
         return "\n5 runs or more also show the error after 3"
     before, last = fitted.curve[-2], fitted.curve[-1]
     gained = before.mape - last.mape
-    words = "more runs gain little" if gained < 0.005 else "more runs of other loads should gain still"
+    words = "more runs help little" if gained < 0.005 else "more runs of other loads should still help"
     return f"\nfrom {before.runs} to {last.runs} runs the error fell by {gained * 100.0:.1f} points: {words}"
 
 

@@ -1,4 +1,4 @@
-"""The commands of ``fastroof plot``: pictures of tables, plans and sweeps."""
+"""The commands of ``fastroof plot``: plots of tables, plans and sweeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import TABLES, Given, plan_options, taking
+from fastroof.cli.option_groups import TABLES, GroupValues, plan_options, taking
 from fastroof.cli.options import Model
 from fastroof.command_group import help_if_alone, warn
 from fastroof.errors import FastroofError, MissingTableError
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def source_words(tables: Tables) -> str:
-    """Name the sources of tables, for the foot of a picture."""
+    """Name the sources of tables, for the foot of a plot."""
     return ", ".join(sorted(set(tables.sources.values())))
 
 
 def gpu_and_tables_to_draw(
     output: Path, gpu: str | None, tables: str | None, source: str | None
 ) -> tuple[GpuSpec, Tables | None]:
-    """Find out what is missing before any time goes into a picture."""
+    """Check what is missing before drawing."""
     from fastroof.report import check_picture
 
     check_picture(output)
@@ -37,7 +37,7 @@ def gpu_and_tables_to_draw(
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Write a picture and print its path."""
+    """Write a plot and print its path."""
     from fastroof.report import save_figure
 
     typer.echo(f"wrote {save_figure(figure, output)}")
@@ -51,7 +51,7 @@ def rows_to_draw(
     leave: tuple[str, ...] = (),
     is_over_load: bool = False,
 ) -> tuple[SweepResults, dict[str, Any]]:
-    """The results, and which rows to draw: those of one workload by default."""
+    """Return the results and the rows to draw (default: those of one workload)."""
     from fastroof.report import check_picture, read_results
 
     check_picture(output)
@@ -75,7 +75,7 @@ DEFAULT_MODEL: Final = "llama-3.1-8b"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write: .png or .svg.")]
 Results = Annotated[
-    Path, typer.Argument(metavar="RESULTS.parquet", help="What fastroof sweep wrote.", show_default=False)
+    Path, typer.Argument(metavar="RESULTS.parquet", help="Results of fastroof sweep.", show_default=False)
 ]
 Where = Annotated[
     list[str] | None,
@@ -88,7 +88,7 @@ Where = Annotated[
 
 
 def curves(results: Results, output: Output, where: Where = None) -> None:
-    """TTFT and TPOT of a sweep over its load."""
+    """Plot TTFT and TPOT of a sweep over its load."""
     from fastroof.report import draw_serving_curves
 
     swept, wanted = rows_to_draw(results, output, where, is_over_load=True)
@@ -100,7 +100,7 @@ def step(
     *,
     output: Output,
     model: Model = DEFAULT_MODEL,
-    plan: Given,
+    plan: GroupValues,
     against: Annotated[str, typer.Option(metavar="batch|kv-len", help="What varies.")] = "batch",
     batch: Annotated[
         int, typer.Option(metavar="REQUESTS", help="Requests in the step, with --against kv-len.")
@@ -111,9 +111,9 @@ def step(
     max_batch: Annotated[
         int, typer.Option(metavar="REQUESTS", help="Largest batch, with --against batch.")
     ] = 512,
-    measured: Given,
+    measured: GroupValues,
 ) -> None:
-    """Decode step by component, against batch or context."""
+    """Plot a decode step by component, against batch or context."""
     from fastroof import compile_plan
     from fastroof.report import draw_step
 
@@ -144,10 +144,10 @@ def mfu(
     *,
     output: Output,
     model: Model = DEFAULT_MODEL,
-    plan: Given,
-    measured: Given,
+    plan: GroupValues,
+    measured: GroupValues,
 ) -> None:
-    """MFU of one model's kernels against their sizes."""
+    """Plot the MFU of one model's kernels against their sizes."""
     from fastroof import load_model
     from fastroof.load.by_name import missing_tables
     from fastroof.report import draw_mfu
@@ -166,7 +166,7 @@ def pareto(
     ] = "model",
     where: Where = None,
 ) -> None:
-    """Tokens/s per user against per GPU, of a sweep."""
+    """Plot tokens/s per user against per GPU, of a sweep."""
     from fastroof.report import draw_pareto
 
     swept, wanted = rows_to_draw(results, output, where, leave=(colour_by,))
@@ -203,10 +203,10 @@ def roofline(
     prompt: Annotated[
         int, typer.Option(min=1, metavar="TOKENS", help="Tokens of the prefill, with --model.")
     ] = 8192,
-    plan: Given,
-    measured: Given,
+    plan: GroupValues,
+    measured: GroupValues,
 ) -> None:
-    """Measured kernels, or a model's steps, on the GPU's roofline."""
+    """Plot measured kernels, or a model's steps, on the GPU's roofline."""
     from fastroof.report import draw_roofline
 
     if model is None:
@@ -221,7 +221,7 @@ def roofline(
         save(_model_figure(model, spec, tables, tp, batch, kv_len, prompt, options), output)
         return
     if tables is None:
-        warn(f"{spec.name} has no measured tables; the picture shows its roofline without kernels")
+        warn(f"{spec.name} has no measured tables; the plot shows its roofline without kernels")
     save(draw_roofline(spec, tables, dtypes=tuple(dict.fromkeys(dtype or ("bf16",)))), output)
 
 
@@ -241,7 +241,7 @@ def _sizes(option: str, text: str, most: int) -> list[int]:
 
 
 def _source_words(tables: Tables) -> str:
-    """The source of tables, or how many there are: a line has no room for all of them."""
+    """Return the source of tables, or the number of sources."""
     sources = set(tables.sources.values())
     return f"source {source_words(tables)}" if len(sources) == 1 else f"{len(sources)} sources of kernels"
 
@@ -283,7 +283,7 @@ def _model_figure(
 
 
 def leading_steps(results: Results, output: Output, where: Where = None) -> None:
-    """What the steps of a sweep's best rows are made of."""
+    """Plot the components of steps of a sweep's best rows."""
     from fastroof.report import draw_leading_steps
 
     swept, wanted = rows_to_draw(results, output, where)

@@ -15,7 +15,7 @@ Examples:
   fastroof sweep my.toml -o results.parquet
   fastroof report results.parquet -o report.html
 
-The page works without a network, and what is filtered and selected is in its address. PNG and SVG of its
+The page works without a network, and filters and selections are in its address. PNG and SVG of its
 charts: fastroof plot pareto, curves and leading-steps.
 """
 
@@ -27,14 +27,14 @@ def register(app: typer.Typer) -> None:
 
 def report(
     results: Annotated[
-        Path, typer.Argument(metavar="RESULTS.parquet", help="What fastroof sweep wrote.", show_default=False)
+        Path, typer.Argument(metavar="RESULTS.parquet", help="Results of fastroof sweep.", show_default=False)
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Page to write: .html.")] = Path(
         "report.html"
     ),
     title: Annotated[str | None, typer.Option(help="Heading.  [default: models and GPUs]")] = None,
     max_rows: Annotated[
-        int, typer.Option(help="Rows on the page; of a larger sweep those that matter, and a sample.")
+        int, typer.Option(help="Maximum number of rows on the page; larger sweeps are sampled.")
     ] = 20_000,
 ) -> None:
     """Show a sweep's results as one interactive page."""

@@ -13,7 +13,7 @@ from fastroof.cli.option_groups import (
     LIMITS,
     SCHEDULING,
     TABLES,
-    Given,
+    GroupValues,
     engine_limits,
     number_or_engine,
     plan_options,
@@ -45,9 +45,9 @@ workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for thos
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, max_num_batched_tokens,
 max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit, images,
-image_size, image_tokens (of a prompt, besides isl; these only if given), rows: one object a scenario
-[isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with --disaggregated also
-prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
+image_size, image_tokens (of a prompt, besides isl; these only if given), rows: one object per scenario [isl,
+osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp,
+prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
 """
 
 
@@ -65,9 +65,9 @@ def serving(
         str, typer.Option(metavar="TOKENS", help="Mean output length, including the first token.")
     ],
     concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Number of requests in flight.")],
-    plan: Given,
-    limits: Given,
-    scheduling: Given,
+    plan: GroupValues,
+    limits: GroupValues,
+    scheduling: GroupValues,
     kv_reservation: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +92,7 @@ def serving(
             "[default: steady state]",
         ),
     ] = None,
-    speculative: Given,
+    speculative: GroupValues,
     images: Annotated[
         int, typer.Option(min=0, help="Number of images per prompt, in addition to --isl tokens of text.")
     ] = 0,
@@ -109,7 +109,7 @@ def serving(
         float | None,
         typer.Option(metavar="GB/S", help="Bandwidth between GPUs of two workers.  [default: NVLink's]"),
     ] = None,
-    measured: Given,
+    measured: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Estimate TTFT, TPOT and throughput of a serving engine."""

@@ -14,7 +14,7 @@ from fastroof.cli.option_groups import (
     POOLS,
     SIMULATED,
     TABLES,
-    Given,
+    GroupValues,
     asked_link,
     engine_settings,
     plan_options,
@@ -42,7 +42,7 @@ _STEPS: Final = {
 
 
 def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, Any]:
-    """Lay a run and its answers out as one JSON document."""
+    """Return a run and its answers as one JSON document."""
     plan, trace = sim.plan, sim.trace
     return {
         "version": plan.version,
@@ -204,9 +204,10 @@ duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_pe
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
 with --prefix-cache lru prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
-evictions]; where it is looked at, or with --range, range [relative_error, basis, near_saturation,
-amplification, flips, and pairs: faster, slower]; of pools transfer_ms [mean, p50, p90, p95, p99], pools
-[prefill, decode: tp, replicas, steps, busy], and settings of a decode engine.
+evictions]; near saturation or with --range, range [relative_error, basis, near_saturation, amplification,
+flips,
+and pairs: faster, slower]; with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode: tp,
+replicas, steps, busy], and settings of a decode engine.
 """
 
 
@@ -225,9 +226,9 @@ def register(app: typer.Typer) -> None:
 def simulate(
     *,
     model: Model,
-    workload: Given,
-    plan: Given,
-    given: Given,
+    workload: GroupValues,
+    plan: GroupValues,
+    given: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
     router: Annotated[
         str,
@@ -244,7 +245,7 @@ def simulate(
             help="Prefix cache: hits as the trace gives them, or an LRU pool of blocks by its hash_ids.",
         ),
     ] = "given",
-    pools: Given,
+    pools: GroupValues,
     too_long: Annotated[
         str,
         typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
@@ -267,7 +268,7 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", help="Write a page with time series and distributions: .html."),
     ] = None,
-    measured: Given,
+    measured: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Simulate a serving engine, request by request.

@@ -13,7 +13,7 @@ from fastroof.cli.named_plans import SPECULATION, asked_speculation
 from fastroof.cli.option_groups import (
     LIMITS,
     TABLES,
-    Given,
+    GroupValues,
     engine_limits,
     number_or_engine,
     plan_options,
@@ -55,12 +55,14 @@ Give one of --rate (least GPUs), --kv-len (largest batch) and --batch-size (larg
 number or a comma-separated list. With one rate, every tp is shown, the one with the fewest GPUs first.
 
 \b
-JSON: version, model, gpu, dtype, kv_dtype, engine, tables_hash, refused (tp: why it cannot run), rows: one
-object a tp and a size [tp, batch_size, kv_len, step_ms, tokens_per_s_per_gpu, kv_share (of the KV cache),
-limited_by (memory, tpot, model or max_seqs)], batch_size or kv_len 0 where none is within the limits; or
-one a tp and a rate [is_best, request_rate_per_s, isl, osl, and the fields of LeastGpus: total_gpus, tp,
-replicas, concurrency, ttft_ms, tpot_ms, request_latency_ms, tokens_per_s_per_gpu, max_request_rate_per_s,
-limited_by], total_gpus 0 where no deployment keeps the limits, with what one client alone would see.
+JSON: version, model, gpu, dtype, kv_dtype, runtime, tables_hash, refused (tp: why it cannot run), rows.
+Rows of --kv-len and --batch-size: one object per tp and size [tp, batch_size, kv_len, step_ms,
+tokens_per_s_per_gpu, kv_share (of the KV cache), limited_by (memory, tpot, model or max_seqs)]; batch_size or
+kv_len is 0 if nothing is within the limits.
+Rows of --rate: one object per tp and rate [is_best, request_rate_per_s, isl, osl, and the fields of
+LeastGpus: total_gpus, tp, replicas, concurrency, ttft_ms, tpot_ms, request_latency_ms,
+tokens_per_s_per_gpu, max_request_rate_per_s, limited_by]; total_gpus is 0 if no deployment keeps the
+limits, and the times are those of a single client.
 """
 
 
@@ -97,10 +99,10 @@ def size(
         float | None, typer.Option(metavar="MS", help="Maximum mean time of a request, with --rate.")
     ] = None,
     tp: Annotated[str, typer.Option(metavar="GPUS", help="Tensor-parallel sizes to try.")] = "1,2,4,8",
-    plan: Given,
-    limits: Given,
-    speculative: Given,
-    measured: Given,
+    plan: GroupValues,
+    limits: GroupValues,
+    speculative: GroupValues,
+    measured: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Find the largest batch or context, or least GPUs."""
@@ -177,7 +179,7 @@ def size(
 
 
 def _check_together(asked: str, serving: dict[str, float | None]) -> None:
-    """Refuse options that go with another question, and a rate without its lengths."""
+    """Refuse options of another question, and a rate without lengths."""
     if asked == "--rate":
         missing = [name for name in ("--isl", "--osl") if serving[name] is None]
         if missing:
@@ -206,7 +208,7 @@ def _step_row(plan: StepPlan, memory: PlanMemory, batch: int, kv_len: int, limit
 
 
 def _batches(plan: StepPlan, max_seqs: int | None, lengths: Any, limit_ms: float) -> list[dict[str, Any]]:
-    """Largest batches of a plan, and what stops the next larger."""
+    """Return the largest batches of a plan, and what limits them."""
     import numpy as np
 
     from fastroof.serving.sizing import largest_batch
@@ -226,7 +228,7 @@ def _batches(plan: StepPlan, max_seqs: int | None, lengths: Any, limit_ms: float
 
 
 def _contexts(plan: StepPlan, max_seqs: int | None, sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
-    """Largest contexts of a plan, and what stops the next longer."""
+    """Return the largest contexts of a plan, and what limits them."""
     import numpy as np
 
     from fastroof.serving.sizing import largest_context
@@ -251,7 +253,7 @@ def _deployments(
     splits: list[int],
     options: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Smallest deployments for each rate on each tp, and which of them is the smallest of all."""
+    """Return the smallest deployments for each rate on each tp, and the smallest of all."""
     from fastroof.serving.least_gpus import least_gpus
     from fastroof.serving.sizing import RATE_LIMITS
 
@@ -271,7 +273,7 @@ def _deployments(
 
 
 def _size(row: dict[str, Any]) -> tuple[float, float]:
-    """What deployments are ordered by: how large, then how able."""
+    """Return the sort key of deployments: GPUs, then throughput."""
     return row["total_gpus"] or math.inf, -row["max_request_rate_per_s"]
 
 

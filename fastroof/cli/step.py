@@ -9,7 +9,7 @@ import typer
 
 from fastroof.cli.completion import asks_little
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import TABLES, Given, plan_options, taking
+from fastroof.cli.option_groups import TABLES, GroupValues, plan_options, taking
 from fastroof.cli.options import Json, Model, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS: Final = 8192
 DEFAULT_MAX_SEQS: Final = 1024
 MOST_PLAIN: Final = 16384
-"""Tokens and sequences of a step, beyond which compiled loops are faster, numba's start included."""
+"""Tokens and sequences of a step above which compiled loops are faster, including numba's import."""
 
 PARTS: Final = {
     "tokens_us": "operators on all tokens",
@@ -61,7 +61,7 @@ components_us [tokens, logits, decode_attention, prefill_attention, runtime, vis
 images [width, height] and image_tokens (of a prompt; with --image), kv_tokens, max_kv_tokens, and
 with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin,
 source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights, workspace, context, reserve, kv_cache].
-What does not apply is null.
+Values that do not apply are null.
 """
 
 
@@ -74,8 +74,8 @@ def register(app: typer.Typer) -> None:
 def step(
     *,
     model: Model,
-    plan: Given,
-    measured: Given,
+    plan: GroupValues,
+    measured: GroupValues,
     decode: Annotated[
         list[str] | None,
         typer.Option(
@@ -243,13 +243,13 @@ def _document(
 
 
 def _checkpoint_words(plan: CachedPlan) -> str:
-    """How a checkpoint is quantised, and whether that was requested."""
+    """Return how a checkpoint is quantised, and whether that was requested."""
     other = "" if plan.dtype == plan.checkpoint_dtype else f", timed as {plan.dtype}"
     return f"{plan.checkpoint_method}{other}"
 
 
 def _memory_words(plan: CachedPlan) -> str:
-    """Where a GPU's memory goes, as the engine reserves it."""
+    """Return how a GPU's memory is divided."""
     parts = plan.memory.explain()
     return ", ".join(
         f"{name.replace('_', ' ')} {held / GIB:,.1f} GiB" for name, held in parts.items() if held
@@ -257,7 +257,7 @@ def _memory_words(plan: CachedPlan) -> str:
 
 
 def _kv_words(plan: CachedPlan, requests: list[Requests], kv_tokens: int) -> str:
-    """How much of the room for KV cache a step takes."""
+    """Return the share of the KV cache that a step takes."""
     memory = plan.memory
     state_bytes = memory.state_bytes_per_sequence
     if not (memory.window or state_bytes):

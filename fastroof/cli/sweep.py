@@ -18,7 +18,7 @@ from fastroof.cli.option_groups import (
     EXECUTION,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
-    Given,
+    GroupValues,
     check_engine,
     taking,
 )
@@ -85,7 +85,7 @@ def sweep(
     context: typer.Context,
     spec: Annotated[
         Path | None,
-        typer.Argument(metavar="[SPEC.toml]", help="What to sweep.  [default: the packaged sweep]"),
+        typer.Argument(metavar="[SPEC.toml]", help="Specification to sweep. [default: the packaged sweep]"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -99,7 +99,7 @@ def sweep(
     shard: Annotated[
         Text, typer.Option(metavar="I/N", help="Run only part I of N; `fastroof merge` joins the parts.")
     ] = None,
-    run: Given,
+    run: GroupValues,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
     example: Annotated[bool, typer.Option("--example", help="Print an example specification.")] = False,
@@ -176,7 +176,7 @@ def sweep(
 
 
 def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
-    """Keys of the specification that were given as options."""
+    """Return the specification's keys that were given as options."""
     from fastroof.sweep import DeploymentSpec
 
     given = {key: value for key, value in context.params.items() if value is not None}
@@ -226,7 +226,7 @@ MOST_GROUPS: Final = 40
 def print_summary(
     summary: StepSummary | DeploymentSummary | CapacitySummary, *, as_json: bool, quiet: bool
 ) -> None:
-    """Print what a sweep came to, for a person, as JSON, or not at all."""
+    """Print the summary of a sweep: as text, as JSON, or not at all."""
     if as_json:
         print_json(summary.document())
     elif not quiet:
@@ -302,7 +302,7 @@ def _step_cell(best: BestStep, column: str) -> str:
 
 
 def layout_words(row: dict[str, Any]) -> str:
-    """Say on how many GPUs a deployment is, and how: ``4 x tp 2``, or ``1 + 3 x tp 2`` workers."""
+    """Describe a deployment's GPUs: ``4 x tp 2``, or ``1 + 3 x tp 2`` workers."""
     from fastroof.models.layout import split_words
 
     split = split_words(row)

@@ -30,22 +30,22 @@ Examples:
   fastroof validate --runs results/ --engine-args serve.txt --gpu h100 --engine mine.toml
   fastroof validate --steps steps.csv --gpu h100 --plot validation.png
 
-Without --runs and --steps it judges the profiles that ship, by the runs that they are fitted to. That needs a
+Without --runs and --steps it judges the shipped profiles by the runs that they were fitted to. That needs a
 checkout of fastroof and takes other options: python -m benchmarks.accuracy judge --help.
 
 Errors are relative to the measured time; bias is their signed mean. tpot: time per output token; ttft: time
 to first token; decode, prefill, mixed, unequal: single steps, decode also of one client.
 
 \b
-JSON: version, gpu, tables_hash, engine,
-groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
+JSON: version, gpu, tables_hash, runtime,
+groups: one object per data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
 quantity: empty if it is the whole row].
 """
 
 
 class ValidateCommand(CheckoutCommand):
-    """Judges the shipped profiles without own data."""
+    """Judge the shipped profiles if no data is given."""
 
     elsewhere = "judge"
     data = ("--runs", "--steps")
@@ -69,12 +69,14 @@ def validate(
         str, typer.Option(*ENGINE, help="Profile, or .toml file; auto: the profile of each run's engine.")
     ] = "auto",
     by: Annotated[
-        str, typer.Option(help="Columns to keep apart too, comma-separated: tp,model,engine_version ...")
+        str, typer.Option(help="Further columns to group by, comma-separated: tp,model,engine_version ...")
     ] = "",
     csv_path: Annotated[
-        Path | None, typer.Option("--csv", metavar="PATH", help="Write every row and its prediction.")
+        Path | None, typer.Option("--csv", metavar="PATH", help="Write every row with its prediction.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot to write, predicted against measured: .png or .svg.")
+    ] = None,
     as_json: Json = False,
     tables: TablesPath = None,
     source: Source = None,
@@ -122,7 +124,7 @@ def columns_of(by: str) -> list[str]:
 
 
 def write_extras(report: Validation, csv_path: Path | None, plot: Path | None) -> None:
-    """Write what ``--csv`` and ``--plot`` ask for."""
+    """Write the files of ``--csv`` and ``--plot``."""
     if csv_path is not None:
         write_csv(csv_path, report.rows)
     if plot is not None:
@@ -133,7 +135,7 @@ def write_extras(report: Validation, csv_path: Path | None, plot: Path | None) -
 
 
 def document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]:
-    """Return a report as JSON has it."""
+    """Return a report for JSON."""
     return {
         "version": report.version,
         "gpu": report.gpu,
@@ -145,7 +147,7 @@ def document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]
 
 
 def write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
-    """Write every row and its prediction."""
+    """Write every row with its prediction."""
     from fastroof.atomic_files import write_errors, write_whole
 
     text = io.StringIO(newline="")
@@ -210,7 +212,7 @@ def print_groups(groups: Sequence[ErrorGroup]) -> None:
 
 
 def print_left_out(report: Validation) -> None:
-    """Print what was not judged, by reason."""
+    """Print the rows that were not judged, by reason."""
     out = console()
     if report.left_out:
         whole = sum(entry.rows for entry in report.left_out if not entry.quantity)
@@ -226,7 +228,7 @@ def _words(value: Any) -> str:
 
 
 def _peer(group: ErrorGroup, share: str) -> str:
-    """Its error, and on how many rows where those are not all."""
+    """Return its error, and its number of rows if not all."""
     if not group.aic_rows:
         return ""
     return share if group.aic_rows == group.rows else f"{share} of {group.aic_rows}"

@@ -163,7 +163,7 @@ def parse_rates(text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Requests:
-    """``count`` equal requests of a step, as (new_tokens, context_len)."""
+    """Return ``count`` equal requests of a step, as (new_tokens, context_len)."""
 
     count: int
     new_tokens: int
@@ -171,12 +171,12 @@ class Requests:
 
     @property
     def is_decode(self) -> bool:
-        """Whether they are decodes."""
+        """Whether the requests are decodes."""
         return self.new_tokens == 1 and self.context_len > 0
 
     @property
     def words(self) -> str:
-        """The requests as a person says them."""
+        """Return the requests in words."""
         if self.is_decode:
             return f"{counted(self.count, 'decode')} at kv_len {self.context_len + 1}"
         after = f" after {self.context_len}" if self.context_len else ""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 import fastroof.operators
-from fastroof.checks import shown
+from fastroof.checks import suggestion
 from fastroof.operators.operator import Operator
 
 
@@ -27,7 +27,6 @@ OPERATORS: Final = _every_operator()
 
 
 def unknown_operator(name: object, known: Iterable[str] = OPERATORS) -> str:
-    """Error message for an unknown operator, with the three closest names."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4) if isinstance(name, str) else []
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
-    return f"unknown operator {shown(name)}{hint} (`fastroof lookup --help` lists all)"
+    """Error message for an unknown operator, with the closest names."""
+    close = difflib.get_close_matches(name, list(known)) if isinstance(name, str) else []
+    return suggestion("operator", name, close, list(known), "fastroof lookup --help")

@@ -460,7 +460,7 @@ def test_the_roster_counts_what_plans_cover() -> None:
 
 def test_choices_of_support_alone_are_refused() -> None:
     assert "choose what --support shows" in refused("models", "--gpu", "h100")
-    assert "--dtype must be out of auto" in refused("models", "--support", "--dtype", "fp4")
+    assert "--dtype must be one of auto" in refused("models", "--support", "--dtype", "fp4")
 
 
 def test_engines(monkeypatch: pytest.MonkeyPatch) -> None:

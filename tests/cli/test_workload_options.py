@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from fastroof import Trace, TraceError, Workload
-from fastroof.cli.option_groups import Given, taking
+from fastroof.cli.option_groups import GroupValues, taking
 from fastroof.cli.workload_options import WORKLOAD, asked_requests, asked_trace
 
 
@@ -17,7 +17,7 @@ def asked(*words: str) -> Trace | Workload:
 
     @app.command()
     @taking(workload=WORKLOAD)
-    def command(workload: Given) -> None:
+    def command(workload: GroupValues) -> None:
         answers.append(asked_requests(**workload))
 
     result = CliRunner().invoke(app, list(words))

@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode=None,
     )
     group.callback(invoke_without_command=True)(list.list_or_command)
-    import_group = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
+    import_group = typer.Typer(help="Convert tables that other programs measured.", rich_markup_mode=None)
     import_group.callback(invoke_without_command=True)(help_if_alone)
     for name, (command, epilog) in _COMMANDS.items():
         group.command(name, epilog=epilog)(command)

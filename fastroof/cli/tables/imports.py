@@ -13,8 +13,9 @@ from fastroof.cli.output import print_table
 from fastroof.errors import TableError
 
 AICONFIGURATOR_EPILOG: Final = """\b
-Without a backend all that was measured on the GPU is converted, as it is when the GPU is first named: the
-version in use of each engine, and what others add. With one it is a source of your own and stays as it is.
+Without --backend, everything measured on the GPU is converted, as on the GPU's first use: the current version
+of each engine, and files that only others have. With --backend it is a custom source, which is never
+replaced.
 
 \b
 Examples:
@@ -28,24 +29,26 @@ def aiconfigurator(
     gpu: Annotated[
         str | None, typer.Argument(metavar="[GPU]", help="GPU, or the package's system: h200, b300_sxm.")
     ] = None,
-    system: Annotated[str | None, typer.Option(*GPU_NAMES, help="The same as an option.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="vllm, sglang or trtllm.  [default: all there are]")
-    ] = None,
+    system: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, as an option.")] = None,
+    backend: Annotated[str | None, typer.Option(help="vllm, sglang or trtllm. [default: all]")] = None,
     version: Annotated[
         str | None, typer.Option(help="Version of the backend.  [default: the one in use]")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder that gets <gpu>/<source>/.  [default: the user's]"),
+        typer.Option(
+            "--output", "-o", help="Folder to write <gpu>/<source>/ to. [default: the user's tables]"
+        ),
     ] = None,
     root: Annotated[
         Path | None,
         typer.Option(help="Folder of the package aiconfigurator_core.  [default: the installed one]"),
     ] = None,
-    table_format: Annotated[str, typer.Option("--format", help="parquet or csv of a backend.")] = "parquet",
+    table_format: Annotated[
+        str, typer.Option("--format", help="Format with --backend: parquet or csv.")
+    ] = "parquet",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a source of one backend that is already there.")
+        bool, typer.Option("--overwrite", help="Replace an existing source of one backend.")
     ] = False,
 ) -> None:
     """Convert what aiconfigurator-core measured on a GPU."""
@@ -126,13 +129,11 @@ def _print(folder: Path) -> None:
 
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output", "-o", help="Folder that gets <gpu>/<program>/; without it the user's folder of tables."
-    ),
+    typer.Option("--output", "-o", help="Folder to write <gpu>/<program>/ to. [default: the user's tables]"),
 ]
-Dtype = Annotated[str, typer.Option(help="bf16 or fp16: what rows measured in float16 are filed under.")]
+Dtype = Annotated[str, typer.Option(help="dtype of rows measured in float16: bf16 or fp16.")]
 TableFormat = Annotated[str, typer.Option("--format", help="parquet or csv.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a source that is already there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing source.")]
 
 
 def table_format(word: str) -> Literal["parquet", "csv"]:
@@ -143,7 +144,7 @@ def table_format(word: str) -> Literal["parquet", "csv"]:
 
 
 def print_source(folder: Path) -> None:
-    """Print the rows of each operator, what was left out, and where they lie."""
+    """Print the rows of each operator, what was left out, and the folder."""
     from fastroof.load.sources import list_sources, load_sources
 
     rows = [(name, f"{table.num_rows:,}") for name, table in load_sources(folder).tables.items()]
@@ -170,15 +171,17 @@ Example:
 def llmservingsim(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Its profiler/perf (or perf_models), or a folder below it."),
+        typer.Argument(
+            metavar="DIR", help="LLMServingSim's profiler/perf (or perf_models), or a folder below it."
+        ),
     ],
     output: Output = None,
     gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, where the folder has several or names none.")
+        str | None, typer.Option(*GPU_NAMES, help="GPU, if the folder has several or names none.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Preset or config.json of the profiled model, where the folders name no preset's."),
+        typer.Option(help="Preset or config.json of the profiled model, if the folders name no preset."),
     ] = None,
     dtype: Dtype = "bf16",
     written: TableFormat = "parquet",
@@ -212,10 +215,10 @@ def vidur(
     ],
     output: Output = None,
     gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, where the folder has several or names none.")
+        str | None, typer.Option(*GPU_NAMES, help="GPU, if the folder has several or names none.")
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(help="Folder of network whose all-reduces are meant: a100_dgx.")
+        str | None, typer.Option(help="Folder below network whose all-reduces to convert: a100_dgx.")
     ] = None,
     dtype: Dtype = "bf16",
     written: TableFormat = "parquet",

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 CAMPAIGNS_EPILOG: Final = """\b
-error: so many relative standard errors around one source's values hold 80 % of the other's; common: the part
-that all calls of a step share. same: kernels of one library in both sources; any, or two engines: what each
-runs. long: at least 4 times the least latency of the family. Rows of families that tests find unsound are
-left out. An empty GPU or family: pooled.
+error: relative standard error with which 80 % intervals around one source hold the other's values. common:
+the part that all calls of a step share. same: kernels of one library in both sources; any, or two engines:
+what each runs. long: at least 4 times the least latency of the family. Rows of families that tests find
+unsound are left out. An empty GPU or family: pooled.
 
 \b
 JSON: made_from, and figures: objects [operator, family, gpu, kernels, length, scale, common, pairs, points].
@@ -40,7 +40,7 @@ def campaigns(
             help="GPU/SOURCE, folders, or package:GPU/BACKEND/VERSION.  [default: all of the package]",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write: .toml.")] = None,
     as_json: Json = False,
 ) -> None:
     """Estimate errors from points that several campaigns measured."""
@@ -97,8 +97,8 @@ Errors are absolute, relative to the measured latency; bias is their signed mean
 around the point was kept and measured; outside: the rest.
 
 \b
-JSON: a list with one object a grid, method and region: operator, grid, method, region, points, mape,
-median, p90, p99, bias, all errors as fractions; with --coverage one a grid and region: operator, grid,
+JSON: a list with one object per grid, method and region: operator, grid, method, region, points, mape,
+median, p90, p99, bias, all errors as fractions; with --coverage one per grid and region: operator, grid,
 region, points, level_50, level_80, level_90, level_95 (shares of the points in intervals that claim so much),
 lowest_80, highest_80 (over four draws), quartiles_80 (from small to large errors claimed), median_error.
 """
@@ -122,7 +122,7 @@ def holdout(
         bool, typer.Option("--coverage", help="Judge the errors that lookups predict.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Picture to write with --coverage: .png or .svg.")
+        Path | None, typer.Option("--output", "-o", help="Plot to write with --coverage: .png or .svg.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -267,7 +267,7 @@ of other sources' values in its 80 % intervals where both ran one library's kern
 points, as answers for the other's engine.
 
 \b
-JSON: a list with one object a source and operator: gpu, engine, source, operator, rows, mape_inside,
+JSON: a list with one object per source and operator: gpu, engine, source, operator, rows, mape_inside,
 mape_outside, hidden, same_80, same_points, any_80, any_points (fractions; null without points), unsound
 (rows of families that tests find unsound).
 """
@@ -326,10 +326,10 @@ def _cells(row: SurveyRow) -> tuple[str, ...]:
 
 FLAG_EPILOG: Final = """\b
 A kernel of a flagged family is served from another source that has it sound, and no answer out of one claims
-a small error. Flags by hand (of other tests) are kept; no row is changed.
+a small error. Flags by hand are unchanged; so are all rows.
 
 \b
-JSON: a list with one object a family: source, operator, keys, test, reason, ratio, excess_us, serves, rows.
+JSON: a list with one object per family: source, operator, keys, test, reason, ratio, excess_us, serves, rows.
 """
 
 

@@ -1,4 +1,4 @@
-"""``fastroof tables list`` and ``show``: what was measured, by source, and where it lies."""
+"""``fastroof tables list`` and ``show``: measured tables by source, and their folders."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GP
 
 
 LIST_EPILOG: Final = """\b
-JSON: a list with one object a source: gpu, source, kind (shipped, imported or own; null in a published
-tree), folder, licence, operators: one object an operator [operator, rows, rank, serves]. serves is true
-where lookups use this source, which has the lowest rank.
+JSON: a list with one object per source: gpu, source, kind (shipped, imported or own; null in a published
+tree), folder, licence, operators: one object per operator [operator, rows, rank, serves (lookups use this
+source, which has the lowest rank)].
 """
 
 

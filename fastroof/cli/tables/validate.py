@@ -1,4 +1,4 @@
-"""``fastroof tables validate``: what is wrong with measured tables, before they are used."""
+"""``fastroof tables validate``: check measured tables before they are used."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 EXIT_WRONG_TABLES: Final = 1
 _LISTED: Final = 3
-"""Findings of a kind that are listed one by one; of more there is one line."""
+"""Maximum findings of a kind that are listed one by one."""
 
 VALIDATE_EPILOG: Final = """\b
 Exit code 1 if a table must not be used or has an error finding, else 0.
 
 \b
-JSON: severity (note, warning or error: the gravest), reports: one object a file [gpu, file, operator,
+JSON: severity (note, warning or error: the gravest), reports: one object per file [gpu, file, operator,
 source, rows, axes, mfu_min, mfu_max, bandwidth_max_bytes_per_s, bandwidth_limit_bytes_per_s, severity,
-findings [kind, severity, count, message, worst]], refused: one object a set of tables that cannot be
-used [folder, gpu, source, error], ignored: one object a file that was not read [folder, file, reason].
+findings [kind, severity, count, message, worst]], refused: one object per set of tables that cannot be
+used [folder, gpu, source, error], ignored: one object per file that was not read [folder, file, reason].
 worst of a spike: the row's columns, row (from 1), axis, ratio, neighbours [size, latency_us], served_us,
 served_relative_error.
 """
@@ -119,7 +119,7 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
 
 
 def _with_served(report: FileReport, tables: Tables) -> FileReport:
-    """Say in findings of spikes what lookups answer instead."""
+    """Add what lookups answer instead to findings of spikes."""
     from fastroof.operators.registry import OPERATORS
 
     operator = OPERATORS[report.operator]
@@ -180,7 +180,7 @@ def _print(checked: _Checked, every: bool) -> None:
 
 
 def _finding_lines(checked: _Checked, every: bool) -> list[str]:
-    """Findings in words: errors one by one, others of a kind in one line where there are several."""
+    """Yield findings in words: errors one by one, others one line per kind."""
     lines = []
     for severity in ("error", "warning", "note"):
         kinds: dict[str, list[tuple[int, str, str]]] = {}
