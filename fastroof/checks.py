@@ -59,6 +59,13 @@ def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError
         raise error(f"{name} must be True or False, got {shown(value)}")
 
 
+def true_or_false(name: str, value: Any, error: type[FastroofError] = FastroofError) -> bool:
+    """Return a given boolean of a file or message, or raise with the valid values."""
+    if type(value) is not bool:
+        raise error(f"{name} must be true or false, got {shown(value)}")
+    return value
+
+
 def check_progress(value: Any, counted: str, error: type[FastroofError] = FastroofError) -> None:
     """Reject anything but None or a progress callback."""
     if value is not None and not callable(value):

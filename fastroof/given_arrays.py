@@ -8,6 +8,7 @@ missing values. Sizes are integers; lookups in tables and traces also accept flo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.checks import shown
+from fastroof.errors import FastroofError
 
 _NO_NUMBERS: Final = (bool, np.bool_, str, bytes, bytearray, np.ma.MaskedArray)
 _MOST_DIMENSIONS: Final = 64
@@ -32,6 +34,15 @@ def number_array(value: Any) -> Array | None:
         return array
     # the dtype of an empty list carries no information
     return np.zeros(array.shape, np.int64) if not array.size and array.dtype.kind != "V" else None
+
+
+def common_shape(shapes: Mapping[str, tuple[int, ...]], error: type[FastroofError]) -> tuple[int, ...]:
+    """Return the shape to which named arrays broadcast, or raise with the shapes of all."""
+    try:
+        return np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
+        raise error(f"shapes do not broadcast: {listed}") from None
 
 
 def refused(value: Any) -> str:

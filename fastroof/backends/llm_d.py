@@ -32,7 +32,7 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.atomic_files import write_output
-from fastroof.checks import shown
+from fastroof.checks import one_of, shown
 from fastroof.errors import BackendError
 from fastroof.models.named import PRESETS
 from fastroof.serving import estimate
@@ -170,8 +170,7 @@ def fit_llm_d(
     a millisecond longer than the plan's; from the best few, one number at a time moves, by 1 ms down to 2 us,
     until no step lessens the sum of the errors by :func:`simulated_ms`.
     """
-    if calculator not in CALCULATORS:
-        raise BackendError(f"calculator must be one of {', '.join(CALCULATORS)}, got {calculator!r}")
+    one_of("calculator", calculator, CALCULATORS, BackendError)
     axes = [np.unique(np.atleast_1d(np.asarray(sizes))) for sizes in (isl, osl, concurrency)]
     for name, sizes, least in zip(("isl", "osl", "concurrency"), axes, (1, 2, 1), strict=True):
         if sizes.dtype.kind not in "iu" or sizes.size == 0 or sizes[0] < least:

@@ -45,6 +45,7 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.atomic_files import whole_folder, write_errors
 from fastroof.backends.plan_facts import check_dense
+from fastroof.checks import one_of
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
 from fastroof.errors import BackendError
@@ -149,8 +150,7 @@ def export_llmservingsim(
     Axes hold the nodes between which the plan is linear, and more for prompts, for which it is quadratic.
     :func:`left_out` lists what the format has no place for.
     """
-    if release not in get_args(Release):
-        raise BackendError(f"release must be one of {', '.join(get_args(Release))}, got {release!r}")
+    one_of("release", release, get_args(Release), BackendError)
     listed = checked_plans(plans)
     names = folder_names(listed[0], hardware, model)
     names["variant"] = variant if variant is not None else _variant(listed[0])

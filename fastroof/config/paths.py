@@ -37,6 +37,14 @@ def user_tables_root() -> Path:
     return root / "tables"
 
 
+def is_never(variable: str, error: type[FastroofError]) -> bool:
+    """Return whether an environment variable is never; auto and empty are its other values."""
+    setting = os.environ.get(variable, "") or "auto"
+    if setting not in ("auto", "never"):
+        raise error(f"{variable} must be auto or never, got {setting!r}")
+    return setting == "never"
+
+
 def _user_data_root() -> Path:
     """Return the user's data folder as platformdirs defines it; on Linux also without platformdirs."""
     try:

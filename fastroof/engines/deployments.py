@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number
 from fastroof.documents import parse_toml
-from fastroof.engines.values import check_range, holds_for, is_version
+from fastroof.engines.values import check_names, check_range, holds_for, is_version
 from fastroof.errors import PlanError
 
 _FOLDER: Final = "recipes"
@@ -142,10 +142,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Reject invalid recipes."""
         for name in _LISTS:
-            value: Any = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(one, str) for one in value):
-                raise PlanError(f"{name} must be a list of names, got {value!r}")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, check_names(name, getattr(self, name)))
         if len(self.measured) not in (0, 2):
             raise PlanError(f"measured must be a first and a last day, got {list(self.measured)!r}")
         for name, allowed in (("kv_dtype", _KV_DTYPES), *_SPLITS.items()):

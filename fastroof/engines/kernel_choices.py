@@ -8,7 +8,16 @@ from typing import Any, Final
 
 from fastroof.checks import is_number
 from fastroof.engines.prefill_graphs import PrefillGraphs
-from fastroof.engines.values import check_number, check_one_of, check_range, check_size, check_text, holds_for
+from fastroof.engines.values import (
+    check_bool,
+    check_names,
+    check_number,
+    check_one_of,
+    check_range,
+    check_size,
+    check_text,
+    holds_for,
+)
 from fastroof.errors import PlanError
 
 
@@ -51,8 +60,7 @@ class MixedAttention:
         object.__setattr__(self, "ns", check_number("ns of mixed_attention", self.ns))
         object.__setattr__(self, "interval_ns", _interval(self.interval_ns, self.ns))
         for name in ("gpu", "kv_dtype", "reason", "evidence"):
-            if not isinstance(getattr(self, name), str):
-                raise PlanError(f"{name} of mixed_attention must be text, got {getattr(self, name)!r}")
+            check_text(f"{name} of mixed_attention", getattr(self, name))
         if not isinstance(self.head_dim, int) or isinstance(self.head_dim, bool) or self.head_dim < 0:
             raise PlanError(
                 f"head_dim of mixed_attention must be a whole number of at least 0, got {self.head_dim!r}"
@@ -137,8 +145,7 @@ class OperatorKernel:
                 check_text(key.name, getattr(self, key.name))
         if not self.operator:
             raise PlanError("a kernel needs the name of its operator")
-        if not isinstance(self.required, bool):
-            raise PlanError(f"required must be true or false, got {self.required!r}")
+        check_bool("required", self.required)
         if self.shared_experts:
             check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
         check_range(self.versions)
@@ -215,9 +222,7 @@ class KernelChoices:
 
     def __post_init__(self) -> None:
         """Reject invalid choices."""
-        if isinstance(self.engines, str) or not all(isinstance(name, str) for name in self.engines):
-            raise PlanError(f"engines must be a list of names, got {self.engines!r}")
-        object.__setattr__(self, "engines", tuple(self.engines))
+        object.__setattr__(self, "engines", check_names("engines", self.engines))
         check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
         check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
         check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import shown, unknown_word
+from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
@@ -81,8 +81,7 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     PlanError
         If the engine is unknown.
     """
-    if engine not in serving_engines():
-        raise PlanError(f"engine must be one of {', '.join(serving_engines())}, got {engine!r}")
+    one_of("engine", engine, serving_engines(), PlanError)
     try:
         return _of_version(engine, version if is_version(version) else "")
     except PlanError:

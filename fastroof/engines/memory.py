@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number, shown, whole_number
-from fastroof.engines.values import check_number
+from fastroof.engines.values import check_bool, check_names, check_number, check_one_of, check_text
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
@@ -37,11 +37,6 @@ _AMOUNTS: Final = (
     "sample_bytes",
     "small_gib",
 )
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
 
 
 def checked_fraction(name: str, value: Any) -> float:
@@ -152,14 +147,12 @@ class KvMemory:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        _one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
-        _one_of("room", self.room, tuple(ROOMS))
+        check_one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
+        check_one_of("room", self.room, tuple(ROOMS))
         for name in _AMOUNTS:
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus
-        if not isinstance(gpus, list | tuple) or not all(isinstance(gpu, str) for gpu in gpus):
-            raise PlanError(f"small_gpus must be a list of names, got {shown(gpus, 80)}")
-        object.__setattr__(self, "small_gpus", tuple(gpus))
+        object.__setattr__(self, "small_gpus", check_names("small_gpus", gpus))
         for name in ("small_seqs", "block_tokens"):
             whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
         given = self.reserve
@@ -249,9 +242,7 @@ class LayoutRules:
         for key in fields(self):
             value: Any = getattr(self, key.name)
             if key.name in allowed:
-                if value not in allowed[key.name]:
-                    choices = ", ".join(allowed[key.name])
-                    raise PlanError(f"{key.name} must be one of {choices}, got {value!r}")
+                check_one_of(key.name, value, allowed[key.name])
             elif key.name == "wide_experts_over":
                 if not is_whole_number(value):
                     raise PlanError(f"wide_experts_over must be a whole number of at least 1, got {value!r}")
@@ -260,15 +251,11 @@ class LayoutRules:
             elif key.name == "gathered_bytes":
                 object.__setattr__(self, key.name, _element_bytes(value))
             elif isinstance(key.default, bool):
-                if not isinstance(value, bool):
-                    raise PlanError(f"{key.name} must be true or false, got {value!r}")
+                check_bool(key.name, value)
             elif isinstance(key.default, str):
-                if not isinstance(value, str):
-                    raise PlanError(f"{key.name} must be text, got {value!r}")
+                check_text(key.name, value)
             else:
-                if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-                    raise PlanError(f"{key.name} must be a list of names, got {value!r}")
-                object.__setattr__(self, key.name, tuple(value))
+                object.__setattr__(self, key.name, check_names(key.name, value))
 
     def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
         """Return why an engine cannot run a mixture of experts with these sizes, each with a valid value."""

@@ -15,6 +15,7 @@ from fastroof.engines.memory import ANY_LAYOUT, DATASHEET_MEMORY, KvMemory, Layo
 from fastroof.engines.values import (
     NO_ERRORS,
     ServingErrors,
+    check_bool,
     check_number,
     check_one_of,
     check_range,
@@ -159,8 +160,7 @@ class Scheduling:
         """Reject an invalid schedule."""
         check_one_of("order", self.order, STEP_ORDERS)
         for name in ("chunked_prefill", "async_scheduling"):
-            if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name} must be true or false, got {getattr(self, name)!r}")
+            check_bool(name, getattr(self, name))
         check_size("max_num_batched_tokens", self.max_num_batched_tokens)
         check_size("max_num_seqs", self.max_num_seqs)
 

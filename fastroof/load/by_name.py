@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from fastroof._version import __version__
 from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
 from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_named, gpu_names, load_gpu
-from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
+from fastroof.config.paths import TABLES_FOLDER, bench_data_root, is_never, user_tables_root
 from fastroof.documents import read_json
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import exists, is_file, is_folder, matches, read_bytes
@@ -114,10 +114,8 @@ def ensure_imported(
     package: Path | None = None,
 ) -> Path | None:
     """Convert aiconfigurator-core's tables of a GPU into the user's folder, unless up to date."""
-    setting = os.environ.get(IMPORT, "") or "auto"
-    if setting not in ("auto", "never"):
-        raise TableError(f"{IMPORT} must be auto or never, got {setting!r}")
-    planned = None if setting == "never" and not always else _planned_import(gpu, package)
+    is_off = is_never(IMPORT, TableError)
+    planned = None if is_off and not always else _planned_import(gpu, package)
     if planned is None:
         return None
     root = user_tables_root() if root is None else Path(root)

@@ -14,7 +14,7 @@ from fastroof.load import load_measured
 from fastroof.load.by_name import find_tables, missing_tables, source_kind
 from fastroof.load.measured import MeasuredTables, Progress
 from fastroof.load.rows import count_rows
-from fastroof.load.sources import list_sources
+from fastroof.load.sources import list_sources, unknown_source
 from fastroof.load.trees import is_tree
 
 
@@ -112,8 +112,7 @@ def table_sets(
         return sets
     named = [one for one in sets if one.source == source]
     if not named:
-        names = ", ".join(dict.fromkeys(str(one.source) for one in sets))
-        raise TableError(f"{folders[0]} has no source {source!r}; its sources are {names}")
+        raise unknown_source(folders[0], source, (str(one.source) for one in sets))
     return named
 
 

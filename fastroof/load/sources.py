@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -112,9 +112,14 @@ def _serving(sources: list[Source], operator: str) -> list[Source]:
 def _named(sources: list[Source], name: str, folder: Path) -> list[Source]:
     named = [source for source in sources if source.name == name]
     if not named:
-        names = ", ".join(dict.fromkeys(s.name for s in sources))
-        raise TableError(f"{folder} has no source {name!r}; its sources are {names}")
+        raise unknown_source(folder, name, (s.name for s in sources))
     return named
+
+
+def unknown_source(folder: Path, name: str, known: Iterable[str]) -> TableError:
+    """Return the error for a source that a folder lacks."""
+    names = ", ".join(dict.fromkeys(known))
+    return TableError(f"{folder} has no source {name!r}; its sources are {names}")
 
 
 def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> dict[str, Source]:

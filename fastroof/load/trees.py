@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ import numpy as np
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, LATENCY, MEASURED_US
 from fastroof.config.gpu import GpuSpec, gpu_names, load_gpu
-from fastroof.errors import GpuError, TableError
+from fastroof.errors import GpuError, MissingTableError, TableError
 from fastroof.file_access import is_folder, matches, resolved
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
 from fastroof.load.rows import beyond_limits, read_columns
@@ -246,13 +246,17 @@ def _of_one_gpu(root: Path, files: list[_TreeFile], gpu: str | None) -> tuple[Gp
     by_gpu: defaultdict[str, list[_TreeFile]] = defaultdict(list)
     for file in files:
         by_gpu[_canonical(file.folder)].append(file)
-    have = ", ".join(sorted(by_gpu))
-    if gpu is None and len(by_gpu) > 1:
-        raise TableError(f"{root} has tables of several GPUs ({have}): choose one with gpu=")
-    name = next(iter(by_gpu)) if gpu is None else _canonical(gpu)
-    if name not in by_gpu:
-        raise TableError(f"{root} has no tables of gpu {gpu!r}; it has {have}")
+    name = gpu_of_tree(root, sorted(by_gpu), None if gpu is None else _canonical(gpu))
     return load_gpu(name), by_gpu[name]
+
+
+def gpu_of_tree(root: Path, have: Sequence[str], gpu: str | None) -> str:
+    """Return the GPU whose tables to read: the given one, or the only one."""
+    if gpu is None and len(have) > 1:
+        raise TableError(f"{root} has tables of several GPUs ({', '.join(have)}): choose one with gpu=")
+    if gpu is not None and gpu not in have:
+        raise MissingTableError(f"{root} has no tables of gpu {gpu!r}; it has {', '.join(have)}")
+    return have[0] if gpu is None else gpu
 
 
 def _canonical(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
+from fastroof.checks import true_or_false
 from fastroof.documents import parse_toml
 from fastroof.errors import TableError
 from fastroof.operators.registry import OPERATORS
@@ -149,8 +150,7 @@ def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
     if set(amounts.values()) == {None}:
         raise TableError(f"{where} needs ratio or excess_us")
     serves, rows = entry.get("serves", False), entry.get("rows", 0)
-    if not isinstance(serves, bool):
-        raise TableError(f"{where}: serves must be true or false, got {serves!r}")
+    true_or_false(f"{where}: serves", serves, TableError)
     if type(rows) is not int or rows < 0:
         raise TableError(f"{where}: rows must be an integer of at least 0, got {rows!r}")
     cells = {name: _cells(operator, where, name, value) for name, value in keys.items()}

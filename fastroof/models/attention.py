@@ -58,6 +58,20 @@ class AttentionShard(NamedTuple):
     o_in: int
 
 
+def check_kv_heads(q_heads: int, kv_heads: int) -> None:
+    """Reject query heads that KV heads cannot share evenly."""
+    if q_heads % kv_heads:
+        raise ModelError(f"{q_heads} query heads do not divide by {kv_heads} KV heads")
+
+
+def head_obstacles(q_heads: int, kv_heads: int, tp: int) -> list[str]:
+    """Return why tensor parallelism cannot split the heads; empty if it can."""
+    reasons = [f"{q_heads} query heads do not divide by {tp}"] if q_heads % tp else []
+    if kv_heads % tp and tp % kv_heads:
+        reasons.append(f"{kv_heads} KV heads neither divide by {tp} nor can be replicated evenly")
+    return reasons
+
+
 @dataclass(frozen=True)
 @checked_fields
 class GroupedQueryAttention:
@@ -86,8 +100,7 @@ class GroupedQueryAttention:
         """Reject invalid sizes, also in layers built or modified by hand."""
         check_sizes(self, "num_q_heads", "num_kv_heads", "head_dim")
         check_sizes(self, *(name for name in ("window", "v_head_dim") if getattr(self, name) is not None))
-        if self.num_q_heads % self.num_kv_heads:
-            raise ModelError(f"{self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads")
+        check_kv_heads(self.num_q_heads, self.num_kv_heads)
 
     @property
     def value_dim(self) -> int:
@@ -106,13 +119,7 @@ class GroupedQueryAttention:
 
     def obstacles(self, layout: Layout) -> list[str]:
         """Return why this layout cannot split it; empty if it can."""
-        q_heads, kv_heads, tp = self.num_q_heads, self.num_kv_heads, layout.tp
-        reasons = []
-        if q_heads % tp:
-            reasons.append(f"{q_heads} query heads do not divide by {tp}")
-        if kv_heads % tp and tp % kv_heads:
-            reasons.append(f"{kv_heads} KV heads neither divide by {tp} nor can be replicated evenly")
-        return reasons
+        return head_obstacles(self.num_q_heads, self.num_kv_heads, layout.tp)
 
     def shard(self, layout: Layout) -> AttentionShard:
         """Return one GPU's share of the layer."""

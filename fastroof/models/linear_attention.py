@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
+from fastroof.checks import one_of
 from fastroof.errors import ModelError
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
@@ -51,9 +52,7 @@ class Mamba2:
         check_sizes(self, "num_heads", "head_dim", "state_dim", "num_groups", "conv_width", "chunk_size")
         if self.num_heads % self.num_groups:
             raise ModelError(f"{self.num_heads} heads do not divide into {self.num_groups} groups")
-        if self.state_dtype not in STATE_DTYPES:
-            known = ", ".join(STATE_DTYPES)
-            raise ModelError(f"unknown state dtype {self.state_dtype!r}; valid: {known}")
+        one_of("state_dtype", self.state_dtype, STATE_DTYPES, ModelError)
 
     @property
     def heads_text(self) -> str:
@@ -158,9 +157,7 @@ class DeltaRule(ABC):
             raise ModelError(
                 f"{self.num_v_heads} heads of values do not divide by {self.num_k_heads} of keys"
             )
-        if self.state_dtype not in STATE_DTYPES:
-            known = ", ".join(STATE_DTYPES)
-            raise ModelError(f"unknown state dtype {self.state_dtype!r}; valid: {known}")
+        one_of("state_dtype", self.state_dtype, STATE_DTYPES, ModelError)
 
     @property
     def heads_text(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastroof.errors import ModelError
+from fastroof.models.attention import check_kv_heads, head_obstacles
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
@@ -180,8 +181,7 @@ class BlockSparseAttention:
         """Reject invalid sizes, also in layers built or modified by hand."""
         names = ("num_q_heads", "num_kv_heads", "head_dim", "index_heads", "index_dim")
         check_sizes(self, *names, "topk_blocks", "block_size")
-        if self.num_q_heads % self.num_kv_heads:
-            raise ModelError(f"{self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads")
+        check_kv_heads(self.num_q_heads, self.num_kv_heads)
 
     @property
     def topk(self) -> int:
@@ -195,11 +195,7 @@ class BlockSparseAttention:
 
     def obstacles(self, layout: Layout) -> list[str]:
         """Return why this layout cannot split it; empty if it can."""
-        heads, tp = (self.num_q_heads, self.num_kv_heads), layout.tp
-        reasons = [f"{heads[0]} query heads do not divide by {tp}"] if heads[0] % tp else []
-        if heads[1] % tp and tp % heads[1]:
-            reasons.append(f"{heads[1]} KV heads neither divide by {tp} nor can be replicated evenly")
-        return reasons
+        return head_obstacles(self.num_q_heads, self.num_kv_heads, layout.tp)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Return the calls of one layer on one GPU in execution order; projections and attention are one."""

@@ -332,11 +332,6 @@ class AttentionDecode(PlannedAttention):
         self.own_us(table, method, (batch, kv_len), out, origin)
         points.decode_mfu(batch, np.minimum(kv_len, key[4] or math.inf), table.unit_us, out, mfu)
 
-    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """Relative standard error of lookups of one head shape."""
-        batch, kv_len = sizes
-        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, kv_len))
-
 
 class AttentionDecodeUnequal(AttentionRows):
     """Decode attention of sequences of unequal length, measured to check the mean-length rule."""
@@ -438,11 +433,6 @@ class EncoderAttention(AttentionOperator):
         table = self.ready(tables, key)
         self.own_us(table, method, (batch, tokens), out, origin)
         gemm_mfu(batch, tokens, tokens, table.unit_us, out, mfu)
-
-    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
-        """Relative standard error of lookups of one head shape."""
-        batch, tokens = sizes
-        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, tokens))
 
 
 ENCODER_ATTENTION: Final = EncoderAttention()

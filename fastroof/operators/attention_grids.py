@@ -204,6 +204,10 @@ class AttentionOperator(AttentionRows):
         """(batch, length) at which full attention does the work of calls with a window."""
         return batch, np.minimum(length, window)
 
+    def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """Relative standard error of lookups of one head shape."""
+        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), *sizes))
+
     def shapes(self, tables: RowSource) -> list[HeadShape]:
         """Head shapes of the first source."""
         return [HeadShape(*key) for key in tables.candidates(self.name)[0].groups()]

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.caching import lazy_property
+from fastroof.checks import one_of
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.compiled.grids import curve_rows
 from fastroof.config import GpuSpec
@@ -179,8 +180,7 @@ class TableCurves:
     is_cold: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise PlanError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        one_of("method", self.method, METHODS, PlanError)
 
     @lazy_property
     def options(self) -> CurveOptions:

@@ -29,7 +29,7 @@ from fastroof.arrays import Floats
 from fastroof.compiled.steps import ARENA_FORMAT, ARENA_MAGIC, ARENA_SIZE, HEADER_SIZE, MAGIC
 from fastroof.compiled.steps import FORMAT as FORMAT_AT
 from fastroof.compiled.trusted_files import cache_roots, opened, read_trusted, write_trusted
-from fastroof.config.paths import bench_data_root, user_tables_root
+from fastroof.config.paths import bench_data_root, is_never, user_tables_root
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError, PlanError
 from fastroof.file_access import FilesRead, recorded
@@ -284,10 +284,7 @@ def plan_identity(
     model: str, gpu: str, tables: str | None, source: str | None, options: Mapping[str, Any]
 ) -> str | None:
     """Return what a plan is compiled from, by which code, and where files are searched; None if uncertain."""
-    setting = os.environ.get(KEEP_PLANS, "") or "auto"
-    if setting not in ("auto", "never"):
-        raise PlanError(f"{KEEP_PLANS} must be auto or never, got {setting!r}")
-    if setting == "never":
+    if is_never(KEEP_PLANS, PlanError):
         return None
     try:
         parts = {

@@ -36,6 +36,14 @@ def int_array(name: str, value: Any, error: type[FastroofError] = BatchError) ->
     return array
 
 
+def int_vector(name: str, value: Any) -> Ints:
+    """Return a one-dimensional array of integers unchanged; refuse anything else."""
+    array = int_array(name, value)
+    if array.ndim != 1:
+        raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
+    return array
+
+
 def _found(value: Any) -> str:
     """The type and value given instead of integers."""
     if isinstance(value, np.ma.MaskedArray):
@@ -134,11 +142,8 @@ class StepBatch:
 
     def __post_init__(self) -> None:
         arrays = {
-            name: int_array(name, getattr(self, name)) for name in ("new_tokens", "context_len", "offsets")
+            name: int_vector(name, getattr(self, name)) for name in ("new_tokens", "context_len", "offsets")
         }
-        for name, array in arrays.items():
-            if array.ndim != 1:
-                raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
         # both sizes have one width and offsets are int64: loops are compiled for few types
         narrow = arrays["new_tokens"].dtype == arrays["context_len"].dtype == np.int32
         for name, array in arrays.items():

@@ -14,6 +14,7 @@ from fastroof.checks import whole_number
 from fastroof.compiled import decode_lines, ragged_steps, steps, verification
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.errors import BatchError, PlanRangeError
+from fastroof.given_arrays import common_shape
 from fastroof.run.batch import (
     PlanArena,
     StepBatch,
@@ -144,11 +145,7 @@ def _common_shape(names: tuple[str, ...], arrays: list[Ints]) -> tuple[int, ...]
     shape = arrays[0].shape
     for array in arrays:
         if array.shape != shape:
-            try:
-                return np.broadcast_shapes(*[a.shape for a in arrays])
-            except ValueError:
-                shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
-                raise BatchError(f"shapes do not broadcast: {shapes}") from None
+            return common_shape({n: a.shape for n, a in zip(names, arrays, strict=True)}, BatchError)
     return shape
 
 

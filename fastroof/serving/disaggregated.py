@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
-from fastroof.checks import check_flag
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES
@@ -24,7 +23,13 @@ from fastroof.serving.scenarios import (
     field_values,
     raise_scenario,
 )
-from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, made_from, speculated
+from fastroof.serving.speculation import (
+    SpeculatedPlan,
+    SpeculativeDecoding,
+    check_errors,
+    made_from,
+    speculated,
+)
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -278,9 +283,7 @@ def estimate_disaggregated(
     )
     decode_engine = engine_limits(decode_plan.profile, kv_reservation=kv_reservation, max_seqs=max_seqs)
     workers = Workers.of(prefill_plan, decode_plan, speculation)
-    check_flag("with_error", with_error, BatchError)
-    if with_error and workers.decode_loops.tokens > 1:
-        raise BatchError("with_error requires speculation=None: verification steps were not measured")
+    check_errors(with_error, workers.decode_loops.tokens)
     options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)
     given = {
         "isl": isl,

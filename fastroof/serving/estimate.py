@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
-from fastroof.checks import check_flag, is_number, one_of, shown
+from fastroof.checks import is_number, one_of, shown
 from fastroof.columns import Column
 from fastroof.compiled import serving
 from fastroof.compiled.serving_options import (
@@ -45,7 +45,7 @@ from fastroof.serving.scenarios import (
     raise_scenario,
     steps_met,
 )
-from fastroof.serving.speculation import SpeculativeDecoding, made_from, speculated
+from fastroof.serving.speculation import SpeculativeDecoding, check_errors, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -397,9 +397,7 @@ def estimate(
     scenarios = dict(zip(given, arrays, strict=True))
     new = new_tokens(scenarios)
     target = speculated(plan, speculation)
-    check_flag("with_error", with_error, BatchError)
-    if with_error and target.tokens > 1:
-        raise BatchError("with_error requires speculation=None: verification steps were not measured")
+    check_errors(with_error, target.tokens)
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     memory = target.memory(max_seqs=engine.max_seqs)
     # each batch in flight is served like a separate replica, in its share of the room

@@ -14,7 +14,7 @@ from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
-from fastroof.given_arrays import number_array, refused
+from fastroof.given_arrays import common_shape, number_array, refused
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -41,11 +41,8 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
         if array is None:
             raise BatchError(f"{name} must hold numbers, {refused(value)}")
         arrays.append(array.astype(np.float64))
-    try:
-        shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    except ValueError:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(scenarios, arrays, strict=True))
-        raise BatchError(f"shapes do not broadcast: {shapes}") from None
+    shapes = {name: array.shape for name, array in zip(scenarios, arrays, strict=True)}
+    shape = common_shape(shapes, BatchError)
     return shape, [np.array(np.broadcast_to(array, shape), order="C").reshape(-1) for array in arrays]
 
 

@@ -15,7 +15,7 @@ from fastroof.compiled import steps
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import most_admitted
 from fastroof.errors import BatchError, PlanError
-from fastroof.given_arrays import number_array
+from fastroof.given_arrays import common_shape, number_array
 from fastroof.plan import StepPlan
 from fastroof.plan.compile import check_plan
 from fastroof.run.batch import int_array
@@ -42,12 +42,8 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
     # a limit that overflows in us is no limit
     with np.errstate(over="ignore"):
         both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
-    try:
-        integers, limits = np.broadcast_arrays(*both)
-    except ValueError:
-        raise BatchError(
-            f"shapes do not broadcast: {name} {both[0].shape}, tpot_ms {both[1].shape}"
-        ) from None
+    shape = common_shape({name: both[0].shape, "tpot_ms": both[1].shape}, BatchError)
+    integers, limits = (np.broadcast_to(one, shape) for one in both)
     flat = integers.astype(np.int64).reshape(-1)
     # copied: numba warns when it checks whether a broadcast view is writable
     return integers.shape, flat, np.array(limits).reshape(-1)

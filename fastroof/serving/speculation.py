@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastroof.acceptance import MTP, acceptance_length
 from fastroof.arrays import Floats
-from fastroof.checks import shown
+from fastroof.checks import check_flag, shown
 from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
@@ -237,3 +237,10 @@ def _check_draft(plan: StepPlan, draft: StepPlan) -> None:
                 f"the draft's plan times up to {most} {name[4:]} and its target's {needed}: "
                 f"use compile_plan({draft.model.name!r}, ..., {name}={needed})"
             )
+
+
+def check_errors(with_error: bool, tokens: int) -> None:
+    """Reject standard errors of steps that verify draft tokens."""
+    check_flag("with_error", with_error, BatchError)
+    if with_error and tokens > 1:
+        raise BatchError("with_error requires speculation=None: verification steps were not measured")

@@ -16,7 +16,7 @@ from fastroof.checks import is_number, shown
 from fastroof.errors import SimulationError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.replicas import run_replicas
-from fastroof.simulation.requests import RequestTimes, gap_values_us
+from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.workload import Workload
@@ -136,12 +136,11 @@ def parsed_limits(given: Mapping[str, Any], goodput: float | None, growth: float
                 f"unknown limit {shown(name)}; limits on percentiles are like {_EXAMPLES}, limits of each "
                 f"request, with goodput, are {', '.join(_OF_REQUESTS)}"
             )
-        if not is_number(value) or value <= 0:
-            raise SimulationError(f"{name} must be milliseconds above 0, got {shown(value)}")
+        limit_ms = checked_ms(name, value, SimulationError)
         if match is None:
-            of_request[name] = float(value)
+            of_request[name] = limit_ms
         else:
-            percentiles.append(PercentileLimit(name, f"{match[1]}_ms", percent, float(value)))
+            percentiles.append(PercentileLimit(name, f"{match[1]}_ms", percent, limit_ms))
     if goodput is not None and not (is_number(goodput) and 0 < goodput <= 1):
         raise SimulationError(f"goodput must be a share of requests above 0, up to 1, got {shown(goodput)}")
     if (goodput is None) != (not of_request):

@@ -153,10 +153,15 @@ def checked_limits(given: Mapping[str, Any]) -> dict[str, float]:
     for name, value in given.items():
         if value is None:
             continue
-        if not is_number(value) or value <= 0:
-            raise BatchError(f"{name} must be milliseconds above 0, got {shown(value)}")
-        limits[name] = float(value)
+        limits[name] = checked_ms(name, value, BatchError)
     return limits
+
+
+def checked_ms(name: str, value: Any, error: type[FastroofError]) -> float:
+    """Return a limit in milliseconds above 0."""
+    if not is_number(value) or value <= 0:
+        raise error(f"{name} must be milliseconds above 0, got {shown(value)}")
+    return float(value)
 
 
 SERIES_COLUMNS: Final = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.checks import is_number, one_of, shown, whole_number
+from fastroof.checks import is_number, one_of, shown, true_or_false, whole_number
 from fastroof.engines.profile import STEP_ORDERS
 from fastroof.errors import SimulationError
 
@@ -97,8 +97,7 @@ class EngineSettings:
             object.__setattr__(self, name, whole)
         one_of("order", self.order, STEP_ORDERS, SimulationError)
         for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise SimulationError(f"{name} must be true or false, got {shown(getattr(self, name))}")
+            true_or_false(name, getattr(self, name), SimulationError)
         timeout_s = self.timeout_s
         is_time = isinstance(timeout_s, Real) and timeout_s == math.inf
         if not is_time and (not is_number(timeout_s) or timeout_s <= 0.0):

@@ -15,7 +15,7 @@ from fastroof.checks import check_flag, shown
 from fastroof.columns import ORIGIN_BORROWED, Column
 from fastroof.compiled.points import copied_sizes
 from fastroof.errors import LookupInputError
-from fastroof.given_arrays import number_array, refused
+from fastroof.given_arrays import common_shape, number_array, refused
 from fastroof.operators.operator import METHODS, Answers, Key, Operator, is_measured
 from fastroof.operators.registry import OPERATORS, unknown_operator
 from fastroof.tables.kernel_order import BY_RANK, OrderedTables
@@ -142,12 +142,7 @@ def checked_points(given: Mapping[str, Any]) -> Points:
             whole[name] = _checked_size(name, array.item())
         else:
             arrays[name] = array
-    try:
-        shape = np.broadcast_shapes(*shapes.values()) if shapes else ()
-    except ValueError:
-        listed = ", ".join(f"{name} {s}" for name, s in shapes.items())
-        raise LookupInputError(f"shapes do not broadcast: {listed}") from None
-    return Points(whole, arrays, shape)
+    return Points(whole, arrays, common_shape(shapes, LookupInputError) if shapes else ())
 
 
 def checked_text(name: str, value: Any) -> str:

@@ -29,6 +29,7 @@ from fastroof.backends.serve.limits import is_loopback
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
+from fastroof.given_arrays import common_shape
 from fastroof.run import StepBatch
 from fastroof.run.batch import int_array
 
@@ -330,10 +331,9 @@ def _broadcast(batch_size: Any, kv_len: Any) -> list[Ints]:
     arrays = [
         int_array(name, value) for name, value in zip(DECODE_COLUMNS, (batch_size, kv_len), strict=True)
     ]
-    try:
-        return list(np.broadcast_arrays(*arrays))
-    except ValueError:
-        raise BatchError(f"shapes do not broadcast: {arrays[0].shape} and {arrays[1].shape}") from None
+    shapes = {name: array.shape for name, array in zip(DECODE_COLUMNS, arrays, strict=True)}
+    shape = common_shape(shapes, BatchError)
+    return [np.broadcast_to(array, shape) for array in arrays]
 
 
 def _narrow(array: Ints) -> Ints:

@@ -14,7 +14,7 @@ from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.answer import AnySteps, as_refusal
 from fastroof.backends.serve.forms import FORM_OF, FORM_WORDS, PROTOCOL, floats_for_json
 from fastroof.backends.serve.limits import call_stop
-from fastroof.checks import shown
+from fastroof.checks import shown, true_or_false
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
@@ -144,10 +144,7 @@ def _list(name: str, value: Any) -> Ints:
 
 
 def _flag(message: dict[str, Any], name: str) -> bool:
-    value: bool = message.get(name, False)
-    if type(value) is not bool:
-        raise BackendError(f'"{name}" must be true or false, got {shown(value)}')
-    return value
+    return true_or_false(f'"{name}"', message.get(name, False), BackendError)
 
 
 def _times(times_us: Floats) -> dict[str, Any]:

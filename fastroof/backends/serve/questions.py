@@ -24,7 +24,7 @@ import numpy as np
 
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.backends.serve.forms import floats_for_json, for_json
-from fastroof.checks import is_number, is_whole_number, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, shown, true_or_false, whole_number
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
 from fastroof.run.batch import int_array
@@ -183,9 +183,7 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
         raise BackendError(f"{_WORDS}, got {shown(asked, 100)}")
     if ("trace" in asked) == ("workload" in asked):
         raise BackendError(f"{_WORDS}: give one of the two, got {sorted(asked)}")
-    wants_requests = asked.get("requests", False)
-    if type(wants_requests) is not bool:
-        raise BackendError(f'"requests" must be true or false, got {shown(wants_requests)}')
+    wants_requests = true_or_false('"requests"', asked.get("requests", False), BackendError)
     options = _options(asked.get("options", {}))
     most = limits.max_answered_requests if wants_requests else limits.max_simulated_requests
     if "trace" in asked:

@@ -44,7 +44,7 @@ def aiconfigurator(
         Path | None,
         typer.Option(help="Folder of the package aiconfigurator_core.  [default: the installed one]"),
     ] = None,
-    table_format: Annotated[
+    written: Annotated[
         str, typer.Option("--format", help="Format with --backend: parquet or csv.")
     ] = "parquet",
     overwrite: Annotated[
@@ -54,19 +54,18 @@ def aiconfigurator(
     """Convert what aiconfigurator-core measured on a GPU."""
     from fastroof.load.aiconfigurator import SYSTEMS, system_of
 
-    if table_format not in ("parquet", "csv"):
-        raise TableError(f"--format is parquet or csv, got {table_format!r}")
+    chosen_format = table_format(written)
     named = [name for name in (gpu, system) if name is not None]
     if len({system_of(name) for name in named}) != 1:
         raise TableError(f"name one GPU; the package has tables of {', '.join(SYSTEMS.values())}")
     chosen = system_of(named[0])
     if backend is None:
-        for option, given in (("--version", version), ("--format", table_format != "parquet")):
+        for option, given in (("--version", version), ("--format", written != "parquet")):
             if given:
                 raise TableError(f"{option} goes with --backend: without one all there is is converted")
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
-        folder = _import_one(chosen, backend, version, output, root, table_format, overwrite)
+        folder = _import_one(chosen, backend, version, output, root, chosen_format, overwrite)
     _print(folder)
 
 
@@ -131,6 +130,9 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Folder to write <gpu>/<program>/ to. [default: the user's tables]"),
 ]
+ProfiledGpu = Annotated[
+    str | None, typer.Option(*GPU_NAMES, help="GPU, if the folder has several or names none.")
+]
 Dtype = Annotated[str, typer.Option(help="dtype of rows measured in float16: bf16 or fp16.")]
 TableFormat = Annotated[str, typer.Option("--format", help="parquet or csv.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing source.")]
@@ -176,9 +178,7 @@ def llmservingsim(
         ),
     ],
     output: Output = None,
-    gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, if the folder has several or names none.")
-    ] = None,
+    gpu: ProfiledGpu = None,
     model: Annotated[
         str | None,
         typer.Option(help="Preset or config.json of the profiled model, if the folders name no preset."),
@@ -214,9 +214,7 @@ def vidur(
         Path, typer.Argument(metavar="DIR", help="Vidur's data/profiling, or a folder below it.")
     ],
     output: Output = None,
-    gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, if the folder has several or names none.")
-    ] = None,
+    gpu: ProfiledGpu = None,
     topology: Annotated[
         str | None, typer.Option(help="Folder below network whose all-reduces to convert: a100_dgx.")
     ] = None,

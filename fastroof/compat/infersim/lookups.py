@@ -15,7 +15,7 @@ from fastroof.compat.infersim import tree
 from fastroof.compat.infersim.tree import KV_DTYPES, LARGEST, InfersimTables, file_path
 from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
-from fastroof.given_arrays import number_array, refused
+from fastroof.given_arrays import common_shape, number_array, refused
 
 Sizes = int | npt.ArrayLike
 Result = float | Reals
@@ -33,11 +33,7 @@ class Query:
         }
         numbers = device_numbers(tables, device)
         arrays = {"device": numbers, **checked}
-        try:
-            self._shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
-        except ValueError:
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items() if array.ndim)
-            raise LookupInputError(f"shapes do not broadcast: {shapes}") from None
+        self._shape = common_shape({name: array.shape for name, array in arrays.items()}, LookupInputError)
         self._tables = tables
         self.device = self._flat(numbers)
         self.sizes = {name: self._flat(array) for name, array in checked.items()}

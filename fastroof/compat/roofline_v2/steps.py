@@ -13,7 +13,7 @@ from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables, decode_at, nearest_attention, prefill_mfu
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.errors import BatchError, FastroofError, GpuError, ModelError, PlanError
-from fastroof.run.batch import int_array
+from fastroof.run.batch import int_vector
 from fastroof.units import TB, TFLOP, US_PER_S
 
 LARGEST: Final = 2**31
@@ -400,10 +400,7 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
 
 def _integers(name: str, value: Any) -> Longs:
     """Return a one-dimensional int64 array, or raise an error that names the argument."""
-    array = int_array(name, value)
-    if array.ndim != 1:
-        raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
-    return np.ascontiguousarray(array, np.int64)
+    return np.ascontiguousarray(int_vector(name, value), np.int64)
 
 
 def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:

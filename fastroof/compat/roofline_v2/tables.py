@@ -16,7 +16,9 @@ from fastroof.columns import Column
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.compiled.compat_roofline_v2 import LEAST_MFU
 from fastroof.errors import LookupInputError, MissingTableError, TableError
+from fastroof.given_arrays import common_shape
 from fastroof.load.rows import read_columns
+from fastroof.load.trees import gpu_of_tree
 from fastroof.operators.registry import OPERATORS
 from fastroof.run.batch import int_array
 
@@ -171,12 +173,7 @@ def _gpu_folder(root: Path, gpu: str | None) -> str:
     have = sorted(path.parent.name for path in root.glob("gemm/*/data.csv"))
     if not have:
         raise MissingTableError(f"{root}: not a roofline V2 tree; expected gemm/<gpu>/data.csv below it")
-    if gpu is None and len(have) > 1:
-        raise TableError(f"{root} has tables of several GPUs ({', '.join(have)}): choose one with gpu=")
-    name = have[0] if gpu is None else gpu
-    if name not in have:
-        raise MissingTableError(f"{root} has no tables of gpu {gpu!r}; it has {', '.join(have)}")
-    return name
+    return gpu_of_tree(root, have, gpu)
 
 
 def _attention_files(
@@ -473,7 +470,7 @@ def _shapes(attn_config: Any) -> tuple[list[str], Array]:
     try:
         array = np.asarray(attn_config)
     except (TypeError, ValueError):
-        raise LookupInputError(f"attn_config must be a name or names, got {shown(attn_config)}") from None
+        array = np.array([0])
     if array.dtype.kind == "O" and all(isinstance(name, str) for name in array.flat):
         array = array.astype(np.str_)
     if array.dtype.kind != "U" and array.size:
@@ -484,9 +481,5 @@ def _shapes(attn_config: Any) -> tuple[list[str], Array]:
 
 def _broadcast(**given: Array) -> tuple[list[Array], tuple[int, ...]]:
     """Return all arguments flat with one length, and the shape of the result."""
-    try:
-        shape = np.broadcast_shapes(*(a.shape for a in given.values()))
-    except ValueError:
-        shapes = ", ".join(f"{name} {a.shape}" for name, a in given.items() if a.ndim)
-        raise LookupInputError(f"shapes do not broadcast: {shapes}") from None
+    shape = common_shape({name: a.shape for name, a in given.items()}, LookupInputError)
     return [np.ascontiguousarray(np.broadcast_to(a, shape)).reshape(-1) for a in given.values()], shape
