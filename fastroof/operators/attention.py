@@ -60,7 +60,7 @@ from fastroof.operators.operator import (
     RowSource,
     as_floats,
 )
-from fastroof.roofline import BatchBound
+from fastroof.pack.grids import BatchBound
 from fastroof.uncertainty.leave_one_out import PREFIX
 from fastroof.units import DTYPE_BYTES, US_PER_S
 

@@ -23,8 +23,8 @@ from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.errors import MissingTableError
 from fastroof.operators.attention_work import HeadShape
 from fastroof.pack import PackedGrid, grid_cells
+from fastroof.pack.grids import BatchBound
 from fastroof.pack.keys import key_start_above
-from fastroof.roofline import BatchBound
 
 GridOf = Callable[[HeadShape], PackedGrid]
 RooflineOf = Callable[[HeadShape, float], BatchBound]

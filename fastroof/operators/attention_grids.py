@@ -34,7 +34,7 @@ from fastroof.operators.operator import (
 )
 from fastroof.pack import PackedGrid, pack_grid
 from fastroof.pack.curves import cell_origins, joined_axes
-from fastroof.roofline import BatchBound
+from fastroof.pack.grids import BatchBound
 from fastroof.uncertainty.leave_one_out import (
     MAPE_TO_ERROR,
     LocalErrors,

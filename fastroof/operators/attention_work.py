@@ -17,8 +17,8 @@ from fastroof.errors import LookupInputError
 from fastroof.operators.elementwise import L2_MULTIPLE
 from fastroof.operators.operator import Columns, Real, as_floats, dtype_peaks
 from fastroof.pack import PackedGrid, grid_cells
+from fastroof.pack.grids import BatchBound
 from fastroof.pack.ragged import RaggedTable
-from fastroof.roofline import BatchBound
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
 
 BATCH: Final = Column("batch_size", "int", "sequences", "sequences in the call")

@@ -30,8 +30,8 @@ from fastroof.operators.operator import (
     measured_keys,
 )
 from fastroof.pack import SIZE_LIMIT, PackedGrid
+from fastroof.pack.grids import BatchBound
 from fastroof.pack.ragged import RaggedTable, Segment, pack_ragged
-from fastroof.roofline import BatchBound
 from fastroof.uncertainty.leave_one_out import (
     MAPE_TO_ERROR,
     LocalErrors,
