@@ -327,7 +327,7 @@ def _attention_rows(plan: StepPlan, release: Release) -> Iterator[str]:
 def _slice(
     plan: StepPlan, chunk: int, count: int, prompts: list[_Prompts], contexts: list[int], kernels_us: Floats
 ) -> Iterator[str]:
-    """Rows of one number of prompt tokens and of decodes: a row of ``kernels_us`` a prompt, us per layer.
+    """Rows of one number of prompt tokens and of decodes: one row of ``kernels_us`` per prompt, us per layer.
 
     The KV write is part of a layer's attention. So is, of a step with prompts, what it lacks to the time
     that the engine's profile says it takes at least.
@@ -402,7 +402,7 @@ def _one_prompt(plan: StepPlan, chunk: int) -> list[_Prompts]:
 
 
 def _decode_attention_us(plan: StepPlan, decodes: Sequence[int], contexts: Sequence[int]) -> Floats:
-    """Decode attention of one layer, us: a row a number of decodes, a column a context."""
+    """Decode attention of one layer, us: one row per number of decodes, one column per context."""
     times_us = np.empty((len(decodes), len(contexts)))
     for i, count in enumerate(decodes):
         new = np.ones(count * len(contexts), np.int64)

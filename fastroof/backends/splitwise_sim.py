@@ -245,9 +245,11 @@ def write_splitwise_table(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, "note"])
-    told = plan.describe()
-    note = " ".join(f"{name}={told[name]}" for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "engine"))
-    note = f"fastroof {told['version']}: {note} kv_len={kv_len}"
+    facts = plan.describe()
+    note = " ".join(
+        f"{name}={facts[name]}" for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")
+    )
+    note = f"fastroof {facts['version']}: {note} kv_len={kv_len}"
     columns = (table[name].tolist() for name in ("tokens", "prompt_ms", "token_ms"))
     for tokens, prompt_ms, token_ms in zip(*columns, strict=True):
         writer.writerow([*names, tokens, 1, 1, prompt_ms, token_ms, note])

@@ -30,7 +30,7 @@ Examples:
 [[[new, context], ...], ...]}} with {{"id": 1, "latency_us": [...]}}, an invalid one with {{"id": 1,
 "error": ..., "message": ...}}; {{"describe": true}} returns the plans and limits.
 
---http answers the same messages, posted to /message, one as application/json or one a line as
+--http answers the same messages, posted to /message, one as application/json or one per line as
 application/jsonl. Arrays of steps are posted to /steps?plan=NAME as an Arrow IPC stream
 (application/vnd.apache.arrow.stream). GET /describe, /healthz, /metrics (Prometheus), /openapi.json.
 fastroof.backends.serve.client.PlanClient is its client in Python.

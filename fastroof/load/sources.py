@@ -87,7 +87,7 @@ def load_sources(
     gpus = {s.gpu: s.name for s in sources}
     if len(gpus) > 1:
         sources_by_gpu = ", ".join(f"{gpu} ({name})" for gpu, name in gpus.items())
-        raise TableError(f"{where} has sources of several GPUs: {sources_by_gpu}; keep one folder a GPU")
+        raise TableError(f"{where} has sources of several GPUs: {sources_by_gpu}; keep one folder per GPU")
     ignored |= {f"{s.name}/{name}": reason for s in sources for name, reason in s.ignored.items()}
     gpu = _gpu_spec(sources[0], where)
     tables, others = {}, {}

@@ -112,7 +112,6 @@ class AllReduceOperator(GroupOperator):
         HoldoutGrid("allreduce", "every second (graph)", {}, {"mode": "graph"}),
         HoldoutGrid("allreduce", "every second (eager)", {}, {"mode": "eager"}),
     )
-    coverages = (HoldoutGrid("allreduce", "all", {}, {}),)
     # Over vLLM 0.24.0's H100 all-reduces of 16 MiB and more over 4 GPUs.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"allreduce": DatasheetClass(4.5, 0.72)}
     package_files = (
@@ -198,7 +197,6 @@ class CollectiveOperator(GroupOperator):
     over_link = True
     is_linear = True
     holdouts = (HoldoutGrid("collective", "every second", {}, {"dtype": "fp16"}),)
-    coverages = (HoldoutGrid("collective", "all", {}, {}),)
     package_files = (
         PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="nccl"),
         PackageFile("comm", "oneccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="oneccl"),

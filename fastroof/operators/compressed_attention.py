@@ -49,7 +49,6 @@ from fastroof.operators.operator import (
     Answers,
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     RowSource,
     by_word,
@@ -316,8 +315,6 @@ class CsaPrefill(_CompressedPrefill):
     ratio = CSA
     summary = "A CSA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    holdouts = (HoldoutGrid("csa_prefill", "every second", {}, {}),)
-    coverages = (HoldoutGrid("csa_prefill", "all", {}, {}),)
     package_files = (
         PackageFile(
             "sparse_attention",
@@ -338,8 +335,6 @@ class CsaDecode(_CompressedDecode):
     ratio = CSA
     summary = "A CSA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    holdouts = (HoldoutGrid("csa_decode", "every second", {}, {}),)
-    coverages = (HoldoutGrid("csa_decode", "all", {}, {}),)
     package_files = (
         PackageFile(
             "sparse_attention",
@@ -360,8 +355,6 @@ class HcaPrefill(_CompressedPrefill):
     ratio = HCA
     summary = "An HCA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    holdouts = (HoldoutGrid("hca_prefill", "every second", {}, {}),)
-    coverages = (HoldoutGrid("hca_prefill", "all", {}, {}),)
     package_files = (
         PackageFile(
             "sparse_attention",
@@ -382,8 +375,6 @@ class HcaDecode(_CompressedDecode):
     ratio = HCA
     summary = "An HCA block, one new token per sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    holdouts = (HoldoutGrid("hca_decode", "every second", {}, {}),)
-    coverages = (HoldoutGrid("hca_decode", "all", {}, {}),)
     package_files = (
         PackageFile(
             "sparse_attention",

@@ -212,7 +212,6 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         HoldoutGrid("expert_dispatch", "every second (dispatch)", {}, {"phase": "dispatch"}),
         HoldoutGrid("expert_dispatch", "every second (combine)", {}, {"phase": "combine"}),
     )
-    coverages = (HoldoutGrid("expert_dispatch", "all", {}, {}),)
     package_files = (
         PackageFile(
             "comm",
@@ -419,8 +418,6 @@ class MegaMoe(GlobalExperts, PerRowOperator):
         "distribution": "balanced",
         "dtype": "w4a8_mxfp4_mxfp8",
     }
-    holdouts = (HoldoutGrid("megamoe", "every second", {}, {}),)
-    coverages = (HoldoutGrid("megamoe", "all", {}, {}),)
     package_files = (
         PackageFile(
             "moe",

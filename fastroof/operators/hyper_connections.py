@@ -110,7 +110,6 @@ class HyperConnections(SizedOperator, PerRowOperator):
         HoldoutGrid("hyper_connections", "every second (pre)", {}, {"stage": "pre"}),
         HoldoutGrid("hyper_connections", "every second (post)", {}, {"stage": "post"}),
     )
-    coverages = (HoldoutGrid("hyper_connections", "all", {}, {}),)
     package_files = (
         PackageFile(
             "mhc",

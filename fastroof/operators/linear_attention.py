@@ -332,7 +332,6 @@ class Gdn(DeltaRule):
         HoldoutGrid("gdn", "every second (context)", {}, {"phase": "context"}),
         HoldoutGrid("gdn", "every second (generation)", {}, {"phase": "generation"}),
     )
-    coverages = (HoldoutGrid("gdn", "all", {}, {}),)
     package_files = (
         PackageFile(
             "linear_attention",
@@ -363,7 +362,6 @@ class Kda(DeltaRule):
         HoldoutGrid("kda", "every second (generation)", {}, {"phase": "generation"}),
         HoldoutGrid("kda", "every second (verify)", {}, {"phase": "verify"}),
     )
-    coverages = (HoldoutGrid("kda", "all", {}, {}),)
     package_files = (
         PackageFile("kda", "kda_perf", (*PACKAGE_COLUMNS, *size_columns(*_DELTA_SIZES)), _delta_rows, RUN),
     )

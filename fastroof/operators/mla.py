@@ -41,7 +41,6 @@ from fastroof.operators.external_rows import (
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     Real,
     as_floats,
@@ -288,8 +287,6 @@ class MlaPrefill(RaggedPrefill):
     defaults: ClassVar[Mapping[str, Any]] = {
         "batch_size": 1, "dtype": "bf16", "kv_dtype": "bf16", "nope_dim": 128, "rope_dim": 64,
     }  # fmt: skip
-    holdouts = (HoldoutGrid("mla_prefill", "every second", {}, {}),)
-    coverages = (HoldoutGrid("mla_prefill", "all", {}, {}),)
     package_files = (
         PackageFile("mla", "context_mla_perf", (*MODULE_COLUMNS, *MEASURED), _package_prefill, RUN),
     )
@@ -344,8 +341,6 @@ class MlaDecode(RaggedOperator):
     keys = (KV_DTYPE, _Q_HEADS, Column("kv_lora_rank", "int", "", "width of the compressed KV"), _ROPE_DIM)
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16", "kv_lora_rank": 512, "rope_dim": 64}
-    holdouts = (HoldoutGrid("mla_decode", "every second", {}, {}),)
-    coverages = (HoldoutGrid("mla_decode", "all", {}, {}),)
     package_files = (
         PackageFile("mla", "generation_mla_perf", (*MODULE_COLUMNS, *MEASURED), _package_decode, RUN),
     )

@@ -46,7 +46,6 @@ from fastroof.operators.mla import (
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     RowSource,
     SourceTable,
@@ -89,8 +88,6 @@ class MlaModulePrefill(LatentModule, RaggedPrefill):
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_module_prefill": DatasheetClass(38.0, 0.62)}
     summary = "An MLA block over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    holdouts = (HoldoutGrid("mla_module_prefill", "every second", {}, {}),)
-    coverages = (HoldoutGrid("mla_module_prefill", "all", {}, {}),)
     package_files = tuple(
         PackageFile("mla", file, (*MODULE_COLUMNS, *MEASURED), prompts(_package_rows), _OPTIONAL)
         for file in ("mla_context_module_perf", "wideep_context_mla_perf")
@@ -120,8 +117,6 @@ class MlaModuleDecode(LatentModule):
     summary = "An MLA block, one new token per sequence."
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    holdouts = (HoldoutGrid("mla_module_decode", "every second", {}, {}),)
-    coverages = (HoldoutGrid("mla_module_decode", "all", {}, {}),)
     package_files = tuple(
         PackageFile("mla", file, (*MODULE_COLUMNS, *MEASURED), decodes(_package_rows), _OPTIONAL)
         for file in ("mla_generation_module_perf", "wideep_generation_mla_perf")
@@ -181,8 +176,6 @@ class MlaBmm(RaggedOperator, PerRowOperator):
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16"}
     # over vLLM 0.24.0's H100 products of more than 50 us
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_bmm": DatasheetClass(3.8, 0.78)}
-    holdouts = (HoldoutGrid("mla_bmm", "every second", {}, {}),)
-    coverages = (HoldoutGrid("mla_bmm", "all", {}, {}),)
     package_files = (
         PackageFile(
             "mla_bmm",

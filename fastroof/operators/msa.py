@@ -32,7 +32,7 @@ from fastroof.operators.mla import (
     module_rows,
     prompts,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, RowSource, element_bytes
+from fastroof.operators.operator import Columns, DatasheetClass, Key, RowSource, element_bytes
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.operators.sparse_attention import sparse_prefix_us
 from fastroof.units import ACTIVATION_BYTES
@@ -95,8 +95,6 @@ class MsaPrefill(_Msa, RaggedPrefill):
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"msa_prefill": DatasheetClass(21.0, 0.29)}
     summary = "An MSA block (MiniMax-M3) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
-    holdouts = (HoldoutGrid("msa_prefill", "every second", {}, {}),)
-    coverages = (HoldoutGrid("msa_prefill", "all", {}, {}),)
     package_files = (PackageFile("msa", "msa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
@@ -131,8 +129,6 @@ class MsaDecode(_Msa):
     summary = "An MSA block, one new token per sequence."
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    holdouts = (HoldoutGrid("msa_decode", "every second", {}, {}),)
-    coverages = (HoldoutGrid("msa_decode", "all", {}, {}),)
     package_files = (PackageFile("msa", "msa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:

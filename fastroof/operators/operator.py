@@ -189,6 +189,14 @@ class Operator(ABC):
     package_files: ClassVar[tuple[PackageFile, ...]] = ()
     tree_files: ClassVar[tuple[TreeFile, ...]] = ()
 
+    def __init_subclass__(cls) -> None:
+        """Judge an operator with lookups on every second value of all rows, if it names no other grids."""
+        super().__init_subclass__()
+        if cls.__dict__.get("summary"):
+            for attribute, grid in (("holdouts", "every second"), ("coverages", "all")):
+                if attribute not in cls.__dict__:
+                    setattr(cls, attribute, (HoldoutGrid(cls.name, grid, {}, {}),))
+
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
 

@@ -44,7 +44,6 @@ from fastroof.operators.mla import (
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     RowSource,
     by_word,
@@ -213,8 +212,6 @@ class DsaPrefill(LatentModule, RaggedPrefill):
     summary = "A DSA block over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     packed_words = ("kernel",)
-    holdouts = (HoldoutGrid("dsa_prefill", "every second", {}, {}),)
-    coverages = (HoldoutGrid("dsa_prefill", "all", {}, {}),)
     package_files = (
         PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),
     )
@@ -274,8 +271,6 @@ class DsaDecode(LatentModule):
     summary = "A DSA block, one new token per sequence."
     axes = DECODE_AXES
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
-    holdouts = (HoldoutGrid("dsa_decode", "every second", {}, {}),)
-    coverages = (HoldoutGrid("dsa_decode", "all", {}, {}),)
     package_files = (
         PackageFile("sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),
     )
@@ -369,8 +364,6 @@ class SparsePart(RaggedPrefill):
         NUM_HEADS,
     )
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "scores": _NO_SCORES}
-    holdouts = (HoldoutGrid("sparse_part", "every second", {}, {}),)
-    coverages = (HoldoutGrid("sparse_part", "all", {}, {}),)
     package_files = tuple(
         PackageFile("sparse_attention", file, _PART_COLUMNS, _part_rows(part), _OPTIONAL)
         for file, part in (

@@ -50,7 +50,6 @@ from fastroof.operators.moe_work import (
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
-    HoldoutGrid,
     Key,
     RowSource,
     SourceTable,
@@ -321,8 +320,6 @@ class WideMoe(GlobalExperts, PerRowOperator):
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
     datasheet_error = MoeOperator.datasheet_error
-    holdouts = (HoldoutGrid("moe_wide", "every second", {}, {}),)
-    coverages = (HoldoutGrid("moe_wide", "all", {}, {}),)
     package_files = (
         PackageFile("moe", "wideep_context_moe_perf", EXPERT_COLUMNS, _context_rows, RUN),
         PackageFile("moe", "wideep_generation_moe_perf", EXPERT_COLUMNS, _generation_rows, RUN),
@@ -453,8 +450,6 @@ class Mlp(SizedOperator):
     axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
     is_linear = True
-    holdouts = (HoldoutGrid("mlp", "every second", {}, {}),)
-    coverages = (HoldoutGrid("mlp", "all", {}, {}),)
     package_files = (
         PackageFile("mlp", "wideep_context_mlp_perf", _MLP_COLUMNS, _context_mlp, RUN),
         PackageFile("mlp", "wideep_generation_mlp_perf", _MLP_COLUMNS, _generation_mlp, RUN),

@@ -205,22 +205,7 @@ _LEAST_TICK: Final = 0.07
 def draw_serving_curves(results: Results, **required: Any) -> Figure:
     """Draw latency and throughput over the load for the settings with the most tokens/s per GPU.
 
-    Parameters
-    ----------
-    results : Results
-        Results from :func:`fastroof.report.read_results`.
-    **required
-        Required values of columns, such as ``isl=4000``; None accepts any.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed, a column does not exist, or no row matches.
+    Arguments, figure and errors are those of :func:`fastroof.report.draw_pareto`.
     """
     load = results.load()
     rows = rows_where(results, **required)

@@ -293,23 +293,9 @@ _INTENSITIES: Final = (0.3, 2e4)
 def draw_leading_steps(results: Results, **required: Any) -> Figure:
     """Draw the decode steps of the best rows by component, and on the roofline.
 
-    Parameters
-    ----------
-    results : Results
-        Results from :func:`fastroof.report.read_results`.
-    **required
-        Required values of columns, such as ``isl=4000``; None accepts any.
-
-    Returns
-    -------
-    Figure
-        For :func:`fastroof.report.save_figure`. It shows the row with the most tokens/s per GPU of each
-        model, GPU, tp and dtype: at most six, alternating between models.
-
-    Raises
-    ------
-    FastroofError
-        If matplotlib is not installed, no row matches, or no row's plan can be compiled any more.
+    The figure shows the row with the most tokens/s per GPU of each model, GPU, tp and dtype: at most six,
+    alternating between models. Arguments and errors are those of :func:`fastroof.report.draw_pareto`; it
+    also raises FastroofError if no row's plan can be compiled any more.
     """
     rows = rows_where(results, **required)
     best = _best_rows(results, rows)

@@ -1,8 +1,8 @@
 """Steps and their times as Arrow IPC streams: the bodies of ``POST /steps``.
 
-A request holds a step a row, in record batches of two columns: ``batch_size`` and ``kv_len`` (decode steps),
-or ``new_tokens`` and ``context_len`` (a list of requests each), of int32 or int64. The reply is one record
-batch of ``latency_us``, and of ``relative_error`` if asked for.
+A request holds one step per row, in record batches of two columns: ``batch_size`` and ``kv_len`` (decode
+steps), or ``new_tokens`` and ``context_len`` (a list of requests each), of int32 or int64. The reply is one
+record batch of ``latency_us``, and of ``relative_error`` if asked for.
 
 Only plain record batches are read. Arrow decompresses a buffer to whatever length it claims, and a long
 schema takes many times its size, so every message is checked before Arrow decodes it: its kind, the length of

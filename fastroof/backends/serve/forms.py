@@ -22,7 +22,7 @@ message one look-up.
 ===========================================================  ============================================
 
 With steps, ``"errors": true`` adds their ``relative_error``, one standard error over each step's time, and
-``"stages": true`` adds ``stage_us``, a list a step; with ``explain``, the first does too.
+``"stages": true`` adds ``stage_us``, one list per step; with ``explain``, the first does too.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _RELATIVE: Final[Members] = {
 }
 _STAGE_US: Final[Members] = {
     "stage_us": _list_of(
-        {"type": "array", "items": _NUMBER_OR_NULL}, "a list a step: microseconds in each pipeline stage"
+        {"type": "array", "items": _NUMBER_OR_NULL}, "one list per step: microseconds in each pipeline stage"
     )
 }
 _DETAILS: Final = _ERRORS | _STAGES, _LATENCY, _RELATIVE | _STAGE_US
@@ -278,7 +278,7 @@ FORMS: Final = (
         {"simulate": {**_OBJECT, "description": "see fastroof.backends.serve.questions"}},
         {},
         {"summary": {**_OBJECT, "description": "percentiles, rates and counts"}},
-        {"requests": {**_OBJECT, "description": "columns, a row a request"}},
+        {"requests": {**_OBJECT, "description": "columns, one row per request"}},
     ),
     Form(
         "describe",

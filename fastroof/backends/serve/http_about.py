@@ -210,14 +210,14 @@ def openapi_document(needs_token: bool) -> dict[str, Any]:
     paths = {
         "/message": {
             "post": {
-                "summary": "Answer a message, or one a line.",
+                "summary": "Answer a message, or one per line.",
                 "requestBody": {
                     "required": True,
                     "content": {JSON_TYPE: {"schema": messages}, JSON_LINES: {"schema": line}},
                 },
                 "responses": {
                     "200": {
-                        "description": "The reply, or one a line.",
+                        "description": "The reply, or one per line.",
                         "content": {JSON_TYPE: {"schema": replies}, JSON_LINES: {"schema": line}},
                     },
                     **errors,
@@ -228,7 +228,7 @@ def openapi_document(needs_token: bool) -> dict[str, Any]:
             "post": {
                 "summary": "Time the steps of an Arrow IPC stream.",
                 "description": "Record batches, uncompressed, of batch_size and kv_len (int32 or int64), or "
-                "of new_tokens and context_len (lists of them), a step a row. The reply is one batch of "
+                "of new_tokens and context_len (lists of them), one step per row. The reply is one batch of "
                 "latency_us (float64, microseconds), and of relative_error if asked for.",
                 "parameters": [
                     {

@@ -1,7 +1,7 @@
 """Plans served over HTTP.
 
 ``POST /message`` takes one message of JSON (``application/json``) and answers what its line would be answered
-with, or many, one a line (``application/jsonl``), and answers them line by line. ``POST /steps?plan=NAME``
+with, or many, one per line (``application/jsonl``), and answers them line by line. ``POST /steps?plan=NAME``
 takes steps as an Arrow IPC stream (:mod:`fastroof.backends.serve.arrow_steps`) and answers with their times
 as another; ``errors=true`` adds standard errors. ``GET /describe``, ``/openapi.json``, ``/metrics`` and
 ``/healthz`` report what is served, how to ask, counts, and whether calls are taken.
@@ -259,7 +259,7 @@ class PlanApp:
     async def _message(self, request: Request) -> Response:
         kind = content_type(request)
         if kind != JSON_TYPE and kind not in LINES_TYPES:
-            words = f"a message is {JSON_TYPE}, or {JSON_LINES} with one a line; /steps takes {ARROW_TYPE}"
+            words = f"a message is {JSON_TYPE}, or {JSON_LINES} with one per line; /steps takes {ARROW_TYPE}"
             raise Refused(415, f"{words}; got {shown(kind)}")
         limits = self._served.limits
         self.calls.check()

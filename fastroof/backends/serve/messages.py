@@ -1,8 +1,8 @@
 """Messages as every server answers them: a JSON object in, a JSON object out.
 
 What they may hold is in :mod:`fastroof.backends.serve.forms`. The reply to steps is ``{"id": 1, "latency_us":
-[...]}``, a number a step, which reads back to the same bits; an error is ``{"id": 1, "error": "BatchError",
-"message": "..."}``. ``id`` is null if the message has none that could be read.
+[...]}``, one number per step, which reads back to the same bits; an error is ``{"id": 1, "error":
+"BatchError", "message": "..."}``. ``id`` is null if the message has none that could be read.
 """
 
 from __future__ import annotations

@@ -332,6 +332,8 @@ def decode_mfu(tables: RooflineV2Tables, attn_config: Any, batch_size: Any, kv_l
     An unmeasured cell counts as 0. If the result is below 1e-4, the nearest row that is not is used instead,
     by distance in (batch_size, kv_len), and on a tie the first in the file.
 
+    Result and errors are those of :func:`prefill_mfu`.
+
     Parameters
     ----------
     tables : RooflineV2Tables
@@ -342,18 +344,6 @@ def decode_mfu(tables: RooflineV2Tables, attn_config: Any, batch_size: Any, kv_l
         Sequences and tokens, at least 0.
     tp : int or array_like of int
         Tensor-parallel size; the nearest measured one is used, on a tie the smaller.
-
-    Returns
-    -------
-    ndarray of float64
-        Array of the broadcast shape.
-
-    Raises
-    ------
-    LookupInputError
-        If a size is not an integer of at least 0, tp is below 1, or shapes do not broadcast.
-    MissingTableError
-        If a head shape has no table; the message lists those with one.
     """
     tps, tp_of = np.unique(size_array("tp", tp, minimum=1), return_inverse=True)
     shapes, shape_of = _shapes(attn_config)
@@ -376,22 +366,14 @@ def gemm_mfu(tables: RooflineV2Tables, m: Any, k: Any, n: Any) -> Floats:
 
     If there is none, the largest measured (k, n) is used. m is clamped to the measured range.
 
+    Result and errors are those of :func:`prefill_mfu`.
+
     Parameters
     ----------
     tables : RooflineV2Tables
         Loaded tables.
     m, k, n : int or array_like of int
         Tokens, inputs, outputs; at least 0.
-
-    Returns
-    -------
-    ndarray of float64
-        Array of the broadcast shape.
-
-    Raises
-    ------
-    LookupInputError
-        If a size is not an integer of at least 0, or shapes do not broadcast.
     """
     given = {name: size_array(name, value) for name, value in (("m", m), ("k", k), ("n", n))}
     flat, shape = _broadcast(**given)
