@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from fastroof.checks import one_of
 from fastroof.errors import ModelError
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
@@ -31,6 +30,11 @@ class MambaShard(NamedTuple):
     in_out: int
 
 
+def _check_state_dtype(dtype: str) -> None:
+    if dtype not in STATE_DTYPES:
+        raise ModelError(f"unknown state dtype {dtype!r}; valid: {', '.join(STATE_DTYPES)}")
+
+
 @dataclass(frozen=True)
 @checked_fields
 class Mamba2:
@@ -52,7 +56,7 @@ class Mamba2:
         check_sizes(self, "num_heads", "head_dim", "state_dim", "num_groups", "conv_width", "chunk_size")
         if self.num_heads % self.num_groups:
             raise ModelError(f"{self.num_heads} heads do not divide into {self.num_groups} groups")
-        one_of("state_dtype", self.state_dtype, STATE_DTYPES, ModelError)
+        _check_state_dtype(self.state_dtype)
 
     @property
     def heads_text(self) -> str:
@@ -157,7 +161,7 @@ class DeltaRule(ABC):
             raise ModelError(
                 f"{self.num_v_heads} heads of values do not divide by {self.num_k_heads} of keys"
             )
-        one_of("state_dtype", self.state_dtype, STATE_DTYPES, ModelError)
+        _check_state_dtype(self.state_dtype)
 
     @property
     def heads_text(self) -> str:
