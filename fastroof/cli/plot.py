@@ -113,7 +113,7 @@ def step(
     ] = 512,
     measured: GroupValues,
 ) -> None:
-    """Plot a decode step by component, against batch or context."""
+    """Plot a decode step by component over batch or context."""
     from fastroof import compile_plan
     from fastroof.report import draw_step
 
@@ -206,7 +206,7 @@ def roofline(
     plan: GroupValues,
     measured: GroupValues,
 ) -> None:
-    """Plot measured kernels, or a model's steps, on the GPU's roofline."""
+    """Plot kernels, or a model's steps, on a GPU's roofline."""
     from fastroof.report import draw_roofline
 
     if model is None:
@@ -283,7 +283,7 @@ def _model_figure(
 
 
 def leading_steps(results: Results, output: Output, where: Where = None) -> None:
-    """Plot the components of steps of a sweep's best rows."""
+    """Plot the components of a sweep's best steps."""
     from fastroof.report import draw_leading_steps
 
     swept, wanted = rows_to_draw(results, output, where)
