@@ -246,9 +246,7 @@ def write_splitwise_table(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, "note"])
     facts = plan.describe()
-    note = " ".join(
-        f"{name}={facts[name]}" for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")
-    )
+    note = " ".join(f"{name}={facts[name]}" for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "engine"))
     note = f"fastroof {facts['version']}: {note} kv_len={kv_len}"
     columns = (table[name].tolist() for name in ("tokens", "prompt_ms", "token_ms"))
     for tokens, prompt_ms, token_ms in zip(*columns, strict=True):

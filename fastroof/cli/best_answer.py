@@ -88,7 +88,7 @@ def print_answer(
     out.print()
 
 
-_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "runtime"}
+_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}
 """Columns that the first sentence names for the best deployment."""
 
 

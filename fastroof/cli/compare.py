@@ -44,7 +44,7 @@ Examples:
   fastroof compare --model qwen3-30b-a3b --dp 8 --ep 8 --dtype fp8_block --decode 32x4096
 
 \b
-JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), runtime (kernels: no engine's cost),
+JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), engine (kernels: no engine's cost),
 constants {method: {name: value}}, trees {method: source of its tables}, steps [phase (decode or prefill),
 batch_size, tokens (kv_len of a decode, new tokens of a prefill), methods {method: total_us, components_us
 {linear, experts, attention, communication, lm_head, elementwise, memory, overhead}, why_not (why it has no

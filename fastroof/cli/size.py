@@ -55,7 +55,7 @@ Give one of --rate (least GPUs), --kv-len (largest batch) and --batch-size (larg
 number or a comma-separated list. With one rate, every tp is shown, the one with the fewest GPUs first.
 
 \b
-JSON: version, model, gpu, dtype, kv_dtype, runtime, tables_hash, refused (tp: why it cannot run), rows.
+JSON: version, model, gpu, dtype, kv_dtype, engine, tables_hash, refused (tp: why it cannot run), rows.
 Rows of --kv-len and --batch-size: one object per tp and size [tp, batch_size, kv_len, step_ms,
 tokens_per_s_per_gpu, kv_share (of the KV cache), limited_by (memory, tpot, model or max_seqs)]; batch_size or
 kv_len is 0 if nothing is within the limits.

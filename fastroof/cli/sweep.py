@@ -51,7 +51,7 @@ packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema`
 fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the results with their units.
 
 \b
-JSON of steps: output, runtime, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
+JSON of steps: output, engine, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
 (evaluations beyond memory, and beyond the TPOT limit), skipped (reason: names), best: one object per plan
 [model, tp, dtype, kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by,
 origin, relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further

@@ -37,7 +37,7 @@ Errors are relative to the measured time; bias is their signed mean. tpot: time 
 to first token; decode, prefill, mixed, unequal: single steps, decode also of one client.
 
 \b
-JSON: version, gpu, tables_hash, runtime,
+JSON: version, gpu, tables_hash, engine,
 groups: one object per data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
 quantity: empty if it is the whole row].

@@ -133,7 +133,7 @@ def kinds_beside_prefill(
     """Decode attention of each kind of layers in one step that also prefills."""
     least_us = []
     for part in plan.attention:
-        full_us, windowed_us = mixed_kv_us([part.call], plan.engine, plan.gpu)
+        full_us, windowed_us = mixed_kv_us([part.call], plan.profile, plan.gpu)
         if full_us == windowed_us == 0.0:
             return list(kinds)
         seen = np.minimum(kv_len, part.call.window) if part.call.window else kv_len
