@@ -244,8 +244,8 @@ class Connections(Generic[Connection]):
 
     @staticmethod
     def _least(held: list[Connection]) -> Connection | None:
-        least = min(held, key=lambda each: each.standing)
-        return None if least.standing == Standing.LET_IN else least
+        least = min(held, key=lambda each: each.standing, default=None)
+        return None if least is None or least.standing == Standing.LET_IN else least
 
 
 def peer_of(address: Any) -> str:
