@@ -117,8 +117,7 @@ def test_answers_cost(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> No
     alone = engine_work("engine", "", plan, trace, settings)
 
     def summed_up() -> Any:
-        sizes = {"max_num_batched_tokens": simulated.BUDGET, "max_num_seqs": simulated.MAX_SEQS}
-        return fastroof.simulate(plan, trace, async_scheduling=False, **sizes).summary()
+        return fastroof.simulate(plan, trace, async_scheduling=False, **simulated.LIMITS).summary()
 
     steps = int(simulated.served(plan, trace, settings).counters["steps"])
     alone = by_request(alone, trace, steps)
@@ -181,7 +180,9 @@ def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None
                 rate=10.0, requests=requests, seed=seed,
                 input_tokens="lognormal:1024:0.8", output_tokens="lognormal:200:0.8",
             )  # fmt: skip
-            fastroof.capacity(plan, workload, ttft_p99_ms=500.0, tpot_p99_ms=50.0, with_range=False)
+            fastroof.capacity(
+                plan, workload, **simulated.LIMITS, ttft_p99_ms=500.0, tpot_p99_ms=50.0, with_range=False
+            )
 
     one = Baseline("one simulation", once.run, once.count // steps, None, reports_seconds=True)
     title = f"{count} capacities of {requests:,} requests"

@@ -24,6 +24,7 @@ from tests.reference.replay import Schedule, TimedRequest, replay
 __all__ = [
     "BLOCK_SIZE",
     "BUDGET",
+    "LIMITS",
     "MAX_SEQS",
     "cpu_s",
     "decode_trace",
@@ -38,13 +39,13 @@ __all__ = [
 ]
 
 BUDGET, MAX_SEQS, BLOCK_SIZE = 2048, 256, 16
+LIMITS = {"max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_SEQS}
 CHUNK = 512
 
 
 def engine(plan: fastroof.StepPlan, **given: Any) -> EngineSettings:
     """vLLM's scheduling, synchronous, with the KV blocks of the plan's GPU."""
-    sizes = {"max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_SEQS, "async_scheduling": False} | given
-    return EngineSettings.of_plan(plan, **sizes)
+    return EngineSettings.of_plan(plan, **{**LIMITS, "async_scheduling": False, **given})
 
 
 def cpu_s(work: Callable[[], Any]) -> float:

@@ -7,6 +7,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.defaults import DEFAULT_ENGINE
+from fastroof.engines import load_engine
 from fastroof.serving.least_gpus import least_gpus
 from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
+from fastroof.sweep.recommendations.recommend import deployment_question
 
 PACKAGE = Path(fastroof.__file__).parent
 
@@ -142,6 +145,74 @@ def test_command_line_python_and_best_answer_a_load_alike() -> None:
     again = fastroof.serving.estimate(plan, 1000, 100, row["concurrency"])
     assert row["engine"] == DEFAULT_ENGINE
     assert row["tpot_ms"] == pytest.approx(again.tpot_ms, rel=1e-9)
+
+
+LIMITS = ("max_num_batched_tokens", "max_num_seqs", "block_size")
+
+
+def test_the_default_limits_are_the_engines_own_everywhere() -> None:
+    for function in (fastroof.simulate, fastroof.capacity):
+        parameters = inspect.signature(function).parameters
+        assert [parameters[name].default for name in LIMITS] == [None] * len(LIMITS)
+    parameters = inspect.signature(fastroof.serving.estimate).parameters
+    assert (parameters["max_batched_tokens"].default, parameters["max_seqs"].default) == (None, None)
+    found = {
+        (name, option.name): option.default
+        for name, command in commands(typer.main.get_command(app))
+        for option in command.params
+        # a sweep's options replace what its specification has
+        if option.name in LIMITS and name != "sweep"
+    }
+    assert {(name, "max_num_seqs") for name in ("simulate", "capacity", "serving", "size")} <= found.keys()
+    assert set(found.values()) == {"engine"}, found
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm-1.1"])
+def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) -> None:
+    """The command line compiles a plan of that size; in Python a smaller one is an error."""
+    own = load_engine(engine)
+    tokens, seqs = own.scheduling.max_num_batched_tokens, own.scheduling.max_num_seqs
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine=engine, max_tokens=tokens, max_seqs=seqs)
+    load = fastroof.Workload(rate=8, requests=40, input_tokens=3000, output_tokens=30, seed=1)
+    said = ("--num-requests", "40", "--input", "3000", "--output", "30", "--engine", engine)
+    sim = fastroof.simulate(plan, load.trace())
+    settings = sim.settings
+    assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, seqs)
+    assert settings.block_size == own.memory.block_tokens
+    simulated = answer(
+        "simulate", "--model", "llama-3.1-8b", *said, "--rate", "8", "--seed", "1", "--no-range"
+    )
+    assert {name: simulated["settings"][name] for name in LIMITS} == {n: getattr(settings, n) for n in LIMITS}
+    assert simulated["ttft_ms"] == sim.summary(with_range=False)["ttft_ms"]
+    most = fastroof.capacity(plan, replace(load, rate=None), ttft_p99_ms=500)
+    rate = answer("capacity", "llama-3.1-8b", *said, "--seed", "1", "--ttft-p99", "500")
+    assert rate["requests_per_s"] == most.requests_per_s
+    served = answer(
+        "serving", "--model", "llama-3.1-8b", "--engine", engine, "--isl", "3000", "--osl", "30",
+        "--concurrency", "8",
+    )  # fmt: skip
+    assert served["max_batched_tokens"] == tokens
+    assert served["rows"][0]["tpot_ms"] == fastroof.serving.estimate(plan, 3000, 30, 8).tpot_ms
+    layouts = {"total_gpus": 1, "isl": 3000, "osl": 30, "tpot_ms": 30}
+    question = deployment_question("llama-3.1-8b", **layouts, engine=engine)
+    assert (question.max_batched_tokens[-1], question.max_seqs) == (tokens, seqs)
+
+
+def test_default_limits_above_a_plan_are_an_error_that_names_them() -> None:
+    small = fastroof.compile_plan("llama-3.1-8b", "h100", max_tokens=2048, max_seqs=256)
+    load = fastroof.Workload(rate=8, requests=4)
+    words = (
+        "max_num_batched_tokens 8,192 is above the plan's max_tokens 2,048: compile it with max_tokens=8192"
+    )
+    for run in (fastroof.simulate, fastroof.capacity):
+        given = (small, load.trace()) if run is fastroof.simulate else (small, load)
+        more: dict[str, Any] = {} if run is fastroof.simulate else {"ttft_p99_ms": 500}
+        with pytest.raises(fastroof.SimulationError, match=words):
+            run(*given, **more)
+    # as in vLLM, the default number of requests is at most the tokens of a step
+    assert fastroof.simulate(small, load.trace(), max_num_batched_tokens=200).settings.max_num_seqs == 200
+    with pytest.raises(fastroof.SimulationError, match="max_num_seqs 300 must not be above"):
+        fastroof.simulate(small, load.trace(), max_num_batched_tokens=200, max_num_seqs=300)
 
 
 def test_tables_are_the_gpus_own_unless_others_are_given() -> None:

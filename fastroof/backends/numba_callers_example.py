@@ -31,8 +31,8 @@ def serve(
     input_tokens: Ints,
     output_tokens: Ints,
     *,
-    max_num_batched_tokens: int = 2048,
-    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 8192,
+    max_num_seqs: int = 1024,
     shortest_first: bool = False,
 ) -> tuple[Floats, Floats, int]:
     """Serve requests with chunked prefill, running ones before waiting ones; KV memory is not counted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,15 +20,13 @@ from fastroof.cli.option_groups import (
     check_engine,
     engine_settings,
     plan_options,
+    simulated_plan,
     taking,
 )
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json
 from fastroof.cli.workload_options import WORKLOAD, asked_requests
 from fastroof.errors import SimulationError
-
-if TYPE_CHECKING:
-    from fastroof import StepPlan
 
 EPILOG: Final = """\b
 Examples:
@@ -143,7 +141,7 @@ def capacity(
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
     asked = asked_requests(**workload)
     settings = engine_settings(given)
-    served = _plan(what, measured, settings, plan)
+    served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
     facts = {
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
         "dtype": served.dtype, "kv_dtype": served.kv_dtype, "engine": served.engine,
@@ -181,19 +179,6 @@ def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:
             )
         limits[f"{match[1]}_ms"] = float(match[2])
     return limits
-
-
-def _plan(model: str, measured: GroupValues, settings: dict[str, Any], options: GroupValues) -> StepPlan:
-    """Compile a plan for the steps that the engine makes."""
-    from fastroof import compile_plan
-    from fastroof.engines import load_engine
-
-    engine = load_engine(options["engine"])
-    own = engine.scheduling
-    seqs = settings["max_num_seqs"] or own.max_num_seqs
-    tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
-    sizes = {"max_tokens": max(tokens, seqs), "max_seqs": seqs}
-    return compile_plan(model, *gpu_and_tables(**measured), **{**options, **sizes, "engine": engine})
 
 
 def _of_specification(

@@ -21,6 +21,7 @@ from fastroof.plan.options import OPTIONS
 
 if TYPE_CHECKING:
     from fastroof.engines import EngineProfile
+    from fastroof.plan import StepPlan
     from fastroof.simulation import Link
 
 Group = Mapping[str, tuple[Any, Any]]
@@ -189,15 +190,6 @@ ENGINE_SETTINGS: Final[Group] = {
 """Settings of a simulated engine."""
 
 
-SIMULATED: Final = {"max_num_batched_tokens": "2048", "max_num_seqs": "256", "block_size": "16"}
-"""Defaults of :func:`fastroof.simulate`."""
-
-
-def with_defaults(group: Group, defaults: Mapping[str, Any]) -> Group:
-    """Return a group with other defaults for some of its options."""
-    return {name: (kind, defaults.get(name, default)) for name, (kind, default) in group.items()}
-
-
 def engine_settings(given: GroupValues) -> dict[str, Any]:
     """Return the arguments of :func:`fastroof.simulate` that options of ENGINE_SETTINGS are."""
     settings = dict(given)
@@ -205,6 +197,21 @@ def engine_settings(given: GroupValues) -> dict[str, Any]:
         settings[name] = number_or_engine(f"--{name.replace('_', '-')}", given[name])
     settings["timeout_s"] = settings.pop("timeout")
     return settings
+
+
+def simulated_plan(
+    model: str, gpu: Any, tables: Any, settings: Mapping[str, Any], options: GroupValues
+) -> StepPlan:
+    """Compile a plan for the steps that an engine with these settings makes."""
+    from fastroof import compile_plan
+    from fastroof.engines import load_engine
+
+    engine = load_engine(options["engine"])
+    own = engine.scheduling
+    tokens = settings["max_num_batched_tokens"] or own.max_num_batched_tokens
+    seqs = settings["max_num_seqs"] or min(own.max_num_seqs, tokens)
+    sizes = {"max_tokens": max(tokens, seqs), "max_seqs": seqs}
+    return compile_plan(model, gpu, tables, **{**options, **sizes, "engine": engine})
 
 
 def engine_limits(given: GroupValues, engine: EngineProfile) -> tuple[int, int]:

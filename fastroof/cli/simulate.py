@@ -12,14 +12,13 @@ from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import (
     ENGINE_SETTINGS,
     POOLS,
-    SIMULATED,
     TABLES,
     GroupValues,
     asked_link,
     engine_settings,
     plan_options,
+    simulated_plan,
     taking,
-    with_defaults,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
 from fastroof.cli.output import console, counted, percent, print_facts, print_json, print_table
@@ -28,7 +27,7 @@ from fastroof.command_group import warn
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
-    from fastroof import Simulation, StepPlan
+    from fastroof import Simulation
 
 
 _TIMES: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
@@ -185,8 +184,8 @@ EPILOG: Final = """\b
 Examples:
   fastroof simulate --model llama-3.1-8b
   fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
-  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens engine \\
-      --max-num-seqs engine --requests requests.parquet --report run.html
+  fastroof simulate --model llama-3.1-8b --max-num-batched-tokens 2048 \\
+      --max-num-seqs 256 --requests requests.parquet --report run.html
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
   fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
@@ -219,7 +218,7 @@ def register(app: typer.Typer) -> None:
 @taking(
     workload=WORKLOAD,
     plan=plan_options(without=("cp",)),
-    given=with_defaults(ENGINE_SETTINGS, SIMULATED),
+    given=ENGINE_SETTINGS,
     pools=POOLS,
     measured=TABLES,
 )
@@ -290,8 +289,8 @@ def simulate(
     settings = engine_settings(given)
     link = asked_link(replicas, **pools)
     asked = asked_trace(**workload)
-    what = (model, *gpu_and_tables(**measured))
-    served = _plan(what, settings, plan)
+    what = (model, *gpu_and_tables(**measured), settings)
+    served = simulated_plan(*what, plan)
     warn_beyond_context(
         served.model.name,
         served.model.max_position,
@@ -318,7 +317,7 @@ def simulate(
             )
 
         tp = pools["prefill_tp"]
-        first = _plan(what, settings, {**plan, "tp": tp}) if tp else served
+        first = simulated_plan(*what, {**plan, "tp": tp}) if tp else served
         sim = simulate_disaggregated(
             first,
             served,
@@ -348,18 +347,3 @@ def simulate(
             typer.echo(f"wrote {path}: {words}")
     for words in answers["warnings"]:
         warn(words)
-
-
-def _plan(what: tuple[Any, ...], settings: dict[str, Any], options: dict[str, Any]) -> StepPlan:
-    """Compile a plan for the steps that the engine makes."""
-    from fastroof import compile_plan
-    from fastroof.engines import load_engine
-
-    engine = load_engine(options["engine"])
-    own = engine.scheduling
-    return compile_plan(
-        *what,
-        max_tokens=settings["max_num_batched_tokens"] or own.max_num_batched_tokens,
-        max_seqs=settings["max_num_seqs"] or own.max_num_seqs,
-        **{**options, "engine": engine},
-    )

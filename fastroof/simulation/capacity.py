@@ -142,10 +142,10 @@ def capacity(
     draws: int = 1,
     with_range: bool = True,
     threads: int = 1,
-    max_num_batched_tokens: int | None = 2048,
-    max_num_seqs: int | None = 256,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
     num_gpu_blocks: int | None = None,
-    block_size: int | None = 16,
+    block_size: int | None = None,
     async_scheduling: bool | None = None,
     order: str | None = None,
     chunked_prefill: bool | None = None,
@@ -177,7 +177,7 @@ def capacity(
     threads : int, default 1
         Threads that run independent replicas.
     max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size, async_scheduling : optional
-        As in :func:`fastroof.simulate`; None: the engine's.
+        As in :func:`fastroof.simulate`; by default the engine's.
     order, chunked_prefill, reserve_output, timeout_s : optional
         Likewise.
     **limits : float

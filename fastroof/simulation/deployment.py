@@ -31,10 +31,10 @@ PREFIX_CACHES: Final = tuple(_RUNS)
 def simulate(
     plan: StepPlan,
     trace: Any,
-    max_num_batched_tokens: int | None = 2048,
-    max_num_seqs: int | None = 256,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
     num_gpu_blocks: int | None = None,
-    block_size: int | None = 16,
+    block_size: int | None = None,
     replicas: int = 1,
     async_scheduling: bool | None = None,
     *,
@@ -57,14 +57,14 @@ def simulate(
         Times the steps; its engine's profile defines how they are scheduled.
     trace : Trace or what :func:`fastroof.load_trace` takes
         The requests.
-    max_num_batched_tokens : int or None, default 2048
-        Maximum number of new tokens per step; None: the engine's default.
-    max_num_seqs : int or None, default 256
-        Maximum number of running requests; None: the engine's default.
+    max_num_batched_tokens : int, optional
+        Maximum number of new tokens per step; by default the engine's.
+    max_num_seqs : int, optional
+        Maximum number of running requests; by default the engine's, at most ``max_num_batched_tokens``.
     num_gpu_blocks : int, optional
         Blocks of KV cache; by default all that the plan's memory has room for.
-    block_size : int or None, default 16
-        Tokens per block; None: the engine's default.
+    block_size : int, optional
+        Tokens per block; by default the engine's.
     replicas : int, default 1
         Number of engines that share the requests.
     async_scheduling : bool, optional
@@ -96,7 +96,7 @@ def simulate(
     Raises
     ------
     SimulationError
-        If a setting is invalid, or a request can never run; the message names it.
+        If a setting is invalid or above the plan's sizes, or a request can never run; the message names it.
     TraceError
         If the trace cannot be read.
 

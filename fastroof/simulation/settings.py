@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.checks import is_number, one_of, shown, true_or_false, whole_number
+from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
 from fastroof.engines.profile import STEP_ORDERS
 from fastroof.errors import SimulationError
 
@@ -40,33 +40,33 @@ class EngineSettings:
     Attributes
     ----------
     max_num_batched_tokens : int
-    Maximum number of new tokens per step.
+        Maximum number of new tokens per step.
     max_num_seqs : int
-    Maximum number of running requests.
+        Maximum number of running requests.
     num_gpu_blocks : int
-    Blocks of KV cache for requests. vLLM reserves one of the blocks that it prints.
+        Blocks of KV cache for requests. vLLM reserves one of the blocks that it prints.
     block_size : int
-    Tokens per block.
+        Tokens per block.
     order : str
-    ``mixed``: prompts share steps with decodes; ``prefill_first``: a step holds only prompts while one can be
-        computed, else only decodes.
+        ``mixed``: prompts share steps with decodes; ``prefill_first``: a step holds only prompts while one
+        can be computed, else only decodes.
     chunked_prefill : bool
-    Whether prompts are cut if a step has no room for all of one.
+        Whether prompts are cut if a step has no room for all of one.
     admit_whole_prompt : bool
-    Whether a request starts only when its whole prompt has room, though blocks are taken chunk by chunk.
+        Whether a request starts only when its whole prompt has room, though blocks are taken chunk by chunk.
     reserve_output : bool
-    Whether a request takes the blocks of its prompt and whole output when it starts, so that none is
+        Whether a request takes the blocks of its prompt and whole output when it starts, so that none is
         preempted.
     async_scheduling : bool
-    Whether a step is scheduled while the previous one runs: arrivals and freed slots and blocks are seen a
-        step later.
+        Whether a step is scheduled while the previous one runs: arrivals and freed slots and blocks are seen
+        a step later.
     timeout_s : float
-    Seconds after arrival at which a client gives up an unfinished request.
+        Seconds after arrival at which a client gives up an unfinished request.
 
     Raises
     ------
     SimulationError
-    If a setting is invalid, or settings contradict each other.
+        If a setting is invalid, or settings contradict each other.
 
     Examples
     --------
@@ -120,14 +120,15 @@ class EngineSettings:
         Parameters
         ----------
         plan : StepPlan
-        Its engine's profile and memory set the defaults.
+            Its engine's profile and memory set the defaults.
         **given
-        Attributes of :class:`EngineSettings`; by default, and for None, the engine's.
+            Attributes of :class:`EngineSettings`; by default the engine's, and at most
+                ``max_num_batched_tokens`` requests.
 
         Raises
         ------
         SimulationError
-        If a setting is unknown or invalid, steps are larger than the plan, or its memory has no room.
+            If a setting is unknown or invalid, steps are larger than the plan, or its memory has no room.
 
         Examples
         --------
@@ -147,9 +148,11 @@ class EngineSettings:
                 f"it has {', '.join(cls.__dataclass_fields__)}"
             )
         own, memory = plan.profile.scheduling, plan.profile.memory
+        tokens: Any = given.get("max_num_batched_tokens")
         settings: dict[str, Any] = {
             "max_num_batched_tokens": own.max_num_batched_tokens,
-            "max_num_seqs": own.max_num_seqs,
+            # as vLLM does: a default of requests is at most the tokens of a step
+            "max_num_seqs": min(own.max_num_seqs, tokens) if is_whole_number(tokens) else own.max_num_seqs,
             "block_size": memory.block_tokens,
             "order": own.order,
             "chunked_prefill": own.chunked_prefill,
@@ -164,7 +167,7 @@ class EngineSettings:
                 limit = "max_tokens" if name == "max_num_batched_tokens" else "max_seqs"
                 raise SimulationError(
                     f"{name} {getattr(known, name):,} is above the plan's {limit} {most:,}: compile it with "
-                    f"{limit}={getattr(known, name)}"
+                    f"{limit}={getattr(known, name)}, or give a smaller {name}"
                 )
         if "num_gpu_blocks" in settings:
             return known

@@ -57,8 +57,8 @@ def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> 
     sim = fastroof.simulate(plan, fastroof.load_trace(trace))
     answers = json.loads(json.dumps(sim.summary(ttft_ms=200, tpot_ms=20, e2e_ms=3000)))
     assert answers.items() <= found.items()
-    assert found["settings"]["max_num_batched_tokens"] == 2048
-    assert found["settings"]["max_num_seqs"] == 256
+    assert found["settings"]["max_num_batched_tokens"] == 8192
+    assert found["settings"]["max_num_seqs"] == 1024
     assert found["settings"]["async_scheduling"]
     assert found["settings"]["timeout_s"] is None
     assert found["trace"]["requests"] == found["requests"] == 400
@@ -118,7 +118,7 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
         (("--slo", "ttft=1,ttft=2"), "each at most once"),
         (("--max-num-seqs", "many"), "--max-num-seqs needs a whole number"),
         (("--block-size", "0"), "--block-size needs a whole number"),
-        (("--max-num-seqs", "4096"), "max_num_seqs 4,096 must not be above max_num_batched_tokens"),
+        (("--max-num-seqs", "10000"), "max_num_seqs 10,000 must not be above max_num_batched_tokens"),
         (("--requests", "rows.txt"), "must end in .parquet or .csv"),
         (("--report", "page.pdf"), "must end in .html"),
         (("--num-gpu-blocks", "3"), "can never run"),
@@ -212,15 +212,8 @@ def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> No
     options = ("--prefill-tp", "2", "--kv-latency", "30", "--first-token", "prefill")
     found = parsed(*VLLM, "--trace", trace, *pools, *options)
     plans = [fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, engine="vllm") for tp in (2, 1)]
-    settings = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16}
-    sim = simulate_disaggregated(
-        *plans,
-        fastroof.load_trace(trace),
-        2,
-        link=Link(50e9, 30.0, first_token="prefill"),
-        prefill=settings,
-        decode=settings,
-    )
+    link = Link(50e9, 30.0, first_token="prefill")
+    sim = simulate_disaggregated(*plans, fastroof.load_trace(trace), 2, link=link)
     assert json.loads(json.dumps(sim.summary())).items() <= found.items()
     assert found["output_tokens_per_s_per_gpu"] == found["output_tokens_per_s"] / 5
     code, out, _ = run(*VLLM, "--trace", trace, *pools)

@@ -39,11 +39,9 @@ def most(plan: StepPlan, load: Workload) -> Capacity:
     return capacity(plan, load, **LIMITS)
 
 
-def times_ms(plan: StepPlan, trace: Trace, time_scale: float = 1.0) -> dict[str, np.ndarray]:
+def times_ms(plan: StepPlan, trace: Trace, time_scale: float = 1.0, **given: int) -> dict[str, np.ndarray]:
     """What each request saw, by the plainest sums."""
-    outcomes = run_engine(plan, trace, EngineSettings.of_plan(
-        plan, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
-    ), time_scale=time_scale)  # fmt: skip
+    outcomes = run_engine(plan, trace, EngineSettings.of_plan(plan, **given), time_scale=time_scale)
     gaps = np.maximum(trace.output_tokens - 1, 1)
     return {
         "ttft": (outcomes.first_us - outcomes.arrival_us) / 1e3,
@@ -53,7 +51,7 @@ def times_ms(plan: StepPlan, trace: Trace, time_scale: float = 1.0) -> dict[str,
 
 
 def simulated(plan: StepPlan, trace: Trace) -> Simulation:
-    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16)
+    settings = EngineSettings.of_plan(plan)
     return Simulation(plan, trace, settings, run_engine(plan, trace, settings))
 
 
@@ -89,20 +87,21 @@ def test_nothing_that_was_tried_below_it_fails_and_all_of_it_is_in_the_table(mos
     assert most.document()["simulated"] == rows
 
 
-def test_low_and_high_are_capacities_on_slower_and_faster_steps(
-    plan: StepPlan, load: Workload, most: Capacity
-) -> None:
+def test_low_and_high_are_capacities_on_slower_and_faster_steps(plan: StepPlan, load: Workload) -> None:
     """Found on other clocks: twice as long steps are half the rate and half the limits."""
+    # of smaller steps, whose percentiles rise with the rate here
+    sizes = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
+    most = capacity(plan, load, **LIMITS, **sizes)
     assert most.relative_error == plan.profile.errors.tpot
     trace = load.trace()
     assert most.low < most.requests_per_s < most.high
     for rate, scale in ((most.low, math.exp(0.0901)), (most.high, math.exp(-0.0901))):
-        kept = times_ms(plan, at_rate(trace, rate), scale)
+        kept = times_ms(plan, at_rate(trace, rate), scale, **sizes)
         assert p99(kept["ttft"]) <= 400.0 * (1 + 1e-9)
         assert p99(kept["tpot"]) <= 30.0 * (1 + 1e-9)
-        broken = times_ms(plan, at_rate(trace, rate * 1.0101), scale)
+        broken = times_ms(plan, at_rate(trace, rate * 1.0101), scale, **sizes)
         assert p99(broken["ttft"]) > 400.0 or p99(broken["tpot"]) > 30.0
-    alone = capacity(plan, load, **LIMITS, with_range=False)
+    alone = capacity(plan, load, **LIMITS, **sizes, with_range=False)
     assert (alone.low, alone.requests_per_s, alone.high) == (most.requests_per_s,) * 3
 
 
@@ -151,9 +150,7 @@ def test_a_goodput_is_the_share_of_requests_within_their_limits(plan: StepPlan, 
     most = capacity(plan, load, goodput=0.95, ttft_ms=300, tpot_ms=25, with_range=False)
     assert most.limit == "goodput"
     trace = at_rate(load.trace(), most.requests_per_s)
-    outcomes = run_engine(plan, trace, EngineSettings.of_plan(
-        plan, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
-    ))  # fmt: skip
+    outcomes = run_engine(plan, trace, EngineSettings.of_plan(plan))
     gaps = np.maximum(trace.output_tokens - 1, 1)
     tpot_ms = (outcomes.last_us - outcomes.first_us) / gaps / 1e3
     kept = (outcomes.first_us - outcomes.arrival_us <= 300e3) & (tpot_ms <= 25.0)
@@ -309,16 +306,15 @@ def test_replicas_serve_as_many_times_as_many_where_requests_are_dealt_out_in_tu
 
 
 def test_the_fewest_replicas_keep_the_limits_and_one_fewer_does_not(plan: StepPlan, load: Workload) -> None:
-    options = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16}
     trace = at_rate(load.trace(), 120.0)
-    fewest = fewest_replicas(plan, trace, **LIMITS, **options)
+    fewest = fewest_replicas(plan, trace, **LIMITS)
     assert fewest.replicas == fewest.gpus > 1
     assert fewest.requests_per_s == pytest.approx(120.0)
     assert {fewest.replicas - 1, fewest.replicas} <= fewest.seen.keys()
     assert fewest.limits.holds(fewest.seen[fewest.replicas])
     assert fewest.limit in LIMITS
-    one_less = fewest.limits.seen(trace, run_replicas(plan, trace, EngineSettings.of_plan(plan, **options),
-                                                      fewest.replicas - 1))  # fmt: skip
+    outcomes = run_replicas(plan, trace, EngineSettings.of_plan(plan), fewest.replicas - 1)
+    one_less = fewest.limits.seen(trace, outcomes)
     assert one_less == fewest.seen[fewest.replicas - 1]
     assert not fewest.limits.holds(one_less)
     serves = [

@@ -26,6 +26,7 @@ from fastroof.arrays import Floats
 from fastroof.backends.vidur.native import FastroofPredictorConfig
 from fastroof.errors import BackendError
 from fastroof.plan import StepPlan
+from fastroof.simulation.settings import EngineSettings
 from fastroof.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def vidur_times(
     folder: Path,
     *,
     model: str = "meta-llama/Llama-3-8B",
-    max_num_batched_tokens: int = 2048,
-    max_num_seqs: int = 256,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
     num_gpu_blocks: int,
-    block_size: int = 16,
+    block_size: int | None = None,
     metrics: bool = False,
 ) -> VidurTimes:
     """Run a trace through one replica of Vidur, scheduled by Sarathi without a watermark.
@@ -75,7 +76,7 @@ def vidur_times(
     model : str
         Vidur's name of the plan's model.
     max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size : int
-        The engine, as for :func:`fastroof.simulate`.
+        The engine, as for :func:`fastroof.simulate`; by default the engine's own.
     metrics : bool
         Whether Vidur keeps and writes its metrics as it does by default, but for pictures; slower.
 
@@ -91,6 +92,10 @@ def vidur_times(
     """
     if trace.cached_tokens.any() or trace.clients is not None:
         raise BackendError("Vidur's traces have neither cached tokens nor clients that wait for answers")
+    settings = EngineSettings.of_plan(
+        plan, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+        num_gpu_blocks=num_gpu_blocks, block_size=block_size,
+    )  # fmt: skip
     path = folder / "trace.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
@@ -101,10 +106,12 @@ def vidur_times(
         cluster_config=v.ClusterConfig(
             replica_config=v.ReplicaConfig(model, num_pipeline_stages=1, tensor_parallel_size=plan.tp),
             replica_scheduler_config=v.SarathiSchedulerConfig(
-                chunk_size=max_num_batched_tokens, batch_size_cap=max_num_seqs
+                chunk_size=settings.max_num_batched_tokens, batch_size_cap=settings.max_num_seqs
             ),
             cache_config=v.CacheConfig(
-                block_size=block_size, num_blocks=num_gpu_blocks, watermark_blocks_fraction=0.0
+                block_size=settings.block_size,
+                num_blocks=settings.num_gpu_blocks,
+                watermark_blocks_fraction=0.0,
             ),
         ),
         request_generator_config=v.TraceRequestGeneratorConfig(

@@ -23,8 +23,7 @@ from fastroof.simulation.trace import Trace
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 RTOL = 1e-9
-ENGINE = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16, "async_scheduling": False}
-"""As Vidur is asked for by default; it schedules a step when the one before has ended."""
+ENGINE = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16}
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +50,8 @@ def made_trace(requests: int, per_s: float, seed: int) -> Trace:
 
 def differences(plan: StepPlan, trace: Trace, theirs: Any, **engine: Any) -> list[float]:
     """Largest relative difference of each time, of fastroof's to Vidur's."""
-    settings = EngineSettings.of_plan(plan, **(ENGINE | engine))
+    # Vidur schedules a step when the one before has ended
+    settings = EngineSettings.of_plan(plan, **{**ENGINE, "async_scheduling": False, **engine})
     ours = run_engine(plan, trace, settings)
     gaps = np.where(trace.output_tokens > 1, trace.output_tokens - 1.0, np.nan)
     times_us = {
@@ -74,7 +74,7 @@ def test_every_time_of_2000_requests_is_vidurs(
 ) -> None:
     trace = made_trace(2000, per_s, seed=int(per_s))
     blocks = plan.memory.max_kv_tokens // 16
-    theirs = trace_run.vidur_times(plan, trace, tmp_path, num_gpu_blocks=blocks)
+    theirs = trace_run.vidur_times(plan, trace, tmp_path, num_gpu_blocks=blocks, **ENGINE)
     assert max(differences(plan, trace, theirs, num_gpu_blocks=blocks)) < RTOL
     # the highest rate fills the batch, so that requests wait for places
     assert (np.median(theirs.ttft_ms) > 60) == (per_s == 25.0)
@@ -90,7 +90,7 @@ def test_every_time_of_2000_requests_is_vidurs(
 )
 def test_other_engines_too(trace_run: Any, plan: StepPlan, tmp_path: Path, engine: dict[str, int]) -> None:
     trace = made_trace(60, 20.0, seed=4)
-    theirs = trace_run.vidur_times(plan, trace, tmp_path, num_gpu_blocks=20_000, **engine)
+    theirs = trace_run.vidur_times(plan, trace, tmp_path, num_gpu_blocks=20_000, **{**ENGINE, **engine})
     assert max(differences(plan, trace, theirs, num_gpu_blocks=20_000, **engine)) < RTOL
 
 
@@ -99,8 +99,8 @@ def test_few_blocks_hold_requests_back_in_both(trace_run: Any, plan: StepPlan, t
     count = 200
     trace = Trace(np.arange(count) * 0.02, np.full(count, 1020), np.full(count, 5))
     engine = {"num_gpu_blocks": 130}
-    theirs = trace_run.vidur_times(plan, trace, tmp_path, **engine)
-    plenty = trace_run.vidur_times(plan, trace, tmp_path, num_gpu_blocks=20_000)
+    theirs = trace_run.vidur_times(plan, trace, tmp_path, **ENGINE, **engine)
+    plenty = trace_run.vidur_times(plan, trace, tmp_path, num_gpu_blocks=20_000, **ENGINE)
     assert np.median(theirs.ttft_ms) > 2 * np.median(plenty.ttft_ms)
     assert max(differences(plan, trace, theirs, **engine)) < RTOL
 
