@@ -324,10 +324,10 @@ def _rows_hash(rows: Iterable[ServingRow]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def profiles_of(runtime: str | Path | EngineProfile) -> ProfileOf:
+def profiles_of(engine: str | Path | EngineProfile) -> ProfileOf:
     """Return each run's own profile for ``auto``, else one for all."""
-    if runtime != "auto":
-        one = load_engine(runtime)
+    if engine != "auto":
+        one = load_engine(engine)
         return lambda row: one
     return lambda row: row.engine_profile
 

@@ -13,6 +13,7 @@ import typer
 from benchmarks.accuracy.calibration import RESAMPLES, Calibration, calibrate
 from benchmarks.accuracy.rows import read_rows, shipped_rows
 from fastroof import gpu_names
+from fastroof.cli.calibrate import Bootstrap, FitSource, FitTables, Output
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
@@ -27,7 +28,7 @@ EPILOG: Final = """\b
 Examples:
   python -m benchmarks.accuracy fit --engine vllm --gpu all
   python -m benchmarks.accuracy fit --engine vllm --rows my_runs.csv --output mine.toml
-  fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
+  fastroof step --model llama-3.1-8b --engine mine.toml --decode 64x4096
 
 Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
 optional columns of benchmarks/accuracy/rows.py. Rows with a reason in left_out are not fitted.
@@ -61,16 +62,10 @@ def main(
         str | None,
         typer.Option(*GPU_NAMES, help="GPU, which one if a folder holds several, or all that have runs."),
     ] = None,
-    tables: Annotated[
-        str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
-    ] = None,
-    source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the profile there, a .toml file.")
-    ] = None,
-    bootstrap: Annotated[
-        int | None, typer.Option(min=0, help="Resamples, 0 for no intervals.  [default: 400]")
-    ] = None,
+    tables: FitTables = None,
+    source: FitSource = None,
+    output: Output = None,
+    bootstrap: Bootstrap = None,
     as_json: Json = False,
 ) -> None:
     """Fit an engine's profile to measured serving."""

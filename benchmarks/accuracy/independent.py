@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.accuracy.published_rows import OpenLoopRun, ServedModel, ThroughputRow
+from benchmarks.accuracy.published_rows import OpenLoopRun, ThroughputRow
 from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
 from fastroof.engines.values import holds_for
@@ -17,7 +17,7 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.rows import LARGEST_STEP
+from fastroof.serving.evidence.rows import LARGEST_STEP, ServedModel
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes

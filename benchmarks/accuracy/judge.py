@@ -22,7 +22,18 @@ from benchmarks.accuracy.whole_sample import (
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
-from fastroof.cli.validate import columns_of, document, print_groups, print_left_out, write_csv, write_extras
+from fastroof.cli.validate import (
+    By,
+    CsvPath,
+    Plot,
+    Profile,
+    columns_of,
+    document,
+    print_groups,
+    print_left_out,
+    write_csv,
+    write_extras,
+)
 from fastroof.errors import FastroofError, MissingTableError
 from fastroof.load.by_name import missing_tables
 from fastroof.report import check_picture, save_figure
@@ -35,7 +46,7 @@ ALL: Final = "all"
 EPILOG: Final = """\b
 Examples:
   python -m benchmarks.accuracy judge
-  python -m benchmarks.accuracy judge --by tp --runtime kernels
+  python -m benchmarks.accuracy judge --by tp --engine kernels
   python -m benchmarks.accuracy judge --leave-one-model-out --plot validation.png
   python -m benchmarks.accuracy judge --rows my_runs.csv --gpu h100
   python -m benchmarks.accuracy judge --gpu all --leave-one-model-out --min-rows 10
@@ -73,9 +84,7 @@ def main(
     steps: Annotated[
         Path | None, typer.Option(help="steps.csv of `kernels-bench steps` to judge instead, or with --rows.")
     ] = None,
-    runtime: Annotated[
-        str, typer.Option(help="Profile, or .toml file; auto: that of each row's engine.")
-    ] = "auto",
+    engine: Profile = "auto",
     leave_one_model_out: Annotated[
         bool,
         typer.Option(
@@ -95,15 +104,13 @@ def main(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Of --gpu all: print the tables as Markdown.")
     ] = False,
-    by: Annotated[str, typer.Option(help="Keep apart too, with commas: tp,model,engine_version ...")] = "",
+    by: By = "",
     peer: Annotated[
         str | None,
         typer.Option(help="aiconfigurator: query the installed package instead of its shipped answers."),
     ] = None,
-    csv_path: Annotated[
-        Path | None, typer.Option("--csv", metavar="PATH", help="Write every row and its prediction.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
+    csv_path: CsvPath = None,
+    plot: Plot = None,
     as_json: Json = False,
     tables: TablesPath = None,
     source: Source = None,
@@ -124,7 +131,7 @@ def main(
             raise FastroofError(
                 f"{', '.join(one_gpu_only)} need a single GPU; they cannot be combined with --gpu all"
             )
-        _validate_all(runtime, split, min_rows, markdown, csv_path, plot, as_json)
+        _validate_all(engine, split, min_rows, markdown, csv_path, plot, as_json)
         return
     if markdown or min_rows > 1 or split in ("gpu", "version"):
         raise FastroofError(
@@ -137,7 +144,7 @@ def main(
     report = run_validation(
         _rows(rows, steps, dataset),
         measured_kernels,
-        runtime=runtime,
+        engine=engine,
         leave_one_model_out=leave_one_model_out,
         ask_aiconfigurator=peer is not None,
         progress=None if as_json else lambda words: typer.echo(words, err=True),
@@ -160,7 +167,7 @@ def _split(**splits: bool) -> str | None:
 
 
 def _validate_all(
-    runtime: str,
+    engine: str,
     split: str | None,
     min_rows: int,
     markdown: bool,
@@ -172,7 +179,7 @@ def _validate_all(
     if as_json and markdown:
         raise FastroofError("--json and --markdown are two forms of one answer: give one of them")
     report = validate_gpus(
-        runtime=runtime,
+        engine=engine,
         leave_out=split,
         progress=None if as_json else lambda words: typer.echo(words, err=True),
     )
@@ -291,7 +298,7 @@ def _by_engine(groups: Sequence[RunGroup]) -> list[str]:
 def _how(report: SampleValidation) -> str:
     if report.split:
         return f"constants fitted without each run's {report.split}"
-    return f"runtime {report.runtime}"
+    return f"engine {report.engine}"
 
 
 def _by_quantity(groups: Sequence[RunGroup]) -> dict[str, list[RunGroup]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.accuracy.published_rows import ServedModel, shipped_open_loop, shipped_throughput
+from benchmarks.accuracy.published_rows import shipped_open_loop, shipped_throughput
 from benchmarks.accuracy.rows import dataset_names, shipped_rows, shipped_steps
 from benchmarks.accuracy.silicon_sample import read_silicon_sample
 from fastroof.config.paths import bench_data_root
@@ -16,7 +16,7 @@ from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import PACKAGE
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
-from fastroof.serving.evidence.rows import LeftOut, ServingRow
+from fastroof.serving.evidence.rows import LeftOut, ServedModel, ServingRow
 
 
 class Measured(NamedTuple):

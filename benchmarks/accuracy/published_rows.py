@@ -12,43 +12,21 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.accuracy.rows import check_served, read_records
+from benchmarks.accuracy.rows import SERVED_COLUMNS, SERVED_DEFAULTS, check_served, read_records
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
-from fastroof.engines import serving_engines
 from fastroof.errors import TableError, TraceError
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.plan import StepPlan
-from fastroof.serving.evidence.rows import ServedAs
+from fastroof.serving.evidence.rows import ServedModel
 from fastroof.simulation import Trace
 from fastroof.simulation.settings import EngineSettings
 
 THROUGHPUT_FOLDER: Final = "throughput"
 
 
-@dataclass(frozen=True)
-class ServedModel(ServedAs):
-    """What was measured: a model as one engine served it."""
-
-    dataset: str
-    row: str
-    gpu: str
-    engine: str
-    engine_version: str
-    checkpoint: str
-    model: str
-    dtype: str
-    kv_dtype: str
-    kv_dtype_from: str
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    left_out: str
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThroughputRow(ServedModel):
     """One published throughput: requests of equal lengths that are all there from the start."""
 
@@ -60,44 +38,16 @@ class ThroughputRow(ServedModel):
     output_tokens_per_s: float
 
 
-def _column(name: str, kind: Any, unit: str, meaning: str, minimum: int = 1) -> Column:
-    return Column(name, kind, unit, meaning, minimum)
-
-
-SERVED_COLUMNS: Final = (
-    _column("dataset", "text", "", "rows that are judged together"),
-    _column("row", "text", "", "name of the row"),
-    _column("gpu", "text", "", "GPU that it was measured on"),
-    _column("engine", "text", "", f"serving engine: {', '.join(serving_engines())}"),
-    _column("engine_version", "text", "", "its version"),
-    _column("checkpoint", "text", "", "model that was served, as the source names it"),
-    _column("model", "text", "", "fastroof's preset of it, or a config.json"),
-    _column("dtype", "text", "", "dtype of the linear layers"),
-    _column("kv_dtype", "text", "", "dtype of the KV cache"),
-    _column("kv_dtype_from", "text", "", "how kv_dtype is known"),
-    _column("tp", "int", "GPUs", "tensor-parallel size", 1),
-    _column("pp", "int", "", "pipeline stages", 1),
-    _column("dp", "int", "", "ranks of attention data parallelism", 1),
-    _column("ep", "int", "", "groups of experts", 1),
-    _column("left_out", "text", "", "why the row is not judged; empty where it is"),
-)
-"""Columns of every kind of file of :class:`ServedModel`."""
-
 THROUGHPUT_COLUMNS: Final = (
     *SERVED_COLUMNS,
-    _column("isl", "int", "tokens", "length of each prompt", 1),
-    _column("osl", "int", "tokens", "length of each output", 1),
-    _column("requests", "int", "", "requests that were all there from the start", 1),
-    _column("max_concurrency", "int", "", "requests that run at once at most", 1),
-    _column("concurrency_from", "text", "", "how it is known how many ran at once"),
-    _column("output_tokens_per_s", "float", "tokens/s", "output tokens of all GPUs"),
+    Column("isl", "int", "tokens", "length of each prompt", 1),
+    Column("osl", "int", "tokens", "length of each output", 1),
+    Column("requests", "int", "", "requests, all there from the start", 1),
+    Column("max_concurrency", "int", "", "max concurrent requests", 1),
+    Column("concurrency_from", "text", "", "how it is known how many ran at once"),
+    Column("output_tokens_per_s", "float", "tokens/s", "output tokens of all GPUs", 0),
 )
 """The columns of a file of published throughput."""
-
-SERVED_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
-    {"checkpoint": "", "kv_dtype_from": "", "pp": 1, "dp": 1, "ep": 1, "left_out": ""}
-)
-"""What a column that a file lacks, or an empty cell of it, stands for."""
 
 
 def read_throughput(path: str | Path) -> tuple[ThroughputRow, ...]:
@@ -128,7 +78,7 @@ STAGE_S: Final = 40.0
 BLOCK_SIZE: Final = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenLoopRun(ServedModel):
     """One run with open-loop arrivals."""
 
@@ -188,18 +138,18 @@ MEASURED: Final = tuple((quantity, statistic) for quantity in QUANTITIES for sta
 
 OPEN_LOOP_COLUMNS: Final = (
     *SERVED_COLUMNS,
-    _column("max_num_seqs", "int", "", "requests that run at once at most, of one rank"),
-    _column("max_num_batched_tokens", "int", "tokens", "of a step, of one rank"),
-    _column("kv_blocks", "int", "", "blocks of 16 tokens; empty: not known"),
-    _column("requests", "text", "", "Parquet file of its requests beside the CSV; empty: it has stages"),
-    _column("stages", "text", "", "requests a second x seconds, one after another; empty: it has requests"),
-    _column("isl", "int", "tokens", "length of each prompt of a run with stages"),
-    _column("osl", "int", "tokens", "length of each of their outputs"),
-    _column("cached_tokens", "int", "tokens", "of each of their prompts in the prefix cache", 0),
-    _column("clock", "text", "", "where times were taken: engine or client"),
-    _column("chose", "text", "", "what of an engine's profile was chosen by it; empty: nothing"),
+    Column("max_num_seqs", "int", "", "max concurrent requests, of one rank"),
+    Column("max_num_batched_tokens", "int", "tokens", "of a step, of one rank"),
+    Column("kv_blocks", "int", "", "blocks of 16 tokens; empty: not known"),
+    Column("requests", "text", "", "Parquet file of its requests next to the CSV; empty: it has stages"),
+    Column("stages", "text", "", "requests a second x seconds, one after another; empty: it has requests"),
+    Column("isl", "int", "tokens", "length of each prompt of a run with stages"),
+    Column("osl", "int", "tokens", "length of each of their outputs"),
+    Column("cached_tokens", "int", "tokens", "of each of their prompts in the prefix cache", 0),
+    Column("clock", "text", "", "where times were taken: engine or client"),
+    Column("chose", "text", "", "what of an engine's profile was chosen by it; empty: nothing"),
     *(
-        _column(f"{quantity}_{statistic}_ms", "float", "ms", f"{statistic} of {quantity} over requests")
+        Column(f"{quantity}_{statistic}_ms", "float", "ms", f"{statistic} of {quantity} over requests", 0)
         for quantity, statistic in MEASURED
     ),
 )

@@ -1,7 +1,6 @@
-"""Fit packaged profiles again, and put what was found into their files: ``python -m``, with their names.
+"""Fit packaged profiles and write the result into their files: ``python -m benchmarks.accuracy refit``.
 
-What a person wrote stays: comments, the order of keys. Costs, what rows chose, the fit and its evidence are
-replaced.
+Comments and the order of keys stay. Costs, choices, the fit and its evidence are replaced.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -20,6 +19,8 @@ from fastroof.config import gpu_names
 from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.tables import load_tables
+
+PROFILES: Final = Path(str(resources.files("fastroof.engines") / "profiles"))
 
 
 def with_fit(text: str, profile: EngineProfile) -> str:
@@ -47,23 +48,27 @@ def _part(text: str, name: str) -> str:
     return "".join(m[0] for m in re.finditer(rf"(?m)^\[+{name}[\].].*\n((?!\[).*\n)*", text))
 
 
-def refit(name: str) -> Path:
-    """Fit a packaged profile to the runs that ship, on all of their GPUs, and write its file."""
+def refit(name: str, folder: Path = PROFILES) -> Path:
+    """Fit a packaged profile to the shipped runs of all GPUs, and write its file into a folder."""
     rows = [row for gpu in gpu_names() for row in shipped_rows(gpu)]
     gpus = sorted({row.gpu for row in rows if row.engine_profile.name == name})
     tables = {gpu: load_tables(gpu) for gpu in gpus}
     command = f"fastroof calibrate --engine {name} --gpu all"
     found = calibrate(rows, tables, name, command=command).profile
-    path = Path(str(resources.files("fastroof.engines") / "profiles" / f"{name}.toml"))
-    write_whole(path, with_fit(path.read_text("utf-8"), found))
+    path = folder / f"{name}.toml"
+    write_whole(path, with_fit((PROFILES / path.name).read_text("utf-8"), found))
     return path
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Profiles.  [default: all that are fitted]")
+        list[str] | None, typer.Argument(help="Profiles.  [default: all that have a fit]")
     ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to.", show_default=False)
+    ] = PROFILES,
 ) -> None:
-    """Fit packaged profiles again, and write their files."""
+    """Fit packaged profiles and write their files, into the package by default."""
+    output.mkdir(parents=True, exist_ok=True)
     for name in names or [name for name in engine_names() if load_engine(name).fit is not None]:
-        print(refit(name), flush=True)
+        print(refit(name, output), flush=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,98 +17,90 @@ from fastroof.errors import TableError
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
-from fastroof.serving.evidence.rows import ServedAs, ServingRow
+from fastroof.serving.evidence.rows import ServedModel, ServingRow
 
-
-def _column(name: str, kind: Any, unit: str, meaning: str, minimum: int = 0) -> Column:
-    return Column(name, kind, unit, meaning, minimum)
-
+_MODEL: Final = (
+    Column("dataset", "text", "", "rows that are judged together"),
+    Column("row", "text", "", "name of the row in its source"),
+    Column("gpu", "text", "", "GPU that it was measured on"),
+    Column("engine", "text", "", f"serving engine: {', '.join(serving_engines())}"),
+    Column("engine_version", "text", "", "its version; empty if the source has none"),
+    Column("checkpoint", "text", "", "Hugging Face model that was served, as the source names it"),
+    Column("model", "text", "", "fastroof's preset of it, or a config.json"),
+    Column("dtype", "text", "", "dtype of the linear layers: bf16, fp8, fp8_block, nvfp4 .."),
+    Column("kv_dtype", "text", "", "dtype of the KV cache"),
+    Column("kv_dtype_from", "text", "", "how kv_dtype is known"),
+    Column("tp", "int", "GPUs", "tensor-parallel size", 1),
+)
+_LAYOUT: Final = (
+    Column("left_out", "text", "", "why the row is not judged; empty if it is"),
+    Column("pp", "int", "", "pipeline stages", 1),
+    Column("dp", "int", "", "ranks of attention data parallelism; replicas of a dense model", 1),
+    Column("ep", "int", "", "groups of experts", 1),
+)
+SERVED_COLUMNS: Final = (*_MODEL, *_LAYOUT)
+"""Columns of every file of measured models: the fields of :class:`ServedModel`."""
 
 ROW_COLUMNS: Final = (
-    _column("dataset", "text", "", "rows that are judged together"),
-    _column("row", "text", "", "name of the row in its source"),
-    _column("gpu", "text", "", "GPU that it was measured on"),
-    _column("engine", "text", "", f"serving engine: {', '.join(serving_engines())}"),
-    _column("engine_version", "text", "", "its version; empty where the source has none"),
-    _column("checkpoint", "text", "", "Hugging Face model that was served"),
-    _column("model", "text", "", "fastroof's preset of it, or a config.json"),
-    _column("dtype", "text", "", "dtype of the linear layers: bf16, fp8, fp8_block, nvfp4 .."),
-    _column("kv_dtype", "text", "", "dtype of the KV cache"),
-    _column("kv_dtype_from", "text", "", "how kv_dtype is known"),
-    _column("tp", "int", "GPUs", "tensor-parallel size", 1),
-    _column("isl", "float", "tokens", "nominal length of a prompt, a cached prefix included", 1),
-    _column("osl", "float", "tokens", "nominal length of an output", 1),
-    _column("concurrency", "float", "", "clients, each with one request in flight", 1),
-    _column("length_factor", "float", "", "mean length over the nominal one"),
-    _column("prefix_tokens", "float", "tokens", "tokens of a prompt that were in the prefix cache"),
-    _column("requests_per_client", "float", "", "requests after a start of all at once; empty: steady", 1),
-    _column("frontend", "text", "", "test bench whose front end adds to TTFT; empty: none does"),
-    _column("ttft_ms", "float", "ms", "measured mean time to first token"),
-    _column("tpot_ms", "float", "ms", "measured mean time per output token after the first"),
-    _column("aic_ttft_ms", "float", "ms", "prediction of aiconfigurator-core for the row"),
-    _column("aic_tpot_ms", "float", "ms", "prediction of aiconfigurator-core for the row"),
-    _column("left_out", "text", "", "why the row is not judged; empty where it is"),
-    _column("pp", "int", "", "pipeline stages", 1),
-    _column("dp", "int", "", "ranks of attention data parallelism; of a dense model replicas", 1),
-    _column("ep", "int", "", "groups of experts", 1),
-    _column("architecture", "text", "", "what is left out with its model; empty: the model itself"),
-    _column("bench", "text", "", "whose protocol the run followed; empty: not known"),
-    _column("length_spread", "float", "", "range of the lengths over the nominal one; 0: all equal"),
-    _column("measured_on", "text", "", "date of the run"),
-    _column("also_as", "text", "", "other labels of the same run in its source"),
-    _column("decode_workers", "int", "", "engines that decode alone; empty: one engine does all", 1),
-    _column("prefill_workers", "int", "", "engines that prefill alone", 1),
-    _column("prefill_tp", "int", "GPUs", "tensor-parallel size of each", 1),
-    _column("prefill_dp", "int", "", "their ranks of attention data parallelism", 1),
-    _column("prefill_ep", "int", "", "their groups of experts", 1),
-    _column("max_num_batched_tokens", "int", "tokens", "of a step at most; empty: the engine's default", 1),
-    _column("max_num_seqs", "int", "", "requests of a step at most; empty: the engine's default", 1),
-    _column("exchange", "text", "", "how tokens reach experts in decodes; empty: the engine's own choice"),
+    *_MODEL,
+    Column("isl", "float", "tokens", "nominal length of a prompt, including a cached prefix", 1),
+    Column("osl", "float", "tokens", "nominal length of an output", 1),
+    Column("concurrency", "float", "", "clients, each with one request in flight", 1),
+    Column("length_factor", "float", "", "mean length over the nominal one", 0),
+    Column("prefix_tokens", "float", "tokens", "tokens of a prompt in the prefix cache", 0),
+    Column("requests_per_client", "float", "", "requests after a start of all at once; empty: steady", 1),
+    Column("frontend", "text", "", "test bench whose front end adds to TTFT; empty: none does"),
+    Column("ttft_ms", "float", "ms", "measured mean time to first token", 0),
+    Column("tpot_ms", "float", "ms", "measured mean time per output token after the first", 0),
+    Column("aic_ttft_ms", "float", "ms", "prediction of aiconfigurator-core for the row", 0),
+    Column("aic_tpot_ms", "float", "ms", "prediction of aiconfigurator-core for the row", 0),
+    *_LAYOUT,
+    Column("architecture", "text", "", "models that are left out together; empty: the model only"),
+    Column("bench", "text", "", "benchmark whose protocol the run followed; empty: unknown"),
+    Column("length_spread", "float", "", "range of the lengths over the nominal one; 0: all equal", 0),
+    Column("measured_on", "text", "", "date of the run"),
+    Column("also_as", "text", "", "other labels of the same run in its source"),
+    Column("decode_workers", "int", "", "engines that only decode; empty: aggregated", 1),
+    Column("prefill_workers", "int", "", "engines that only prefill", 1),
+    Column("prefill_tp", "int", "GPUs", "tensor-parallel size of each", 1),
+    Column("prefill_dp", "int", "", "their ranks of attention data parallelism", 1),
+    Column("prefill_ep", "int", "", "their groups of experts", 1),
+    Column("exchange", "text", "", "how tokens reach experts in decodes; empty: the engine's default"),
+    Column("max_num_batched_tokens", "int", "tokens", "max tokens per step; empty: the engine's default", 1),
+    Column("max_num_seqs", "int", "", "max requests per step; empty: the engine's default", 1),
 )
-"""The columns of a file of serving rows; other columns are not read."""
+"""The columns of a file of serving rows, in order; other columns are not read."""
+
+_MAY_BE_ZERO: Final = ("prefix_tokens", "length_spread", "cached_tokens")
+"""Columns that may hold 0; others with a minimum of 0 must be above it."""
+
+SERVED_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"checkpoint": "", "kv_dtype_from": "", "pp": 1, "dp": 1, "ep": 1, "left_out": ""}
+)
+"""Values of missing columns and empty cells."""
 
 _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        "row": "",
-        "engine_version": "",
-        "checkpoint": "",
-        "kv_dtype_from": "",
+        **SERVED_DEFAULTS,
+        **dict.fromkeys(("row", "engine_version", "frontend", "architecture", "bench"), ""),
+        **dict.fromkeys(("measured_on", "also_as", "exchange"), ""),
+        **dict.fromkeys(("requests_per_client", "ttft_ms", "aic_ttft_ms", "aic_tpot_ms"), math.nan),
+        **dict.fromkeys(("decode_workers", "prefill_workers", "prefill_tp", "prefill_dp", "prefill_ep"), 0),
+        **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs"), 0),
         "length_factor": 1.0,
         "prefix_tokens": 0.0,
-        "requests_per_client": math.nan,
-        "frontend": "",
-        "ttft_ms": math.nan,
-        "aic_ttft_ms": math.nan,
-        "aic_tpot_ms": math.nan,
-        "left_out": "",
-        "pp": 1,
-        "dp": 1,
-        "ep": 1,
-        "architecture": "",
-        "bench": "",
         "length_spread": 0.0,
-        "measured_on": "",
-        "also_as": "",
-        "decode_workers": 0,
-        "prefill_workers": 0,
-        "prefill_tp": 0,
-        "prefill_dp": 0,
-        "prefill_ep": 0,
-        "exchange": "",
-        "max_num_batched_tokens": 0,
-        "max_num_seqs": 0,
     }
 )
-"""What a column that a file lacks, or an empty cell of it, stands for."""
 
 
 def read_rows(path: str | Path) -> tuple[ServingRow, ...]:
     """Read a CSV of serving rows."""
-    records = read_records(path, ROW_COLUMNS, _DEFAULTS, "serving rows", value=_value, one="measured run")
+    records = read_records(path, ROW_COLUMNS, _DEFAULTS, "serving rows", one="measured run")
     return tuple(_row(where, values) for where, values in records)
 
 
-def check_served(where: str, row: ServedAs) -> None:
+def check_served(where: str, row: ServedModel) -> None:
     """Raise a TableError if its engine is unknown."""
     if row.engine not in serving_engines():
         known = ", ".join(serving_engines())
@@ -127,26 +118,14 @@ def _row(where: str, values: Mapping[str, Any]) -> ServingRow:
     return row
 
 
-def _value(where: str, column: Column, text: str) -> Any:
-    if column.kind == "text":
-        return unguarded(text)
-    value = read_number(where, column, text)
-    optional_zero = column.name in ("prefix_tokens", "length_spread")
-    good = math.isfinite(value) and value >= column.minimum and (value > 0 or optional_zero)
-    if not good:
-        least = column.minimum or (0 if optional_zero else None)
-        need = "above 0" if least is None else f"of at least {least}"
-        raise TableError(f"{where}: found {text}, need a number {need}")
-    return value
-
-
 def write_rows(path: str | Path, rows: Sequence[ServingRow]) -> Path:
     """Write serving rows as a CSV that :func:`read_rows` reads back."""
     path = Path(path)
     with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([f.name for f in fields(ServingRow)])
-        writer.writerows([_text(value) for value in asdict(row).values()] for row in rows)
+        names = [column.name for column in ROW_COLUMNS]
+        writer.writerow(names)
+        writer.writerows([_text(getattr(row, name)) for name in names] for row in rows)
     return path
 
 
@@ -173,8 +152,6 @@ def read_records(
     columns: Sequence[Column],
     defaults: Mapping[str, Any],
     what: str,
-    *,
-    value: Callable[[str, Column, str], Any] | None = None,
     one: str = "",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Read a CSV row by row, each cell by its column's kind."""
@@ -199,9 +176,7 @@ def read_records(
         for column in columns:
             text = cells.get(column.name)
             if text:
-                values[column.name] = (value or _default_value)(
-                    f"{where}, column {column.name}", column, text
-                )
+                values[column.name] = _value(f"{where}, column {column.name}", column, text)
             elif column.name in defaults:
                 values[column.name] = defaults[column.name]
             else:
@@ -209,25 +184,16 @@ def read_records(
         yield where, values
 
 
-def read_number(where: str, column: Column, text: str) -> float:
-    """Read a number of a column, int or float, whatever it is."""
+def _value(where: str, column: Column, text: str) -> Any:
+    if column.kind == "text":
+        return unguarded(text)
     try:
-        return int(text) if column.kind == "int" else float(text)
+        value = int(text) if column.kind == "int" else float(text)
     except ValueError:
         raise TableError(f"{where}: found {text!r}, need a number") from None
-
-
-def _default_value(where: str, column: Column, text: str) -> Any:
-    if column.kind == "text":
-        return text
-    value = read_number(where, column, text)
-    # as everywhere: an int of at least its minimum, a float above 0 unless 0 is its minimum
-    if column.kind == "int":
-        good = value >= column.minimum
-    else:
-        good = math.isfinite(value) and (value > 0.0 or value == column.minimum == 0)
-    if not good:
-        need = "above 0" if column.minimum else "of at least 0"
+    may_be_zero = column.name in _MAY_BE_ZERO
+    if not (math.isfinite(value) and value >= column.minimum and (value > 0 or may_be_zero)):
+        need = f"of at least {column.minimum}" if column.minimum or may_be_zero else "above 0"
         raise TableError(f"{where}: found {text}, need a number {need}")
     return value
 

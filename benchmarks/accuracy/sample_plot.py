@@ -46,7 +46,7 @@ def draw_sample(report: SampleValidation) -> Figure:
             above, below = (figure.add_subplot(2, 2, 1 + 2 * row + column) for row in range(2))
             _draw(above, title, unit, judged, limits, by_kind=False)
             _draw(below, f"{title}: kinds apart", unit, apart, limits, by_kind=True)
-        how = f"constants fitted without each run's {report.split}" if report.split else report.runtime
+        how = f"constants fitted without each run's {report.split}" if report.split else report.engine
         write_titles(
             figure,
             f"Predicted against measured: {report.represented} runs on {len(report.gpus)} GPUs",

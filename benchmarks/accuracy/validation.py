@@ -34,35 +34,35 @@ def run_validation(
     measured: Measured | Sequence[str] | None,
     tables: Tables,
     *,
-    runtime: str | Path | EngineProfile = "auto",
+    engine: str | Path | EngineProfile = "auto",
     leave_one_model_out: bool = False,
     ask_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> GpuValidation:
     """Predict measured rows and judge the predictions."""
     evidence = _measured(measured, tables.gpu.name)
-    if leave_one_model_out and runtime != "auto":
+    if leave_one_model_out and engine != "auto":
         raise TableError(
-            f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
+            f"leave_one_model_out fits each engine's own profile, so engine must be 'auto', got {engine!r}"
         )
     say = progress or (lambda words: None)
     if ask_aiconfigurator:
         say("asking aiconfigurator-core")
         evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
-    profile_of = profiles_of(runtime)
+    profile_of = profiles_of(engine)
     if leave_one_model_out:
         profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, say)
     say(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
     on_gpu = predict_gpu(evidence, tables, profile_of)
-    independent = judge_independent(evidence, tables, runtime, leave_one_model_out, on_gpu.skipped)
+    independent = judge_independent(evidence, tables, engine, leave_one_model_out, on_gpu.skipped)
     on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
     runs = with_drafts(on_gpu.runs)
-    return on_gpu.judged(runs, front_ends_of(runs), runtime_name(runtime), leave_one_model_out)
+    return on_gpu.judged(runs, front_ends_of(runs), engine_name(engine), leave_one_model_out)
 
 
-def runtime_name(runtime: str | Path | EngineProfile) -> str:
+def engine_name(engine: str | Path | EngineProfile) -> str:
     """Return the name of the requested profile in a report."""
-    return runtime if isinstance(runtime, str) else load_engine(runtime).name
+    return engine if isinstance(engine, str) else load_engine(engine).name
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class GpuPredictions(NamedTuple):
         self,
         runs: Sequence[PredictedRun],
         front_end_of: Mapping[int, FrontEnd],
-        runtime: str,
+        engine: str,
         unseen: bool,
     ) -> GpuValidation:
         """Compare predictions of its runs with measurements."""
@@ -96,7 +96,7 @@ class GpuPredictions(NamedTuple):
             self.gpu,
             self.tables_hash,
             __version__,
-            runtime,
+            engine,
             (*of_runs, *self.others),
             (*counted(skipped), *self.left_out),
             unseen,
@@ -117,7 +117,7 @@ def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> Gp
 def judge_independent(
     evidence: Measured,
     tables: Tables,
-    runtime: str | Path | EngineProfile,
+    engine: str | Path | EngineProfile,
     unseen: bool,
     skipped: Skipped,
 ) -> tuple[PredictedTime, ...]:
@@ -127,7 +127,7 @@ def judge_independent(
             (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent
         )
         return ()
-    one = None if runtime == "auto" else load_engine(runtime)
+    one = None if engine == "auto" else load_engine(engine)
     judged = judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
     return tuple(time._replace(gpu=tables.gpu.name, kind=INDEPENDENT) for time in judged)
 

@@ -15,14 +15,14 @@ from benchmarks.accuracy.calibration import SPLITS, profiles_of, profiles_withou
 from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.predicted_runs import front_ends_of, with_drafts
 from benchmarks.accuracy.run_kinds import JUDGED, KINDS
-from benchmarks.accuracy.validation import judge_independent, predict_gpu, runtime_name
+from benchmarks.accuracy.validation import engine_name, judge_independent, predict_gpu
 from fastroof._version import __version__
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.sources import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET
-from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation, mean_errors
 from fastroof.serving.evidence.validation import INDEPENDENT
 from fastroof.tables import Tables, load_tables
 
@@ -32,7 +32,7 @@ class SampleValidation:
     """Predictions compared with measurements, on several GPUs."""
 
     version: str
-    runtime: str
+    engine: str
     split: str
     gpus: tuple[Validation, ...]
     absent: dict[str, str]
@@ -68,16 +68,16 @@ def measured_gpus(root: Path | None = None) -> tuple[str, ...]:
 def validate_gpus(
     gpus: Sequence[str] | None = None,
     *,
-    runtime: str | Path | EngineProfile = "auto",
+    engine: str | Path | EngineProfile = "auto",
     leave_out: str | None = None,
     load: Callable[[str], Tables] = load_tables,
     progress: Callable[[str], None] | None = None,
 ) -> SampleValidation:
     """Predict all that was measured on several GPUs, and judge it in one report."""
-    if leave_out is not None and runtime != "auto":
+    if leave_out is not None and engine != "auto":
         raise TableError(
-            f"leaving a {leave_out} out fits each engine's own profile, so runtime must be 'auto', "
-            f"got {runtime!r}"
+            f"leaving a {leave_out} out fits each engine's own profile, so engine must be 'auto', "
+            f"got {engine!r}"
         )
     if leave_out is not None and leave_out not in SPLITS:
         raise TableError(f"what is left out is one of {', '.join(SPLITS)}, got {leave_out!r}")
@@ -90,7 +90,7 @@ def validate_gpus(
     say = progress or (lambda words: None)
     evidence = {gpu: measured_on(gpu) for gpu in gpus or known}
     tables, absent = _tables(evidence, load, say)
-    profile_of = profiles_of(runtime)
+    profile_of = profiles_of(engine)
     if leave_out is not None:
         runs = [run for gpu in tables for run in evidence[gpu].rows]
         profile_of = profiles_without(leave_out, runs, tables, say)
@@ -100,7 +100,7 @@ def validate_gpus(
         on_gpu = predict_gpu(evidence[gpu], measured_kernels, profile_of)
         if leave_out is None:
             # what nothing is fitted to is no part of a report of what fits have not seen
-            others = judge_independent(evidence[gpu], measured_kernels, runtime, False, on_gpu.skipped)
+            others = judge_independent(evidence[gpu], measured_kernels, engine, False, on_gpu.skipped)
             on_gpu = on_gpu._replace(others=(*on_gpu.others, *others))
         predicted.append(on_gpu)
     settled = with_drafts([run for one in predicted for run in one.runs])
@@ -109,13 +109,13 @@ def validate_gpus(
     following = iter(settled)
     reports = tuple(
         one.judged(
-            [next(following) for _ in one.runs], front_end_of, runtime_name(runtime), leave_out is not None
+            [next(following) for _ in one.runs], front_end_of, engine_name(engine), leave_out is not None
         )
         for one in predicted
     )
     return SampleValidation(
         __version__,
-        runtime_name(runtime),
+        engine_name(engine),
         leave_out or "",
         reports,
         absent,
@@ -162,7 +162,7 @@ def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, An
     """Return the report as JSON has it."""
     return {
         "version": report.version,
-        "runtime": report.runtime,
+        "runtime": report.engine,
         "leave_out": report.split,
         "gpus": {one.gpu: {"tables_hash": one.tables_hash} for one in report.gpus},
         "frontends": {
@@ -228,29 +228,10 @@ def _order(group: RunGroup) -> tuple[object, ...]:
 
 
 def _group(key: Sequence[str], times: Sequence[PredictedTime]) -> RunGroup:
-    errors = np.array([time.error for time in times])
-    beside = np.array([(time.error, time.aic_error) for time in times if not math.isnan(time.aic_ms)])
-    size = np.abs(errors)
-    own, theirs = np.abs(beside).mean(axis=0) if len(beside) else (math.nan, math.nan)
-    kind, model, gpu, engine, version, dtype, quantity = key
-    return RunGroup(
-        kind,
-        model,
-        gpu,
-        engine,
-        version,
-        dtype,
-        quantity,
-        len(times),
-        float(size.mean()),
-        float(np.median(size)),
-        float(np.quantile(size, 0.9)),
-        float(errors.mean()),
-        len(beside),
-        float(theirs),
-        float(own),
-        any(time.fitted for time in times),
-    )
+    both = np.array([(time.error, time.aic_error) for time in times if not math.isnan(time.aic_ms)])
+    own, theirs = np.abs(both).mean(axis=0) if len(both) else (math.nan, math.nan)
+    is_fitted = any(time.fitted for time in times)
+    return RunGroup(*key, *mean_errors(times), len(both), float(theirs), float(own), is_fitted)
 
 
 @dataclass(frozen=True)

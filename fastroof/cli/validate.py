@@ -44,6 +44,18 @@ quantity: empty if it is the whole row].
 """
 
 
+Profile = Annotated[
+    str, typer.Option(*ENGINE, help="Profile, or .toml file; auto: the profile of each run's engine.")
+]
+By = Annotated[
+    str, typer.Option(help="Further columns to group by, comma-separated: tp,model,engine_version ...")
+]
+CsvPath = Annotated[
+    Path | None, typer.Option("--csv", metavar="PATH", help="Write every row with its prediction.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Plot to write, predicted against measured: .png or .svg.")]
+
+
 class ValidateCommand(CheckoutCommand):
     """Judge the shipped profiles if no data is given."""
 
@@ -65,18 +77,10 @@ def validate(
     runs: Runs = None,
     engine_args: EngineArgs = None,
     model: OwnModel = None,
-    engine: Annotated[
-        str, typer.Option(*ENGINE, help="Profile, or .toml file; auto: the profile of each run's engine.")
-    ] = "auto",
-    by: Annotated[
-        str, typer.Option(help="Further columns to group by, comma-separated: tp,model,engine_version ...")
-    ] = "",
-    csv_path: Annotated[
-        Path | None, typer.Option("--csv", metavar="PATH", help="Write every row with its prediction.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot to write, predicted against measured: .png or .svg.")
-    ] = None,
+    engine: Profile = "auto",
+    by: By = "",
+    csv_path: CsvPath = None,
+    plot: Plot = None,
     as_json: Json = False,
     tables: TablesPath = None,
     source: Source = None,

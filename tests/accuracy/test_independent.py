@@ -32,7 +32,6 @@ from benchmarks.accuracy.published_rows import (
     STATISTICS,
     THROUGHPUT_COLUMNS,
     OpenLoopRun,
-    ServedModel,
     ThroughputRow,
     read_open_loop,
     read_throughput,
@@ -47,6 +46,7 @@ from fastroof.errors import TableError
 from fastroof.plan import StepPlan
 from fastroof.serving import estimate
 from fastroof.serving.evidence.prediction_errors import PredictedTime
+from fastroof.serving.evidence.rows import ServedModel
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.requests import RequestTimes
 
@@ -346,7 +346,7 @@ def written(tmp_path: Path, source: Path, **cells: str) -> Path:
     ("cells", "words"),
     [
         ({"isl": "many"}, "line 2, column isl: found 'many', need a number"),
-        ({"isl": "0"}, "column isl: found 0, need a number above 0"),
+        ({"isl": "0"}, "column isl: found 0, need a number of at least 1"),
         ({"output_tokens_per_s": "-1"}, "column output_tokens_per_s: found -1, need a number above 0"),
         ({"output_tokens_per_s": "nan"}, "found nan, need a number above 0"),
         ({"engine": "other"}, "line 2: engine 'other' is unknown; known are"),

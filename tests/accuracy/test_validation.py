@@ -93,7 +93,7 @@ def test_time_to_first_token_is_within_the_target(unseen: Validation, dataset: s
 
 @pytest.mark.slow
 def test_what_engines_add_matters(auto: Validation, h100: fastroof.Tables) -> None:
-    kernels = groups(run_validation(None, h100, runtime="kernels"))
+    kernels = groups(run_validation(None, h100, engine="kernels"))
     for key, found in groups(auto).items():
         if key[0] in FITTED and key[1] != "ttft":
             assert found.fitted
@@ -299,10 +299,10 @@ def test_one_profile_for_all(rows: tuple[ServingRow, ...], h100: fastroof.Tables
     path = tmp_path / "slow.toml"
     path.write_text("[costs]\nstep_us = 5000.0\n")
     (row,) = some(rows, SINGLE)
-    kernels = run_validation(Measured((row,)), h100, runtime="kernels")
+    kernels = run_validation(Measured((row,)), h100, engine="kernels")
     words: list[str] = []
     for given in (path, EngineProfile("slow", costs=StepCosts(step_us=5000.0))):
-        slow = run_validation(Measured((row,)), h100, runtime=given, progress=words.append)
+        slow = run_validation(Measured((row,)), h100, engine=given, progress=words.append)
         assert slow.engine == slow.rows[0].profile == "slow"
         assert slow.rows[0].predicted_ms == pytest.approx(kernels.rows[0].predicted_ms + 5.0)
     assert words == ["predicting 1 rows"] * 2
@@ -314,9 +314,9 @@ def test_what_is_asked_for_in_vain(
     for call, words in (
         (lambda: run_validation(["vllm"], h100), r"no data set 'vllm'; there is sglang-.*, vllm-synchronous"),
         (lambda: run_validation(Measured(()), h100), "nothing was measured end to end on h100"),
-        (lambda: run_validation(None, h100, runtime="vlm"), "unknown engine 'vlm'; did you mean vllm"),
+        (lambda: run_validation(None, h100, engine="vlm"), "unknown engine 'vlm'; did you mean vllm"),
         (
-            lambda: run_validation(None, h100, runtime="vllm", leave_one_model_out=True),
+            lambda: run_validation(None, h100, engine="vllm", leave_one_model_out=True),
             "must be 'auto', got 'vllm'",
         ),
         (lambda: auto.errors(["tq"]), "errors can be grouped by model, tp, .*, got tq"),

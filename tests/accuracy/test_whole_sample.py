@@ -238,7 +238,7 @@ def test_json_has_the_fixed_form(report: SampleValidation) -> None:
 
 def test_markdown_has_a_row_a_group(report: SampleValidation) -> None:
     lines = markdown_groups(report, 5).splitlines()
-    assert lines[0].startswith(f"{report.represented} of {report.runs} distinct runs, runtime auto")
+    assert lines[0].startswith(f"{report.represented} of {report.runs} distinct runs, engine auto")
     first = next(i for i, line in enumerate(lines) if line.startswith("| model"))
     table = [line for line in lines[first:] if line.startswith("| ") and not line.startswith("| model")]
     assert len(table) == len(report.groups(5))
@@ -300,7 +300,7 @@ def test_the_command(report: SampleValidation, monkeypatch: pytest.MonkeyPatch, 
         (("--gpu", "all", "--json", "--markdown"), "two forms of one answer"),
         (("--gpu", "h100", "--leave-one-gpu-out"), "need --gpu all"),
         (("--min-rows", "3"), "need --gpu all"),
-        (("--gpu", "all", "--leave-one-gpu-out", "--runtime", "vllm"), "runtime must be 'auto'"),
+        (("--gpu", "all", "--leave-one-gpu-out", "--engine", "vllm"), "engine must be 'auto'"),
         (("--gpu", "abacus",), "abacus"),
     ],
 )  # fmt: skip

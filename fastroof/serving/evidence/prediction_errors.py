@@ -100,21 +100,24 @@ class Validation:
 
 
 def _group(rows: list[PredictedTime], values: dict[str, Any]) -> ErrorGroup:
-    errors = np.array([row.error for row in rows])
+    first = rows[0]
     aic_errors = np.array([row.aic_error for row in rows if not math.isnan(row.aic_ms)])
-    size = np.abs(errors)
     return ErrorGroup(
-        rows[0].dataset,
-        rows[0].quantity,
+        first.dataset,
+        first.quantity,
         values,
         any(row.fitted for row in rows),
-        len(rows),
-        float(size.mean()),
-        float(np.median(size)),
-        float(np.quantile(size, 0.9)),
-        float(errors.mean()),
+        *mean_errors(rows),
         len(aic_errors),
         float(np.abs(aic_errors).mean()) if len(aic_errors) else math.nan,
         float(aic_errors.mean()) if len(aic_errors) else math.nan,
-        rows[0].kind,
+        first.kind,
     )
+
+
+def mean_errors(rows: Sequence[PredictedTime]) -> tuple[int, float, float, float, float]:
+    """Return rows, MAPE, median, p90 and bias, as shares of the measured times."""
+    errors = np.array([row.error for row in rows])
+    size = np.abs(errors)
+    mape, median, p90 = float(size.mean()), float(np.median(size)), float(np.quantile(size, 0.9))
+    return len(rows), mape, median, p90, float(errors.mean())

@@ -14,17 +14,25 @@ LARGEST_STEP: Final = 16384
 """Tokens of the largest step of a row's plan, unless the row has a larger one."""
 
 
-class ServedAs:
-    """A row's engine, version, model, format and layout; the row's own class declares the fields."""
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A measured model: source, GPU, engine, version, format and layout."""
 
+    dataset: str
+    row: str
+    gpu: str
     engine: str
     engine_version: str
+    checkpoint: str
     model: str
     dtype: str
+    kv_dtype: str
+    kv_dtype_from: str
     tp: int
-    pp: int
-    dp: int
-    ep: int
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    left_out: str
 
     @property
     def layout(self) -> Layout:
@@ -42,21 +50,10 @@ class ServedAs:
         return engine_of_version(self.engine, self.engine_version)
 
 
-@dataclass(frozen=True)
-class ServingRow(ServedAs):
+@dataclass(frozen=True, kw_only=True)
+class ServingRow(ServedModel):
     """One measured run: clients with one request in flight each, and the means that they saw."""
 
-    dataset: str
-    row: str
-    gpu: str
-    engine: str
-    engine_version: str
-    checkpoint: str
-    model: str
-    dtype: str
-    kv_dtype: str
-    kv_dtype_from: str
-    tp: int
     isl: float
     osl: float
     concurrency: float
@@ -68,10 +65,6 @@ class ServingRow(ServedAs):
     tpot_ms: float
     aic_ttft_ms: float
     aic_tpot_ms: float
-    left_out: str
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
     architecture: str = ""
     bench: str = ""
     length_spread: float = 0.0
