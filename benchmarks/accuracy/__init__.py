@@ -1,1 +1,1 @@
-"""How accurate the shipped profiles are: judging and fitting them, and the studies behind them."""
+"""Accuracy of the shipped profiles: validation, fits and studies. Needs a checkout."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.accuracy``: judges and fits the shipped profiles, and repeats the studies."""
+"""``python -m benchmarks.accuracy``: validate and fit the shipped profiles, and run studies."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ MODULES: Final = {
 """Modules by command; each has a ``main`` with the command's options."""
 
 EPILOG: Final = """\b
-Without a command it judges: python -m benchmarks.accuracy --gpu all --markdown
+The default command is judge: python -m benchmarks.accuracy --gpu all --markdown
 """
 
 
 def run(words: Sequence[str], standalone: bool = False) -> None:
-    """Run a command; ``judge`` if the first word names none."""
+    """Run a command; ``judge`` by default."""
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words = ["judge", *words]
-    # the others' imports take seconds
+    # importing all commands takes seconds
     asked = words[:1] if words[0] in MODULES else MODULES
-    app = new_app(PROGRAM, "How accurate predictions by the shipped profiles are.", EPILOG)
+    app = new_app(PROGRAM, "Measure the accuracy of the shipped profiles, and fit them.", EPILOG)
     for name in asked:
         module = import_module(f"benchmarks.accuracy.{MODULES[name]}")
         app.command(name, epilog=getattr(module, "EPILOG", None))(module.main)

@@ -1,8 +1,7 @@
-"""What aiconfigurator-core, another estimator, predicts for measured rows; it need not be installed.
+"""Estimates of aiconfigurator-core (optional) for measured rows.
 
-Its aggregated estimate is called as ``aiconfigurator cli estimate`` calls it: the current version of its
-tables of the engine, nominal lengths, a context budget of one prompt. A row that it refuses is asked for
-again in its other ways (:data:`WAYS`), so that it answers all that it can.
+They are requested as ``aiconfigurator cli estimate`` does: the current version of its tables of the engine,
+nominal lengths, a context budget of one prompt. Rows that it refuses are tried in other modes (:data:`WAYS`).
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ layer's as it reads the checkpoint; and the dtype that attention of prompts comp
 bf16, in which engines run it by default and which its tables have where fp8 is missing."""
 
 _DTYPES: Final = {"bf16": "bfloat16", "mxfp4": None}
-"""Its names of formats, where they are not fastroof's; None: as it reads the checkpoint."""
+"""Its names of formats if they differ; None: as it reads the checkpoint."""
 
 _PLACE: Final = re.compile(r" at /\S*.*")
-"""The path of its tables on this machine, which is left out of reasons."""
+"""The path of its tables on this machine, which is removed from reasons."""
 
 
 def aiconfigurator_version() -> str:
@@ -61,7 +60,7 @@ def aiconfigurator_version() -> str:
 def with_aiconfigurator_estimates(
     rows: Sequence[ServingRow],
 ) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
-    """Ask the installed package for its estimate of each row."""
+    """Query the installed package for its estimate of each row."""
     aiconfigurator_version()
     systems = {name: system for system, name in SYSTEMS.items()}
     answered, refused = [], dict[str, int]()
@@ -73,7 +72,7 @@ def with_aiconfigurator_estimates(
                 config = _config_folder(row.model, Path(folder))
                 ttft_ms, tpot_ms = _first_answer(row, systems[row.gpu], config)
             except Exception as error:
-                # whatever it raises is its answer for this row, and must not end the others'
+                # any exception is the answer for this row only
                 words = _PLACE.sub("", str(error).splitlines()[0]) if str(error) else ""
                 reason = f"{type(error).__name__}: {words}"[:100]
                 refused[reason] = refused.get(reason, 0) + 1
@@ -83,7 +82,7 @@ def with_aiconfigurator_estimates(
 
 
 def _config_folder(model: str, folder: Path) -> str:
-    """Return the folder of a model's config.json: by a name it would be downloaded."""
+    """Return the folder of a model's config.json; a name would be downloaded."""
     if model not in PRESETS:
         path = Path(model)
         return str(path.parent if path.suffix == ".json" else path)
@@ -97,7 +96,7 @@ def _config_folder(model: str, folder: Path) -> str:
 
 
 def write_published_config(checkpoint: str, folder: Path) -> bool:
-    """Lay the package's configuration of a checkpoint out as its repository has it."""
+    """Write the package's configuration of a checkpoint into a folder, as in its repository."""
     try:
         configs = installed_root() / "model_configs"
     except TableError:
@@ -110,7 +109,7 @@ def write_published_config(checkpoint: str, folder: Path) -> bool:
 
 
 def _first_answer(row: ServingRow, system: str, config_folder: str) -> tuple[float, float]:
-    """TTFT and TPOT, ms, by the first mode that has an answer; else its error in the first mode."""
+    """Return TTFT and TPOT, ms, by the first mode that answers; else raise the error of the first."""
     first: Exception | None = None
     for named, attention_dtype in WAYS:
         try:
@@ -124,11 +123,11 @@ def _first_answer(row: ServingRow, system: str, config_folder: str) -> tuple[flo
 def _estimate(
     row: ServingRow, system: str, config_folder: str, named: bool, attention_dtype: str | None
 ) -> tuple[float, float]:
-    """TTFT and TPOT, ms."""
+    """Return TTFT and TPOT, ms."""
     databases = import_module(f"{SDK}.perf_database")
     version = databases.get_version_slots(system, row.engine)["current"]
     database = databases.get_database(system, row.engine, version)
-    # replicas of a dense model are asked for one by one
+    # replicas of a dense model are queried one by one
     experts = load_model(row.model).has_experts
     dtype = _DTYPES.get(row.dtype, row.dtype) if named else None
     model_config = import_module(f"{SDK}.config_builders").build_model_config(
@@ -165,7 +164,7 @@ def _estimate(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Its logs and warnings are about itself."""
+    """Silence the package's logs and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,9 +1,9 @@
-"""Steps of mixtures of experts by fastroof and by aiconfigurator-core, part by part.
+"""MoE steps by fastroof and by aiconfigurator-core, part by part.
 
     python -m benchmarks.accuracy expert-steps
 
-It reads the same measured tables, which it brings, so that what differs is the method: what a step is made
-of, and how points between measured ones are found. It need not be installed for anything else.
+Both read the same measured tables, so that only the method differs: the parts of a step, and interpolation.
+Needs aiconfigurator-core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fastroof.units import US_PER_MS
 
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
 TOLD_FROM: Final = 0.1
-"""A part is listed from this difference on, as a share of the step."""
+"""Difference from which a part is listed, as a share of the step."""
 
 _PART_OF: Final = (
     ("lm_head", r"logits"),
@@ -54,7 +54,7 @@ _MLP_ROLES: Final = ("gate_up", "down", "gate_up_quantise", "down_quantise")
 
 
 class StepCase(NamedTuple):
-    """A model as an engine runs it on some GPUs."""
+    """A model, its format and layout on an engine and GPU."""
 
     model: str
     gpu: str
@@ -92,7 +92,7 @@ WIDE_CASES: Final = (
     StepCase("deepseek-ai/DeepSeek-V3", "h100", "sglang", Layout(1, dp=32, ep=32), "fp8", True),
     StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=32, ep=32), "fp8", True),
 )
-"""Over several nodes; its tables of wide attention have an fp8 cache alone."""
+"""Over several nodes; its tables of wide attention have an fp8 cache only."""
 
 WIDE_CONFIG: Final[Mapping[str, object]] = {
     "moe_comm_backend": {"context": "deepep_ht", "generation": "deepep_ll"},
@@ -108,7 +108,7 @@ STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
 
 
 class SteppedCase(NamedTuple):
-    """One step by both."""
+    """One step, timed by both."""
 
     case: StepCase
     step: str
@@ -119,7 +119,7 @@ class SteppedCase(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """How much longer fastroof's step is, as a share of theirs."""
+        """Signed difference of fastroof's step, as a share of the other's."""
         return sum(self.own_ms.values()) / sum(self.their_ms.values()) - 1.0
 
     def parts_apart(self) -> list[str]:
@@ -129,7 +129,7 @@ class SteppedCase(NamedTuple):
 
 
 def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
-    """Time the steps of some cases by both."""
+    """Time the steps of cases by both."""
     aiconfigurator_version()
     for case in cases:
         with TemporaryDirectory() as above:
@@ -143,12 +143,12 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
                         named = _their_times(case, plan.kv_dtype, str(folder), requests)
                         whole = Joined.of(named)
                         if case.sends:
-                            # its module of wide attention has all but the first projections
+                            # its wide-attention module has all but the first projections
                             whole = whole._replace(mixing=True)
                         own_ms, donors = _own_parts(plan, requests, whole)
                         their_ms = _their_parts(named, whole)
                 except Exception as error:
-                    # whatever either of them raises is its answer
+                    # any exception is the answer
                     words = str(error).replace(f"{above}/", "")
                     yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {words:.160}")
                     continue
@@ -156,7 +156,7 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
 
 
 def _plan(case: StepCase, folder: str) -> StepPlan:
-    """The kernels alone: what an engine adds is no table's."""
+    """Compile the plan of a case, kernels only."""
     layout = case.layout
     plan = compile_plan(
         folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
@@ -169,20 +169,20 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
 
 
 class Joined(NamedTuple):
-    """Parts that the other has as one: only their sums are compared."""
+    """Parts that aiconfigurator-core has as one: only their sums are compared."""
 
     mixing: bool
     mlp: bool
 
     @staticmethod
     def of(named: Mapping[str, float]) -> Joined:
-        """By the names of its operators."""
+        """Return the parts by the names of its operators."""
         is_module = any(_MODULE.search(name) for name in named)
         has_projections = any(_PROJECTION.search(name) for name in named)
         return Joined(is_module and not has_projections, any(_OVERLAP in name for name in named))
 
     def part(self, part: str, role: str = "") -> str:
-        """The part that stands for one."""
+        """Return the joined part of a part."""
         if self.mlp and (part == "communication" or role in _MLP_ROLES):
             return "experts"
         return "attention" if self.mixing and part == "linear" and role not in _MLP_ROLES else part
@@ -191,7 +191,7 @@ class Joined(NamedTuple):
 def _own_parts(
     plan: StepPlan, requests: Sequence[tuple[int, int]], whole: Joined
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Parts, ms, and where those come from that are not measured for the most part."""
+    """Return fastroof's parts, ms, and the origin of those that are mostly not measured."""
     part_of: dict[str, str] = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     from_sources: dict[str, dict[str, float]] = {part: {} for part in PARTS}
     for operator in plan.explain(requests).operators:
@@ -216,7 +216,7 @@ def _their_parts(named: Mapping[str, float], whole: Joined) -> dict[str, float]:
 def _their_times(
     case: StepCase, kv_dtype: str, folder: str, requests: Sequence[tuple[int, int]]
 ) -> dict[str, float]:
-    """Its operators of a step, ms."""
+    """Return aiconfigurator-core's operators of a step, ms."""
     try:
         return _times_of(case, kv_dtype, folder, requests, None)
     except Exception as error:
@@ -268,7 +268,7 @@ def _times_of(
 
 
 def main() -> None:
-    """Print the table, in Markdown."""
+    """Compare MoE steps with aiconfigurator-core, part by part, as Markdown."""
     rows = []
     for stepped in stepped_cases((*CASES, *WIDE_CASES)):
         case = stepped.case

@@ -1,4 +1,4 @@
-"""Calibration: measured serving rows in, an engine's profile out, with the evidence for each of its costs."""
+"""Fit an engine's profile to measured rows, with the evidence for each cost."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from fastroof.units import US_PER_MS
 
 RESAMPLES: Final = 400
 DIGITS: Final = 3
-"""Significant digits that a profile keeps of a cost: its interval is wider than the fourth."""
+"""Significant digits of a stored cost; its interval is wider than the fourth."""
 
 NORMAL_P80: Final = 1.2816
-"""80 % of a normal error's absolute values are below so many standard errors."""
+"""Standard errors below which 80 % of a normal error's absolute values lie."""
 
 _FITTED_FIELDS: Final = (
     "dataset", "row", "gpu", "engine", "engine_version", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
@@ -56,7 +56,7 @@ _FITTED_FIELDS: Final = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and how far it can be trusted."""
+    """A fitted profile with its intervals and errors."""
 
     engine: str
     profile: EngineProfile
@@ -78,7 +78,7 @@ class Calibration:
 
 
 def at_version(profile: EngineProfile, row: ServingRow) -> EngineProfile:
-    """Return a profile as it is in the version of a row."""
+    """Return a profile as of the version of a row."""
     return profile.at(row.engine_version)
 
 
@@ -93,7 +93,7 @@ def calibrate(
     command: str = "",
     splits: Sequence[Split] = SPLITS,
 ) -> Calibration:
-    """Fit what an engine adds to its kernels to the times per output token that were measured."""
+    """Fit an engine's costs to measured TPOT."""
     base = load_engine(engine) if engine in engine_names() else None
     if base is None or base.fit is None:
         known = [name for name in engine_names() if load_engine(name).fit is not None]
@@ -155,7 +155,7 @@ def calibrate(
         },
         "datasets": {one.dataset: _errors_of(one) for one in errors},
     }
-    # what an 80 % interval is to hold: the worse of models and GPUs that a fit has not seen
+    # for an 80 % interval: the worse of unseen models and unseen GPUs
     p80 = max((summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu")), default=0.0)
     residual = _digits(p80 / NORMAL_P80, 2)
     profiles = {
@@ -184,11 +184,11 @@ def _timed(
     bare: EngineProfile,
     not_fitted: Counter[str],
 ) -> tuple[tuple[ServingRow, ...], dict[tuple[str, str], KernelTimes]]:
-    """Time rows by every kind of kernels that may be chosen, the profile's own first."""
+    """Time rows with every kind of kernels that may be chosen, the profile's first."""
     assert bare.fit is not None
     own = bare.kernels.gemm_smoothing, bare.kernels.fp8_scales
     smoothings = GEMM_SMOOTHINGS if "gemm_smoothing" in bare.fit.chosen else own[:1]
-    # where rows do not tell: as fp8 checkpoints of most publishers are, with scales of their inputs
+    # if rows do not tell: most fp8 checkpoints have scales of their inputs
     scales = tuple(reversed(FP8_SCALES)) if "fp8_scales" in bare.fit.chosen else own[1:]
     timed: dict[tuple[str, str], TimedRows] = {}
     kept = tuple(rows)
@@ -198,7 +198,7 @@ def _timed(
             one = timed[smoothing, scale] = time_rows(kept, tables, replace(bare, kernels=kernels))
             not_fitted.update(one.refused)
             kept = one.rows
-    # what one kind of kernels does not time is compared with no other either
+    # rows that one kind of kernels cannot time are not compared
     left = {id(row) for row in kept}
     times = {
         key: one.times.pick(np.array([id(row) in left for row in one.rows], bool))
@@ -216,13 +216,13 @@ def _timed(
 
 
 def _own_layers(rows: Sequence[ServingRow], form: CostForm) -> Floats | None:
-    """Layers of each row that have a cost of their architecture's own, a column a cost."""
+    """Return the layers of each row with an architecture-specific cost, one column per cost."""
     if not form.layers:
         return None
     layers = np.zeros((len(rows), len(form.layers)))
     for i, row in enumerate(rows):
         model = load_model(row.model)
-        # the last that holds, as in a plan
+        # the last match wins, as in a plan
         holding = [
             j
             for j, (architecture, versions) in enumerate(form.layers)
@@ -246,7 +246,7 @@ def _labels(rows: Sequence[ServingRow]) -> RowLabels:
 def _profile(
     bare: EngineProfile, choice: Choice, costs: Mapping[str, float], residual: float = 0.0
 ) -> EngineProfile:
-    """Put a fit into a profile."""
+    """Return a profile with the costs of a fit."""
     assert bare.fit is not None
     layers = tuple(
         LayerCost(architecture, costs.get(f"{OWN_LAYERS}.{i}", 0.0), versions)
@@ -263,7 +263,7 @@ def _profile(
 
 
 def _with_evidence(costs: StepCosts, form: CostForm, without_gpu: Mapping[str, SplitFit]) -> StepCosts:
-    """Return the costs with each architecture's own cost without each GPU as evidence."""
+    """Return the costs; evidence of each architecture-specific one is its value without each GPU."""
     layers = []
     for one in costs.layers:
         name = f"{OWN_LAYERS}.{form.layers.index((one.architecture, one.versions))}"
@@ -280,7 +280,7 @@ def _cost_name(name: str, form: CostForm) -> str:
 
 
 def _kept_fit(one: SplitFit, form: CostForm) -> dict[str, Any]:
-    """A fit as a profile's evidence keeps it."""
+    """Return a fit as stored in a profile's evidence."""
     costs = {_cost_name(name, form): _digits(us) for name, us in one.costs.items()}
     return {
         **costs,
@@ -291,7 +291,7 @@ def _kept_fit(one: SplitFit, form: CostForm) -> dict[str, Any]:
 
 
 def _tried(fitted: FittedRows, form: CostForm) -> dict[str, float]:
-    """Error of each form on what was left out in turn, with the best kernels."""
+    """Return the leave-out error of each form, with the best kernels."""
     if "form" not in form.chosen:
         return {}
     every = np.ones(len(fitted.labels.tp), bool)
@@ -303,7 +303,7 @@ def _tried(fitted: FittedRows, form: CostForm) -> dict[str, float]:
 
 
 def _errors_of(one: DatasetErrors) -> dict[str, Any]:
-    """A data set's errors as a profile keeps them: fractions, to a hundredth of a percent."""
+    """Return a data set's errors as stored in a profile: fractions, to 0.01 %."""
     kept: dict[str, Any] = {}
     for key, value in one._asdict().items():
         if isinstance(value, float):
@@ -319,13 +319,13 @@ def _digits(value: float, digits: int = DIGITS) -> float:
 
 
 def _rows_hash(rows: Iterable[ServingRow]) -> str:
-    """SHA-256 of what was fitted, whatever file it came from."""
+    """Return the SHA-256 of the fitted rows, independent of their file."""
     text = "\n".join("\t".join(str(getattr(row, name)) for name in _FITTED_FIELDS) for row in rows)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def profiles_of(engine: str | Path | EngineProfile) -> ProfileOf:
-    """Return each run's own profile for ``auto``, else one for all."""
+    """Return each run's own profile for ``auto``, otherwise one for all."""
     if engine != "auto":
         one = load_engine(engine)
         return lambda row: one

@@ -1,11 +1,11 @@
-"""Fitting what an engine adds to its kernels: few non-negative costs, relative errors, every data set equal.
+"""Fit an engine's costs: few, non-negative, by relative errors, every data set weighted equally.
 
-A row's time per token is made of two steps, one of decodes alone and one that prefills too, so
+A row's TPOT is a mix of two steps, decode-only (D) and mixed (M):
 
     predicted = n_D max(D + added_D, floor_D) + n_M max(M + added_M, floor_M)
 
-with the kernels D and M and such steps a token n_D and n_M. What is added and the floors are sums of costs,
-each times what it is counted by: 1, sequences, layers, all-reduces. It is linear in them but for the floors.
+D and M are kernel times, n_D and n_M steps per token. Added times and floors are sums of costs times their
+counts (1, sequences, layers, all-reduces), so the model is linear in the costs except at the floors.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ MOST_ITERATIONS: Final = 60
 MOST_HALVINGS: Final = 30
 SMALLEST_MOVE_US: Final = 1e-3
 SMALLEST_ANGLE: Final = 1e-3
-"""Between two costs' shares of the rows, radians: closer ones are not distinguished."""
+"""Minimum angle between two costs' columns, radians; closer ones are not distinguished."""
 
 SIDES: Final = (0.9, 0.97, 0.99, 1.01, 1.03, 1.1)
-"""Distances from the best floor at which another valley is looked for."""
+"""Distances from the best floor at which other minima are searched."""
 
 CLEARLY: Final = 1e-9
-"""Relative difference of two losses that is more than rounding."""
+"""Relative difference of losses beyond rounding."""
 
 
 class Form(NamedTuple):
-    """As :class:`fastroof.engines.CostForm`, of costs that no profile has too."""
+    """Like :class:`fastroof.engines.CostForm`, including costs that no profile has."""
 
     costs: tuple[str, ...]
     outlier: float = 0.0
 
 
 def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
-    """Weight rows so that every data set has the same total."""
+    """Weight rows so that every data set has the same total weight."""
     _, which = np.unique(datasets, return_inverse=True)
     weights: Floats = 1.0 / np.maximum(np.bincount(which), fewest)[which]
     return weights
@@ -86,7 +86,7 @@ def fit_costs(
 
 
 def are_told_apart(times: KernelTimes, form: Form | CostForm, costs: Mapping[str, float]) -> bool:
-    """Whether rows distinguish an engine's costs: no cost is a mix of the others in every row."""
+    """Return whether rows distinguish the costs: none is a linear mix of the others in every row."""
     names = _names(times, form.costs)
     slopes = _slopes(
         times, columns_of(times, names), np.array([float(costs.get(name, 0.0)) for name in names])
@@ -97,13 +97,13 @@ def are_told_apart(times: KernelTimes, form: Form | CostForm, costs: Mapping[str
 
 
 def _names(times: KernelTimes, costs: Sequence[str]) -> list[str]:
-    """All costs of a fit: architectures' own come last."""
+    """Return all costs of a fit, architecture-specific ones last."""
     own = 0 if times.own_layers is None else times.own_layers.shape[1]
     return [*costs, *(f"{OWN_LAYERS}.{i}" for i in range(own))]
 
 
 def _floors_us(times: KernelTimes, name: str) -> Floats:
-    """Floors to start from: what the kernels of prefilling steps take a layer, or those of steps."""
+    """Return start values of floors: kernel time of a mixed step per layer, or per step."""
     if name in HOST_COSTS:
         return np.quantile(times.decode_us, (0.2, 0.5, 0.8))
     prefills = times.mixed_steps > 0.0
@@ -121,7 +121,7 @@ def _loss_of(error: Floats, weights: Floats, outlier: float) -> float:
 def _descend(
     times: KernelTimes, weights: Floats, outlier: float, columns: Columns, costs: Floats
 ) -> tuple[Floats, float]:
-    """Costs and loss at the bottom of the valley that costs lie in."""
+    """Return costs and loss at the nearest local minimum."""
 
     def loss_at(tried: Floats) -> float:
         return _loss_of(mean_us(times, columns, tried) / times.measured_us - 1.0, weights, outlier)
@@ -144,7 +144,7 @@ def _descend(
 
 
 def _slopes(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
-    """What a microsecond of each cost adds to each row, on its side of the floors."""
+    """Return the derivative of each row by each cost, on its side of the floors."""
 
     def of_step(kernels_us: Floats, added: Floats, floor: Floats) -> Floats:
         unbound: Bools = kernels_us + added @ costs >= floor @ costs
@@ -159,13 +159,13 @@ def _slopes(times: KernelTimes, columns: Columns, costs: Floats) -> Floats:
 def _newton_costs(
     times: KernelTimes, weights: Floats, outlier: float, columns: Columns, costs: Floats
 ) -> Floats:
-    """Best costs if every row stays on its side of the floor and counts what it counts here."""
+    """Return the best costs if every row stays on its side of the floor with its weight."""
     slopes = _slopes(times, columns, costs)
     predicted = mean_us(times, columns, costs)
     if outlier:
         weights = weights / np.sqrt(1.0 + ((predicted / times.measured_us - 1.0) / outlier) ** 2)
     root = np.sqrt(weights)
-    # a cost that moves no row stays where it is
+    # a cost without effect on any row stays unchanged
     moving = slopes.any(axis=0)
     fixed = predicted - slopes @ costs
     matrix = slopes[:, moving] * (root / times.measured_us)[:, None]
@@ -175,7 +175,7 @@ def _newton_costs(
 
 
 def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Solve it by Lawson and Hanson's active sets, on columns of length 1."""
+    """Solve non-negative least squares by Lawson and Hanson's active sets, on unit columns."""
     length = np.linalg.norm(matrix, axis=0)
     unit = matrix / length
     gram, pull = unit.T @ unit, unit.T @ target
@@ -192,7 +192,7 @@ def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
             falling = free & (tried <= 0.0)
             if not falling.any():
                 break
-            # as far towards it as no cost turns negative; those that arrive at 0 stay there
+            # step until a cost reaches 0, where it stays
             way = float(np.min(best[falling] / (best[falling] - tried[falling] + 1e-300)))
             best += way * (tried - best)
             free &= ~(falling & (best <= CLEARLY * np.abs(tried).max()))

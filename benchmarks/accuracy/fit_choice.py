@@ -1,7 +1,7 @@
-"""Choosing the form of an engine's costs by the rows that it is fitted to, and by no others.
+"""Choose the form of an engine's costs by cross-validation on the fitted rows only.
 
-Which costs there are, how a row far off counts, how GEMMs are smoothed and whether fp8 scales are found: each
-way is judged by leaving groups of the rows out in turn. Rows that judge a fit afterwards have no part in it.
+The choices are the set of costs, the weight of outliers, GEMM smoothing and fp8 scales. Each is judged by
+leaving out groups of rows in turn. Rows that validate a fit are never used.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ FORMS: Final[tuple[tuple[str, ...], ...]] = (
     (_ALLREDUCE, _FLOOR),
     (_STEP, _SEQUENCE, _ALLREDUCE), (_STEP, _SEQUENCE, _FLOOR), (_SEQUENCE, _ALLREDUCE, _FLOOR),
 )  # fmt: skip
-"""Which costs an engine may have, the fewest first."""
+"""Forms of costs, the fewest costs first."""
 
 HOST_FORMS: Final = (("host_step_us",), ("host_step_us", "host_sequence_us"))
-"""A step as the longer of its kernels and the host: scored too, in no profile."""
+"""A step as the longer of kernels and host: scored, but in no profile."""
 
 OUTLIERS: Final = (0.0, 0.1)
 SIMPLER: Final = 0.02
-"""A form of fewer costs is preferred if its error is within this share of the best."""
+"""A form with fewer costs is preferred within this share of the best error."""
 
 NOTHING: Final = 1e-6
-"""Error under which a form explains everything."""
+"""Error below which a form explains everything."""
 
 FEWEST_ROWS: Final = 10
-"""Data sets of fewer rows count less in a fit and in its error: one odd run is not a data set."""
+"""Data sets with fewer rows count less in a fit and its error."""
 
 MOST_GROUPS: Final = 12
-"""Rows of one model and layout are left out in no more groups than this."""
+"""Maximum number of groups that rows of one model and layout are left out in."""
 
 
 @dataclass(frozen=True)
 class RowLabels:
-    """What each row is one of."""
+    """Labels of each row."""
 
     dataset: npt.NDArray[np.str_]
     model: npt.NDArray[np.str_]
@@ -64,17 +64,17 @@ class RowLabels:
 
     @property
     def cell(self) -> npt.NDArray[np.str_]:
-        """Data set and GPU: what has the same weight."""
+        """Data set and GPU: each cell has the same weight."""
         return np.array([f"{d} {g}" for d, g in zip(self.dataset, self.gpu, strict=True)])
 
     @property
     def cluster(self) -> npt.NDArray[np.str_]:
-        """Model, tp and GPU: rows that share their errors."""
+        """Model, tp and GPU: rows with correlated errors."""
         return np.array([f"{m} {t} {g}" for m, t, g in zip(self.model, self.tp, self.gpu, strict=True)])
 
 
 class Choice(NamedTuple):
-    """One way to fit: which kernels are summed, and which costs are added to them."""
+    """One choice: the kernels to sum and the costs to add."""
 
     gemm_smoothing: str
     fp8_scales: str
@@ -82,12 +82,12 @@ class Choice(NamedTuple):
 
     @property
     def kernels(self) -> tuple[str, str]:
-        """What its kernel times depend on."""
+        """The kernel options of the choice."""
         return self.gemm_smoothing, self.fp8_scales
 
 
 class Trial(NamedTuple):
-    """A way to fit, and its error on groups that were left out in turn."""
+    """A choice and its error on groups left out in turn."""
 
     choice: Choice
     error: float
@@ -95,7 +95,7 @@ class Trial(NamedTuple):
 
 @dataclass(eq=False)
 class FittedRows:
-    """Rows to fit, with their kernels in every way that may be chosen."""
+    """Rows to fit, with their kernel times under every choice."""
 
     times: Mapping[tuple[str, str], KernelTimes]
     labels: RowLabels
@@ -104,16 +104,16 @@ class FittedRows:
     _fits: dict[tuple[bytes, Choice], dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Number the cells once: weights are computed thousands of times."""
+        """Number the cells once; weights are computed thousands of times."""
         self._cells = np.unique(self.labels.cell, return_inverse=True)[1]
         self._every = np.ones(len(self._cells), bool)
 
     def weights(self, rows: Bools) -> Floats:
-        """Weights of the chosen rows: every data set of a GPU the same."""
+        """Return weights of the selected rows: every data set of a GPU has the same total."""
         return equal_weights(self._cells[rows], FEWEST_ROWS)
 
     def fit(self, rows: Bools, choice: Choice, *, thorough: bool = True) -> dict[str, float]:
-        """Fit one way to some rows."""
+        """Fit a choice to the selected rows."""
         key = (np.packbits(rows).tobytes() + bytes([thorough]), choice)
         if key not in self._fits:
             times = self.times[choice.kernels].pick(rows)
@@ -121,12 +121,12 @@ class FittedRows:
         return self._fits[key]
 
     def errors(self, choice: Choice, costs: Mapping[str, float]) -> Floats:
-        """Relative errors of every row."""
+        """Return the relative error of every row."""
         times = self.times[choice.kernels]
         return np.asarray(predicted_us(times, costs) / times.measured_us - 1.0)
 
     def choose(self, rows: Bools | None = None) -> Choice:
-        """Choose by these rows alone: the simplest way that is nearly the best on groups left out in turn."""
+        """Return the simplest choice whose leave-out error is close to the best."""
         rows = self._every if rows is None else rows
         trials = self.trials(rows)
         best = min(trial.error for trial in trials)
@@ -138,7 +138,7 @@ class FittedRows:
         return ways[int(np.argmin(scores))]
 
     def trials(self, rows: Bools, forms: tuple[tuple[str, ...], ...] | None = None) -> list[Trial]:
-        """Judge every form with every kind of kernels, simpler forms and the first kernels before others."""
+        """Judge every form with every kind of kernels, simpler forms and the first kernels first."""
         of_group = [int((self.left_out_by(rows)[rows] == group).sum()) for group in self._groups(rows)]
         most_costs = int(rows.sum()) - max(of_group, default=0) - 1
         distinct = self._distinct_kernels(rows)
@@ -150,7 +150,7 @@ class FittedRows:
         ]
 
     def _distinct_kernels(self, rows: Bools) -> list[tuple[str, str]]:
-        """Ways to sum kernels that differ on these rows."""
+        """Return the kernel options that differ on these rows."""
         kept: list[tuple[str, str]] = []
         for kernels, times in self.times.items():
             mine = times.kernels_us[rows]
@@ -159,7 +159,7 @@ class FittedRows:
         return kept
 
     def left_out_by(self, rows: Bools) -> npt.NDArray[np.str_]:
-        """What is left out in turn: models, GPUs, layouts or, with one of each, single rows."""
+        """Return the groups to leave out: models, GPUs, layouts or, with one of each, single rows."""
         labels = self.labels
         for names in (labels.model, labels.gpu, labels.tp.astype(np.str_)):
             if len(np.unique(names[rows])) > 1:
@@ -170,7 +170,7 @@ class FittedRows:
         return [str(name) for name in np.unique(self.left_out_by(rows)[rows])]
 
     def _judged(self, rows: Bools, choice: Choice) -> Trial:
-        """Judge a way by rows of fits without their group, every data set the same."""
+        """Return a choice's leave-out error, every data set weighted equally."""
         names, groups = self.left_out_by(rows), self._groups(rows)
         weights = np.zeros(len(rows))
         weights[rows] = self.weights(rows)

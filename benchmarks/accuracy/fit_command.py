@@ -1,4 +1,4 @@
-"""``python -m benchmarks.accuracy fit``: fits an engine's profile to measured rows."""
+"""``python -m benchmarks.accuracy fit``: fit an engine's profile to measured rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Examples:
   python -m benchmarks.accuracy fit --engine vllm --rows my_runs.csv --output mine.toml
   fastroof step --model llama-3.1-8b --engine mine.toml --decode 64x4096
 
-Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
-optional columns of benchmarks/accuracy/rows.py. Rows with a reason in left_out are not fitted.
+Rows are a CSV with the columns dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency,
+tpot_ms and the optional ones of benchmarks/accuracy/rows.py. Rows with a reason in left_out are not fitted.
 
-Each data set of a GPU weighs the same, errors are relative, costs are shared by all models and tp. Intervals
-are 95 %, from a bootstrap over (model, tp, GPU). Which costs there are is chosen by rows too, by leaving
-models out in turn. Unseen: each model, GPU and version, with all of that chosen and fitted without it.
-Runs that waited to be admitted, draft tokens or are known to be defective are not fitted; it says how many.
+Each data set of a GPU has the same weight, errors are relative, and all models and tp share the costs.
+Intervals are 95 %, from a bootstrap over (model, tp, GPU). The set of costs is chosen by leaving out models.
+Unseen errors: everything is chosen and fitted without the model, GPU or version.
+Admission-limited, speculative and defective runs are not fitted; their number is printed.
 
 \b
 JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, GPU and version,
@@ -49,10 +49,10 @@ tps, and mape and bias of kernels, fitted and unseen as fractions], without, wit
 def main(
     engine: Annotated[
         str | None,
-        typer.Option(help="Whose rows to fit, by profile: vllm-0.12.  [default: vllm]"),
+        typer.Option(help="Profile whose rows to fit, such as vllm-0.12.  [default: vllm]"),
     ] = None,
     dataset: Annotated[
-        list[str] | None, typer.Option(help="Fit this data set only; repeatable.  [default: all]")
+        list[str] | None, typer.Option(help="Fit only this data set; repeatable.  [default: all]")
     ] = None,
     rows: Annotated[
         Path | None,
@@ -60,7 +60,9 @@ def main(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(*GPU_NAMES, help="GPU, which one if a folder holds several, or all that have runs."),
+        typer.Option(
+            *GPU_NAMES, help="GPU, or which one if a folder holds several; all: every GPU with runs."
+        ),
     ] = None,
     tables: FitTables = None,
     source: FitSource = None,
@@ -97,7 +99,7 @@ def main(
 
 
 def _tables(engine: str, gpu: str | None, tables: str | None, source: str | None) -> dict[str, Tables]:
-    """Tables by GPU: of one, or of all that an engine's runs ship of."""
+    """Return tables by GPU: of one, or of all with shipped runs of an engine."""
     if gpu != EVERY_GPU:
         one = tables_of(tables, gpu, source)
         return {one.gpu.name: one}
@@ -133,7 +135,7 @@ def _print(fitted: Calibration) -> None:
             ("profile", profile.name),
             ("engine", fitted.engine),
             ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
-            ("costs", ", ".join(profile.fit.costs if profile.fit else ()) or "none beside its kernels"),
+            ("costs", ", ".join(profile.fit.costs if profile.fit else ()) or "none"),
             ("residual", _residual(profile.costs.residual)),
             *((f"not fitted, {rows}", why) for why, rows in profile.evidence["not_fitted"].items()),
         ]
@@ -181,8 +183,8 @@ def _print(fitted: Calibration) -> None:
 
 def _residual(residual: float) -> str:
     if not residual:
-        return "unknown: there is no other model to judge on"
-    return f"{residual * 100.0:.1f} % standard error on models that a fit did not see"
+        return "unknown: needs runs of another model"
+    return f"{residual * 100.0:.1f} % standard error on unseen models"
 
 
 def _range(*ends: float) -> str:

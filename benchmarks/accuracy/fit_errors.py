@@ -1,4 +1,4 @@
-"""How well costs are known and how far they carry: bootstrap intervals, and rows that a fit did not see."""
+"""Bootstrap intervals of costs, and errors on unseen rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SEED: Final = 0
 
 
 class SplitFit(NamedTuple):
-    """What was chosen and fitted without some rows."""
+    """A choice and fit without some rows."""
 
     choice: Choice
     costs: dict[str, float]
 
 
 class DatasetErrors(NamedTuple):
-    """Relative errors on one data set, as fractions: mean of the absolute ones, and of the signed ones."""
+    """Relative errors on one data set, as fractions: MAPE and bias."""
 
     dataset: str
     rows: int
@@ -49,7 +49,7 @@ class DatasetErrors(NamedTuple):
 
 
 def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
-    """Choose and fit once without the rows of each model, GPU or version; nothing if there is only one."""
+    """Choose and fit without each model, GPU or version; empty if there is only one."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     each = np.unique(names)
     fits: dict[str, SplitFit] = {}
@@ -63,7 +63,7 @@ def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
 
 
 def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]) -> Floats:
-    """Relative error of each row by the fit that did not see it; nan if there is no such fit."""
+    """Return each row's relative error by the fit without it; nan if there is none."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     unseen = np.full(len(names), np.nan)
     for name, one in fits.items():
@@ -75,7 +75,7 @@ def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]
 def cost_intervals(
     fitted: FittedRows, choice: Choice, costs: Mapping[str, float], resamples: int
 ) -> tuple[FittedCost, ...]:
-    """Find 95 % intervals by a bootstrap whose unit is all rows of one model at one tp on one GPU."""
+    """Return 95 % intervals by a bootstrap over clusters of model, tp and GPU."""
     clusters, cluster_of = np.unique(fitted.labels.cluster, return_inverse=True)
     if not resamples or len(clusters) < 2 or not costs:
         return tuple(FittedCost(name, us, math.nan, math.nan) for name, us in costs.items())
@@ -99,7 +99,7 @@ def cost_intervals(
 def dataset_errors(
     fitted: FittedRows, kernels: Floats, in_sample: Floats, unseen: Mapping[Split, Floats]
 ) -> tuple[DatasetErrors, ...]:
-    """Sum relative errors of rows up by data set: of kernels, in sample, and of fits without them."""
+    """Return errors by data set: kernels only, in sample, and of fits without the row."""
     labels = fitted.labels
     report = []
     for dataset in dict.fromkeys(labels.dataset.tolist()):
@@ -118,7 +118,7 @@ def dataset_errors(
 
 
 def split_errors(fitted: FittedRows, errors: Floats) -> dict[str, float]:
-    """Mean absolute error over rows, and the median of data sets of a GPU with ten rows or more."""
+    """Return MAPE over rows, and the median of a GPU's data sets with ten rows or more."""
     there = ~np.isnan(errors)
     if not there.any():
         return {}
@@ -138,6 +138,6 @@ def _mape(errors: Floats) -> float:
 
 
 def _mean(errors: Floats) -> float:
-    """Mean of what is there; nan where nothing is."""
+    """Return the mean of finite values; nan if there is none."""
     there = errors[~np.isnan(errors)]
     return float(there.mean()) if len(there) else math.nan

@@ -1,4 +1,4 @@
-"""Which measured rows an engine's costs are fitted to, and why others are not."""
+"""Select the measured rows to fit, with reasons for the others."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
 ADMISSION_SHARE: Final = 0.35
-"""Share of a request's time before its first token from which it waited to be admitted."""
+"""TTFT share of a request's time from which a run is admission-limited."""
 
 
 def is_limited_by_admission(row: ServingRow) -> bool:
-    """Whether the requests of a run waited for room, so that its time per token does not show its steps."""
+    """Return whether a run is admission-limited, so that its TPOT does not show its steps."""
     if math.isnan(row.ttft_ms):
         return False
     return row.ttft_ms > ADMISSION_SHARE * (row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0))
 
 
 def is_of(row: ServingRow, versions: str) -> bool:
-    """Whether a run is of a range of versions; a build without a version is only in the empty range."""
+    """Return whether a run is in a range of versions; without a version only in the empty range."""
     if not is_version(row.engine_version):
         return versions == ""
     return holds_for(versions, row.engine_version)
@@ -39,7 +39,7 @@ def is_of(row: ServingRow, versions: str) -> bool:
 def chosen_rows(
     rows: Iterable[ServingRow], gpus: Container[str], base: EngineProfile, datasets: Sequence[str] | None
 ) -> tuple[list[ServingRow], Counter[str]]:
-    """Pick the rows to fit, by data set, and count the profile's others by reason."""
+    """Select the rows to fit by data set, and count the profile's other rows by reason."""
     of_engine = [
         row for row in rows if row.engine_profile.name == base.name and row.gpu in gpus and not row.left_out
     ]
@@ -75,7 +75,7 @@ def _listed(gpus: Container[str]) -> str:
 
 
 def _not_fitted(row: ServingRow, base: EngineProfile) -> str:
-    """Why a row is not fitted; empty where it is."""
+    """Return why a row is not fitted; empty if it is."""
     if row.is_disaggregated:
         return "prompts run on other engines"
     if row.pp > 1:
@@ -102,7 +102,7 @@ def _not_fitted(row: ServingRow, base: EngineProfile) -> str:
 
 
 class TimedRows(NamedTuple):
-    """Rows that have a plan, their times, and why others have none."""
+    """Rows with a plan, their times, and reasons of the others."""
 
     rows: tuple[ServingRow, ...]
     times: KernelTimes
@@ -110,7 +110,7 @@ class TimedRows(NamedTuple):
 
 
 def time_rows(rows: Sequence[ServingRow], tables: Mapping[str, Tables], profile: EngineProfile) -> TimedRows:
-    """Time the kernels of rows of several GPUs, those without a plan left out."""
+    """Time the kernels of rows of several GPUs, except those without a plan."""
     columns = np.full((NUM_COLUMNS, len(rows)), np.nan)
     refused: dict[str, int] = {}
     for places in alike_rows(rows):

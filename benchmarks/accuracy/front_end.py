@@ -1,8 +1,7 @@
-"""What a test bench adds to TTFT besides the engine's steps, learned from runs of other models.
+"""TTFT that a test bench adds to the engine's steps, learned from runs of other models.
 
-HTTP, tokenizers and routers take time for a request, for each of its tokens, and with each client that they
-serve; an engine that schedules a step ahead makes a prompt wait for steps. Which of these there are is chosen
-without the model that is predicted, like their constants.
+HTTP, tokenizers and routers take time per request, per token and per client; asynchronous scheduling makes a
+prompt wait for steps. The terms and their constants are chosen without the predicted model.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fastroof.units import US_PER_MS
 
 
 class FrontEnd(NamedTuple):
-    """What comes to a time to first token."""
+    """Terms that are added to TTFT."""
 
     request_ms: float = 0.0
     client_ms: float = 0.0
@@ -27,18 +26,18 @@ class FrontEnd(NamedTuple):
     steps: float = 0.0
 
     def added_ms(self, row: ServingRow, tpot_ms: float) -> float:
-        """Return what comes to a run's TTFT, ms."""
+        """Return the time added to a run's TTFT, ms."""
         return float(sum(one * of for one, of in zip(self, _sizes(row, tpot_ms), strict=True)))
 
     def __str__(self) -> str:
-        """Say it in words, without what there is nothing of."""
+        """Return the non-zero terms in words."""
         units = ("ms a request", "ms a client", "us a prompt token", "steps")
         words = [f"{value:.3g} {unit}" for value, unit in zip(self, units, strict=True) if value]
         return ", ".join(words) or "nothing"
 
 
 class PromptTime(NamedTuple):
-    """A run whose requests do not queue, and its predicted TTFT and TPOT, ms, without a front end."""
+    """A run without queueing, and its predicted TTFT and TPOT, ms, without a front end."""
 
     row: ServingRow
     ttft_ms: float
@@ -55,18 +54,18 @@ FORMS: Final[tuple[tuple[str, ...], ...]] = (
     ("request_ms", "client_ms", "token_us"),
     ("request_ms", "client_ms", "token_us", "steps"),
 )
-"""Which terms there may be, the simplest first."""
+"""Forms of terms, the simplest first."""
 
 BETTER: Final = 0.002
-"""Mean relative error by which a form has to be better than a simpler one."""
+"""Improvement of the mean relative error that a more complex form needs."""
 ROUNDS: Final = 8
-"""Times that least squares are weighted anew, so that they minimise absolute errors."""
+"""Iterations of reweighted least squares."""
 NEAR: Final = 0.05
-"""Relative error from which absolute errors are minimised; squares below."""
+"""Relative error above which absolute errors are minimised, squares below."""
 
 
 class _Fit(NamedTuple):
-    """Runs as a fit reads them: an entry each; slopes have a column a term."""
+    """Runs as arrays; slopes have one column per term."""
 
     missing: Floats
     slopes: Floats
@@ -76,7 +75,7 @@ class _Fit(NamedTuple):
 def front_ends(
     runs: Sequence[PromptTime], split: Callable[[ServingRow], Hashable] = lambda row: row.whole_model
 ) -> list[FrontEnd]:
-    """Find what each run's test bench adds, from runs of its bench that are in no split with it."""
+    """Return the front end of each run, from runs of its bench in other splits."""
     benches = [(run.row.bench or run.row.frontend, run.row.engine) for run in runs]
     splits = [split(run.row) for run in runs]
     known: dict[Hashable, FrontEnd] = {}
@@ -93,7 +92,7 @@ def front_ends(
 def _chosen(
     runs: Sequence[PromptTime], splits: Sequence[Hashable], scopes: Sequence[Sequence[int]]
 ) -> FrontEnd:
-    """Fit the form that predicts the first scope's splits best, each without itself."""
+    """Fit the form with the least leave-one-split-out error in the first scope."""
     judged = _by_split(scopes[0], splits)
     best: tuple[float, Sequence[int], tuple[str, ...]] | None = None
     for scope in scopes:
@@ -109,7 +108,7 @@ def _chosen(
             if best is None or error < best[0] - BETTER:
                 best = (error, scope, form)
     if best is None:
-        # one split alone says no form: its constant
+        # one split cannot choose a form: use its constant
         return _fitted(runs, scopes[-1], splits, ("request_ms",))
     return _fitted(runs, best[1], splits, best[2])
 
@@ -122,12 +121,12 @@ def _by_split(places: Sequence[int], splits: Sequence[Hashable]) -> dict[Hashabl
 
 
 def _sizes(row: ServingRow, tpot_ms: float) -> tuple[float, ...]:
-    """What there is of each term's unit, in ms a unit."""
+    """Return the number of units of each term, in ms per unit."""
     return 1.0, row.concurrency, row.mean_isl / US_PER_MS, tpot_ms
 
 
 def _error(runs: Sequence[PromptTime], places: Sequence[int], front_end: FrontEnd) -> float:
-    """Mean relative error of runs."""
+    """Return the mean relative error of runs."""
     errors = [
         abs((run.ttft_ms + front_end.added_ms(run.row, run.tpot_ms)) / run.row.ttft_ms - 1.0)
         for run in (runs[i] for i in places)
@@ -138,7 +137,7 @@ def _error(runs: Sequence[PromptTime], places: Sequence[int], front_end: FrontEn
 def _fitted(
     runs: Sequence[PromptTime], places: Sequence[int], splits: Sequence[Hashable], form: tuple[str, ...]
 ) -> FrontEnd:
-    """Fit the terms of a form to relative errors; each split counts once, however many runs it has."""
+    """Fit the terms of a form to relative errors; each split has the same weight."""
     if not form:
         return FrontEnd()
     columns = [FrontEnd._fields.index(name) for name in form]
@@ -153,7 +152,7 @@ def _fitted(
 
 
 def _non_negative(fit: _Fit) -> Floats:
-    """Constants of at least 0 that make the absolute errors least, by squares that are weighted anew."""
+    """Return non-negative constants with the least absolute errors, by reweighted least squares."""
     weights = fit.weights
     constants = np.zeros(fit.slopes.shape[1])
     for _ in range(ROUNDS):
@@ -164,7 +163,7 @@ def _non_negative(fit: _Fit) -> Floats:
 
 
 def _least_squares(fit: _Fit) -> Floats:
-    """Least squares of constants of at least 0: every set of positive ones is tried."""
+    """Return non-negative least squares by trying every set of positive constants."""
     weighted = fit.slopes * fit.weights[:, None]
     gram, target = weighted.T @ fit.slopes, weighted.T @ fit.missing
     count = len(target)

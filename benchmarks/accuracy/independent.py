@@ -1,4 +1,4 @@
-"""Predictions of what nothing was fitted to: published throughput and open-loop runs."""
+"""Predictions of independent evidence: published throughput and open-loop runs."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from fastroof.units import MS_PER_S
 
 
 class PredictedRate(PredictedTime):
-    """A measured throughput and its prediction, both as the time of one output token of all clients, ms."""
+    """A measured throughput and its prediction, both as ms per output token of all clients."""
 
     __slots__ = ()
 
     @property
     def error(self) -> float:
-        """Signed error, as a share of what was measured."""
+        """Signed error, as a share of the measured time."""
         return self.measured_ms / self.predicted_ms - 1.0
 
     @property
     def aic_error(self) -> float:
-        """The same of aiconfigurator-core."""
+        """Signed error of aiconfigurator-core."""
         return self.measured_ms / self.aic_ms - 1.0
 
 
 SEQUENCES: Final = 2048
-"""Sequences that plans of these rows time at most, of all that their engines run at once."""
+"""Maximum sequences of these rows' plans."""
 
 
 def profile_of_served(row: ServedModel) -> EngineProfile:
@@ -52,13 +52,13 @@ def profile_of_served(row: ServedModel) -> EngineProfile:
 
 
 def concurrency_of(row: ThroughputRow, plan: StepPlan) -> int:
-    """Return how many requests of a published throughput ran at once, as far as known."""
+    """Return the concurrency of a published throughput, as far as known."""
     room: int = plan.memory.max_sequences(int(row.isl + row.osl))
     return min(min(room, row.max_concurrency) * row.dp, row.requests)
 
 
 def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
-    """Predict a published throughput, output tokens of all GPUs a second."""
+    """Predict a published throughput, output tokens/s of all GPUs."""
     concurrency = concurrency_of(row, plan)
     if concurrency < 1:
         raise TableError("no request fits next to the weights")
@@ -75,7 +75,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
 
 
 def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str], float]:
-    """Predict what clients of an open-loop run saw: its requests, simulated one by one."""
+    """Predict the client times of an open-loop run by simulating its requests."""
     settings = run.settings(plan)
     seen = []
     for weight, from_s, trace in run.loads():
@@ -87,7 +87,7 @@ def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str],
 
 
 def _statistic(quantity: str, statistic: str, seen: Sequence[tuple[float, Bools, RequestTimes]]) -> float:
-    """A statistic of all requests that count: of several loads, weighted by how many each stands for."""
+    """Return a statistic of all counted requests, loads weighted by the requests they represent."""
     values = [getattr(times, f"{quantity}_ms")[counts] for _, counts, times in seen]
     if statistic == "mean":
         means = [float(np.nanmean(of_load)) for of_load in values]
@@ -103,7 +103,7 @@ def judge(
     profile_of: Callable[[ServedModel], EngineProfile],
     skipped: Counter[tuple[str, ...]],
 ) -> Iterator[PredictedTime]:
-    """Predict rows and compare each with its measurement."""
+    """Predict rows and compare them with their measurements."""
     plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
     for row in rows:
         try:
@@ -183,7 +183,7 @@ def _fields(
     *,
     chose: bool = False,
 ) -> tuple[Any, ...]:
-    """A prediction's fields; lengths are isl, osl and concurrency; ``chose``: the row chose the profile."""
+    """Return a prediction's fields; ``chose``: the row was used to choose a constant."""
     engine = (row.engine, row.engine_version)
     served = (row.model, row.dtype, row.kv_dtype, profile.name, row.tp)
     return (row.dataset, row.row, quantity, *engine, *served, *lengths, chose, *times_ms, math.nan)

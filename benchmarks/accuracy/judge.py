@@ -1,4 +1,4 @@
-"""``python -m benchmarks.accuracy judge``: predictions compared with the measured rows that ship."""
+"""``python -m benchmarks.accuracy judge``: compare predictions with the shipped measured runs."""
 
 from __future__ import annotations
 
@@ -51,22 +51,23 @@ Examples:
   python -m benchmarks.accuracy judge --rows my_runs.csv --gpu h100
   python -m benchmarks.accuracy judge --gpu all --leave-one-model-out --min-rows 10
 
-Errors are relative to the measured time; bias is their signed mean. fitted: yes if the profile's
-constants were fitted to these rows. aic is aiconfigurator-core on the same rows. tpot: time per output token;
+Errors are relative to the measured time; bias is their signed mean. fitted: the profile's constants were
+fitted to these rows. aic: aiconfigurator-core on the same rows. tpot: time per output token;
 ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode that of one client too.
-throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, if rows have single requests.
+throughput: output tokens/s; e2e: whole requests; tpot p90: a percentile of single requests.
 
 \b
-JSON: version, gpu, tables_hash, engine, leave_one_model_out, frontends {data set: what TTFT was given},
+JSON: version, gpu, tables_hash, engine, leave_one_model_out, frontends {data set: terms added to TTFT},
 frontends_us_per_token {data set: us},
-groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
+groups: one object per data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
-quantity: empty where it is all of a row].
+quantity: empty if it is the whole row].
 
 \b
-Of --gpu all: version, runtime, leave_out, gpus, gpus_left_out {gpu: why}, rows, runs (distinct), represented,
-left_out {reason: rows}, totals, groups: one object a kind, model, gpu, engine, version, dtype and quantity
-[rows, mape, median, p90, bias, aic_rows, aic_mape, beside_mape, fitted]. rows = represented + left_out.
+With --gpu all: version, engine, leave_out, gpus, gpus_left_out {gpu: why}, rows, runs (distinct),
+represented, left_out {reason: rows}, totals, groups: one object per kind, model, gpu, engine, version, dtype
+and quantity [rows, mape, median, p90, bias, aic_rows, aic_mape, beside_mape, fitted].
+rows = represented + left_out.
 """
 
 
@@ -77,37 +78,33 @@ def main(
     ] = None,
     rows: Annotated[
         Path | None,
-        typer.Option(
-            help="CSV of your own measured rows to judge instead; columns: benchmarks/accuracy/rows.py."
-        ),
+        typer.Option(help="CSV of your own measured rows; columns: benchmarks/accuracy/rows.py."),
     ] = None,
     steps: Annotated[
-        Path | None, typer.Option(help="steps.csv of `kernels-bench steps` to judge instead, or with --rows.")
+        Path | None, typer.Option(help="steps.csv of `kernels-bench steps`, alone or with --rows.")
     ] = None,
     engine: Profile = "auto",
     leave_one_model_out: Annotated[
         bool,
-        typer.Option(
-            "--leave-one-model-out", help="Predict each model by constants fitted to the other models."
-        ),
+        typer.Option("--leave-one-model-out", help="Predict each model with constants fitted to the others."),
     ] = False,
     leave_one_gpu_out: Annotated[
-        bool, typer.Option("--leave-one-gpu-out", help="The same of GPUs; needs --gpu all.")
+        bool, typer.Option("--leave-one-gpu-out", help="Likewise for GPUs; needs --gpu all.")
     ] = False,
     leave_one_version_out: Annotated[
         bool,
-        typer.Option("--leave-one-version-out", help="The same of an engine's versions; needs --gpu all."),
+        typer.Option("--leave-one-version-out", help="Likewise for engine versions; needs --gpu all."),
     ] = False,
-    min_rows: Annotated[
-        int, typer.Option(help="Of --gpu all: show groups of at least so many rows.", min=1)
-    ] = 1,
+    min_rows: Annotated[int, typer.Option(help="With --gpu all: minimum rows of a group.", min=1)] = 1,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Of --gpu all: print the tables as Markdown.")
+        bool, typer.Option("--markdown", help="With --gpu all: print the tables as Markdown.")
     ] = False,
     by: By = "",
     peer: Annotated[
         str | None,
-        typer.Option(help="aiconfigurator: query the installed package instead of its shipped answers."),
+        typer.Option(
+            help="aiconfigurator: query the installed package instead of using its shipped answers."
+        ),
     ] = None,
     csv_path: CsvPath = None,
     plot: Plot = None,
@@ -115,7 +112,7 @@ def main(
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:
-    """Judge predictions by measured serving."""
+    """Compare predictions with measured serving."""
     if peer is not None and peer not in PEERS:
         raise FastroofError(f"--peer is {' or '.join(PEERS)}, got {peer!r}")
     if plot is not None:
@@ -158,7 +155,7 @@ def main(
 
 
 def _split(**splits: bool) -> str | None:
-    """What is left out of the fits."""
+    """Return what to leave out of the fits."""
     asked = [name for name, is_asked in splits.items() if is_asked]
     if len(asked) > 1:
         options = ", ".join(f"--leave-one-{name}-out" for name in asked)
@@ -175,9 +172,9 @@ def _validate_all(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Judge all GPUs that something was measured on."""
+    """Validate all GPUs with measured runs."""
     if as_json and markdown:
-        raise FastroofError("--json and --markdown are two forms of one answer: give one of them")
+        raise FastroofError("--json and --markdown exclude each other")
     report = validate_gpus(
         engine=engine,
         leave_out=split,
@@ -236,7 +233,7 @@ _TITLES: Final = {
 
 
 def print_report(report: SampleValidation, min_rows: int) -> None:
-    """Print the groups of each quantity, the worst first, what they sum up to, and what is not judged."""
+    """Print the groups of each quantity (worst first), totals, and rows that were not judged."""
     out = console()
     out.print(
         f"{report.represented} of {counted(report.runs, 'distinct run')} on "
@@ -258,7 +255,7 @@ def print_report(report: SampleValidation, min_rows: int) -> None:
 
 
 def markdown_groups(report: SampleValidation, min_rows: int) -> str:
-    """Return the same as Markdown: a table a quantity, and the totals as a list."""
+    """Return the same as Markdown: a table per quantity, and the totals as a list."""
     lines = [f"{report.represented} of {report.runs} distinct runs, {_how(report)}.", ""]
     for total in report.totals():
         lines += [f"* {line.strip()}" for line in _total_lines(total)]
@@ -271,7 +268,7 @@ def markdown_groups(report: SampleValidation, min_rows: int) -> str:
 
 
 def _by_engine(groups: Sequence[RunGroup]) -> list[str]:
-    """All judged runs by GPU and engine, with the group that does worst: TPOT."""
+    """Return TPOT errors of judged runs by GPU and engine, with the worst group."""
     members: dict[tuple[str, str], list[RunGroup]] = {}
     for group in groups:
         if (group.quantity, group.kind) == ("tpot", "judged"):
@@ -321,7 +318,7 @@ def _cells(group: RunGroup) -> tuple[str, ...]:
 
 
 def _total_lines(total: Totals) -> list[str]:
-    """What groups sum up to, in words; the list of poor ones for time per output token alone."""
+    """Return totals in words, for TPOT with the list of poor groups."""
     which = total.kinds[0] if len(total.kinds) == 1 else "of all kinds"
     lines = [
         f"{total.quantity.upper()} of {counted(total.rows, 'run')} {which}: MAPE {_share(total.mape)}, "

@@ -1,4 +1,4 @@
-"""Room for KV cache as engines logged it, compared with plans of the same runs."""
+"""Compare logged KV cache room of engines with plans of the same runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastroof.units import GIB
 
 FILE: Final = "kv_room.csv"
 STEP_TOKENS: Final = 8192
-"""Default of runs without a value; their ``assumed`` has a note."""
+"""Default of runs without a value, noted in ``assumed``."""
 
 _NUMBERS: Final = {
     "gpu_gib": float, "tp": int, "ep": int, "fraction": float, "max_num_batched_tokens": int,
@@ -29,7 +29,7 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True)
 class LoggedRoom:
-    """One start of an engine by its log; None if the log has no value."""
+    """One logged engine start; None if the log has no value."""
 
     id: str
     engine: str
@@ -54,14 +54,14 @@ class LoggedRoom:
     source: str
 
     def room_gib(self, memory: PlanMemory) -> float:
-        """What was left, GiB; of tokens at a plan's bytes a token."""
+        """Return the logged room, GiB; tokens are converted by the plan's bytes per token."""
         if self.kv_gib is not None:
             return self.kv_gib
         return (self.kv_tokens or 0) * memory.kv_bytes_per_token / GIB
 
 
 def kv_room_rows(path: str | Path | None = None) -> tuple[LoggedRoom, ...]:
-    """Read logged rooms."""
+    """Read the logged rows."""
     file = bench_data_root() / FILE if path is None else Path(path)
     try:
         with file.open(newline="", encoding="utf-8") as lines:
@@ -82,7 +82,7 @@ def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
     """Return the memory of a logged run's plan."""
     if rule is None:
         rule = engine_of_version(row.engine, row.version).memory
-        # the log's own limit of requests counts, whatever the GPU
+        # the log's limit of requests, on any GPU
         rule = replace(rule, small_gib=0.0, small_gpus=())
         if row.fraction is not None:
             rule = replace(rule, fraction=row.fraction)
@@ -110,7 +110,7 @@ _SLOW_LINKS: Final = ("l40s", "rtx_4090", "rtx_3090", "a100", "rtx_a6000")
 
 
 def main() -> None:
-    """Print every logged room, the rule of its engine's profile and the datasheet's."""
+    """Compare logged KV cache room with the profile's rule and the datasheet's."""
     columns = ("log", "rule", "off", "datasheet", "off")
     print(f"{'run':10} {'half':5} {'model on gpu':38} " + " ".join(f"{name:>9}" for name in columns))
     for row in kv_room_rows():

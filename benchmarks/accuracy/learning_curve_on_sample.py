@@ -1,4 +1,4 @@
-"""What a fit of few runs gains, on the public sample: each larger group stands for a user's cluster.
+"""Gain of fitting few runs, on the public sample: each larger group represents a user's cluster.
 
 ``python -m benchmarks.accuracy learning-curve`` prints the table of README.md.
 """
@@ -26,7 +26,7 @@ DRAWS: Final = 20
 
 
 class ClusterCurve(NamedTuple):
-    """One group of the sample as if it were a cluster: one engine's version, one model in one format."""
+    """One group of the sample as a cluster: an engine version and a model in one format."""
 
     gpu: str
     engine: str
@@ -40,7 +40,7 @@ class ClusterCurve(NamedTuple):
 
 
 def curves_on(gpu: str, draws: int = DRAWS) -> list[ClusterCurve]:
-    """Draw subsets of each group's runs on a GPU, and judge their fits on the runs left."""
+    """Fit drawn subsets of each group's runs on a GPU, and validate on the other runs."""
     tables = load_tables(gpu)
     groups: dict[tuple[str, ...], list[ServingRow]] = defaultdict(list)
     for row in read_silicon_sample(gpu)[0]:
@@ -77,7 +77,7 @@ def curves_on(gpu: str, draws: int = DRAWS) -> list[ClusterCurve]:
 
 
 def _times(rows: list[ServingRow], tables: Tables) -> tuple[list[ServingRow], KernelTimes]:
-    """Rows that can be planned, and their kernels."""
+    """Return the rows with a plan, and their kernel times."""
     alike: dict[Any, list[ServingRow]] = defaultdict(list)
     for row in rows:
         alike[row.layout, row.kv_dtype].append(row)
@@ -98,7 +98,7 @@ def _times(rows: list[ServingRow], tables: Tables) -> tuple[list[ServingRow], Ke
 
 
 def _packaged(row: ServingRow) -> Costs:
-    """Costs of the row's packaged profile, without the row's own model where it was fitted to it."""
+    """Return the packaged costs of a row, fitted without its model."""
     profile = row.engine_profile
     without = profile.evidence.get("without_model", {}).get(row.model)
     if without is not None:
@@ -137,5 +137,5 @@ def _percent(errors: list[float]) -> str:
 
 
 def main() -> None:
-    """Fit few runs of each group of the public sample, and print the errors on its other runs."""
+    """Fit few runs of each group of the public sample; print errors on its other runs."""
     print_curves([curve for gpu in GPUS for curve in curves_on(gpu)])

@@ -1,4 +1,4 @@
-"""Everything that was measured end to end on a GPU: what ships with fastroof, else what is installed."""
+"""Measured runs and steps of a GPU: those in bench_data, otherwise aiconfigurator-core's sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastroof.serving.evidence.rows import LeftOut, ServedModel, ServingRow
 
 
 class Measured(NamedTuple):
-    """What was measured end to end on one GPU."""
+    """Measured runs and steps of one GPU."""
 
     rows: tuple[ServingRow, ...]
     steps: tuple[MeasuredStep, ...] = ()
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
         return (*dataset_names(self.rows), *of_steps, *dict.fromkeys(row.dataset for row in self.independent))
 
     def pick(self, datasets: Sequence[str]) -> Measured:
-        """Return some of the data sets."""
+        """Return the given data sets."""
         unknown = [name for name in datasets if name not in self.datasets]
         if unknown:
             there = ", ".join(self.datasets) or "none"
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
 
 
 def measured_on(gpu: str, root: Path | None = None) -> Measured:
-    """Read all serving rows and steps that were measured on a GPU."""
+    """Read all measured rows and steps of a GPU."""
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
     independent = (*shipped_throughput(gpu, root), *shipped_open_loop(gpu, root))
     if rows or steps or importlib.util.find_spec(PACKAGE) is None:
@@ -54,13 +54,13 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
     try:
         sample, left_out, _ = read_silicon_sample(gpu)
     except TableError:
-        # the sample has nothing of this GPU
+        # the sample lacks this GPU
         return Measured((), steps, independent=independent)
     return Measured(sample, steps, left_out, independent)
 
 
 def _shipped_left_out(gpu: str, root: Path | None) -> tuple[LeftOut, ...]:
-    """Return what the conversion of each file left out, by its TOML."""
+    """Return rows that the conversion of each file left out, from its TOML."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     left_out = []
     for path in sorted(folder.glob("*.toml")):

@@ -1,9 +1,9 @@
-"""Steps of the most-served models by fastroof and by aiconfigurator-core, and the part that differs.
+"""Steps of the most-served models by fastroof and aiconfigurator-core, and the part that differs.
 
     python -m benchmarks.accuracy most-served
 
-Which they are, and how they are split, is counted in the package's own sample of measured runs; the package
-is needed, as for :mod:`benchmarks.accuracy.aiconfigurator_steps`, which times the steps.
+Models and layouts are those of the most runs in the package's sample. Needs aiconfigurator-core;
+:mod:`benchmarks.accuracy.aiconfigurator_steps` times the steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GPUS: Final = ("h200", "b200")
 ENGINES: Final = ("vllm", "sglang", "trtllm-1.1")
 COUNT: Final = 10
 TOLD_FROM: Final = 0.1
-"""A step's cause is named from this difference on."""
+"""Difference from which the cause is named."""
 _SIZES: Final = (8, 4, 2, 1)
 
 _SAME: Final = {
@@ -37,23 +37,23 @@ _SAME: Final = {
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
     "zhipuai/GLM-5": "zai-org/GLM-5-FP8",
 }
-"""The sample's names of models whose config.json the package has by another: DeepSeek-R1 is built as V3."""
+"""Models whose config.json has another name in the package: DeepSeek-R1 is built as V3."""
 
 
 class ServedModel(NamedTuple):
-    """A model of the sample."""
+    """A model of the sample, its runs and layouts."""
 
     model: str
     rows: int
     layouts: dict[str, list[Layout]]
 
     def layouts_on(self, gpu: str) -> list[Layout]:
-        """Layouts on a GPU: its own first, then those of others."""
+        """Return layouts to try on a GPU: its own first, then those of other GPUs."""
         return list(dict.fromkeys([*self.layouts.get(gpu, ()), *self.layouts.get("", ())]))
 
 
 def most_served(count: int = COUNT, path: str | Path | None = None) -> tuple[ServedModel, ...]:
-    """Count the runs of the sample by model, those of one architecture together."""
+    """Count the runs of the sample by model; one architecture counts as one."""
     path = installed_root() / SAMPLE_FILE if path is None else Path(path)
     rows: Counter[str] = Counter()
     layouts: dict[str, dict[str, Counter[Layout]]] = {}
@@ -76,7 +76,7 @@ def most_served(count: int = COUNT, path: str | Path | None = None) -> tuple[Ser
 
 
 def _layout(cell: Mapping[str, str]) -> Layout | None:
-    """The layout of a run; None unless it is aggregated, in one node, and all GPUs share each layer."""
+    """Return the layout of a run; None unless it is aggregated, in one node, without replicas."""
     if cell["mode"] != "agg" or cell["pp_size"] != "1" or cell["attention_dp_size"] not in ("", "0", "1"):
         return None
     # a dense model has 0, 1 or nothing
@@ -89,7 +89,7 @@ def _by_runs(found: Counter[Layout]) -> list[Layout]:
 
 
 class ServedSteps(NamedTuple):
-    """A model, GPU and engine, by both: a step each of :data:`STEPS`, or why one of them has no answer."""
+    """A model, GPU and engine: each of :data:`STEPS` by both, or the reason for no answer."""
 
     case: StepCase
     steps: tuple[SteppedCase, ...]
@@ -99,7 +99,7 @@ class ServedSteps(NamedTuple):
 def served_steps(
     models: Iterable[ServedModel], gpus: Sequence[str] = GPUS, engines: Sequence[str] = ENGINES
 ) -> Iterator[ServedSteps]:
-    """Time the steps of some models by both, in the first layout that both answer and that leaves room."""
+    """Time the steps of models in the first layout that both answer and that fits the memory."""
     for served in models:
         for gpu in gpus:
             layouts = list(dict.fromkeys([*served.layouts_on(gpu), *map(Layout, _SIZES)]))
@@ -108,7 +108,7 @@ def served_steps(
 
 
 def _first_answered(cases: Sequence[StepCase]) -> ServedSteps:
-    """Steps of the first case that both answer; of none, why not the first."""
+    """Return the first case that both answer; otherwise the reason of the first."""
     first = ""
     for case in cases:
         stepped = tuple(stepped_cases([case]))
@@ -120,7 +120,7 @@ def _first_answered(cases: Sequence[StepCase]) -> ServedSteps:
 
 
 def cause_of(stepped: SteppedCase) -> str:
-    """Say which part sets a step apart by a tenth or more, ms by fastroof and by the other; else nothing."""
+    """Return the part that explains a difference of 10 % or more, ms by both; empty below."""
     if abs(stepped.apart) < TOLD_FROM:
         return ""
     sign = 1.0 if stepped.apart > 0 else -1.0
@@ -131,7 +131,7 @@ def cause_of(stepped: SteppedCase) -> str:
 
 
 def main() -> None:
-    """Print steps of the most served models by aiconfigurator-core and by fastroof, as Markdown."""
+    """Compare steps of the most-served models with aiconfigurator-core, as Markdown."""
     columns: tuple[str, ...] = ("model", "gpu", "engine", "layout")
     for name in STEPS:
         columns += (f"{name}: fastroof, it, ms", "apart", "most by")

@@ -1,7 +1,7 @@
-"""Whether a wrong kernel is named: runs simulated from the product's own estimates, with one table scaled.
+"""Whether a wrong kernel is found: runs simulated from fastroof's estimates, with one table scaled.
 
 ``python -m benchmarks.accuracy planted-faults`` prints the table of README.md. Loads, models
-and seeds are not those that the rule's limits were set on (Llama-3.1-70B at tp 4 and 8, 8B at tp 1,
+and seeds differ from those that the rule's limits were set on (Llama-3.1-70B at tp 4 and 8, 8B at tp 1,
 Qwen3-30B-A3B at tp 2, all on H100).
 """
 
@@ -49,7 +49,7 @@ class _Cluster(NamedTuple):
 def simulated_rows(
     gpu: str, model: str, tps: tuple[int, ...], loads: tuple[tuple[int, int], ...], clients: tuple[int, ...]
 ) -> list[OwnRow]:
-    """Make rows of an engine without times."""
+    """Return rows of an engine, without times."""
     rows = []
     for tp in tps:
         given = {"gpu": gpu, "engine": "vllm", "version": "0.15.0", "model": model, "tp": tp}
@@ -90,7 +90,7 @@ def simulated_rows(
 def count_named(
     times: KernelTimes, operators: OperatorTimes, planted: str, factor: float, noise: float, seeds: range
 ) -> Counter[str]:
-    """Count what is named of runs whose kind ``planted`` takes ``factor`` times its table; empty: none."""
+    """Count the kinds that are named if ``planted`` takes ``factor`` times its table; empty: none."""
     factors = np.array([factor if kind == planted else 1.0 for kind in operators.kinds])
     constants = added_by(times, ("step_us", "sequence_us"))
     exact: Floats = operators.us @ factors + constants @ np.array([STEP_US, SEQUENCE_US])
@@ -115,7 +115,7 @@ def _cluster(gpu: str, model: str, tps: tuple[int, ...], tables: Tables) -> _Clu
 
 
 def main() -> None:
-    """Print how often a fault planted in simulated runs is found, by the share of its kernels."""
+    """Count how often a planted fault is found in simulated runs, by the share of its kernels."""
     print("| cluster | share of the steps | planted | noise |", " | ".join(OUTCOMES), "|")
     print("| --- | --- | --- | --- |" + " --- |" * len(OUTCOMES))
     for gpu, model, tps in CLUSTERS:

@@ -1,4 +1,4 @@
-"""Predictions of runs of serving engines, by the kind of each run."""
+"""Predict measured runs, by the kind of each run."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProx
         "version": lambda row: (row.engine, row.engine_version),
     }
 )
-"""What can be left out of the fits that predict it, and what a run is one of."""
+"""Splits by the attribute of a run that is left out of the fit."""
 
 ProfileOf = Callable[[ServingRow], EngineProfile | None]
 
 
 class PredictedRun(NamedTuple):
-    """A run, and what was predicted of it."""
+    """A run and its predictions."""
 
     row: ServingRow
     profile: EngineProfile
@@ -82,7 +82,7 @@ def predict_runs(
 
 
 def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
-    """Predict runs that speculate with what runs of other GPUs, formats and versions accept."""
+    """Predict speculative runs by the acceptance of runs of other GPUs, formats and versions."""
     drafting = [run for run in runs if run.drafting]
     places = {id(run.row): run for run in drafting}
 
@@ -99,7 +99,7 @@ def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
 
 
 def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[int, FrontEnd]:
-    """Find what each run's test bench adds to TTFT, from judged runs that its split leaves in."""
+    """Return the front end of each run, from judged runs outside its split."""
     name_of = SPLIT_NAMES[split]
     judged = [
         PromptTime(run.row, run.prediction.ttft_ms, run.prediction.tpot_ms)
@@ -118,7 +118,7 @@ def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[in
 def judged_times(
     runs: Sequence[PredictedRun], front_end_of: Mapping[int, FrontEnd], unseen: bool, skipped: Skipped
 ) -> tuple[list[PredictedTime], dict[str, FrontEnd]]:
-    """Compare times with predictions: TPOT of all runs, TTFT of those that do not wait."""
+    """Compare TPOT of all runs, and TTFT of those without queueing, with predictions."""
     times = [
         tpot_of(
             run.row, run.profile, run.prediction, run.kind, not unseen and _is_fitted(run.row, run.profile)

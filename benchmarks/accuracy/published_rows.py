@@ -1,4 +1,4 @@
-"""Published throughput and open-loop runs of serving engines, which nothing is fitted to."""
+"""Published throughput and open-loop runs of serving engines; nothing is fitted to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THROUGHPUT_FOLDER: Final = "throughput"
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputRow(ServedModel):
-    """One published throughput: requests of equal lengths that are all there from the start."""
+    """One published throughput: requests of equal lengths, all there from the start."""
 
     isl: int
     osl: int
@@ -70,10 +70,10 @@ OPEN_LOOP_FOLDER: Final = "open_loop"
 
 QUANTITIES: Final = ("ttft", "tpot", "e2e")
 STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
-"""What is known of each quantity: its mean over requests, or a percentile."""
+"""Statistics over requests."""
 
 STAGE_S: Final = 40.0
-"""Seconds that are simulated of a stage of equal arrivals; the requests of its second half are looked at."""
+"""Simulated seconds of a stage of equal arrivals; requests of the second half count."""
 
 BLOCK_SIZE: Final = 16
 
@@ -95,21 +95,21 @@ class OpenLoopRun(ServedModel):
     measured_ms: Mapping[tuple[str, str], float]
 
     def settings(self, plan: StepPlan) -> EngineSettings:
-        """Return its engine's settings."""
+        """Return the engine's settings."""
         from fastroof.simulation.settings import EngineSettings
 
         return EngineSettings.of_plan(
             plan,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
-            # an engine never gives away the first of its blocks
+            # an engine reserves its first block
             num_gpu_blocks=self.kv_blocks - 1 if self.kv_blocks else None,
             block_size=BLOCK_SIZE,
             async_scheduling=self.engine_profile.scheduling.async_scheduling,
         )
 
     def loads(self) -> list[tuple[float, float, Trace]]:
-        """Return what to simulate: requests, from when they count, and how much."""
+        """Return the loads to simulate: weight, start of counting (s), requests."""
         if self.requests:
             return [(1.0, 0.0, read_requests(self.requests))]
         loads = []
@@ -121,7 +121,7 @@ class OpenLoopRun(ServedModel):
         return loads
 
     def rates(self) -> list[tuple[float, float]]:
-        """Its stages: requests a second, and seconds."""
+        """Return the stages: requests/s and seconds."""
         stages = []
         for stage in self.stages.split():
             try:
@@ -177,7 +177,7 @@ REQUEST_SCHEMA: Final = pa.schema(
         ("cached_tokens", pa.int32()),
     ]
 )
-"""Columns of a file of requests; others, such as what was measured of each, are not read."""
+"""Columns of a file of requests; others are not read."""
 
 
 def read_requests(path: str | Path) -> Trace:

@@ -1,6 +1,6 @@
 """Fit packaged profiles and write the result into their files: ``python -m benchmarks.accuracy refit``.
 
-Comments and the order of keys stay. Costs, choices, the fit and its evidence are replaced.
+Costs, choices, the fit and its evidence are replaced; [errors], comments and the order of keys stay.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ PROFILES: Final = Path(str(resources.files("fastroof.engines") / "profiles"))
 def with_fit(text: str, profile: EngineProfile) -> str:
     """Put a profile's costs, choices, fit and evidence into the text of its file."""
     found = profile_text(profile)
-    parts = {name: _part(found, name) for name in ("costs", "errors", "fit", "evidence")}
+    parts = {name: _part(found, name) for name in ("costs", "fit", "evidence")}
     for name in parts:
         text = re.sub(rf"(?m)^\[+{name}[\].](.*\n)((?!\[).*\n)*", "", text)
     first = re.search(r"(?m)^\[", text)
     at = first.start() if first else len(text)
-    top = "\n".join(part for part in (parts["costs"], parts["errors"]) if part)
-    text = text[:at] + (top + "\n" if top else "") + text[at:]
+    text = text[:at] + (parts["costs"] + "\n" if parts["costs"] else "") + text[at:]
     for key in ("gemm_smoothing", "fp8_scales"):
         value = getattr(profile.kernels, key)
         if re.search(rf"(?m)^{key} = ", text):

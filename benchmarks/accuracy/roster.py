@@ -1,4 +1,4 @@
-"""Where aiconfigurator-core can estimate a model: how many plans of measured kernels, and what is missing."""
+"""Coverage of aiconfigurator-core's support matrix by plans of measured kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fastroof.plan.plan_set import STATUSES, compiled_quietly, typical_parts
 from fastroof.tables import Tables, load_tables
 
 SIZES: Final = (8, 4, 2, 1)
-"""GPUs that share each layer, as they are tried: the first that a plan takes is the row's."""
+"""Tensor-parallel sizes in the order they are tried; the first that compiles is used."""
 
 _MEASURED, _BORROWED, _MODELLED, _REFUSED = STATUSES
 _OF_ONE: Final = re.compile(
@@ -42,7 +42,7 @@ _STREAMED: Final = "elementwise"
 
 
 class RosterRow(NamedTuple):
-    """One combination of the support matrix, as plans have it."""
+    """One combination of the support matrix and its plan."""
 
     model: str
     gpu: str
@@ -59,14 +59,14 @@ class RosterRow(NamedTuple):
 
     @property
     def is_covered(self) -> bool:
-        """Whether a plan has it without asking for modelled parts."""
+        """Return whether a plan compiles without --allow-modelled."""
         return self.status != _REFUSED and not self.on_request
 
 
 def roster_rows(
     combinations: Iterable[Combination], models: Mapping[str, ModelSpec | FastroofError]
 ) -> Iterator[RosterRow]:
-    """Compile a plan of every combination, and return what it is made of."""
+    """Compile a plan of every combination, and return the origins of its operators."""
     by_gpu = sorted(combinations, key=attrgetter("gpu"))
     for name, of_gpu in itertools.groupby(by_gpu, key=attrgetter("gpu")):
         try:
@@ -95,7 +95,7 @@ def _row(
                 )
                 return _of_plan(one, plan, missing)
             except FastroofError as error:
-                # that of the smallest: a larger one may be refused for what it cannot be split by
+                # of the smallest tp: a larger one may fail only because it does not divide
                 why = str(error)
         missing = missing or why
     return _refused(one, missing)
@@ -108,7 +108,7 @@ def _of_plan(one: Combination, plan: StepPlan, missing: str) -> RosterRow:
     roles = {curve.operator.role: curve.operator.operator for curve in plan.row_curves}
     names: dict[int, tuple[str, ...]] = {}
     for origin in (ORIGIN_BORROWED, ORIGIN_MODELLED):
-        # operators of several kinds of layers are called by them
+        # operators of several layer kinds have the kind in their name
         found = (part.name.partition(" (")[0] for part in parts if part.origin == origin)
         names[origin] = tuple(dict.fromkeys(found))
     modelled = [part for part in parts if part.origin == ORIGIN_MODELLED]
@@ -121,7 +121,7 @@ def _of_plan(one: Combination, plan: StepPlan, missing: str) -> RosterRow:
 
 
 class Cell(NamedTuple):
-    """Combinations of one GPU and engine, counted."""
+    """Counts of one GPU and engine."""
 
     total: int
     covered: int
@@ -134,7 +134,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RosterSummary:
-    """Rows of a roster, counted."""
+    """Counts of a roster."""
 
     cells: dict[tuple[str, str], Cell]
     whole: Cell
@@ -173,12 +173,12 @@ def _counted(names: Iterable[tuple[str, ...]]) -> dict[str, int]:
 
 
 def in_short(why: str) -> str:
-    """Write a reason without what is one model's or one table's: files, brackets, what there is instead."""
+    """Shorten a reason to what several models share: without files, brackets and alternatives."""
     return _OF_ONE.sub("", why)
 
 
 def print_markdown() -> None:
-    """Print the roster in Markdown: every combination that passes, then those without data."""
+    """Print the roster as Markdown: combinations that pass, then those without data."""
     models = published_models()
     loaded = sum(isinstance(model, ModelSpec) for model in models.values())
     version = aiconfigurator_version()
@@ -215,7 +215,7 @@ def _wants_data(one: Combination) -> bool:
 
 
 def _markdown_rows(summary: RosterSummary, engines: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """A row a GPU, and one of all."""
+    """Return one row per GPU, and the total."""
     for gpu in dict.fromkeys(place[0] for place in summary.cells):
         cells = [summary.cells.get((gpu, engine)) for engine in engines]
         there = [cell for cell in cells if cell is not None]
@@ -238,7 +238,7 @@ NAMED_MODELS: Final = 4
 def print_roster(
     models: Sequence[str], gpus: Sequence[str], engines: Sequence[str], failed: bool, as_json: bool
 ) -> None:
-    """Compile a plan of the chosen combinations, and print counts by GPU and engine."""
+    """Compile plans of the selected combinations, and print counts by GPU and engine."""
     from benchmarks.accuracy.aiconfigurator_estimates import aiconfigurator_version
     from benchmarks.accuracy.roster import roster_rows, summarise
     from benchmarks.accuracy.support_matrix import published_models, read_support_matrix
@@ -274,7 +274,7 @@ def _wanted(
     engines: Sequence[str],
     failed: bool,
 ) -> list[Combination]:
-    """Choose combinations; what is chosen by a name that the matrix has not is an error."""
+    """Select combinations; names that the matrix lacks are an error."""
     from benchmarks.accuracy.support_matrix import PASS
     from fastroof import load_gpu
 
@@ -358,7 +358,7 @@ def _print_uncovered(uncovered: dict[str, list[RosterRow]]) -> None:
 
 
 def _names_words(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - NAMED_MODELS
     return ", ".join(distinct[:NAMED_MODELS]) + (f" and {more} more" if more > 0 else "")
@@ -370,7 +370,7 @@ def _row_total(summary: RosterSummary, gpu: str) -> str:
 
 
 def _cell_words(cell: Cell | None) -> str:
-    """Covered of all; then how many of the covered are measured, borrowed and modelled."""
+    """Return covered/total, and how many are measured, borrowed and modelled."""
     if cell is None:
         return ""
     parts = (cell.measured, cell.borrowed, cell.streams_modelled, cell.modelled)
@@ -384,12 +384,10 @@ def main(
     failed: Annotated[
         bool, typer.Option("--failed", help="Combinations that the matrix has no data for.")
     ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="All of it as Markdown: the tables of the README.")
-    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print roster.md.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the combinations of aiconfigurator-core's support matrix that plans cover."""
+    """Count combinations of aiconfigurator-core's support matrix that plans cover."""
     if markdown:
         from benchmarks.accuracy.roster import print_markdown
 

@@ -1,4 +1,4 @@
-"""Measured rows as CSV files: those that ship with tables, and a user's own."""
+"""Measured rows as CSV files: those in bench_data, and a user's own."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ def _text(value: Any) -> str:
 
 
 def shipped_rows(gpu: str, root: Path | None = None) -> tuple[ServingRow, ...]:
-    """Read the serving rows that ship with a GPU's tables."""
+    """Read the serving rows of a GPU in bench_data."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     files = sorted(path for path in folder.glob("*.csv") if path.name != STEPS_FILE)
     return tuple(row for path in files for row in read_rows(path))
 
 
 def dataset_names(rows: Iterable[ServingRow]) -> tuple[str, ...]:
-    """Return the data sets of rows, in the order in which they first come."""
+    """Return the data sets of rows, in order of first appearance."""
     return tuple(dict.fromkeys(row.dataset for row in rows))
 
 
@@ -199,6 +199,6 @@ def _value(where: str, column: Column, text: str) -> Any:
 
 
 def shipped_steps(gpu: str, root: Path | None = None) -> tuple[MeasuredStep, ...]:
-    """Read the measured steps that ship with a GPU's tables; empty without a steps.csv."""
+    """Read the measured steps of a GPU in bench_data; empty without a steps.csv."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     return tuple(step for path in sorted(folder.rglob(STEPS_FILE)) for step in read_steps(path))

@@ -1,8 +1,8 @@
-"""What kind a measured run is: defective, speculative, disaggregated, limited by admission, or judged.
+"""The kind of a measured run: defective, speculative, disaggregated, admission-limited, or judged.
 
-A kind is determined by measured times, by lists of known runs, and by kernel times; never by the
-prediction that is judged. No column of a public sample marks draft tokens: the public benchmark's recipes do,
-or a run takes less time per token than the kernels of a plain step.
+Kinds come from measured times, lists of known runs and kernel times, never from the validated prediction.
+No column marks draft tokens: a run is speculative by the public benchmark's recipes, or if it takes less time
+per token than the kernels of a plain step.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ BY_LABEL: Final = (
 _PLAIN: Final = "DeepSeek-V3"
 
 DRAFTING: Final = ("deepseek-v3", "glm-5", "qwen3.5-397b-a17b")
-"""Models of the sample whose checkpoints bring a draft layer."""
+"""Models of the sample whose checkpoints contain a draft layer."""
 
 ACCEPTED: Final = tuple(round(1.2 + 0.1 * i, 1) for i in range(20))
-"""Tokens a step that are tried, of 1 and the drafts."""
+"""Accepted tokens per step to try, as shares between 1 and all drafts."""
 
 
 def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
-    """Say which runs are faster than plain steps of their kernels can be."""
+    """Return which runs are faster than plain steps of their kernels."""
     timed = faster_than_kernels(rows, kernels_ms)
     return [told or by_time for told, by_time in zip(_by_recipe(rows), timed, strict=True)]
 
 
 def _recipe(row: ServingRow, speculative: bool | None = None) -> Recipe | None:
-    """How the public benchmark launched a run."""
+    """Return the public benchmark's recipe of a run."""
     if row.bench != INFERENCEMAX or row.is_disaggregated:
         return None
     return recipe_for(
@@ -61,7 +61,7 @@ def _recipe(row: ServingRow, speculative: bool | None = None) -> Recipe | None:
 
 
 def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
-    """Why runs speculate by how they were launched, whatever they took; empty where that is not known."""
+    """Return why runs speculate by their recipes; empty if unknown."""
 
     def launched(row: ServingRow) -> tuple[str, ...]:
         return row.engine, row.engine_version, row.gpu, row.dtype, row.whole_model
@@ -83,7 +83,7 @@ def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
 
 
 def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
-    """Return what such a run drafts: by its recipe, else three tokens, or one a rank of attention."""
+    """Return a run's draft tokens: its recipe's, else three, or one with attention data parallelism."""
     if row.whole_model not in DRAFTING:
         return None
     recipe = _recipe(row, speculative=True)
@@ -94,7 +94,7 @@ def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
 def accepted_without(
     rows: Sequence[ServingRow], predict: Callable[[ServingRow, float], float]
 ) -> list[float]:
-    """Find the tokens accepted in a step, for each run from the runs of other GPUs, formats and versions."""
+    """Return the accepted tokens per step of each run, from runs of other GPUs, formats and versions."""
     if not rows:
         return []
     errors = np.array([[predict(row, accepted) / row.tpot_ms - 1.0 for accepted in ACCEPTED] for row in rows])
@@ -115,7 +115,7 @@ _FILE: Final = "defects.toml"
 
 
 class Defect(NamedTuple):
-    """What is wrong with some runs."""
+    """A known defect of some runs."""
 
     model: str
     gpu: str
@@ -126,7 +126,7 @@ class Defect(NamedTuple):
     concurrency: float | None = None
 
     def holds_for(self, row: ServingRow) -> bool:
-        """Whether a run is one of them."""
+        """Return whether a run has the defect."""
         return (
             (self.model, self.gpu, self.engine) == (row.whole_model, row.gpu, row.engine)
             and row.engine_version in self.versions
@@ -136,7 +136,7 @@ class Defect(NamedTuple):
 
 @cache
 def known_defects() -> tuple[Defect, ...]:
-    """Read the list that ships."""
+    """Read defects.toml."""
     text = Path(__file__).with_name(_FILE).read_text("utf-8")
     try:
         entries = parse_toml(text, _FILE, TableError)["defects"]
@@ -146,21 +146,21 @@ def known_defects() -> tuple[Defect, ...]:
 
 
 def defect_of(row: ServingRow) -> str:
-    """Say what is known to be wrong with a run; empty where nothing is."""
+    """Return the known defect of a run; empty if there is none."""
     return next((defect.reason for defect in known_defects() if defect.holds_for(row)), "")
 
 
 JUDGED, DISAGGREGATED = "judged", "disaggregated"
 ADMISSION_LIMITED, DEFECTIVE = "admission-limited", "defective"
 KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, DEFECTIVE)
-"""What a run can be, in the order in which tables list them."""
+"""Kinds in the order of tables."""
 
 WAITING: Final = 0.35
-"""Share of a request's measured time before its first token, from which admission limits the run."""
+"""TTFT share of a request's measured time from which a run is admission-limited."""
 
 
 def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
-    """Say of what kind a run is, and why."""
+    """Return the kind of a run, and the reason."""
     defect = defect_of(row)
     if defect:
         return DEFECTIVE, defect

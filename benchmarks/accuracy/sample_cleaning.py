@@ -1,8 +1,8 @@
-"""The cleaned sample of aiconfigurator-core: rules that make a row mean what its columns are called.
+"""Cleaning of aiconfigurator-core's sample: rules that give each column one meaning.
 
 The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) joins runs of several test benches and
-dates, whose tables wrote layouts, concurrency and formats in different ways. Each rule below is named, and
-counts the rows that it changed or refused; nothing here looks at a prediction.
+dates, which encode layouts, concurrency and formats differently. Each rule has a name and counts the rows
+that it changed or rejected. No rule uses a prediction.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ BENCH_ROUNDS: Final = 10.0
 INFERENCEMAX_LENGTHS: Final = 0.9
 INFERENCEMAX_SPREAD: Final = 0.2
 NODE_GPUS: Final[Mapping[str, int]] = MappingProxyType({"gb200": 4, "gb300": 4})
-"""GPUs of a node where they are not eight."""
+"""GPUs per node if not eight."""
 SAME_MS: Final = 1e-2
-"""Times closer than this are one run's: parts of the sample were written with two digits."""
+"""Relative distance of times within one run: parts of the sample have two digits."""
 
 
 class Rule(NamedTuple):
-    """One rule of the cleaning: what the sample has, and what is made of it."""
+    """One cleaning rule: what the sample contains, and what it becomes."""
 
     name: str
     sample: str
@@ -86,7 +86,7 @@ RULES: Final = (
         "one row, the others' labels kept",
     ),
 )
-"""What is changed; what is left out has a reason of its own in words."""
+"""Rules that change rows; rows left out have a reason in words."""
 
 _DEEPSEEK = "deepseek-v3"
 _MODELS: Final[Mapping[tuple[str, str], tuple[str, str, str]]] = MappingProxyType(
@@ -127,7 +127,7 @@ _DENSE: Final = ("qwen3-32b", "llama-3.1-8b", "llama-3.1-70b")
 _VERSIONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {("vllm", "2025-10-29"): "0.10.2", ("trtllm", "2025-10-29"): "1.1.0rc2.post2"}
 )
-"""Versions of runs that have none, by engine and date: what the public benchmark's repository named then."""
+"""Versions of runs without one, by engine and date, from the public benchmark's repository."""
 
 _OF_DYNAMO: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -139,7 +139,7 @@ _OF_DYNAMO: Final[Mapping[str, str]] = MappingProxyType(
         "1.1.0-dev.2": "1.3.0rc5.post1",
     }
 )
-"""TensorRT-LLM in releases of Dynamo, whose version its rows have: docs.nvidia.com/dynamo, support matrix.
+"""TensorRT-LLM versions by Dynamo release, which its rows have: docs.nvidia.com/dynamo, support matrix.
 Three are not listed and have that of the nearest release: 0.5.1-rc0.pre3 of 0.6.0, 0.7.0.post2 of 0.7.0.post1
 and 0.7.1, 1.1.0-dev.2 of 1.0.0."""
 
@@ -157,16 +157,16 @@ KV_DTYPE_FROM: Final[Mapping[str, str]] = MappingProxyType(
 
 
 _OF_INFERENCEMAX: Final = r"db-dump|source_file=2026-|source_file=[a-z0-9.-]+-gap-analysis\.csv"
-"""Files of the public benchmark's runs: those of a gap analysis repeat the others' to two digits."""
+"""Files of the public benchmark's runs; the gap analysis repeats others to two digits."""
 
 
 class _Refused(Exception):
-    """A row that means nothing that a plan could represent, and why."""
+    """A row that no plan can represent, and the reason."""
 
 
 @dataclass(frozen=True)
 class CleanedSample:
-    """The sample's rows by what became of them."""
+    """The sample's rows: cleaned, repeated, and left out."""
 
     rows: tuple[ServingRow, ...]
     refused: Mapping[str, int]
@@ -175,7 +175,7 @@ class CleanedSample:
 
 
 def clean_sample(cells: Iterable[Mapping[str, str]], gpu_of: Mapping[str, str]) -> CleanedSample:
-    """Clean rows of the sample."""
+    """Clean the rows of the sample."""
     refused, changed = Counter[str](), Counter[str]()
     runs: dict[tuple[object, ...], list[ServingRow]] = {}
     for cell in sorted(cells, key=_completeness):
@@ -200,7 +200,7 @@ def clean_sample(cells: Iterable[Mapping[str, str]], gpu_of: Mapping[str, str]) 
 
 
 def _completeness(cell: Mapping[str, str]) -> int:
-    """Order of rows of one run: the database has worker counts, the later file more versions."""
+    """Return the sort key of one run's rows: the database has worker counts, the later file more versions."""
     origin = cell["silicon_data_source"]
     if origin.startswith("db-dump"):
         return 0
@@ -208,7 +208,7 @@ def _completeness(cell: Mapping[str, str]) -> int:
 
 
 def _run_key(row: ServingRow) -> tuple[object, ...]:
-    """What is equal in all rows of one run: nobody measures the same ten microseconds twice."""
+    """Return what is equal in all rows of one run, including times to 10 us."""
     return (
         row.gpu, row.engine, row.isl, row.osl, row.concurrency, row.is_disaggregated,
         round(row.ttft_ms / SAME_MS), round(row.tpot_ms / SAME_MS),
@@ -319,7 +319,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
 def _layout(
     cell: Mapping[str, str], model: str, is_inferencemax: bool, changed: Counter[str]
 ) -> dict[str, Any]:
-    """Layout and concurrency of an aggregated run."""
+    """Return layout and concurrency of an aggregated run."""
     tp, dp = _number(cell, "tp_size"), _number(cell, "attention_dp_size")
     moe_tp, ep = max(_number(cell, "moe_tp_size"), 1), max(_number(cell, "moe_ep_size"), 1)
     batch = _number(cell, "batch_size")
@@ -363,7 +363,7 @@ def _layout(
 
 
 def _disaggregated(cell: Mapping[str, str]) -> dict[str, Any]:
-    """Layouts, workers and concurrency of a disaggregated run."""
+    """Return layouts, workers and concurrency of a disaggregated run."""
     if not cell.get("prefill_num_workers"):
         raise _Refused("disaggregated without worker counts")
     layout = {
@@ -388,12 +388,12 @@ def _disaggregated(cell: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _kv_dtype(engine: str, gpu: str, architecture: str, dtype: str, measured_on: str) -> tuple[str, str]:
-    """The KV cache's dtype and how it is known."""
+    """Return the KV cache's dtype and how it is known."""
     if dtype == "bf16":
         return "bf16", _DEFAULT
     if (engine, architecture) == ("trtllm", "qwen3-32b"):
         return "fp8", _ONSET
     if (engine, architecture) == ("vllm", "llama-3.1-70b"):
-        # H100 holds as many requests as a bf16 cache has room for, the others as an fp8 one
+        # H100 runs as many requests as fit a bf16 cache, the others as fit fp8
         return ("bf16" if gpu == "h100" else "fp8"), _ONSET
     return ("fp8", _MODELOPT) if engine == "trtllm" else ("bf16", _DEFAULT)

@@ -1,4 +1,4 @@
-"""Predicted against measured times of all runs on all GPUs: those judged, and below the kinds apart."""
+"""Plot predicted against measured times of all GPUs: judged runs, and below them the other kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastroof.serving.evidence.prediction_errors import PredictedTime
 
 BANDS: Final = ((0.25, "#eef2f6"), (0.10, "#d9e3ec"))
-"""Widths around the diagonal and their fills, the widest first."""
+"""Bands around the diagonal and their fills, the widest first."""
 
 POINT_COLOURS: Final = (
     *(COLOURS[name] for name in ("blue", "vermilion", "green", "purple", "orange", "sky")), INK, QUIET,
@@ -33,7 +33,7 @@ JUDGED: Final = ("judged", "independent")
 
 
 def draw_sample(report: SampleValidation) -> Figure:
-    """Draw predictions of all GPUs against what was measured."""
+    """Draw predicted against measured times of all GPUs."""
     if not report.times:
         raise FastroofError("nothing was judged, so there is nothing to draw")
     with style():

@@ -1,12 +1,12 @@
-"""Serving rows out of the package aiconfigurator-core: its sample of runs measured on GPUs.
+"""Serving rows from aiconfigurator-core's sample of measured runs.
 
-The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) holds them as
-``systems/silicon_sample.csv``. Only that file is read: the package is not imported.
+The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) contains
+``systems/silicon_sample.csv``. Only that file is read; the package is not imported.
 
     python -m benchmarks.accuracy silicon-sample bench_data [GPU ...]
 
-writes the rows that ship, of all GPUs that have some unless named, with the package's own predictions beside
-them; what it was asked before, at the same version, is not asked again.
+writes the rows of the named GPUs (default: all) with the package's predictions. Predictions of the same
+version in an existing file are reused.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from fastroof.serving.evidence.rows import LeftOut, ServingRow
 SAMPLE_FILE: Final = "systems/silicon_sample.csv"
 SOURCE: Final = "silicon_sample"
 SAMPLE_GPUS: Final = ("h100", "h200", "b200", "b300", "gb200", "gb300")
-"""GPUs that the sample has runs of."""
+"""GPUs of the sample, by its names."""
 
 _ASKED: Final = (
     "gpu", "engine", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep", "isl", "osl", "concurrency",
     "prefix_tokens", "decode_workers",
 )  # fmt: skip
-"""What the package is given of a row."""
+"""Fields of a row that the package's prediction depends on."""
 
 
 def read_silicon_sample(
     gpu: str, path: str | Path | None = None
 ) -> tuple[tuple[ServingRow, ...], tuple[LeftOut, ...], Mapping[str, int]]:
-    """Read the distinct runs of one GPU, cleaned, and count the other rows."""
+    """Read the cleaned, distinct runs of one GPU, and count the other rows."""
     path = installed_root() / SAMPLE_FILE if path is None else Path(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -69,7 +69,7 @@ def read_silicon_sample(
 
 
 def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
-    """Write a GPU's rows with the package's own predictions, and their provenance."""
+    """Write a GPU's rows with the package's predictions, and their provenance."""
     rows, left_out, changed = read_silicon_sample(gpu)
     folder = Path(bench_data) / gpu / SERVING_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
 def _with_estimates(
     rows: Sequence[ServingRow], folder: Path, version: str
 ) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
-    """Ask the package for what the file that is there does not know of it."""
+    """Query the package for predictions that the existing file lacks."""
     told, known = folder / f"{SOURCE}.toml", dict[tuple[object, ...], ServingRow]()
     if told.is_file() and read_toml(told, TableError).get("package_version") == version:
         answered = read_rows(folder / f"{SOURCE}.csv")

@@ -1,8 +1,8 @@
-"""Estimates of random closed loops against their simulation, by ranks of attention data parallelism.
+"""Compare estimates of random closed loops with simulations, by attention data-parallel ranks.
 
-``python -m benchmarks.accuracy simulated-loops --questions 500 --ranks 1,2,4,8`` prints how far apart
-both are. Clients send their next request as the last one ends; lengths are drawn evenly, the shortest a fifth
-below the longest; of each client's requests the last two thirds count, when clients have come apart.
+``python -m benchmarks.accuracy simulated-loops --questions 500 --ranks 1,2,4,8`` prints the
+differences. Clients send their next request when the last one ends. Lengths are uniform, the shortest a fifth
+below the longest. The last two thirds of each client's requests count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST_STEP: Final = 16_384
 
 
 class Question(NamedTuple):
-    """A closed loop of ``clients``, with mean lengths; ``budget`` are tokens of a step of one rank."""
+    """A closed loop of ``clients`` with mean lengths; ``budget``: tokens per step of one rank."""
 
     model: str
     tp: int
@@ -52,7 +52,7 @@ class Compared(NamedTuple):
 
 
 def questions(ranks: int, seed: int = 0) -> Iterator[Question]:
-    """Draw questions without end, half of them of models with experts."""
+    """Draw questions endlessly, half of them of MoE models."""
     rng = np.random.default_rng([seed, ranks])
     while True:
         models = EXPERTS if rng.random() < 0.6 else DENSE
@@ -68,13 +68,13 @@ def questions(ranks: int, seed: int = 0) -> Iterator[Question]:
             clients=max(round(ranks * 2 ** rng.uniform(-0.5, 6.0)), 1),
             budget=budget,
         )  # fmt: skip
-        # whole prompts that hardly fit a step are another question
+        # skip whole prompts that hardly fit a step
         if not question.engine.startswith("trtllm") or question.isl * 1.2 < budget - question.clients / ranks:
             yield question
 
 
 def plan_of(question: Question, tables: Tables, plans: dict[Any, StepPlan]) -> StepPlan:
-    """Compile the plan of a question, each distinct one once."""
+    """Compile the plan of a question, cached."""
     key = question[:5]
     if key not in plans:
         plans[key] = compile_plan(
@@ -85,7 +85,7 @@ def plan_of(question: Question, tables: Tables, plans: dict[Any, StepPlan]) -> S
 
 
 def compare(question: Question, plan: StepPlan) -> Compared | None:
-    """Answer a question twice; None where requests would wait for KV cache, which is another question."""
+    """Answer a question by both; None if requests would wait for KV cache."""
     highest = round(question.isl / (1.0 - SPREAD / 2.0)), round(question.osl / (1.0 - SPREAD / 2.0))
     of_rank = question.clients / question.ranks
     if (of_rank + 1.0) * 1.3 * sum(highest) > plan.memory.max_kv_tokens:
@@ -106,7 +106,7 @@ def compare(question: Question, plan: StepPlan) -> Compared | None:
 
 
 def sample(tables: Tables, ranks: Sequence[int], count: int, seed: int = 0) -> list[Compared]:
-    """Compare so many questions, as many of each number of ranks; those without a plan are passed over."""
+    """Compare ``count`` questions per number of ranks; those without a plan are skipped."""
     plans: dict[Any, StepPlan] = {}
     found: list[Compared] = []
     for number in ranks:
@@ -124,17 +124,17 @@ def sample(tables: Tables, ranks: Sequence[int], count: int, seed: int = 0) -> l
 
 
 def kind_of(question: Question) -> str:
-    """What ranks of a question share: experts, or nothing."""
+    """Return whether ranks of a question share experts."""
     return "experts" if question.model in EXPERTS else "dense"
 
 
 def main(
-    questions: Annotated[int, typer.Option(help="Closed loops of each number of ranks.")] = 500,
+    questions: Annotated[int, typer.Option(help="Number of closed loops per number of ranks.")] = 500,
     ranks: Annotated[str, typer.Option(help="Numbers of data-parallel ranks.")] = "1,2,4,8",
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     gpu: Annotated[str, typer.Option(help="GPU.")] = "h100",
 ) -> None:
-    """Print how far estimates are from simulated closed loops, by ranks, engine and kind of model."""
+    """Compare estimates with simulated closed loops, by ranks, engine and kind of model."""
     from fastroof.tables import load_tables
 
     numbers = [int(part) for part in ranks.split(",")]

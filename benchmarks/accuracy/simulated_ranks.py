@@ -1,8 +1,7 @@
-"""Measured runs with attention data parallelism, simulated request by request: ``python -m`` this module.
+"""Simulate measured runs with attention data parallelism, request by request.
 
-Each run is a closed loop of its clients, who start together and send as many requests each as the public
-benchmark's do, over all the ranks of its engine. Lengths are drawn evenly. Its engine, version and layout are
-those of the row; the profile says how ranks step. Nothing here is fitted.
+Each run is a closed loop: clients start together and send as many requests as in the public benchmark, over
+all ranks. Lengths are uniform; engine, version and layout are the row's. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from fastroof.simulation.settings import EngineSettings
 from fastroof.tables import load_tables
 
 ROUNDS: Final = 10
-"""Requests of a client: what the public benchmark's scripts ask for."""
+"""Requests per client in the public benchmark's scripts."""
 
 MOST_REQUESTS: Final = 10_000
 
 
 class RankRun(NamedTuple):
-    """A measured run of several ranks, predicted twice."""
+    """A measured run of several ranks, estimated and simulated."""
 
     run: PredictedRun
     simulated_ms: float
 
 
 def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
-    """Return the mean TPOT of a run's clients, each of whose requests is simulated, ms."""
+    """Return the mean simulated TPOT of a run's clients, ms."""
     clients = max(round(row.concurrency), 1)
     rounds = ROUNDS if math.isnan(row.requests_per_client) else row.requests_per_client
     requests = int(min(rounds * clients, max(MOST_REQUESTS, 2 * clients)))
@@ -69,7 +68,7 @@ def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
 
 
 def rank_runs(skipped: Counter[str], gpus: Sequence[str] | None = None) -> Iterator[RankRun]:
-    """Predict and simulate all measured runs of several ranks."""
+    """Estimate and simulate all measured runs of several ranks."""
     for gpu in gpus or measured_gpus():
         rows = [row for row in shipped_rows(gpu) if row.dp > 1 and not row.is_disaggregated]
         if not rows:
@@ -102,7 +101,7 @@ def _errors(ratios: Iterable[float]) -> str:
 def main(
     gpus: Annotated[list[str] | None, typer.Argument(help="GPUs.  [default: all measured]")] = None,
 ) -> None:
-    """Print TPOT of estimates and simulations over measured TPOT, of runs with several ranks."""
+    """Compare estimated and simulated TPOT with measured runs of several ranks."""
     skipped: Counter[str] = Counter()
     groups: dict[tuple[str, ...], list[RankRun]] = defaultdict(list)
     for one in rank_runs(skipped, gpus or None):

@@ -1,8 +1,7 @@
-"""Errors that profiles state, from predictions of runs that no fit has seen, and whether intervals hold them.
+"""Stated errors of profiles from predictions of unseen runs, and the coverage of their intervals.
 
-Runs of one model on one GPU under one version share their error: a hundred runs of a group say little more
-than one. So a group's intervals are always made from the other groups, and it is the share of runs that they
-hold which is reported.
+Runs of one model, GPU and version share their error, so a hundred of them say little more than one. A group's
+interval is therefore made from the other groups, and the share of its runs inside is reported.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from fastroof.serving.evidence.prediction_errors import PredictedTime
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
 SHARE: Final = 0.8
-"""Of the runs that an interval is to hold."""
+"""Nominal coverage."""
 
 FEWEST_GROUPS: Final = 4
-"""Other groups of its profile from which a group's interval is made of these alone, not of all profiles'."""
+"""Minimum number of other groups of the profile for a profile-specific interval."""
 
 
 class UnseenError(NamedTuple):
-    """One run that was predicted by constants fitted without it."""
+    """One run, predicted by constants fitted without it."""
 
     profile: str
     group: tuple[str, ...]
@@ -37,7 +36,7 @@ class UnseenError(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """How many runs an interval of 80 % held, each made without the run's group."""
+    """Coverage of 80 % intervals, each made without the run's group."""
 
     profile: str
     groups: int
@@ -47,7 +46,7 @@ class Coverage(NamedTuple):
 
 
 def stated_error(ln_errors: Sequence[float] | Floats) -> float:
-    """Return the standard error whose 80 % interval holds 80 % of errors."""
+    """Return the standard error whose 80 % interval contains 80 % of the errors."""
     sizes = np.abs(np.asarray(ln_errors, np.float64))
     if not sizes.size or not np.isfinite(sizes).all():
         raise TableError(f"an error needs finite errors of at least one run, got {sizes.size} runs")
@@ -55,7 +54,7 @@ def stated_error(ln_errors: Sequence[float] | Floats) -> float:
 
 
 def coverages(errors: Iterable[UnseenError]) -> tuple[Coverage, ...]:
-    """Judge intervals: each group's is made of the other groups' errors."""
+    """Return the coverage of intervals, each made of the other groups' errors."""
     runs = list(errors)
     profiles = np.array([run.profile for run in runs])
     keys = sorted({run.group for run in runs})
@@ -92,7 +91,7 @@ def coverages(errors: Iterable[UnseenError]) -> tuple[Coverage, ...]:
 
 
 def unseen_errors(times: Iterable[PredictedTime], quantity: str) -> list[UnseenError]:
-    """Take the judged runs of one quantity out of a validation whose constants have not seen them."""
+    """Return the judged runs of one quantity from a leave-out validation."""
     wanted = ("tpot", "decode") if quantity == "tpot" else (quantity,)
     return [
         UnseenError(
@@ -106,7 +105,7 @@ def unseen_errors(times: Iterable[PredictedTime], quantity: str) -> list[UnseenE
 
 
 def main() -> None:
-    """Print whether stated 80 % intervals hold on runs that the fits did not see; takes minutes."""
+    """Check whether stated 80 % intervals cover unseen runs; takes minutes."""
     reports = {split: validate_gpus(leave_out=split).times for split in SPLITS}
     for quantity in ("tpot", "ttft"):
         pooled: list[UnseenError] = []

@@ -1,8 +1,7 @@
-"""The support matrix of aiconfigurator-core: which models it can estimate where, and what failed elsewhere.
+"""The support matrix of aiconfigurator-core: which models it can estimate where, and reasons of failures.
 
-The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) brings a CSV a system as
-``systems/support_matrix/*.csv``, and the config.json of the models. Only these files are read: it is not
-imported.
+The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) has ``systems/support_matrix/*.csv`` and
+the models' config.json. Only these files are read; it is not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fastroof.models import ModelSpec, load_model
 
 PASS: Final = "PASS"
 VERDICTS: Final = (PASS, "HYBRID_PASS", "FAIL", "FRAMEWORK_INCOMPATIBLE", "HW_INCOMPATIBLE")
-"""From the best to the worst: what a combination is, is its best over the versions of an engine."""
+"""Statuses from best to worst; a combination has its best over the versions of an engine."""
 
 MATRIX: Final = "systems/support_matrix"
 CONFIGS: Final = "model_configs"
@@ -33,7 +32,7 @@ _WANT_OF_DATA: Final = re.compile(r"no answerable perf data|Unsupported \w+ quan
 
 
 class Combination(NamedTuple):
-    """A model on a GPU by an engine."""
+    """A model on a GPU and engine."""
 
     model: str
     gpu: str
@@ -43,14 +42,14 @@ class Combination(NamedTuple):
 
     @property
     def wants_data(self) -> bool:
-        """Whether it has no answer because nothing was measured, or a model of part of the answer alone."""
+        """Return whether data is missing, or a part is only modelled."""
         return self.verdict == "HYBRID_PASS" or (
             self.verdict == "FAIL" and _WANT_OF_DATA.search(self.why) is not None
         )
 
 
 def read_support_matrix(root: str | Path | None = None) -> tuple[Combination, ...]:
-    """Read the package's verdict on every model, GPU and engine."""
+    """Read the status of every model, GPU and engine."""
     root = installed_root() if root is None else Path(root)
     files = sorted((root / MATRIX).glob("*.csv"))
     if not files:
@@ -79,14 +78,14 @@ def _rows(file: Path) -> Iterator[Combination]:
 
 
 def _last_error(message: str) -> str:
-    """The last error of a traceback, whose lines are parted by backslashes and n; else its last line."""
+    """Return the last error of a traceback whose lines are separated by a literal \\n; else its last line."""
     lines = message.replace("\\n", "\n").splitlines()
     errors = [found[1] for line in lines if (found := _ERROR.search(line))]
     return (errors or lines or [""])[-1].strip()
 
 
 def published_models(root: str | Path | None = None) -> dict[str, ModelSpec | FastroofError]:
-    """Load every config.json of the package, with its file on quantisation."""
+    """Load every config.json of the package, with its quantisation file."""
     root = installed_root() if root is None else Path(root)
     models: dict[str, ModelSpec | FastroofError] = {}
     for file in sorted((root / CONFIGS).glob(f"*{_CONFIG}")):

@@ -1,4 +1,4 @@
-"""Predictions against what was measured end to end."""
+"""Compare predictions with measured runs of one GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_validation(
     ask_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> GpuValidation:
-    """Predict measured rows and judge the predictions."""
+    """Predict measured rows and compare them."""
     evidence = _measured(measured, tables.gpu.name)
     if leave_one_model_out and engine != "auto":
         raise TableError(
@@ -47,7 +47,7 @@ def run_validation(
         )
     say = progress or (lambda words: None)
     if ask_aiconfigurator:
-        say("asking aiconfigurator-core")
+        say("querying aiconfigurator-core")
         evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
     profile_of = profiles_of(engine)
     if leave_one_model_out:
@@ -61,19 +61,19 @@ def run_validation(
 
 
 def engine_name(engine: str | Path | EngineProfile) -> str:
-    """Return the name of the requested profile in a report."""
+    """Return the name of the requested engine in a report."""
     return engine if isinstance(engine, str) else load_engine(engine).name
 
 
 @dataclass(frozen=True)
 class GpuValidation(Validation):
-    """Predictions of one GPU, whether each row's model was left out of the fit, and front ends."""
+    """A validation with the front ends of its data sets."""
 
     frontends: Mapping[str, FrontEnd] = field(default_factory=dict)
 
 
 class GpuPredictions(NamedTuple):
-    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'."""
+    """All predictions of one GPU, before speculative runs use the acceptance of other GPUs."""
 
     gpu: str
     tables_hash: str
@@ -89,7 +89,7 @@ class GpuPredictions(NamedTuple):
         engine: str,
         unseen: bool,
     ) -> GpuValidation:
-        """Compare predictions of its runs with measurements."""
+        """Compare predictions of the runs with measurements."""
         skipped = self.skipped.copy()
         of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
         return GpuValidation(
@@ -105,7 +105,7 @@ class GpuPredictions(NamedTuple):
 
 
 def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> GpuPredictions:
-    """Predict everything that was measured on a GPU."""
+    """Predict all measured runs and steps of a GPU."""
     skipped = Skipped()
     rows = [row for row in evidence.rows if is_taken(row, tables.gpu.name, skipped)]
     plans = Plans(tables)
@@ -121,7 +121,7 @@ def judge_independent(
     unseen: bool,
     skipped: Skipped,
 ) -> tuple[PredictedTime, ...]:
-    """Judge what nothing is fitted to, unless profiles were fitted without a model."""
+    """Validate independent rows, unless profiles were fitted without a model."""
     if unseen:
         skipped.update(
             (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent

@@ -1,4 +1,4 @@
-"""Validation over every GPU that runs were measured on: all in one report, judged or with a reason."""
+"""Validation over all GPUs with measured runs, in one report."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class SampleValidation:
 
     @property
     def times(self) -> tuple[PredictedTime, ...]:
-        """Every time that was judged, of all GPUs."""
+        """All compared times of all GPUs."""
         return tuple(time for one in self.gpus for time in one.rows)
 
     def groups(self, min_rows: int = 1) -> tuple[RunGroup, ...]:
-        """Sum errors up by model, GPU, engine, version and format; see :func:`run_groups`."""
+        """Return errors by :func:`run_groups`."""
         return run_groups(self.times, min_rows)
 
     def totals(self) -> tuple[Totals, ...]:
-        """Sum groups up: those that are judged, then those of all kinds."""
+        """Return totals of judged groups, and of all kinds."""
         groups = self.groups()
         return tuple(
             totals_of(groups, quantity, kinds)
@@ -60,7 +60,7 @@ class SampleValidation:
 
 
 def measured_gpus(root: Path | None = None) -> tuple[str, ...]:
-    """Return the GPUs that runs or steps ship of, by name."""
+    """Return the names of GPUs with runs or steps in bench_data."""
     root = bench_data_root() if root is None else root
     return tuple(sorted(folder.parent.name for folder in root.glob(f"*/{SERVING_FOLDER}")))
 
@@ -73,7 +73,7 @@ def validate_gpus(
     load: Callable[[str], Tables] = load_tables,
     progress: Callable[[str], None] | None = None,
 ) -> SampleValidation:
-    """Predict all that was measured on several GPUs, and judge it in one report."""
+    """Predict and compare everything measured on several GPUs."""
     if leave_out is not None and engine != "auto":
         raise TableError(
             f"leaving a {leave_out} out fits each engine's own profile, so engine must be 'auto', "
@@ -99,7 +99,7 @@ def validate_gpus(
         say(f"{gpu}: predicting {len(evidence[gpu].rows) + len(evidence[gpu].steps)} rows")
         on_gpu = predict_gpu(evidence[gpu], measured_kernels, profile_of)
         if leave_out is None:
-            # what nothing is fitted to is no part of a report of what fits have not seen
+            # independent rows are not part of a leave-out report
             others = judge_independent(evidence[gpu], measured_kernels, engine, False, on_gpu.skipped)
             on_gpu = on_gpu._replace(others=(*on_gpu.others, *others))
         predicted.append(on_gpu)
@@ -128,7 +128,7 @@ def validate_gpus(
 def _tables(
     evidence: dict[str, Measured], load: Callable[[str], Tables], say: Callable[[str], None]
 ) -> tuple[dict[str, Tables], dict[str, str]]:
-    """Tables by GPU, and why others have none: the words name the command that brings them."""
+    """Return tables by GPU, and why others have none (the error names the command that installs them)."""
     tables, absent = {}, {}
     for gpu in evidence:
         say(f"{gpu}: loading tables")
@@ -144,7 +144,7 @@ def _tables(
 def _left_out(
     reports: Sequence[Validation], evidence: dict[str, Measured], absent: dict[str, str]
 ) -> dict[str, int]:
-    """Rows of runs by reason, the most first."""
+    """Return left-out rows by reason, the most first."""
     reasons = Counter[str]()
     for report in reports:
         no_runs = {STEPS_DATASET, *(row.dataset for row in evidence[report.gpu].independent)}
@@ -159,10 +159,10 @@ def _left_out(
 
 
 def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, Any]:
-    """Return the report as JSON has it."""
+    """Return the report as JSON values."""
     return {
         "version": report.version,
-        "runtime": report.engine,
+        "engine": report.engine,
         "leave_out": report.split,
         "gpus": {one.gpu: {"tables_hash": one.tables_hash} for one in report.gpus},
         "frontends": {
@@ -180,16 +180,16 @@ def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, An
 
 
 LARGE_GROUP: Final = 10
-"""Rows from which a group counts in the median of groups: the error of fewer is mostly theirs."""
+"""Minimum rows of a group in the median over groups."""
 
 POOR: Final = 0.25
-"""Mean absolute error above which a group is listed as poor."""
+"""MAPE above which a group is listed as poor."""
 
 _QUANTITIES: Final = ("tpot", "decode", "ttft")
 
 
 class RunGroup(NamedTuple):
-    """Errors of the runs of one model and format, on one GPU, by one version of an engine, as shares."""
+    """Errors of runs of one model, format, GPU and engine version, as shares."""
 
     kind: str
     model: str
@@ -210,7 +210,7 @@ class RunGroup(NamedTuple):
 
 
 def run_groups(times: Iterable[PredictedTime], min_rows: int = 1) -> tuple[RunGroup, ...]:
-    """Sum errors up by kind, model, GPU, engine, version, format and quantity."""
+    """Group errors by kind, model, GPU, engine, version, format and quantity."""
     members: dict[tuple[str, ...], list[PredictedTime]] = {}
     for time in times:
         model = time.dataset if time.kind == INDEPENDENT else time.architecture
@@ -236,7 +236,7 @@ def _group(key: Sequence[str], times: Sequence[PredictedTime]) -> RunGroup:
 
 @dataclass(frozen=True)
 class Totals:
-    """One quantity over all groups of some kinds."""
+    """Totals of one quantity over groups of some kinds."""
 
     quantity: str
     kinds: tuple[str, ...]
@@ -253,7 +253,7 @@ class Totals:
 
 
 def totals_of(groups: Sequence[RunGroup], quantity: str = "tpot", kinds: Sequence[str] = (JUDGED,)) -> Totals:
-    """Sum groups up."""
+    """Return the totals of groups."""
     some = [group for group in groups if group.quantity == quantity and group.kind in kinds]
     large = [group for group in some if group.rows >= LARGE_GROUP]
     beside = [group for group in large if group.aic_rows]

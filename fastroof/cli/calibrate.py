@@ -1,4 +1,4 @@
-"""``fastroof calibrate``: fits an engine's profile to a user's own runs."""
+"""``fastroof calibrate``: fit an engine's profile to a user's runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Examples:
   fastroof calibrate --runs results/ --engine-args serve.txt --gpu h100 --output mine.toml
   fastroof step --model llama-3.1-8b --engine mine.toml --decode 64x4096
 
-Runs are what load generators wrote of one engine; --engine-args says how that engine was started. Few runs
-determine few costs: how many are fitted, and whether they stay near the packaged profile, is chosen by
-leaving each run out. It prints errors on unseen runs after 3, 5, 10 and 20 runs, kernels that look wrong in
-the runs, and why runs were left out. Intervals are 95 %, from a bootstrap over runs.
+Runs are result files of load generators for one engine; --engine-args is how it was started. Few runs
+determine few costs: leaving out each run chooses how many are fitted, and how close they stay to the
+packaged profile. The output has errors on unseen runs after 3, 5, 10 and 20 runs, suspect kernels, and
+reasons why runs were left out. Intervals are 95 %, from a bootstrap over runs.
 
-Without --runs it fits the rows that ship, or a CSV of rows. That needs a checkout of fastroof and takes other
-options: python -m benchmarks.accuracy fit --help.
+Without --runs it fits the shipped rows, or a CSV of rows, with other options. That needs a checkout of
+fastroof: python -m benchmarks.accuracy fit --help.
 
 \b
 JSON: profile (its parts), evidence (command, hashes, intervals, errors), costs: a list [name, us, low_us,
@@ -71,8 +71,7 @@ def calibrate(
 ) -> None:
     """Fit an engine's profile to your own runs.
 
-    Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
-    runs that the fit did not see.
+    Prints the costs that the engine adds to its kernels, their intervals, and errors on unseen runs.
     """
     from fastroof.serving.evidence.own_runs import RESAMPLES, fit_own_runs
     from fastroof.serving.evidence.profile_file import check_profile_path, write_profile

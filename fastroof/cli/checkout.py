@@ -1,4 +1,4 @@
-"""Commands that need a checkout of fastroof: what judges the shipped profiles lies in benchmarks/accuracy."""
+"""Commands that need a checkout: the shipped profiles are validated by benchmarks/accuracy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CheckoutCommand(TyperCommand):
 
 
 def checkout_module(name: str, asked: str, command: str) -> Any:
-    """Import a module of benchmarks.accuracy, which lies next to the package in a checkout alone.
+    """Import a module of benchmarks.accuracy, which only a checkout has.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def checkout_module(name: str, asked: str, command: str) -> Any:
     root = Path(fastroof.__file__).parent.parent
     if not (root / PACKAGE.replace(".", "/")).is_dir():
         raise FastroofError(
-            f"{asked} judges what ships and needs a checkout of fastroof; "
+            f"{asked} validates or fits the shipped profiles and needs a checkout of fastroof; "
             f"there, run python -m {PACKAGE} {command}"
         )
     return import_module(f"{PACKAGE}.{name}")

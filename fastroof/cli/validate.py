@@ -1,4 +1,4 @@
-"""``fastroof validate``: predictions of serving compared with runs and steps that were measured end to end.
+"""``fastroof validate``: compare predictions with measured runs and whole steps.
 
 ``fastroof tables validate`` is another command: it checks the measured kernels themselves.
 """

@@ -28,7 +28,7 @@ from benchmarks.accuracy.fit_errors import (
     unseen_errors,
 )
 from benchmarks.accuracy.fitted_rows import is_limited_by_admission, time_rows
-from benchmarks.accuracy.refit import with_fit
+from benchmarks.accuracy.refit import PROFILES, with_fit
 from benchmarks.accuracy.rows import shipped_rows, write_rows
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.cli import app
@@ -416,6 +416,12 @@ def test_the_packaged_profile_is_what_the_command_makes(engine):
     again = load_engine(tomllib.loads(profile_text(packaged)))
     assert (again, again.evidence) == (packaged, packaged.evidence), hint
     assert load_engine({"name": engine, **tomllib.loads(with_fit(profile_text(packaged), made))}) == packaged
+
+
+@pytest.mark.parametrize("engine", PACKAGED)
+def test_a_refit_without_changes_changes_no_byte(engine):
+    text = (PROFILES / f"{engine}.toml").read_text("utf-8")
+    assert with_fit(text, load_engine(engine)) == text
 
 
 @pytest.mark.parametrize("engine", PACKAGED)

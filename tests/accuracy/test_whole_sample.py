@@ -297,7 +297,7 @@ def test_the_command(report: SampleValidation, monkeypatch: pytest.MonkeyPatch, 
     [
         (("--gpu", "all", "--leave-one-model-out", "--leave-one-gpu-out"), "one split at a time"),
         (("--gpu", "all", "--rows", "x.csv", "--by", "tp"), "--rows, --by need a single GPU"),
-        (("--gpu", "all", "--json", "--markdown"), "two forms of one answer"),
+        (("--gpu", "all", "--json", "--markdown"), "exclude each other"),
         (("--gpu", "h100", "--leave-one-gpu-out"), "need --gpu all"),
         (("--min-rows", "3"), "need --gpu all"),
         (("--gpu", "all", "--leave-one-gpu-out", "--engine", "vllm"), "engine must be 'auto'"),
