@@ -340,7 +340,7 @@ def test_a_live_peer_replaces_what_ships(
         Measured(tuple(some(rows, SINGLE))), h100, ask_aiconfigurator=True, progress=words.append
     )
     assert report.rows[0].aic_ms == 1.0
-    assert f"asking {AICONFIGURATOR}" in words
+    assert f"querying {AICONFIGURATOR}" in words
 
 
 # -- the command line ----------------------------------------------------------------------------
