@@ -160,8 +160,8 @@ def test_the_default_limits_are_the_engines_own_everywhere() -> None:
         (name, option.name): option.default
         for name, command in commands(typer.main.get_command(app))
         for option in command.params
-        # a sweep's options replace what its specification has
-        if option.name in LIMITS and name != "sweep"
+        # None is what a specification has, or all budgets to try
+        if option.name in LIMITS and name not in ("sweep", "best")
     }
     assert {(name, "max_num_seqs") for name in ("simulate", "capacity", "serving", "size")} <= found.keys()
     assert set(found.values()) == {"engine"}, found
@@ -191,11 +191,11 @@ def test_simulate_capacity_serving_and_best_have_the_same_limits(engine: str) ->
         "serving", "--model", "llama-3.1-8b", "--engine", engine, "--isl", "3000", "--osl", "30",
         "--concurrency", "8",
     )  # fmt: skip
-    assert served["max_batched_tokens"] == tokens
+    assert served["max_num_batched_tokens"] == tokens
     assert served["rows"][0]["tpot_ms"] == fastroof.serving.estimate(plan, 3000, 30, 8).tpot_ms
     layouts = {"total_gpus": 1, "isl": 3000, "osl": 30, "tpot_ms": 30}
     question = deployment_question("llama-3.1-8b", **layouts, engine=engine)
-    assert (question.max_batched_tokens[-1], question.max_seqs) == (tokens, seqs)
+    assert (question.max_num_batched_tokens[-1], question.max_num_seqs) == (tokens, seqs)
 
 
 def test_default_limits_above_a_plan_are_an_error_that_names_them() -> None:
