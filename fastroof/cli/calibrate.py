@@ -38,7 +38,9 @@ profile written, or null).
 FitTables = Annotated[str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")]
 FitSource = Annotated[str | None, typer.Option(help="Use only this source.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write the profile to: .toml.")]
-Bootstrap = Annotated[int | None, typer.Option(min=0, help="Number of resamples; 0 for no intervals. [default: 400]")]
+Bootstrap = Annotated[
+    int | None, typer.Option(min=0, help="Number of resamples; 0 for no intervals. [default: 400]")
+]
 
 
 class CalibrateCommand(CheckoutCommand):
@@ -60,9 +62,7 @@ def calibrate(
     engine: Annotated[str | None, typer.Option(help="Engine.  [default: the one in --engine-args]")] = None,
     engine_version: Annotated[str | None, typer.Option(help="Version of the engine, such as 0.15.1.")] = None,
     model: OwnModel = None,
-    gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
     tables: FitTables = None,
     source: FitSource = None,
     output: Output = None,
