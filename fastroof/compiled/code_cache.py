@@ -29,6 +29,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
+from fastroof.compiled.dispatcher import is_callee, rebuilt_callee, reduced_callee
 from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_trusted, write_trusted
 
 _UNUSED: Final = timedelta(days=30)
@@ -87,7 +88,7 @@ class LoopCache(NullCache):
                     if stored == key:
                         with suppress(OSError):
                             os.utime(".", dir_fd=at)  # in use: see _remove_unused
-                        return _rebuild(target_context, *parts)
+                        return (rebuilt_callee if key[0] == "IR" else _rebuild)(target_context, *parts)
             except Exception:  # missing, or damaged in any way
                 continue
         return None
@@ -97,7 +98,8 @@ class LoopCache(NullCache):
         if compiled.library.has_dynamic_globals:  # addresses of this process
             return
         key = self._key(signature, compiled.codegen)
-        payload = _pickled((key, compiled._reduce()))
+        parts = reduced_callee(compiled) if compiled.entry_point is None else compiled._reduce()
+        payload = _pickled((key, parts))
         distrusted = ""
         for folder in self._folders():
             try:
@@ -122,7 +124,8 @@ class LoopCache(NullCache):
         cells = _pickled(tuple(cell.cell_contents for cell in function.__closure__ or ()))
         place = (function.__module__, function.__qualname__, function.__code__.co_firstlineno)
         # the magic tuple names the CPU and its features: machines may share a home
-        return (*place, hashlib.sha256(cells).hexdigest(), signature, codegen.magic_tuple())
+        kind = "IR" if is_callee() else "code"
+        return (kind, *place, hashlib.sha256(cells).hexdigest(), signature, codegen.magic_tuple())
 
     def _file_name(self, key: tuple[Any, ...]) -> str:
         name = self._function.__qualname__.rpartition(".")[2]

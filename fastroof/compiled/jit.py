@@ -40,12 +40,13 @@ def jit_stateful_inline(function: F) -> F:
 
 
 @cache
-def _compiler() -> tuple[Any, Any]:
-    """Return Numba's decorator and the cache of its code, imported when something is compiled."""
-    import numba
+def _compiler() -> tuple[Any, Any, Any]:
+    """Return Numba's settings, the dispatcher of loops and their cache; imported when something compiles."""
+    from numba.core import config
     from numba.core.compiler_lock import global_compiler_lock
 
     from fastroof.compiled.code_cache import LoopCache
+    from fastroof.compiled.dispatcher import LoopDispatcher
 
     # a child forked while another thread compiles would wait forever for that thread's lock
     os.register_at_fork(
@@ -53,15 +54,17 @@ def _compiler() -> tuple[Any, Any]:
         after_in_parent=global_compiler_lock.release,
         after_in_child=global_compiler_lock.release,
     )
-    return numba.njit, LoopCache
+    return config, LoopDispatcher, LoopCache
 
 
 def _compiled(function: F, options: dict[str, Any]) -> F:
     if is_plain():
         return function
-    njit, loop_cache = _compiler()
-    compiled: Any = njit(**options)(function)
-    # with NUMBA_DISABLE_JIT it is the function itself; code from elsewhere is in no version and may be stale
-    if compiled is not function and function.__module__.startswith(f"{__package__}."):
+    config, dispatcher, loop_cache = _compiler()
+    if config.DISABLE_JIT:
+        return function
+    compiled: Any = dispatcher(function, None, {"nopython": True, "boundscheck": None, **options})
+    # code from elsewhere is in no version and may be stale
+    if function.__module__.startswith(f"{__package__}."):
         compiled._cache = loop_cache(function)
     return cast("F", compiled)

@@ -1,0 +1,170 @@
+"""How Numba compiles loops: machine code only for those that Python calls, the rest as LLVM IR to link.
+
+Numba optimizes every function and emits its machine code, then links its IR into each caller and optimizes it
+there again. Most functions of this package are only called by compiled ones; for these, types and IR suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from llvmlite import binding as llvm
+from numba.core import dispatcher, environment, sigutils
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler, CompileResult
+from numba.core.registry import CPUDispatcher
+
+_ENVIRONMENT: Final = "_ZN08NumbaEnv"
+
+# numba has no types for these
+_Library: Any = JITCodeLibrary
+_Pipeline: Any = Compiler
+_Functions: Any = vars(dispatcher)["_FunctionCompiler"]
+_lookup_environment: Any = environment.lookup_environment
+_normalized: Any = sigutils.normalize_signature
+_Dispatcher: Any = CPUDispatcher
+_Result: Any = CompileResult
+
+_callees = 0
+"""Depth of compilations for compiled callers; Numba's compiler lock guards it."""
+
+
+def is_callee() -> bool:
+    """Return whether what compiles now is called by a loop that compiles."""
+    return _callees > 0
+
+
+@contextmanager
+def _for_callers(depth: int) -> Iterator[None]:
+    global _callees
+    before, _callees = _callees, depth
+    try:
+        yield
+    finally:
+        _callees = before
+
+
+class _CalleeLibrary(_Library):  # type: ignore[misc]
+    """IR of a function and its callees, without machine code."""
+
+    inlined = False
+
+    def _optimize_final_module(self) -> None:
+        # LLVM inlines by size, the optimized one: without this, lookups of GEMMs take twice the time
+        if not self.inlined:
+            super()._optimize_final_module()
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _EntryLibrary(_Library):  # type: ignore[misc]
+    """Machine code of a function that Python calls, with the environments of all its callees."""
+
+    def _finalize_specific(self) -> None:
+        super()._finalize_specific()
+        for variable in self._final_module.global_variables:
+            if variable.name.startswith(_ENVIRONMENT) and not variable.is_declaration:
+                known = _lookup_environment(variable.name)
+                if known is not None:
+                    self._codegen.set_env(variable.name, known)
+
+
+class _LoopPipeline(_Pipeline):  # type: ignore[misc]
+    def __init__(
+        self,
+        typingctx: Any,
+        targetctx: Any,
+        library: Any,
+        args: Any,
+        return_type: Any,
+        flags: Any,
+        locals: Any,
+    ) -> None:
+        if flags.no_compile:
+            library = _CalleeLibrary(targetctx.codegen(), "loop")
+            library.inlined = flags.forceinline
+        else:
+            library = _EntryLibrary(targetctx.codegen(), "loop")
+            library.enable_object_caching()
+        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+
+
+class _LoopCompiler(_Functions):  # type: ignore[misc]
+    def _customize_flags(self, flags: Any) -> Any:
+        flags.no_compile = flags.no_cpython_wrapper = is_callee()
+        return flags
+
+
+class Callee:
+    """What stands for the machine code of a function that has none, as the key of its IR."""
+
+
+class LoopDispatcher(_Dispatcher):  # type: ignore[misc]
+    """Numba's dispatcher of a loop, which emits machine code when Python calls it and not before."""
+
+    def __init__(self, function: Any, locals: Any, targetoptions: dict[str, Any]) -> None:
+        super().__init__(function, locals, targetoptions, _LoopPipeline)
+        self._compiler = _LoopCompiler(function, self.targetdescr, targetoptions, self.locals, _LoopPipeline)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return the types of a call by a loop that compiles."""
+        with _for_callers(_callees + 1):
+            return super().get_call_template(args, kws)
+
+    def compile(self, sig: Any) -> Any:
+        """Compile for a signature, unless that is done for its caller."""
+        args = tuple(_normalized(sig)[0])
+        known = self.overloads.get(args)
+        if known is not None and isinstance(known.entry_point, Callee) and not is_callee():
+            del self.overloads[args]
+        return super().compile(sig)
+
+    def add_overload(self, cres: Any) -> None:
+        """Note what was compiled; Python gets no way into IR."""
+        if cres.entry_point is not None:
+            super().add_overload(cres)
+            return
+        cres = cres._replace(entry_point=Callee())
+        self.targetctx.insert_user_function(cres.entry_point, cres.fndesc, [cres.library])
+        self.overloads[tuple(cres.signature.args)] = cres
+
+
+def reduced_callee(compiled: Any) -> tuple[Any, ...]:
+    """Return what rebuilds the result of compiling for callers."""
+    compiled.library._ensure_finalized()
+    fndesc = compiled.fndesc
+    fndesc.typemap = fndesc.calltypes = None
+    environments = tuple(compiled._find_referenced_environments())
+    bitcode = compiled.library._final_module.as_bitcode()
+    return bitcode, fndesc, compiled.environment, compiled.signature, compiled.reload_init, environments
+
+
+def rebuilt_callee(target_context: Any, *parts: Any) -> Any:
+    """Return the result of compiling for callers from its parts."""
+    bitcode, fndesc, of_function, signature, reload_init, environments = parts
+    for reload in reload_init:
+        reload()
+    library = _CalleeLibrary(target_context.codegen(), "loop")
+    library._final_module = llvm.parse_bitcode(bitcode)
+    library._finalize_final_module()
+    return _Result(
+        typing_context=target_context.typing_context,
+        target_context=target_context,
+        entry_point=None,
+        typing_error=None,
+        type_annotation="",
+        signature=signature,
+        library=library,
+        objectmode=False,
+        lifted=(),
+        fndesc=fndesc,
+        call_helper=None,
+        environment=of_function,
+        metadata=None,
+        reload_init=reload_init,
+        referenced_envs=environments,
+    )
