@@ -1,4 +1,4 @@
-"""Functions that only loops call stay LLVM IR; the same functions answer Python, and after a reload from the cache."""
+"""Functions that only loops call stay LLVM IR; Python may still call them, and the cache returns them."""
 
 import pickle
 
