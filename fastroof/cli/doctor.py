@@ -17,8 +17,9 @@ from fastroof.cli.output import console, print_facts, print_json, print_table
 
 EPILOG: Final = """\b
 JSON: one object: versions, processor (name, processors, usable), tables ({gpu: [source]}), caches (list of
-folder, bytes, loops, plans, trusted, why_not), extras ({extra: {package: version or null}}), environment,
-problems (list of sentences).
+folder, bytes, loops, plans, trusted, why_not), compiled_loops (of the wheel: number, level of x86-64,
+why_not: why they are not used, else ""), extras ({extra: {package: version or null}}), environment, problems
+(list of sentences).
 """
 
 PACKAGES: Final = ("numba", "llvmlite", "numpy", "pyarrow", "pydantic", "rich", "typer")
@@ -51,6 +52,7 @@ def doctor(as_json: Json = False) -> None:
         "processor": _processor(),
         "tables": tables,
         "caches": caches,
+        "compiled_loops": _compiled_loops(),
         "extras": _extras(),
         "environment": {
             name: value
@@ -108,6 +110,16 @@ def _cache_roots() -> tuple[Path, ...]:
     return cache_roots()
 
 
+def _compiled_loops() -> dict[str, Any]:
+    """Return the compiled loops of the wheel; numba may be missing or broken."""
+    try:
+        from fastroof.compiled.code_cache import code_version
+        from fastroof.compiled.shipped_loops import shipped_loops
+    except ImportError as reason:
+        return {"number": 0, "level": "", "why_not": f"numba cannot be imported: {reason}"}
+    return shipped_loops(code_version())._asdict()
+
+
 def _cache(root: Path) -> dict[str, Any]:
     """What a folder of the cache holds, and whether it may be used; one that is not there may be."""
     from fastroof.compiled.trusted_files import UntrustedFolder, open_trusted
@@ -154,6 +166,15 @@ def _print(answer: dict[str, Any]) -> None:
     facts = list(answer["versions"].items())
     facts.append(
         ("processor", f"{processor['name']}, {processor['usable']} of {processor['processors']} may be used")
+    )
+    loops = answer["compiled_loops"]
+    facts.append(
+        (
+            "compiled loops",
+            f"compiled at first use: {loops['why_not']}"
+            if loops["why_not"]
+            else f"{loops['number']} of the wheel, for {loops['level']}",
+        )
     )
     print_facts(facts)
     out.print()

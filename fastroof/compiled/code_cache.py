@@ -12,7 +12,6 @@ import logging
 import os
 import pickle
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import llvmlite
-import numba
 from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
@@ -30,11 +27,18 @@ from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from fastroof.compiled.dispatcher import is_callee, rebuilt_callee, reduced_callee
+from fastroof.compiled.shipped_loops import Cpu, compiler_versions, read_shipped, shipped_cpus
 from fastroof.compiled.trusted_files import UntrustedFolder, cache_roots, opened, read_trusted, write_trusted
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
 _FILE_NAME: Final = re.compile(r".+\.loop(\.[0-9a-f]+)?")
+
+COMPILING: Final = "compiling %s"
+COMPILED: Final = "compiled %s"
+"""Debug messages at the start and end of a compilation; compilations nest."""
+
+_log: Final = logging.getLogger("fastroof.compiled")
 
 # numba has no types for these
 _rebuild: Any = CompileResult._rebuild
@@ -45,7 +49,7 @@ def code_version() -> str | None:
     """Return a digest of the loops' sources, the compiler and its settings; None without sources."""
     names = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")
     settings = [str(getattr(config, name, None)) for name in names]
-    digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, sys.version, settings)).encode())
+    digest = hashlib.sha256(repr((compiler_versions(), settings)).encode())
     sources = sorted(Path(__file__).parent.rglob("*.py"))
     for source in sources:
         digest.update(source.read_bytes())
@@ -80,24 +84,27 @@ class LoopCache(NullCache):
         # Numba refreshes the context here, which imports everything it can compile, SciPy too: 0.2 s.
         # Compiled code needs only the runtime it links to, and compiling refreshes the context itself.
         rtsys.initialize(target_context)
-        key = self._key(signature, target_context.codegen())
+        cpu = target_context.codegen().magic_tuple()
+        key = self._key(signature, cpu)
         for folder in self._folders():
-            try:
-                with opened(folder) as at:
-                    stored, parts = pickle.loads(read_trusted(at, self._file_name(key)))
-                    if stored == key:
-                        with suppress(OSError):
-                            os.utime(".", dir_fd=at)  # in use: see _remove_unused
-                        return (rebuilt_callee if key[0] == "IR" else _rebuild)(target_context, *parts)
-            except Exception:  # missing, or damaged in any way
-                continue
+            with suppress(Exception), opened(folder) as at:  # missing, or damaged in any way
+                compiled = _compiled(read_trusted(at, self._file_name(key)), key, target_context)
+                with suppress(OSError):
+                    os.utime(".", dir_fd=at)  # in use: see _remove_unused
+                return compiled
+        for other in shipped_cpus(cpu):
+            key = self._key(signature, other)
+            with suppress(Exception):
+                return _compiled(read_shipped(_VERSION, self._file_name(key)), key, target_context)
+        _log.debug(COMPILING, self._function.__qualname__)
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store the code compiled for a signature."""
+        _log.debug(COMPILED, self._function.__qualname__)
         if compiled.library.has_dynamic_globals:  # addresses of this process
             return
-        key = self._key(signature, compiled.codegen)
+        key = self._key(signature, compiled.codegen.magic_tuple())
         parts = reduced_callee(compiled) if compiled.entry_point is None else compiled._reduce()
         payload = _pickled((key, parts))
         distrusted = ""
@@ -119,17 +126,25 @@ class LoopCache(NullCache):
                 "FASTROOF_CACHE_DIR to a folder that is yours alone"
             )
 
-    def _key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+    def _key(self, signature: Any, cpu: Cpu) -> tuple[Any, ...]:
         function = self._function
         cells = _pickled(tuple(cell.cell_contents for cell in function.__closure__ or ()))
         place = (function.__module__, function.__qualname__, function.__code__.co_firstlineno)
-        # the magic tuple names the CPU and its features: machines may share a home
         kind = "IR" if is_callee() else "code"
-        return (kind, *place, hashlib.sha256(cells).hexdigest(), signature, codegen.magic_tuple())
+        # the CPU and its features, since machines may share a home
+        return (kind, *place, hashlib.sha256(cells).hexdigest(), signature, cpu)
 
     def _file_name(self, key: tuple[Any, ...]) -> str:
         name = self._function.__qualname__.rpartition(".")[2]
         return f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.loop"
+
+
+def _compiled(payload: bytes, key: tuple[Any, ...], target_context: Any) -> Any:
+    """Return the code in a file if it is that of a key."""
+    stored, parts = pickle.loads(payload)
+    if stored != key:
+        raise ValueError("another loop's code")
+    return (rebuilt_callee if key[0] == "IR" else _rebuild)(target_context, *parts)
 
 
 def _remove_unused(root: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from fastroof.compiled import code_cache, jit
+from fastroof.compiled import code_cache, jit, shipped_loops
 from fastroof.compiled import trusted_files as trusted_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -322,8 +322,10 @@ def test_the_version_follows_sources_compiler_and_settings(monkeypatch, tmp_path
     second = code_cache.code_version()
     monkeypatch.setattr(config, "BOUNDSCHECK", 0 if config.BOUNDSCHECK else 1)
     checked = code_cache.code_version()
-    monkeypatch.setattr(code_cache.numba, "__version__", "0")
-    assert len({first, second, checked, code_cache.code_version()}) == 4
+    monkeypatch.setattr(shipped_loops.numba, "__version__", "0")
+    numba = code_cache.code_version()
+    monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
+    assert len({first, second, checked, numba, code_cache.code_version()}) == 5
     monkeypatch.undo()
     assert code_cache.code_version() == code_cache._VERSION
 
