@@ -45,6 +45,7 @@ COMMANDS: Final = (
     "bench",
     "export",
     "backends",
+    "warm",
     "doctor",
     "serve",
 )
@@ -85,6 +86,10 @@ def main() -> None:
     from typer.main import get_command
 
     begin()
+    if os.isatty(2) and not os.environ.get("CI"):
+        from fastroof.cli.compile_notice import watch_compiling
+
+        watch_compiling()
     if completion_variable("fastroof") in os.environ:
         from fastroof.cli.completion import offer_values, words_before
 

@@ -1,0 +1,77 @@
+"""Processor seconds of commands in a fresh home, and again: ``python -m benchmarks.first_run``.
+
+It times the fastroof that this Python has installed: a wheel with compiled loops, or a source install, which
+compiles at a first run. Run it away from the checkout to time a wheel (``python PATH/first_run.py``). With
+``--check`` it fails if a first run compiled anything; no seconds fail it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = "from fastroof.cli.warm import answer_a_page; answer_a_page()"
+COMMANDS: Final = {
+    "step": (0.5, "step --model llama-3.1-8b --decode 64x4096"),
+    "serving": (1.5, "serving --model llama-3.1-8b --isl 1024 --osl 256 --concurrency 64"),
+    "simulate": (1.5, "simulate --model llama-3.1-8b --trace example"),
+    "capacity": (2.0, "capacity llama-3.1-8b --trace example --ttft-p99 500 --tpot-p99 50"),
+    "best": (
+        3.0,
+        "best --model Qwen/Qwen3-32B-FP8 --gpus 8 --isl 4000 --osl 500 --ttft 500 --tpot 30 --price h100=2.5",
+    ),
+    "sweep": (4.0, "sweep"),
+    "ui, first picture": (2.0, PAGE),
+}
+"""Targets of a first run from a wheel, processor seconds, and what is run."""
+
+
+def seconds(question: str, home: str) -> float:
+    """Return the processor seconds of a process and its children."""
+    program = ["-c", question] if question == PAGE else ["-m", "fastroof", *question.split()]
+    # a sweep writes into the working directory
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("FASTROOF_", "XDG_"))},
+        "HOME": home,
+        "FASTROOF_CACHE_DIR": f"{home}/cache",
+        "FASTROOF_TABLES_IMPORT": "never",
+    }
+    child = subprocess.Popen(
+        [sys.executable, *program],
+        cwd=home, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    said = child.stderr.read().decode() if child.stderr is not None else ""
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"{question} ended with {child.returncode}: {said}")
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Time each command in a home of its own, and print a line of a table each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a first run compiled a loop")
+    parser.add_argument("commands", nargs="*", default=list(COMMANDS), help="some of them")
+    given = parser.parse_args()
+    print("| command | target | first run | second run | loops compiled |\n|---|---|---|---|---|")
+    compiled = 0
+    for name in given.commands:
+        target, question = COMMANDS[name]
+        with tempfile.TemporaryDirectory() as home:
+            first, second = seconds(question, home), seconds(question, home)
+            loops = len(list(Path(home).rglob("*.loop")))
+        compiled += loops
+        print(f"| {name} | {target:.1f} s | {first:.2f} s | {second:.2f} s | {loops} |", flush=True)
+    if given.check and compiled:
+        raise SystemExit(f"first runs compiled {compiled} loops, which the wheel should carry")
+
+
+if __name__ == "__main__":
+    main()

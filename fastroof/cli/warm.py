@@ -1,0 +1,149 @@
+"""``fastroof warm``: compile the loops of common questions ahead, for images and offline machines."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.output import console
+from fastroof.errors import FastroofError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+EPILOG: Final = """\b
+Examples:
+  fastroof warm
+  FASTROOF_CACHE_DIR=/var/cache/fastroof fastroof warm --jobs 4
+
+Runs small examples of best, capacity, compare, serving, simulate, size, sweep and ui, and a plan's calls from
+Python; step and lookup compile nothing. What the installed wheel carries is not compiled again.
+"""
+
+PLAN_CALLS: Final = "from fastroof.cli.warm import call_a_plan; call_a_plan()"
+PAGE: Final = "from fastroof.cli.warm import answer_a_page; answer_a_page()"
+
+GROUPS: Final = (
+    (
+        "fastroof simulate --model llama-3.1-8b --limit 50",
+        "fastroof capacity llama-3.1-8b --limit 50 --ttft-p99 500 --tpot-p99 50",
+        "fastroof best --model Qwen/Qwen3-32B-FP8 --gpus 8 --isl 4000 --osl 500 --ttft 500 --tpot 30",
+    ),
+    (
+        "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64",
+        "fastroof serving --model llama-3.1-8b --isl 1000 --osl 200 --concurrency 64 --disaggregated 2:1",
+        "fastroof size --model llama-3.1-8b --rate 20 --isl 4000 --osl 500 --tpot-ms 30",
+        "fastroof compare --model llama-2-7b --decode 32x4096 --prefill 2048",
+        "fastroof sweep",
+        PAGE,
+    ),
+    (PLAN_CALLS,),
+)
+"""Questions whose loops are compiled: each group in one process after another, groups at the same time."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("warm", epilog=EPILOG)(warm)
+
+
+def warm(
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NUMBER", help="Processes at the same time.  [default: one per processor]"
+        ),
+    ] = None,
+) -> None:
+    """Compile loops ahead of their first use."""
+    from rich.progress import Progress
+
+    from fastroof.compiled.code_cache import cache_folders
+    from fastroof.processors import usable_processors
+
+    began = time.perf_counter()
+    folders = cache_folders()
+    before = _loops(folders)
+    terminal = console(stderr=True)
+    with (
+        Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress,
+        ThreadPoolExecutor(jobs or usable_processors()) as pool,
+    ):
+        task = progress.add_task("compiling loops", total=sum(map(len, GROUPS)))
+        for done in as_completed([pool.submit(_run, group, progress, task) for group in GROUPS]):
+            done.result()
+    made = _loops(folders) - before
+    if made:
+        where = ", ".join(sorted({str(path.parent) for path in made}))
+        seconds = time.perf_counter() - began
+        console().print(f"compiled {len(made)} loops in {seconds:.0f} s: {where}", soft_wrap=True)
+    else:
+        console().print("nothing to compile")
+
+
+def _loops(folders: Sequence[Path]) -> set[Path]:
+    return {path for folder in folders for path in folder.glob("*.loop")}
+
+
+def _run(questions: Sequence[str], progress: Progress, task: Any) -> None:
+    """Run questions, a process each: a command may select plain Python for its whole process."""
+    # this package, also where Python does not look by itself; the folders are those of this process
+    here = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    if given := environment.get("FASTROOF_CACHE_DIR"):
+        environment["FASTROOF_CACHE_DIR"] = os.path.abspath(given)
+    for question in questions:
+        program = ["-m", *shlex.split(question)] if question.startswith("fastroof ") else ["-c", question]
+        with TemporaryDirectory() as folder:  # a sweep writes its results
+            done = subprocess.run(
+                [sys.executable, *program],
+                cwd=folder, env=environment,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            )  # fmt: skip
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise FastroofError(f"`{question}` failed: {reason}")
+        progress.advance(task)
+
+
+def call_a_plan() -> None:
+    """Call what the guide shows from Python: steps as numbers, arrays and batches, and lookups."""
+    import numpy as np
+
+    import fastroof
+
+    tables = fastroof.load_tables("h100")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables)
+    plan.decode_us(64, 4096)
+    plan.scalar(64, 4096)
+    plan.step_scalar([1, 512], [4096, 0])
+    steps = fastroof.StepBatch.from_requests([[(2048, 0)] + [(1, 4000)] * 32])
+    plan.step_us(steps)
+    plan.run(steps, with_error=True)
+    for dtype in (np.int32, np.int64):
+        sizes = np.array([64, 128], dtype)
+        plan.decode_us(sizes, sizes)
+        plan.prefill_us(sizes, sizes)
+    tables.lookup("gemm", m=[64, 128], n=6144, k=4096)
+
+
+def answer_a_page() -> None:
+    """Answer the first questions of the page of `fastroof ui`."""
+    from fastroof.ui.answers import layouts_answer, step_answer
+    from fastroof.ui.plans import PlanStore
+    from fastroof.ui.view import View
+
+    store, view = PlanStore(None, None), View()
+    step_answer(store, view)
+    layouts_answer(store, view)
