@@ -25,9 +25,9 @@ print(bench_data_root())
 """
 
 
-def run(*command: str | Path, cwd: Path, pythonpath: Path | None = None) -> str:
+def run(*command: str | Path, cwd: Path, pythonpath: Path | None = None, **changed: str) -> str:
     """What the command prints; its own output is shown if it fails."""
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **changed}
     if pythonpath is not None:
         environment["PYTHONPATH"] = str(pythonpath)
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
@@ -42,20 +42,20 @@ def shipped(folder: str, *, suffixes: tuple[str, ...] = ()) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Build a distribution, by the name of its hook, in a process of its own."""
 
-    def build(hook: str) -> Path:
+    def build(hook: str, **changed: str) -> Path:
         folder = tmp_path_factory.mktemp(hook)
         code = f"import sys; from hatchling.build import {hook}; print({hook}(sys.argv[1]))"
-        name = run(sys.executable, "-I", "-c", code, folder, cwd=CHECKOUT).split()[-1]
+        name = run(sys.executable, "-I", "-c", code, folder, cwd=CHECKOUT, **changed).split()[-1]
         return folder / name
 
     return build
 
 
 @pytest.fixture(scope="module")
-def wheel(build: Callable[[str], Path]) -> Path:
+def wheel(build: Callable[..., Path]) -> Path:
     return build("build_wheel")
 
 
@@ -70,7 +70,7 @@ def test_clone_finds_its_own_bench_data(tmp_path: Path) -> None:
     assert Path(found.strip()) == CHECKOUT / "bench_data"
 
 
-def test_editable_install_finds_the_clones_bench_data(build: Callable[[str], Path], tmp_path: Path) -> None:
+def test_editable_install_finds_the_clones_bench_data(build: Callable[..., Path], tmp_path: Path) -> None:
     install(build("build_editable"), tmp_path / "site", tmp_path)
     # A second copy would go stale.
     assert not (tmp_path / "site" / "fastroof").exists()
@@ -100,6 +100,23 @@ def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     assert {"fastroof/py.typed", "fastroof/bench_data/h100/gpu.toml", "kernels_bench/cli.py"} <= names
     presets = {name for name in names if name.startswith("fastroof/models/") and not name.endswith(".py")}
     assert presets, "no model presets in the wheel"
+
+
+@pytest.mark.slow
+def test_a_wheel_with_compiled_loops_is_for_one_python(build: Callable[..., Path], tmp_path: Path) -> None:
+    """The build hook adds the folder that FASTROOF_LOOPS names; without loops the wheel stays pure."""
+    loops = tmp_path / "loops"
+    loops.mkdir()
+    assert build("build_wheel", FASTROOF_LOOPS=str(loops)).name.endswith("-py3-none-any.whl")
+    (loops / "loops-0").mkdir()
+    (loops / "loops-0" / "bracket-0.loop").write_bytes(b"")
+    wheel = build("build_wheel", FASTROOF_LOOPS=str(loops))
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name.endswith(f"-{python}-{python}-manylinux_2_17_x86_64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "fastroof/compiled/loops/loops-0/bracket-0.loop" in archive.namelist()
+        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert b"Root-Is-Purelib: false" in archive.read(metadata)
 
 
 def test_wheel_metadata(wheel: Path) -> None:
@@ -135,7 +152,8 @@ def test_wheel_carries_a_bill_of_materials(wheel: Path) -> None:
 
 
 def test_ci_installs_only_what_is_pinned_by_hash() -> None:
-    script = (CHECKOUT / ".ci/run").read_text().replace("\\\n", " ")
+    script = "".join((CHECKOUT / ".ci" / name).read_text() for name in ("run", "wheel"))
+    script = script.replace("\\\n", " ")
     installs = re.findall(r"pip\"? install (.*)", script)
     # torch, whose builds differ, and what lies in the checkout
     free = [line for line in installs if "--require-hashes" not in line and "--no-deps" not in line]
@@ -179,7 +197,9 @@ def test_container_is_made_from_what_it_is_given() -> None:
     assert all((CHECKOUT / name).exists() for name in taken)
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     readme, licences = project["project"]["readme"], project["project"]["license-files"]
-    for name in (*wheel["only-include"], *wheel["sbom-files"], readme, *licences, "pyproject.toml"):
+    hook = wheel["hooks"]["custom"]["path"]
+    needed_files = (*wheel["only-include"], *wheel["sbom-files"], hook, ".ci/compiled_loops.py")
+    for name in (*needed_files, readme, *licences, "pyproject.toml"):
         assert any(name == each or name.startswith(f"{each}/") for each in taken), name
 
 

@@ -1,0 +1,75 @@
+"""Compile the loops of a wheel: python .ci/compiled_loops.py FOLDER, for the checkout that this file is in.
+
+For each level of x86-64 that this processor runs, `fastroof warm` runs twice on an empty cache. The second
+run reads only the loops that Python calls, which are shipped; the others are compiled into their callers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+RECORD = """
+import os, sys
+
+def record(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(".loop"):
+        with open(os.environ["LOOPS_READ"], "a") as file:
+            file.write(f"{arguments[0]}\\n")
+
+sys.addaudithook(record)
+"""
+"""Run by Python at its start, as the module sitecustomize: records the cached loops that a process reads."""
+
+
+def compiled(level: str, scratch: Path) -> list[Path]:
+    """Compile for a level in a folder, and return the files of the loops that Python calls."""
+    scratch.mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{scratch}:{ROOT}",
+        "FASTROOF_CACHE_DIR": str(scratch / "cache"),
+        "NUMBA_CPU_NAME": level,
+        "NUMBA_CPU_FEATURES": "",
+        "LOOPS_READ": str(scratch / "read"),
+    }
+    warm = [sys.executable, "-m", "fastroof", "warm"]
+    subprocess.run(warm, env=environment, check=True, stdout=subprocess.DEVNULL)
+    (scratch / "sitecustomize.py").write_text(RECORD)
+    subprocess.run(warm, env=environment, check=True, stdout=subprocess.DEVNULL)
+    names = set((scratch / "read").read_text().split())
+    return [path for path in sorted(scratch.glob("cache/*/*.loop")) if path.name in names]
+
+
+def main() -> None:
+    """Write the loops, and what they are for, into a folder; nothing where no level is known."""
+    from fastroof.compiled.shipped_loops import BUILT_WITH, compiler_versions, host_levels
+
+    folder = Path(sys.argv[1])
+    levels = host_levels() if platform.system() == "Linux" else ()
+    if not levels:
+        return
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:
+        found = list(pool.map(compiled, levels, (Path(scratch, level) for level in levels)))
+        for loops in found:
+            for path in loops:
+                place = folder / path.parent.name
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, place)
+    for level, loops in zip(levels, found, strict=True):
+        print(f"{level}: {len(loops)} loops")
+    built = {**compiler_versions(), "levels": levels, "loops": len(found[0])}
+    (folder / BUILT_WITH).write_text(json.dumps(built) + "\n")
+
+
+main()
