@@ -125,6 +125,7 @@ def test_why_they_are_not_used(fresh, tmp_path, monkeypatch):
 
 ANSWERS = """
 import hashlib
+import numpy as np
 import fastroof
 
 plan = fastroof.compile_plan("llama-3.1-8b", "h100")
