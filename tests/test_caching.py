@@ -39,7 +39,7 @@ for number in range(200):
         isl=dice.randrange(1, 9000),
         osl=dice.randrange(2, 900),
         chunk=dice.randrange(1, 65536) if number % 4 else None,
-        max_batched_tokens=dice.randrange(2048, 32768),
+        max_num_batched_tokens=dice.randrange(2048, 32768),
         engine=dice.choice(["vllm", "sglang"]),
     )
     try:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.accuracy import simulated_ranks
 
 
+@pytest.mark.slow
 def test_every_run_of_several_ranks_is_simulated_or_left_out_with_a_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_columns_are_the_methods_own(compared: tuple[Comparison, Case]) -> None:
         assert its.total_us == pytest.approx(ms * 1e3, rel=1e-15)
 
 
+@pytest.mark.slow
 def test_components_add_up(compared: tuple[Comparison, Case]) -> None:
     for step in compared[0].steps:
         for time in step.times:

@@ -205,7 +205,7 @@ def test_what_is_not_evaluated_is_named(tmp_path: Path) -> None:
     )
     (split,) = summary.skipped["cannot be split"]
     assert split.startswith("qwen2.5-7b cannot run with tp=8: 28 query heads")
-    assert summary.skipped["weights do not fit in memory"] == ("llama-3.1-70b tp=1 bf16 kv bf16",)
+    assert summary.skipped["weights do not fit in memory"] == ("llama-3.1-70b on h100 tp=1 bf16 kv bf16",)
     # of 12 plans: qwen tp=8 twice and the 70B once fall out
     assert summary.plans == 9
     assert summary.evaluations == (2 * 1 + 3 * 2 + 4 * 1) * len(BATCHES)
@@ -226,7 +226,7 @@ def test_a_model_that_no_plan_can_be_made_of_is_named(tmp_path: Path) -> None:
     summary = run_sweep(spec, tmp_path / "r.parquet")
     assert [b.model for b in summary.best] == ["yi-34b", "llama-2-7b"]
     (windowed,) = summary.skipped["no plan"]
-    assert windowed.startswith("windowed tp=1 bf16 kv bf16: ")
+    assert windowed.startswith("windowed on h100 tp=1 bf16 kv bf16: ")
     assert "method='floor' interpolates MFU, which does not fit windowed's window" in windowed
     with pytest.raises(SweepError, match="nothing to evaluate: beyond the model's context: yi-34b: 2 of 2"):
         run_sweep({**SPEC, "models": "yi-34b", "kv_len": [5000, 6000]}, tmp_path / "r.parquet")
@@ -247,7 +247,7 @@ def test_missing_tables_are_named_and_an_error_where_nothing_is_left(
     summary = run_sweep({**SPEC, "tp": [1, 2]}, tmp_path / "r.parquet")
     assert summary.plans == 1
     (missing,) = summary.skipped["no measured table"]
-    assert missing.startswith("llama-3.1-8b tp=2 bf16 kv bf16: h100 has no allreduce table")
+    assert missing.startswith("llama-3.1-8b on h100 tp=2 bf16 kv bf16: h100 has no allreduce table")
     with pytest.raises(SweepError, match=r"nothing to evaluate: no measured table: llama-3\.1-8b tp=2"):
         run_sweep({**SPEC, "tp": 2}, tmp_path / "other.parquet")
     assert [p.name for p in tmp_path.iterdir()] == ["r.parquet"]

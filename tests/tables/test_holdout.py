@@ -33,6 +33,7 @@ def test_roofline_keeps_to_its_limits_on_the_shipped_tables(report):
     assert {key: mape[key] for key in LARGEST_MAPE if mape[key] > LARGEST_MAPE[key]} == {}
 
 
+@pytest.mark.slow
 def test_roofline_is_the_best_method_inside_every_grid(report):
     inside = [r for r in report if r.region == "inside"]
     for grid in {(r.operator, r.grid) for r in inside}:

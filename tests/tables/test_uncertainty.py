@@ -291,6 +291,7 @@ def test_80_percent_intervals_cover_80_percent_of_hidden_points(h100, coverage):
         assert row.lowest_80 <= row.level_80 <= row.highest_80
 
 
+@pytest.mark.slow
 def test_intervals_of_borrowed_kernels_cover_80_percent_of_those_that_were_left_out(h100, coverage):
     whole = {(grid.operator, grid.name) for grid in COVERAGE_GRIDS if grid.kernels}
     borrowed = {(row.operator, row.grid): row for row in coverage if (row.operator, row.grid) in whole}

@@ -180,7 +180,7 @@ def test_a_text_that_has_its_licence_is_left_alone():
 
 
 def test_an_installed_package_has_its_licence_in_its_metadata(tmp_path, monkeypatch):
-    monkeypatch.setattr(export.fastroof, "__file__", str(tmp_path / "fastroof" / "__init__.py"))
+    monkeypatch.setattr(export, "__file__", str(tmp_path / "fastroof" / "backends" / "c" / "export.py"))
     info = tmp_path / "fastroof-1.dist-info"
     (info / "licenses").mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: fastroof\nVersion: 1\n")

@@ -25,6 +25,7 @@ PROMPTS = {
     "prefill": {"new_tokens": [100, 200], "context_len": 50, "batch_size": [1, 2]},
     "verify": {"batch_size": [8, 1], "kv_len": 4096, "tokens": 4},
 }
+SIZES = {"max_num_batched_tokens": 2048, "max_num_seqs": 16}
 MESSAGES = (
     STEPS
     | PROMPTS
@@ -33,7 +34,7 @@ MESSAGES = (
         "memory": {"memory": True},
         "pipeline": {"pipeline": [[[1, 999]] * 4] * 3},
         "kv_transfer": {"kv_transfer": {"prompts": [1000, 1], "bytes_per_s": 50e9, "latency_us": 3}},
-        "simulate": {"simulate": {"workload": {"rate": 5, "requests": 20}, "options": {"max_num_seqs": 16}}},
+        "simulate": {"simulate": {"workload": {"rate": 5, "requests": 20}, "options": SIZES}},
         "describe": {"describe": True},
     }
 )
