@@ -39,7 +39,12 @@ FEW = ServeLimits(
 SIZES = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
 MORE: tuple[dict[str, Any], ...] = (
     {"requests": [[[5, 0]]], "errors": True, "stages": True},
-    {"simulate": {"trace": {"arrival_s": [0, 1], "input_tokens": [9, 8], "output_tokens": [3, 2]}, "options": SIZES}},
+    {
+        "simulate": {
+            "trace": {"arrival_s": [0, 1], "input_tokens": [9, 8], "output_tokens": [3, 2]},
+            "options": SIZES,
+        }
+    },
     {
         "simulate": {
             "workload": {"rate": 5, "requests": 9, "input_tokens": "uniform:9:90"},
