@@ -140,7 +140,7 @@ def test_a_hostile_config_is_a_model_error(what, tmp_path):
 
 
 OWN_PROGRAMS = {
-    "fastroof/compiled/shipped_loops.py": "what its wheel was built with; loops import no package of fastroof",
+    "fastroof/compiled/shipped_loops.py": "what a wheel was built with; loops import nothing else",
     "fastroof/documents.py": "the one place",
     "kernels_bench/vllm_steps/worker.py": "what the process that started it writes",
     "fastroof/backends/serve/example.py": "an example of a client in Python alone",
