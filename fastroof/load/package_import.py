@@ -21,10 +21,13 @@ from fastroof.load.package_rows import (
     PACKAGE_FILES,
     Place,
     find_place,
+    joined,
     package_provenance,
     paired_version,
+    select,
     versions_of,
 )
+from fastroof.load.rows import read_columns
 from fastroof.load.sources import PROVENANCE_FILE, Source, list_sources, load_sources
 from fastroof.load.write import toml_text, write_source
 from fastroof.operators.external_rows import version_order
@@ -266,16 +269,13 @@ def write_listed(folder: Path, sources: Mapping[str, Mapping[str, Any]], made_fr
 def import_table(data: Path, system: str, source: Source, operator: str) -> dict[str, Array]:
     """Convert one table of an imported source; its rows must be those that provenance lists."""
     names = source.provenance.get("operators", {}).get(operator, {}).get("files", {})
-    places = [
-        PackagePlace(operator, file, Place(data / name, ""))
-        for one, file in PACKAGE_FILES
-        for name in names
-        if one == operator
-        and name.startswith(f"{system}/{file.folder}/")
-        and name.endswith(f"/{file.file}.parquet")
-    ]
-    measured = read_places(data, load_gpu(source.gpu), source.name, {}, places, {})
-    columns = dict(measured.tables[operator].columns) if operator in measured.tables else {}
+    gpu, parts = load_gpu(source.gpu), []
+    for one, file in PACKAGE_FILES:
+        for name in names if one == operator else ():
+            if name.startswith(f"{system}/{file.folder}/") and name.endswith(f"/{file.file}.parquet"):
+                raw = read_columns(data / name, file.columns, file.optional, label=name)
+                parts.append(select(operator, file.convert(raw), gpu)[0])
+    columns = joined(operator, parts) if parts else {}
     expected = source.hashes[source.files[operator].name]["rows_sha256"]
     if not columns or rows_sha256(operator, columns) != expected:
         package = source.provenance[IMPORTED].split(",")[0]

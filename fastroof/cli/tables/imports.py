@@ -14,8 +14,8 @@ from fastroof.errors import TableError
 
 AICONFIGURATOR_EPILOG: Final = """\b
 Without --backend, everything measured on the GPU is converted: the current version of each engine, and files
-that only others have. Without this command, each table is converted when it is first read. With --backend it is
-a custom source, which is never replaced.
+that only others have. Without this command, each table is converted when it is first read. With --backend it
+is a custom source, which is never replaced.
 
 \b
 Examples:
