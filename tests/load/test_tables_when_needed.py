@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import fastroof
+from fastroof.arrays import Array
 from fastroof.errors import TableError
 from fastroof.load import package_import
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
@@ -24,6 +25,7 @@ from fastroof.load.listing import list_tables
 from fastroof.load.package_import import LISTED
 from fastroof.load.package_rows import package_version
 from fastroof.load.shipped import list_package
+from fastroof.load.sources import Source
 from tests.reference.packages import GEMM, install, package
 
 VLLM, SGLANG = "aiconfigurator-vllm-0.24.0", "aiconfigurator-sglang-0.5.14"
@@ -261,12 +263,13 @@ def _read_and_count(listed: Path, conversions: Path) -> str:
     """Read every table in a process of its own; write down each conversion."""
     made = package_import.import_table
 
-    def counted(*arguments: Any) -> Any:
+    def counted(data: Path, system: str, source: Source, operator: str) -> dict[str, Array]:
         with open(conversions, "a") as file:
             file.write("x")
-        return made(*arguments)
+        return made(data, system, source, operator)
 
-    package_import.LISTED, package_import.import_table = listed, counted  # type: ignore[misc]
+    package_import.LISTED = listed  # type: ignore[misc]
+    package_import.import_table = counted
     return repr(list(every_table(fastroof.load_tables("b300"))))
 
 
