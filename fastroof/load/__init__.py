@@ -10,7 +10,14 @@ from fastroof.checks import shown
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import is_file, matches
-from fastroof.load.by_name import PACKAGE_PREFIX, FoundTables, find_tables, find_tables_of, missing_tables
+from fastroof.load.by_name import (
+    PACKAGE_PREFIX,
+    FoundTables,
+    convert_table,
+    find_tables,
+    find_tables_of,
+    missing_tables,
+)
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, Progress, SourceChoice
 from fastroof.load.sources import load_sources
 from fastroof.load.trees import is_tree, load_tree
@@ -102,7 +109,7 @@ def load_measured_of(
     folders, spec, _ = find_tables_of(gpu, progress=progress)
     if folders:
         # what ships or was imported was checked when it was written
-        return load_sources(folders, source, when_needed=spec is not None)
+        return load_sources(folders, source, when_needed=spec is not None, convert=convert_table)
     if source is not None:
         name = spec.name if spec is not None else gpu
         raise TableError(f"{name} has no measured tables, so no source {source!r}; leave source out")
@@ -118,7 +125,8 @@ def _load(
     if of_name is not None and source is not None:
         raise TableError(f"{name} names its source; leave source={source!r} out")
     if spec is not None:
-        return load_sources((folder, *others), source if of_name is None else of_name, when_needed=True)
+        chosen = source if of_name is None else of_name
+        return load_sources((folder, *others), chosen, when_needed=True, convert=convert_table)
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")
@@ -127,10 +135,10 @@ def _load(
         names = [path.parent.name for path in matches(folder, "*/gpu.toml")]
         wanted = [one for one in names if gpu is not None and _is_gpu(gpu, load_gpu(folder / one))]
         if wanted:
-            return load_sources(folder / wanted[0], source)
+            return load_sources(folder / wanted[0], source, convert=convert_table)
         if names:
             raise TableError(f"{folder} holds several GPUs: pass gpu= one of {', '.join(names)}")
-    return load_sources(folder, source)
+    return load_sources(folder, source, convert=convert_table)
 
 
 def _found(name: str | Path, progress: Progress | None) -> FoundTables:

@@ -151,7 +151,7 @@ def read_places(
     about = {**provenance, "device": words_of([p for ps in parts.values() for p in ps], "device")}
     if absent:
         about["absent"] = absent
-    columns = {op: joined(op, ps) for op, ps in parts.items()}
+    columns = {op: joined(op, [p.columns for p in ps]) for op, ps in parts.items()}
     notes = {op: operator_provenance(op, columns[op], ps) for op, ps in parts.items()}
     about["operators"] = notes
     for op in parts:

@@ -1,8 +1,10 @@
 """Tables by GPU name: their folders, and the one-time import of aiconfigurator-core's tables.
 
 Shipped tables are in bench_data, the user's in :func:`fastroof.config.paths.user_tables_root`. If
-aiconfigurator-core is installed, its tables of a GPU are converted into the user's folder on first use; a
-note in the GPU's folder names the versions of the package and of fastroof.
+aiconfigurator-core is installed, its tables of a GPU are imported into the user's folder on first use; a
+note in the GPU's folder names the versions of the package and of fastroof. The sources of the pinned version
+are listed in advance, so that each table is converted when it is first read; of other versions all tables are
+converted at once.
 
 :func:`find_tables` alone decides what a name or a path of tables means: a GPU's name means all its tables, a
 path the folder there.
@@ -28,12 +30,12 @@ from fastroof._version import __version__
 from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
 from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_named, gpu_names, load_gpu
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, is_never, user_tables_root
-from fastroof.documents import read_json
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import exists, is_file, is_folder, matches, read_bytes
-from fastroof.load.measured import Progress
+from fastroof.load.measured import IMPORTED, Progress
 
 if TYPE_CHECKING:
+    from fastroof.arrays import Array
     from fastroof.load.sources import Source
 
 
@@ -53,6 +55,7 @@ class _Import(NamedTuple):
     gpu: str
     system: str
     data: Path
+    inputs: str
     key: str
 
 
@@ -115,7 +118,7 @@ def ensure_imported(
 ) -> Path | None:
     """Convert aiconfigurator-core's tables of a GPU into the user's folder, unless up to date."""
     is_off = is_never(IMPORT, TableError)
-    planned = None if is_off and not always else _planned_import(gpu, package)
+    planned = None if is_off and not always else planned_import(gpu, package)
     if planned is None:
         return None
     root = user_tables_root() if root is None else Path(root)
@@ -124,11 +127,37 @@ def ensure_imported(
     with _writing(root), _only_process(root, gpu, progress) as is_alone:
         # another process may have converted them while this one waited
         if always or not _is_made(root, planned):
-            _convert(root, planned, progress, is_alone)
+            _convert(root, planned, progress, is_alone, always)
     return root / gpu
 
 
-def _planned_import(gpu: str, package: Path | None) -> _Import | None:
+def convert_table(source: Source, operator: str) -> dict[str, Array]:
+    """Convert a table of an imported source that is not converted yet, or whose file is damaged."""
+    from fastroof.load.package_import import QUICK, import_table
+    from fastroof.load.sources import list_sources, read_written
+    from fastroof.load.write import write_imported_table
+
+    planned = None if is_never(IMPORT, TableError) else planned_import(source.gpu)
+    if planned is None or planned.key != source.provenance[IMPORTED]:
+        raise TableError(
+            f"{source.files[operator]} is damaged, or not converted yet: {how_to_get(source.gpu)}"
+        )
+    try:
+        with _only_process(source.folder.parents[1], source.gpu, None):
+            # another process may have converted it while this one waited
+            with suppress(TableError):
+                if source.files[operator].is_file():
+                    return read_written(list_sources(source.folder)[0], operator)
+            columns = import_table(planned.data, planned.system, source, operator)
+            write_imported_table(source.folder, operator, columns, compression_level=QUICK)
+            return columns
+    except OSError:
+        # a folder that cannot be written, as in an image
+        return import_table(planned.data, planned.system, source, operator)
+
+
+def planned_import(gpu: str, package: Path | None = None) -> _Import | None:
+    """Plan the import of a GPU from a package (default: the installed one); None if it has no tables."""
     from fastroof.load.aiconfigurator import SYSTEMS, data_folder
     from fastroof.load.package_import import PCIE_LINKED
     from fastroof.load.package_rows import PACKAGE_FILES, package_version
@@ -144,11 +173,10 @@ def _planned_import(gpu: str, package: Path | None) -> _Import | None:
         digest.update(b"links of every version\n")
     for path in matches(bench_data_root() / gpu, f"*/{PROVENANCE}"):
         digest.update(read_bytes(path))
-    key = (
-        f"aiconfigurator-core {package_version(package)}, fastroof {__version__}, format {IMPORT_FORMAT}, "
-        f"{digest.hexdigest()[:16]}"
-    )
-    return _Import(gpu, system, data_folder(package), key)
+    name = f"aiconfigurator-core {package_version(package)}"
+    made_by = f"format {IMPORT_FORMAT}, {digest.hexdigest()[:16]}"
+    key = f"{name}, fastroof {__version__}, {made_by}"
+    return _Import(gpu, system, data_folder(package), f"{name}, {made_by}", key)
 
 
 def _installed() -> Path | None:
@@ -164,9 +192,10 @@ def _installed() -> Path | None:
 
 
 def _read_note(root: Path, gpu: str) -> dict[str, Any]:
+    # not through file_access: results depend on the sources that are then read
     try:
-        note = read_json(root / gpu / NOTE, TableError)
-    except TableError:
+        note = json.loads((root / gpu / NOTE).read_bytes())
+    except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) and isinstance(note.get("sources"), list) else {}
 
@@ -174,7 +203,7 @@ def _read_note(root: Path, gpu: str) -> dict[str, Any]:
 def _is_made(root: Path, planned: _Import) -> bool:
     note = _read_note(root, planned.gpu)
     places = (root / planned.gpu / str(name) / PROVENANCE for name in note.get("sources", ()))
-    return note.get("made_from") == planned.key and all(is_file(place) for place in places)
+    return note.get("made_from") == planned.key and all(place.is_file() for place in places)
 
 
 # -- one process at a time -----------------------------------------------------------------------
@@ -225,28 +254,33 @@ def _print_status(progress: Progress | None, text: str) -> None:
 # -- converting ----------------------------------------------------------------------------------
 
 
-def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: bool) -> None:
-    from fastroof.load.package_import import import_system
+def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: bool, is_whole: bool) -> None:
+    from fastroof.load.package_import import import_system, listed_sources, write_listed
     from fastroof.load.write import check_replaceable
 
     folder = root / planned.gpu
     if is_alone:
         _remove_unfinished(root, planned.gpu)
-    _print_status(
-        progress, f"fastroof: converting the tables of {planned.gpu} from {planned.key.split(',')[0]}, once"
-    )
+    listed = {} if is_whole else listed_sources(planned.gpu, planned.inputs)
+    if not listed:
+        package = planned.key.split(",")[0]
+        _print_status(progress, f"fastroof: converting the tables of {planned.gpu} from {package}, once")
     began = time.monotonic()
     unfinished = unfinished_path(folder)
     try:
         unfinished.mkdir()
-        names = import_system(
-            planned.data,
-            planned.system,
-            planned.gpu,
-            unfinished,
-            made_from=planned.key,
-            shipped=bench_data_root() / planned.gpu,
-            progress=progress,
+        names = (
+            write_listed(unfinished, listed, planned.key)
+            if listed
+            else import_system(
+                planned.data,
+                planned.system,
+                planned.gpu,
+                unfinished,
+                made_from=planned.key,
+                shipped=bench_data_root() / planned.gpu,
+                progress=progress,
+            )
         )
         before = set(_read_note(root, planned.gpu).get("sources", ()))
         own = set()
@@ -266,7 +300,8 @@ def _convert(root: Path, planned: _Import, progress: Progress | None, is_alone: 
             put_in_place(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    _print_status(progress, f"fastroof: {len(put)} sources in {folder}, {time.monotonic() - began:.1f} s")
+    if not listed:
+        _print_status(progress, f"fastroof: {len(put)} sources in {folder}, {time.monotonic() - began:.1f} s")
 
 
 def _places(folder: Path) -> list[Path]:
@@ -280,7 +315,7 @@ def _is_replaceable(place: Path, before: Collection[str]) -> bool:
     if place.is_symlink() or not place.is_dir():
         return False
     is_source = (place / PROVENANCE).is_file()
-    return _is_imported(place / PROVENANCE) if is_source else place.name in before
+    return has_imported(place / PROVENANCE) if is_source else place.name in before
 
 
 def _put_next_to_own(unfinished: Path, folder: Path, names: Sequence[str]) -> None:
@@ -290,11 +325,12 @@ def _put_next_to_own(unfinished: Path, folder: Path, names: Sequence[str]) -> No
     for name in names:
         put_in_place(unfinished / name, folder / name)
     for path in folder.glob(f"*/{PROVENANCE}"):
-        if path.parent.name not in names and _is_imported(path):
+        if path.parent.name not in names and has_imported(path):
             shutil.rmtree(path.parent)
 
 
-def _is_imported(provenance: Path) -> bool:
+def has_imported(provenance: Path) -> bool:
+    """Whether a provenance.toml is of an imported source, whose tables are converted when they are read."""
     try:
         return re.search(r"^imported = ", provenance.read_text(encoding="utf-8"), re.MULTILINE) is not None
     except (OSError, UnicodeDecodeError):

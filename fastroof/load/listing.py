@@ -13,7 +13,6 @@ from fastroof.errors import GpuError, TableError
 from fastroof.load import load_measured
 from fastroof.load.by_name import find_tables, missing_tables, source_kind
 from fastroof.load.measured import MeasuredTables, Progress
-from fastroof.load.rows import count_rows
 from fastroof.load.sources import list_sources, unknown_source
 from fastroof.load.trees import is_tree
 
@@ -59,8 +58,10 @@ def list_tables(folders: Iterable[Path]) -> list[ListedSource]:
             folder=source.folder,
             licence=source.provenance.get("licence"),
             operators=tuple(
-                ListedTable(operator, count_rows(path), source.rank(operator), serving[operator] == number)
-                for operator, path in source.files.items()
+                ListedTable(
+                    operator, source.num_rows(operator), source.rank(operator), serving[operator] == number
+                )
+                for operator in source.files
             ),
         )
         for number, source in enumerate(sources)

@@ -22,6 +22,9 @@ from fastroof.operators.registry import OPERATORS
 FILES: Final = "files"
 """Table of provenance.toml with the SHA-256 of each file and of its rows."""
 
+IMPORTED: Final = "imported"
+"""Key of provenance.toml of sources imported by GPU name: what they are made from, as text."""
+
 Progress = Callable[[int, int, str], None]
 """Called with files converted, all files and a file's name while a package's tables are imported."""
 
@@ -114,14 +117,18 @@ class MeasuredTable:
 
     @lazy_property
     def rows_sha256(self) -> str:
-        """SHA-256 over all required columns; taken from provenance if the file's hash matches."""
-        if self.written is not None and file_sha256(self.written.path) == self.written.sha256:
+        """SHA-256 over all required columns; from provenance if the file's hash matches, or if imported."""
+        if self.written is not None and (
+            is_imported(self.provenance) or file_sha256(self.written.path) == self.written.sha256
+        ):
             return self.written.rows_sha256
         return rows_sha256(self.operator, self.columns)
 
     @property
     def words_sha256(self) -> str:
-        """SHA-256 of the optional columns that packing reads, or of the written file."""
+        """SHA-256 of the optional columns that packing reads, or of the written file; empty if imported."""
+        if self.written is not None and is_imported(self.provenance):
+            return ""  # provenance has the SHA-256 of the package's files; the written bytes are pyarrow's
         if self.written is not None:
             return self.written.sha256
         words = (column for name in self.schema.packed_words for column in self.columns.get(name, ()))
@@ -235,6 +242,11 @@ class MeasuredTables:
                 if table.schema.packed_words:
                     digest.update(table.words_sha256.encode())
         return digest.hexdigest()
+
+
+def is_imported(provenance: Mapping[str, Any]) -> bool:
+    """Whether a source was imported by GPU name, so that its tables can be converted again."""
+    return isinstance(provenance.get(IMPORTED), str)
 
 
 def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fastroof.arrays import Array
 from fastroof.config.gpu import load_gpu
+from fastroof.documents import read_json
+from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import PackagePlace, read_places
 from fastroof.load.family_checks import flag_unsound, siblings_of
-from fastroof.load.measured import MeasuredTables, Progress
+from fastroof.load.measured import IMPORTED, MeasuredTables, Progress, rows_sha256
 from fastroof.load.package_rows import (
     PACKAGE_FILES,
     Place,
     find_place,
+    joined,
     package_provenance,
     paired_version,
+    select,
     versions_of,
 )
+from fastroof.load.rows import read_columns
 from fastroof.load.sources import PROVENANCE_FILE, Source, list_sources, load_sources
-from fastroof.load.write import write_source
+from fastroof.load.write import toml_text, write_source
 from fastroof.operators.external_rows import version_order
 from fastroof.processors import usable_processors
 
@@ -155,9 +161,6 @@ def _without(
             yield source._replace(places=left)
 
 
-IMPORTED: Final = "imported"
-"""Key of provenance.toml of sources imported by GPU name; no other source has it."""
-
 MAX_THREADS: Final = 4
 
 QUICK: Final = 3
@@ -240,6 +243,47 @@ def _with_new_kernels(
                 known.setdefault((source.engine, operator), set()).update(kernels)
         if new:
             yield replace(measured, tables=new)
+
+
+LISTED: Final = Path(__file__).with_name("package_sources")
+"""What :func:`import_system` makes of the pinned package: each GPU's sources, without their rows."""
+
+
+def listed_sources(gpu: str, inputs: str) -> dict[str, dict[str, Any]]:
+    """Provenance of a GPU's sources by name; empty if they were listed for other inputs, or not at all."""
+    file = LISTED / f"{gpu}.json"
+    listed = read_json(file, TableError) if file.is_file() else {}
+    return listed["sources"] if listed.get("made_from") == inputs else {}
+
+
+def write_listed(folder: Path, sources: Mapping[str, Mapping[str, Any]], made_from: str) -> list[str]:
+    """Write sources whose tables are converted when they are needed."""
+    for name, provenance in sources.items():
+        (folder / name).mkdir()
+        (folder / name / PROVENANCE_FILE).write_text(
+            toml_text({**provenance, IMPORTED: made_from}), encoding="utf-8"
+        )
+    return sorted(sources)
+
+
+def import_table(data: Path, system: str, source: Source, operator: str) -> dict[str, Array]:
+    """Convert one table of an imported source; its rows must be those that provenance lists."""
+    names = source.provenance.get("operators", {}).get(operator, {}).get("files", {})
+    gpu, parts = load_gpu(source.gpu), []
+    for one, file in PACKAGE_FILES:
+        for name in names if one == operator else ():
+            if name.startswith(f"{system}/{file.folder}/") and name.endswith(f"/{file.file}.parquet"):
+                raw = read_columns(data / name, file.columns, file.optional, label=name)
+                parts.append(select(operator, file.convert(raw), gpu)[0])
+    columns = joined(operator, parts) if parts else {}
+    expected = source.hashes[source.files[operator].name]["rows_sha256"]
+    if not columns or rows_sha256(operator, columns) != expected:
+        package = source.provenance[IMPORTED].split(",")[0]
+        raise TableError(
+            f"{', '.join(names) or data}: not the {operator} rows of {package}; "
+            f"install it again, or run fastroof tables import aiconfigurator {source.gpu}"
+        )
+    return columns
 
 
 def _files(source: Source) -> Iterator[tuple[str, str]]:

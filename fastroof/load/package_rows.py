@@ -167,10 +167,9 @@ def point_codes(operator: str, columns: Mapping[str, Array]) -> Longs:
     return codes_of(columns[column.name] for column in (*schema.keys, *schema.axes))
 
 
-def joined(operator: str, parts: list[Part]) -> dict[str, Array]:
+def joined(operator: str, parts: list[dict[str, Array]]) -> dict[str, Array]:
     """Join and sort the rows of an operator from all files."""
-    names = parts[0].columns
-    return sort_rows(operator, {name: np.concatenate([p.columns[name] for p in parts]) for name in names})
+    return sort_rows(operator, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 DISTRIBUTION: Final = "aiconfigurator_core"

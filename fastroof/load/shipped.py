@@ -1,18 +1,29 @@
-"""Shipped tables of aiconfigurator-core; ``python -m fastroof.load.shipped`` converts them again.
+"""Shipped tables of aiconfigurator-core; ``python -m fastroof.load.shipped`` makes them again.
 
 The choice keeps within 15 MB of Parquet: H100 and H200 with all three engines, B200 and GB200 with the
-engines of most published measurements. The rest of the package comes with the extra ``tables``.
+engines of most published measurements. The rest of the package comes with the extra ``tables``; its sources
+are listed here in advance, so that the first question about a GPU converts only the tables that it reads.
+``python -m fastroof.load.shipped list`` lists them again, after any change of a conversion.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from fastroof.atomic_files import write_whole
 from fastroof.config.paths import bench_data_root
-from fastroof.load.aiconfigurator import convert_aiconfigurator
+from fastroof.documents import read_toml
+from fastroof.errors import TableError
+from fastroof.load.aiconfigurator import SYSTEMS, convert_aiconfigurator
+from fastroof.load.by_name import planned_import
+from fastroof.load.package_import import LISTED, import_system
 from fastroof.load.package_rows import PACKAGE_FILES
+from fastroof.load.sources import PROVENANCE_FILE
 
 
 class ShippedSource(NamedTuple):
@@ -65,6 +76,24 @@ def convert_shipped(
     ]
 
 
+def list_package(folder: Path, gpus: Collection[str] = tuple(SYSTEMS.values())) -> list[Path]:
+    """Convert the installed package's tables of each GPU, and list their sources in a file per GPU."""
+    written = []
+    for gpu in gpus:
+        planned = planned_import(gpu)
+        if planned is None:
+            raise TableError(f"no installed package has tables of {gpu}")
+        with tempfile.TemporaryDirectory() as unfinished:
+            place, shipped = Path(unfinished), bench_data_root() / gpu
+            names = import_system(planned.data, planned.system, gpu, place, made_from="", shipped=shipped)
+            sources = {name: read_toml(place / name / PROVENANCE_FILE, TableError) for name in names}
+        listed = {"made_from": planned.inputs, "sources": sources}
+        written.append(folder / f"{gpu}.json")
+        write_whole(written[-1], json.dumps(listed, indent=1) + "\n")
+    return written
+
+
 if __name__ == "__main__":
-    for written in convert_shipped(bench_data_root()):
-        print(written)
+    made = [] if "list" in sys.argv[1:] else convert_shipped(bench_data_root())
+    for path in (*made, *list_package(LISTED)):
+        print(path)

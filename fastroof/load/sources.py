@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +26,9 @@ from fastroof.load.measured import (
     RowsWhenNeeded,
     SourceChoice,
     WrittenTable,
+    is_imported,
 )
-from fastroof.load.rows import ENDINGS, impossible_sizes, read_columns
+from fastroof.load.rows import ENDINGS, count_rows, impossible_sizes, read_columns
 from fastroof.load.unsound import unsound_families
 from fastroof.operators.operator import Operator, dtype_peaks
 from fastroof.operators.registry import OPERATORS, unknown_operator
@@ -65,6 +67,17 @@ class Source:
         default = CUSTOM_RANK if is_own else DEFAULT_RANK
         return int(own.get("rank", self.provenance.get("rank", default)))
 
+    def num_rows(self, operator: str) -> int:
+        """Rows of an operator; those of an imported table are in provenance."""
+        rows = self.provenance.get("operators", {}).get(operator, {}).get("rows")
+        return (
+            rows if is_imported(self.provenance) and type(rows) is int else count_rows(self.files[operator])
+        )
+
+
+Convert = Callable[[Source, str], dict[str, Array]]
+"""Converts a table of an imported source whose file is missing or damaged."""
+
 
 def list_sources(folder: Path) -> list[Source]:
     """List the sources of a GPU folder, or the folder as one source."""
@@ -72,7 +85,10 @@ def list_sources(folder: Path) -> list[Source]:
 
 
 def load_sources(
-    folder: Path | Sequence[Path], source: SourceChoice = None, when_needed: bool = False
+    folder: Path | Sequence[Path],
+    source: SourceChoice = None,
+    when_needed: bool = False,
+    convert: Convert | None = None,
 ) -> MeasuredTables:
     """Load measured tables in fastroof's own schema."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
@@ -94,7 +110,7 @@ def load_sources(
     for operator in OPERATORS:
         serving = [chosen[operator]] if operator in chosen else _serving(sources, operator)
         if serving:
-            first, *rest = (_table(one, operator, gpu, when_needed) for one in serving)
+            first, *rest = (_table(one, operator, gpu, when_needed, convert) for one in serving)
             tables[operator] = first
             if rest:
                 others[operator] = tuple(rest)
@@ -194,7 +210,9 @@ def _source(folder: Path) -> Source:
     hashes = _hashes(folder / PROVENANCE_FILE, provenance.pop(FILES, {}))
     files: dict[str, Path] = {}
     ignored: dict[str, str] = {}
-    for path in (folder / name for name in names_in(folder)):
+    # files of an imported source appear when they are needed
+    names = sorted(hashes) if is_imported(provenance) and hashes else names_in(folder)
+    for path in (folder / name for name in names):
         if path.name == PROVENANCE_FILE:
             continue
         if path.stem not in OPERATORS or path.suffix not in ENDINGS:
@@ -252,29 +270,50 @@ def _written_again(source: Source, path: Path) -> str:
 # -- tables --------------------------------------------------------------------------------------
 
 
-def _table(source: Source, operator: str, gpu: GpuSpec, when_needed: bool) -> MeasuredTable:
+def _table(
+    source: Source, operator: str, gpu: GpuSpec, when_needed: bool, convert: Convert | None
+) -> MeasuredTable:
     path = source.files[operator]
+    convert = convert if is_imported(source.provenance) else None
 
     def read() -> dict[str, Array]:
-        return _read_table(source, operator, gpu)
+        return _read_table(source, operator, gpu, convert)
 
-    columns: Mapping[str, Array] = RowsWhenNeeded(read) if when_needed else read()
+    columns: Mapping[str, Array] = RowsWhenNeeded(read) if when_needed or convert is not None else read()
     known = source.hashes.get(path.name, {})
     written = WrittenTable(path, known["sha256"], known["rows_sha256"]) if known else None
     return MeasuredTable(operator, columns, source.name, (path.name,), source.provenance, written)
 
 
-def _read_table(source: Source, operator: str, gpu: GpuSpec) -> dict[str, Array]:
+def read_written(source: Source, operator: str) -> dict[str, Array]:
+    """Read a table's file, and check it against its hash."""
     path = source.files[operator]
-    schema = OPERATORS[operator]
-    sha256 = source.hashes.get(path.name, {}).get("sha256", "")
+    read = partial(read_columns, path, OPERATORS[operator].required, OPTIONAL_COLUMNS)
     try:
-        columns = read_columns(path, schema.required, OPTIONAL_COLUMNS, sha256=sha256)
+        return read(sha256=source.hashes.get(path.name, {}).get("sha256", ""))
     except TableError:
         sha256 = _written_again(source, path)
         if not sha256:
             raise
-        columns = read_columns(path, schema.required, OPTIONAL_COLUMNS, sha256=sha256)
+        return read(sha256=sha256)
+
+
+def _read_or_convert(source: Source, operator: str, convert: Convert | None) -> dict[str, Array]:
+    if convert is None:
+        return read_written(source, operator)
+    # not through file_access: whether a table was converted before decides no result
+    if not source.files[operator].is_file():
+        return convert(source, operator)
+    try:
+        return read_written(source, operator)
+    except TableError:
+        return convert(source, operator)
+
+
+def _read_table(source: Source, operator: str, gpu: GpuSpec, convert: Convert | None) -> dict[str, Array]:
+    path = source.files[operator]
+    schema = OPERATORS[operator]
+    columns = _read_or_convert(source, operator, convert)
     if GPU.name in columns:
         _refuse_other_gpus(path, columns[GPU.name], source.gpu)
     for column in schema.keys:

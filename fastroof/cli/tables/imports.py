@@ -13,9 +13,9 @@ from fastroof.cli.output import print_table
 from fastroof.errors import TableError
 
 AICONFIGURATOR_EPILOG: Final = """\b
-Without --backend, everything measured on the GPU is converted, as on the GPU's first use: the current version
-of each engine, and files that only others have. With --backend it is a custom source, which is never
-replaced.
+Without --backend, everything measured on the GPU is converted: the current version of each engine, and files
+that only others have. Without this command, each table is converted when it is first read. With --backend it
+is a custom source, which is never replaced.
 
 \b
 Examples:
