@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
-from fastroof.caching import BoundedCache, lazy_property
+from fastroof.caching import BoundedCache, lazy_property, made_once
 from fastroof.columns import LATENCY, ORIGIN
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DATASHEET, MEASURED
@@ -312,11 +312,7 @@ class Tables:
 
     def cached(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """Return the value cached under a key, made on first use; the first part of a key names its type."""
-        if key in self._cached:
-            cached: T = self._cached[key]
-            return cached
-        made: T = self._cached.setdefault(key, make())
-        return made
+        return made_once(self._cached, key, make)
 
     def cached_bounded(
         self,
