@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastroof.columns import Column
-from fastroof.config import gpu_names, load_gpu
+from fastroof.config import GpuSpec, gpu_names, load_gpu
 from fastroof.errors import TableError
 from fastroof.sweep.spec import DATASHEET, SweepSpec
 from fastroof.sweep.units import UnitResult, WorkUnit
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class GpuTables(NamedTuple):
     """Inputs of one GPU's plans: its tables, or the datasheet model's curves."""
 
+    gpu: GpuSpec
     tables: Tables | None
     curves: DatasheetCurves | None = None
 
@@ -39,12 +40,12 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     for given in spec.all_gpus:
         gpu = load_gpu(given)
         if spec.tables == DATASHEET:
-            tables_by_gpu[given] = GpuTables(None, DatasheetCurves(gpu))
+            tables_by_gpu[given] = GpuTables(gpu, None, DatasheetCurves(gpu))
         elif not spec.tables and gpu.name not in gpu_names():
             raise TableError(f"{missing_tables(gpu.name)} (tables = {DATASHEET!r} in a sweep)")
         else:
             tables_by_gpu[given] = GpuTables(
-                load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source)
+                gpu, load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source)
             )
     return tables_by_gpu
 

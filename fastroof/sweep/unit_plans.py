@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from fastroof.arrays import Bools, Flags
-from fastroof.config import load_gpu
 from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
@@ -29,14 +28,14 @@ def unit_plan(
 ) -> StepPlan | Lost:
     """Compile the plan of a unit, or return why it cannot be compiled."""
     model = load_model(key.model)
-    name = f"{model.name} on {load_gpu(key.gpu).name} {key.words}"
+    name = f"{model.name} on {tables.gpu.name} {key.words}"
     try:
         model.check_layout(Layout(key.tp, key.pp, key.dp, key.ep))
     except PlanError as error:
         return Lost("tp", str(error))
     try:
         return compile_plan(
-            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.engine,
+            model, tables.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype, engine=key.engine,
             method=spec.method, max_tokens=max_tokens, max_seqs=max_seqs, curves=tables.curves,
             allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip

@@ -47,10 +47,11 @@ def _layers(
     num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=missing_means_all)
     width = head_dim(fields, hidden, num_q_heads, missing_head_dim)
     mlp = GatedMlp(fields.size("intermediate_size"), mlp_bias)
-    return layer_kinds(
-        (GroupedQueryAttention(num_q_heads, num_kv_heads, width, qkv_bias, o_bias, qk_norm, window), mlp)
-        for window in windows
-    )
+    attention = {
+        window: GroupedQueryAttention(num_q_heads, num_kv_heads, width, qkv_bias, o_bias, qk_norm, window)
+        for window in dict.fromkeys(windows)
+    }
+    return layer_kinds((attention[window], mlp) for window in windows)
 
 
 def _llama(fields: Fields) -> list[LayerKind]:

@@ -43,7 +43,8 @@ def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:
             return f"{own} full"
         return f"{own} chunked" if getattr(attention, "is_chunked", False) else f"{own} windowed"
 
-    return [LayerKind(attention, mlp, name(attention, mlp)) for attention, mlp in layers]
+    kinds = {layer: LayerKind(*layer, name(*layer)) for layer in dict.fromkeys(layers)}
+    return [kinds[layer] for layer in layers]
 
 
 def kv_heads(fields: Fields, num_q_heads: int, *, missing_means_all: bool = False) -> int:
