@@ -1,7 +1,7 @@
 """Differences between measurement campaigns: the same kernel on the same GPU, measured by others.
 
 Neighbours in a table share clocks, library versions and harness, so leave-one-out misses these. Points that
-several sources measured show them: ``campaigns.toml`` has their figures by operator, family and GPU,
+several sources measured show them: ``campaigns.json`` has their figures by operator, family and GPU,
 separately for sources with the same library's kernels and for engines with different ones. ``fastroof tables
 campaigns`` makes it from the tables.
 
@@ -17,19 +17,20 @@ below and above :data:`LONG` times the least latency of the family.
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.documents import parse_toml
+from fastroof.documents import parse_json
 from fastroof.errors import TableError
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 
-CAMPAIGNS_FILE: Final = "campaigns.toml"
+CAMPAIGNS_FILE: Final = "campaigns.json"
 
 
 class CampaignError(NamedTuple):
@@ -141,11 +142,17 @@ def _pool(parts: Iterable[CampaignFigure], kept: tuple[str, ...]) -> list[Campai
     ]
 
 
+def campaigns_text(document: dict[str, Any]) -> str:
+    """Return a document of figures as JSON with a line per figure."""
+    lines = ",\n".join(map(json.dumps, document["figures"]))
+    return f'{{"made_from": {json.dumps(document["made_from"])}, "figures": [\n{lines}\n]}}\n'
+
+
 @functools.cache
 def figures() -> dict[tuple[str, str, str, str, str], CampaignFigure]:
     """Shipped figures by operator, family, GPU, kind of kernels and length of calls."""
     text = (resources.files("fastroof.uncertainty") / CAMPAIGNS_FILE).read_text("utf-8")
-    rows = parse_toml(text, CAMPAIGNS_FILE)["figures"]
+    rows = parse_json(text, CAMPAIGNS_FILE, TableError)["figures"]
     listed = (CampaignFigure(*(row[name] for name in CampaignFigure._fields)) for row in rows)
     return {(one.operator, one.family, one.gpu, one.kernels, one.length): one for one in listed}
 

@@ -40,15 +40,14 @@ def campaigns(
             help="GPU/SOURCE, folders, or package:GPU/BACKEND/VERSION.  [default: all of the package]",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write: .toml.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write: .json.")] = None,
     as_json: Json = False,
 ) -> None:
     """Estimate errors from points that several campaigns measured."""
     from fastroof._version import __version__
     from fastroof.atomic_files import write_whole
     from fastroof.load.aiconfigurator import SYSTEMS, available
-    from fastroof.load.write import toml_text
-    from fastroof.uncertainty.campaign import pooled_figures
+    from fastroof.uncertainty.campaign import campaigns_text, pooled_figures
 
     words = sets or [f"package:{SYSTEMS[s]}/{backend}/{version}" for s, backend, version in available()]
     figures = pooled_figures(_pairs(words))
@@ -57,7 +56,7 @@ def campaigns(
     ]
     document = {"made_from": {"fastroof": __version__, "sets": words}, "figures": rows}
     if output is not None:
-        write_whole(output, toml_text(document))
+        write_whole(output, campaigns_text(document))
     if as_json:
         print_json(document)
         return
