@@ -20,10 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import llvmlite.binding as llvm
 from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
-from numba.core.runtime.nrt import rtsys
+from numba.core.runtime import _nrt_python
 from numba.core.serialize import dumps
 
 from fastroof.compiled.dispatcher import is_callee, rebuilt_callee, reduced_callee
@@ -41,6 +42,7 @@ COMPILED: Final = "compiled %s"
 _log: Final = logging.getLogger("fastroof.compiled")
 
 # numba has no types for these
+_runtime: Any = vars(_nrt_python)["c_helpers"]
 _rebuild: Any = CompileResult._rebuild
 _pickled: Any = dumps
 
@@ -65,6 +67,13 @@ def cache_folders() -> tuple[Path, ...]:
     return tuple(root / f"loops-{_VERSION}" for root in cache_roots()) if _VERSION else ()
 
 
+@cache
+def _name_runtime() -> None:
+    """Give loaded code the addresses of the functions of Numba's runtime, which are written in C."""
+    for name, address in _runtime.items():
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
 class LoopCache(NullCache):
     """Numba's cache interface over the files of one loop."""
 
@@ -81,9 +90,9 @@ class LoopCache(NullCache):
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the cached code for a signature on this CPU, or None."""
-        # Numba refreshes the context here, which imports everything it can compile, SciPy too: 0.2 s.
-        # Compiled code needs only the runtime it links to, and compiling refreshes the context itself.
-        rtsys.initialize(target_context)
+        # Numba refreshes the context here, which imports everything it can compile, SciPy too: 0.2 s, and
+        # compiles its runtime: 40 ms and 30 MB. Code has that linked in, and compiling refreshes the context.
+        _name_runtime()
         cpu = target_context.codegen().magic_tuple()
         key = self._key(signature, cpu)
         for folder in self._folders():
