@@ -27,6 +27,8 @@ def main() -> NoReturn:
     import gc
 
     gc.set_threshold(YOUNG_OBJECTS, 20, 100)
+    # pyarrow's own allocator holds 40 MB of what tables needed while they were read
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from fastroof.cli import main as run
 
     try:
