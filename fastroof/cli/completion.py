@@ -7,9 +7,11 @@ otherwise.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.command_group import SHELLS
@@ -106,28 +108,31 @@ _SPELLINGS: Final[dict[type, re.Pattern[str]]] = {
     float: re.compile(r"(0|[1-9][0-9]{0,8})(\.[0-9]{1,9})?"),
 }
 _TEXTS: Final = list[str]
+_FAST: Final = (str, int, float, bool, Path, _TEXTS, list[int])
 
 
 class _FastArgument:
     """Placeholder for a parameter's validator until a completion needs it."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, least: float | None, most: float | None) -> None:
         self.kind = kind
+        self.least = -math.inf if least is None else least
+        self.most = math.inf if most is None else most
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the result of typer's validator."""
         kind = self.kind
+        if value is None and (param.multiple or param.nargs == 1):
+            return () if param.multiple else None
         if kind == _TEXTS:
             if isinstance(value, list | tuple) and all(type(word) is str for word in value):
                 return list(value)
-            if value is None and param.multiple:
-                return ()
         elif not param.multiple and param.nargs == 1:
-            if value is None or type(value) is kind:
-                return value
             spelling = _SPELLINGS.get(kind)
             if type(value) is str and spelling is not None and spelling.fullmatch(value):
-                return kind(value)
+                value = kind(value)
+            if type(value) is kind and (kind not in _SPELLINGS or self.least <= value <= self.most):
+                return value
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
@@ -150,9 +155,9 @@ def _take(param: Any) -> Any:
     if described is None or getattr(param, "_runtime_param", param) is not None:
         return param
     kind, limits = getattr(described, "annotation", None), getattr(described, "parameter_info", None)
-    is_special = any(getattr(limits, name, None) is not None for name in ("parser", "min", "max"))
-    if limits is not None and not is_special and (kind in (str, int, float, bool) or kind == _TEXTS):
-        param._runtime_param = _FastArgument(kind)
+    if limits is not None and getattr(limits, "parser", None) is None and kind in _FAST:
+        bounds = (getattr(limits, name, None) for name in ("min", "max"))
+        param._runtime_param = _FastArgument(kind, *bounds)
     return param
 
 
