@@ -6,11 +6,22 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+_M_ARENA_MAX: Final = -8  # of malloc.h
 
 
 def usable_processors() -> int:
     """Return how many processors a container's or ``taskset``'s limit lets this process use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_heaps(most: int) -> None:
+    """Let threads share glibc's heaps, each of which holds what its threads no longer need."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, most)
 
 
 def usable_memory_bytes() -> float:

@@ -12,7 +12,7 @@ from fastroof.cli.option_groups import ENGINE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_S
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import UNLIMITED_WIDTH, console, counted, duration, print_json, shown_progress
 from fastroof.errors import SweepError
-from fastroof.processors import usable_processors
+from fastroof.processors import share_heaps, usable_processors
 
 if TYPE_CHECKING:
     from fastroof.engines.launch import Command
@@ -322,6 +322,7 @@ def best(
         "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": percentile,
         "requests": requests, "seed": seed, "threads": threads or usable_processors(),
     }  # fmt: skip
+    share_heaps(1)
     with shown_progress("best", "candidates", quiet=as_json) as shown:
         if model:
             found = recommend(model, **given, **options, progress=shown)

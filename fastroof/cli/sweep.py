@@ -26,7 +26,7 @@ from fastroof.cli.output import console, duration, percent, print_json, print_ta
 from fastroof.documents import parse_toml
 from fastroof.errors import FastroofError
 from fastroof.interrupts import BeforeTheEnd
-from fastroof.processors import usable_processors
+from fastroof.processors import share_heaps, usable_processors
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def sweep(
         what = "the packaged sweep (see --help)" if spec is None and not changes else "this sweep"
         say_where(rows, what)
     part = None if shard is None else Shard.from_text(shard)
+    share_heaps(1)
     with resumable(rows), shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
         summary = run_sweep(
             loaded,

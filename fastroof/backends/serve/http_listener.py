@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import select
 import signal
 import socket
@@ -31,6 +30,7 @@ from fastroof.backends.serve.http_requests import ASKS, CUT, JSON_TYPE, LET_IN, 
 from fastroof.backends.serve.limits import NONE_LEFT, Connections, Standing, peer_of
 from fastroof.backends.serve.messages import error_reply, write_reply
 from fastroof.errors import BackendError
+from fastroof.processors import share_heaps
 
 if TYPE_CHECKING:
     from typing import Self
@@ -51,7 +51,6 @@ _CLOSING_S: Final = 5.0
 _BACKLOG: Final = 128
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _NO_FILES_S: Final = 0.1  # until the next connection is taken if no file descriptors are left
-_M_ARENA_MAX, _ARENAS = -8, 2  # of malloc.h
 
 
 class HttpApp(Protocol):
@@ -329,9 +328,8 @@ def serve_until_stopped(
     make: Callable[[], HttpListener], ready: Callable[[int], None] | None, drain_timeout_s: float
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the calls in flight; a second signal cuts them off."""
-    with contextlib.suppress(OSError, AttributeError):
-        # glibc's heaps shared by threads: one for each of dozens would keep growing by what others left
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+    # a heap for each of dozens of threads would keep growing by what others left
+    share_heaps(2)
     with _stop_signals() as arrived, make() as server:
         if ready is not None:
             ready(server.port)
