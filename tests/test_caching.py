@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import fastroof
-from fastroof.caching import BoundedCache
+from fastroof.caching import BoundedCache, lazy_property, made_once
 from fastroof.plan.curves import TableCurves, row_values
 from fastroof.tables import table_set
 
@@ -138,3 +141,45 @@ def test_tables_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> N
     kinds = {key[0] for key in tables._cached}
     assert not [key for key in tables._cached if "linear_mfu" in str(key) and key[0] == "row nodes"]
     assert "row values" not in kinds
+
+
+class Slow:
+    """A value that takes long, and a record of who made it."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.values: dict[str, int] = {}
+        self.bounded: BoundedCache[int] = BoundedCache(1000)
+
+    def make(self) -> int:
+        self.made.append(threading.get_ident())
+        time.sleep(0.05)
+        return len(self.made)
+
+    @lazy_property
+    def once(self) -> int:
+        return self.make()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda slow: slow.once,
+        lambda slow: made_once(slow.values, "key", slow.make),
+        lambda slow: slow.bounded.get("key", slow.make, lambda _: 8),
+    ],
+    ids=["lazy_property", "made_once", "BoundedCache"],
+)
+def test_threads_wait_for_the_one_that_makes_a_value(ask: Callable[[Slow], int]) -> None:
+    slow = Slow()
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, [slow] * 8)) == {1}
+    assert len(slow.made) == 1
+
+
+def test_a_value_that_failed_is_made_again() -> None:
+    values: dict[str, int] = {}
+    with pytest.raises(ZeroDivisionError):
+        made_once(values, "key", lambda: 1 // 0)
+    assert made_once(values, "key", lambda: made_once(values, "other", lambda: 2)) == 2
+    assert values == {"other": 2, "key": 2}

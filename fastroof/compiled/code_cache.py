@@ -24,7 +24,7 @@ import llvmlite.binding as llvm
 from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
-from numba.core.runtime import _nrt_python
+from numba.core.runtime import nrt
 from numba.core.serialize import dumps
 
 from fastroof.compiled.dispatcher import is_callee, rebuilt_callee, reduced_callee
@@ -42,7 +42,7 @@ COMPILED: Final = "compiled %s"
 _log: Final = logging.getLogger("fastroof.compiled")
 
 # numba has no types for these
-_runtime: Any = vars(_nrt_python)["c_helpers"]
+_runtime: Any = vars(nrt)["_nrt"].c_helpers
 _rebuild: Any = CompileResult._rebuild
 _pickled: Any = dumps
 

@@ -30,7 +30,9 @@ answer = search.bracket(np.array([0.0, 1.0, 2.0]), 0, 3, 1.5)
 statistics = getattr(search.bracket, "stats", None)
 print(answer, sum(statistics.cache_hits.values()) if statistics else 0, statistics and statistics.cache_path)
 if statistics and statistics.cache_hits:
+    from numba.core.runtime.nrt import rtsys
     assert "numba.np.arraymath" not in sys.modules, "loaded code needs nothing that compiles, and no SciPy"
+    assert not rtsys._init, "loaded code has Numba's runtime linked in"
 """
 
 

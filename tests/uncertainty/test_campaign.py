@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -84,6 +86,11 @@ def test_short_calls_pass_into_long_ones() -> None:
     spread, common = errors.at(5.0 * factors, 5.0)
     np.testing.assert_allclose(spread, [0.2, 0.2, 0.15, 0.1, 0.1])
     np.testing.assert_allclose(common, [0.1, 0.1, 0.06, 0.02, 0.02])
+
+
+def test_the_shipped_file_is_what_the_command_writes() -> None:
+    text = (resources.files("fastroof.uncertainty") / campaign.CAMPAIGNS_FILE).read_text("utf-8")
+    assert campaign.campaigns_text(json.loads(text)) == text
 
 
 def test_every_operator_has_an_error_on_any_gpu() -> None:

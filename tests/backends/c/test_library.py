@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.backends.c import export, export_c
+from fastroof.backends.c import export, export_c, objects
 from fastroof.backends.c.objects import FUNCTIONS, object_code
 from fastroof.compiled.c_api import ABI_VERSION
 from fastroof.errors import BackendError
@@ -140,6 +140,36 @@ def test_an_aarch64_program_prints_the_same_bits(plans, static_lines, tmp_path):
         call = np.arange(1000)
         us = np.cumsum(plans["small"].decode_us(1 + call % 256, 1 + call % 8191))[-1]
         assert lines[-1].endswith(f"bits {struct.unpack('<Q', struct.pack('<d', us))[0]:016x}")
+
+
+def test_an_object_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path))
+    compiled = []
+
+    def compile_object(*words):
+        compiled.append(words)
+        return b"code of %d" % len(compiled)
+
+    monkeypatch.setattr(objects, "_compiled", compile_object)
+
+    def code(*words):
+        objects._object_code.cache_clear()
+        return object_code(*words)
+
+    try:
+        assert [code(), code(), code("x86-64-v2"), code()] == [
+            b"code of 1",
+            b"code of 1",
+            b"code of 2",
+            b"code of 1",
+        ]
+        (one, _) = sorted(tmp_path.glob("loops-*/object-*.loop"), key=lambda path: path.stat().st_mtime_ns)
+        one.write_bytes(one.read_bytes()[:-1])
+        assert code() == b"code of 3"
+        monkeypatch.setattr(objects, "_SOURCE", b"another")
+        assert code() == b"code of 4"
+    finally:
+        objects._object_code.cache_clear()
 
 
 def test_targets_and_linkers_that_are_not_there(plans, tmp_path, monkeypatch):
