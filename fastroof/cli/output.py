@@ -117,7 +117,7 @@ def print_table(
         )
         for name, wide, is_left in zip(fitted.columns, fitted.widths, fitted.left, strict=True):
             table.add_column(
-                name, justify="left" if is_left else "right", no_wrap=True, min_width=wide, vertical="top"
+                name, justify="left" if is_left else "right", no_wrap=True, width=wide, vertical="top"
             )
         for row in fitted.rows:
             table.add_row(*row)
