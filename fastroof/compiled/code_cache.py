@@ -114,7 +114,7 @@ class LoopCache(NullCache):
         if compiled.library.has_dynamic_globals:  # addresses of this process
             return
         key = self._key(signature, compiled.codegen.magic_tuple())
-        parts = reduced_callee(compiled) if compiled.entry_point is None else compiled._reduce()
+        parts = reduced_callee(compiled) if is_callee() else compiled._reduce()
         payload = _pickled((key, parts))
         distrusted = ""
         for folder in self._folders():

@@ -6,6 +6,7 @@ there again. Most functions of this package are only called by compiled ones; fo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -14,6 +15,7 @@ from llvmlite import binding as llvm
 from numba.core import dispatcher, environment, sigutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
 _ENVIRONMENT: Final = "_ZN08NumbaEnv"
@@ -27,23 +29,22 @@ _normalized: Any = sigutils.normalize_signature
 _Dispatcher: Any = CPUDispatcher
 _Result: Any = CompileResult
 
-_callees = 0
-"""Depth of compilations for compiled callers; Numba's compiler lock guards it."""
+_thread = threading.local()
 
 
 def is_callee() -> bool:
-    """Return whether what compiles now is called by a loop that compiles."""
-    return _callees > 0
+    """Return whether what this thread compiles now is called by a loop that it compiles."""
+    return bool(getattr(_thread, "is_callee", False))
 
 
 @contextmanager
-def _for_callers(depth: int) -> Iterator[None]:
-    global _callees
-    before, _callees = _callees, depth
+def _compiling(*, for_callers: bool) -> Iterator[None]:
+    before = is_callee()
+    _thread.is_callee = for_callers
     try:
         yield
     finally:
-        _callees = before
+        _thread.is_callee = before
 
 
 class _CalleeLibrary(_Library):  # type: ignore[misc]
@@ -112,16 +113,23 @@ class LoopDispatcher(_Dispatcher):  # type: ignore[misc]
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return the types of a call by a loop that compiles."""
-        with _for_callers(_callees + 1):
+        with _compiling(for_callers=True):
             return super().get_call_template(args, kws)
+
+    def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
+        # typing a loop may call another one from Python
+        with _compiling(for_callers=False):
+            return super()._compile_for_args(*args, **kws)
 
     def compile(self, sig: Any) -> Any:
         """Compile for a signature, unless that is done for its caller."""
         args = tuple(_normalized(sig)[0])
-        known = self.overloads.get(args)
-        if known is not None and isinstance(known.entry_point, Callee) and not is_callee():
-            del self.overloads[args]
-        return super().compile(sig)
+        # another thread may be compiling this very function for its caller
+        with global_compiler_lock:
+            known = self.overloads.get(args)
+            if known is not None and isinstance(known.entry_point, Callee) and not is_callee():
+                del self.overloads[args]
+            return super().compile(sig)
 
     def add_overload(self, cres: Any) -> None:
         """Note what was compiled; Python gets no way into IR."""

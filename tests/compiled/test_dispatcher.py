@@ -1,6 +1,9 @@
 """Functions that only loops call stay LLVM IR; Python may still call them, and the cache returns them."""
 
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
@@ -66,6 +69,23 @@ def test_a_function_that_python_called_first_serves_loops_too():
     loop, called, inlined = make_loops()
     assert (called(4.0, 3.0), inlined(4.0)) == (12.0, 16.0)
     assert loop(VALUES, 3.0) == naive(VALUES, 3.0)
+
+
+def test_python_gets_machine_code_while_another_thread_compiles_the_caller():
+    loop, called, _ = make_loops()
+    began, add_overload = threading.Event(), called.add_overload
+
+    def slowly(compiled):
+        began.set()
+        time.sleep(0.2)
+        add_overload(compiled)
+
+    called.add_overload = slowly
+    with ThreadPoolExecutor(2) as threads:
+        summed = threads.submit(loop, VALUES, 3.0)
+        assert began.wait(60)
+        assert threads.submit(called, 4.0, 3.0).result(60) == 12.0
+        assert summed.result(60) == naive(VALUES, 3.0)
 
 
 def test_callees_of_other_numba_code_are_linked():
