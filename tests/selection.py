@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-CASES = 3
+CASES = 2
 """Number of cases of a parametrized test that a plain `pytest` runs."""
 
 FEW_FILES = 5

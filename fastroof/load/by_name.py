@@ -30,6 +30,7 @@ from fastroof._version import __version__
 from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
 from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_named, gpu_names, load_gpu
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, is_never, user_tables_root
+from fastroof.documents import parse_json
 from fastroof.errors import GpuError, TableError
 from fastroof.file_access import exists, is_file, is_folder, matches, read_bytes
 from fastroof.load.measured import IMPORTED, Progress
@@ -194,8 +195,8 @@ def _installed() -> Path | None:
 def _read_note(root: Path, gpu: str) -> dict[str, Any]:
     # not through file_access: results depend on the sources that are then read
     try:
-        note = json.loads((root / gpu / NOTE).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        note = parse_json((root / gpu / NOTE).read_bytes(), NOTE, TableError)
+    except (OSError, TableError):
         return {}
     return note if isinstance(note, dict) and isinstance(note.get("sources"), list) else {}
 

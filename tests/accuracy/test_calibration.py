@@ -286,6 +286,7 @@ def test_kernels_are_chosen_and_the_first_where_rows_do_not_tell():
 @pytest.mark.parametrize(
     "chosen", [(), ("gemm_smoothing",), ("fp8_scales",), ("gemm_smoothing", "fp8_scales")]
 )
+@pytest.mark.slow
 def test_kernels_are_summed_in_the_ways_that_may_be_chosen(rows, h100, chosen):
     profile = load_engine("vllm-0.12")
     profile = replace(profile, fit=replace(profile.fit, chosen=("form", *chosen)))

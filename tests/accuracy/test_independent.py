@@ -200,6 +200,7 @@ def test_versions_without_a_profile_are_predicted_by_kernels_alone() -> None:
     assert profile_of_served(replace(row, engine_version="1.0.0")) == load_engine("trtllm")
 
 
+@pytest.mark.slow
 def test_stages_are_replayed_in_part_and_weighted_by_their_requests(h100: fastroof.Tables) -> None:
     run = next(run for run in shipped_open_loop("h100") if run.row.endswith("codellama-34b-tp2-codegen"))
     assert run.rates() == [(5.0, 600.0), (10.0, 600.0)]

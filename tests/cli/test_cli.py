@@ -438,6 +438,7 @@ def test_what_plans_of_models_are_made_of() -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
 )
+@pytest.mark.slow
 def test_the_roster_counts_what_plans_cover() -> None:
     asked = ("models", "--roster", "--gpu", "h100", "--engine", "vllm", "--model", "openai/gpt-oss-120b")
     code, out, err = run(*asked, "--model", "Qwen/Qwen3-32B", "--json")
@@ -587,6 +588,7 @@ def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
     assert short.count("not read: ") <= 1
 
 
+@pytest.mark.slow
 def test_validate_names_isolated_spikes_and_what_lookups_answer_instead() -> None:
     source = ("tables", "validate", "h100", "--source", "aiconfigurator-trtllm-1.3.0rc20")
     (report,) = (r for r in parsed(*source)["reports"] if r["operator"] == "mla_decode")

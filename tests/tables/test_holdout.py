@@ -43,6 +43,7 @@ def test_roofline_is_the_best_method_inside_every_grid(report):
         assert errors["roofline"] <= allowed * min(errors.values()), grid
 
 
+@pytest.mark.slow
 def test_every_hidden_point_is_judged_once_by_every_method(h100, report):
     points: dict[tuple[str, str], dict[str, int]] = {}
     for row in report:

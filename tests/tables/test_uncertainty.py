@@ -311,6 +311,7 @@ def test_levels_are_the_shares_that_a_normal_error_leaves_within_their_width():
         assert 2.0 * NormalDist().cdf(width) - 1.0 == pytest.approx(level, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_other_levels_rise_and_stay_near_what_they_claim(coverage):
     for row in coverage:
         levels = (row.level_50, row.level_80, row.level_90, row.level_95)

@@ -119,6 +119,7 @@ def test_golden_steps_have_the_bits_of_python(both):
     assert same_as_python(*both, SAMPLE) > 10
 
 
+@pytest.mark.slow
 def test_every_golden_step_has_the_bits_of_python(both, shared):
     assert same_as_python(*both, shared / "golden" / "roofline_v2" / "step_times.csv") > 300
 
