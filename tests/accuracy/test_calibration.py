@@ -555,7 +555,7 @@ def run(*arguments: str) -> str:
 @pytest.mark.slow
 def test_the_command_prints_costs_and_errors():
     text = run("--engine", "vllm-0.12", "--bootstrap", "20")
-    assert "% standard error on models that a fit did not see" in text
+    assert "% standard error on unseen models" in text
     assert "95 % interval" in text
     for words in ("step_us", "sequence_us", "vllm-synchronous", "MAPE and (bias)"):
         assert words in text
@@ -575,7 +575,7 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
     assert profile.evidence["command"] == command
     assert (profile.name, profile.costs.residual, document["without"]) == ("mine", 0.0, {})
     assert [one["unseen_mape"] for one in document["datasets"]] == [None]
-    assert "unknown: there is no other model" in run(
+    assert "unknown: needs runs of another model" in run(
         "--engine", "vllm-0.12", "--rows", str(path), "--bootstrap", "0"
     )
     plan = fastroof.compile_plan("qwen3-32b", "h100", h100, tp=2, engine=output)

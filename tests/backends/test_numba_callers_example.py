@@ -57,7 +57,7 @@ def test_a_policy_of_its_own_changes_who_waits(plan: StepPlan) -> None:
 @pytest.mark.slow
 def test_a_step_beyond_the_plan_is_an_error(plan: StepPlan, h100: Tables) -> None:
     small = fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=256, engine="kernels")
-    with pytest.raises(PlanRangeError, match="max_tokens of at least 2048"):
+    with pytest.raises(PlanRangeError, match="max_tokens of at least 8192"):
         numba_callers_example.serve(small, np.zeros(1), np.array([2000]), np.array([5]))
 
 

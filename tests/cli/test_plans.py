@@ -55,7 +55,7 @@ def test_plans_of_large_expert_parallelism_say_so():
         (["llama-3.1-8b,tp=2,tp=4"], "gives tp twice"),
         (["llama-3.1-8b,eplb=1"], "eplb is yes or no, got '1'"),
         (["tp=2"], "does not start with a model"),
-        (["llama-3.1-8b", "llama-3.1-8b,tp=1"], "two plans are called 'llama-3.1-8b'"),
+        (["llama-3.1-8b", "llama-3.1-8b,tp=1"], "two plans are named 'llama-3.1-8b'"),
         (["llama-3.1-8b,tp=3"], "3"),
     ],
 )

@@ -372,7 +372,7 @@ def test_workers_that_match(plan):
             ([1, 2], [1, 2, 3], 5),
             {},
             BatchError,
-            r"do not broadcast: isl \(2,\), osl \(3,\), concurrency \(\)",
+            r"do not broadcast: isl \(2,\), osl \(3,\)$",
         ),
         (
             (9000, 5, 5, 8192, False),

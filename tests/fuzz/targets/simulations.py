@@ -57,8 +57,8 @@ class Calls(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.plan = plan_of(max_tokens=2048, max_seqs=256)
-        self.other = plan_of(tp=2, max_tokens=512, max_seqs=64)
+        self.plan = plan_of(max_tokens=8192, max_seqs=1024)
+        self.other = plan_of(tp=2, max_tokens=8192, max_seqs=1024)
         self.names = {
             **NAMES, "plan": self.plan, "other": self.other, "Workload": fastroof.Workload,
             "Trace": fastroof.Trace,
