@@ -12,10 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
-PAGE: Final = "from fastroof.cli.warm import answer_a_page; answer_a_page()"
+from fastroof.cli.warm import PAGE
+from fastroof.units import MIB
+
 COMMANDS: Final = {
     "step": (0.5, "step --model llama-3.1-8b --decode 64x4096"),
     "serving": (1.5, "serving --model llama-3.1-8b --isl 1024 --osl 256 --concurrency 64"),
@@ -31,8 +34,30 @@ COMMANDS: Final = {
 """Targets of a first run from a wheel, processor seconds, and what is run."""
 
 
+Used = tuple[float, float, float]
+"""Seconds of a clock and of a processor, and peak memory in MiB."""
+
+
+def used_by(words: list[str], environment: dict[str, str], folder: Path) -> Used:
+    """Return what a process uses that runs in a folder, with its children."""
+    start = time.perf_counter()
+    child = subprocess.Popen(
+        words, cwd=folder, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    said = child.stderr.read() if child.stderr is not None else b""
+    _, status, used = os.wait4(child.pid, 0)
+    clock = time.perf_counter() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.stderr is not None:
+        child.stderr.close()
+    if child.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {child.returncode}: {said.decode()}")
+    return clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / MIB
+
+
 def seconds(question: str, home: str) -> float:
-    """Return the processor seconds of a process and its children."""
+    """Return the processor seconds of a question in a home."""
     program = ["-c", question] if question == PAGE else ["-m", "fastroof", *question.split()]
     # a sweep writes into the working directory
     environment = {
@@ -41,17 +66,7 @@ def seconds(question: str, home: str) -> float:
         "FASTROOF_CACHE_DIR": f"{home}/cache",
         "FASTROOF_TABLES_IMPORT": "never",
     }
-    child = subprocess.Popen(
-        [sys.executable, *program],
-        cwd=home, env=environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    said = child.stderr.read().decode() if child.stderr is not None else ""
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"{question} ended with {child.returncode}: {said}")
-    return used.ru_utime + used.ru_stime
+    return used_by([sys.executable, *program], environment, Path(home))[1]
 
 
 def main() -> None:

@@ -11,14 +11,12 @@ import argparse
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
-from fastroof.units import MIB
+from benchmarks.first_run import Used, used_by
 
 STEP: Final = ("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
 COMMANDS: Final = {
@@ -39,27 +37,6 @@ COMMANDS: Final = {
 NOTHING_KEPT: Final = "step, nothing compiled or kept"
 NO_PLAN: Final = "step, no plan kept"
 BASELINE: Final = "python -c pass"
-
-
-Used = tuple[float, float, float]
-"""Seconds of a clock and of a processor, and peak memory in MiB."""
-
-
-def used_by(words: list[str], environment: dict[str, str], folder: Path) -> Used:
-    """Return what a process uses that runs in a folder."""
-    start = time.perf_counter()
-    child = subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    said = child.stderr.read() if child.stderr is not None else b""
-    _, status, used = os.wait4(child.pid, 0)
-    clock = time.perf_counter() - start
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.stderr is not None:
-        child.stderr.close()
-    if child.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {child.returncode}: {said.decode()}")
-    return clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / MIB
 
 
 def timed(trees: dict[str, Path], rounds: int) -> dict[str, list[Used]]:

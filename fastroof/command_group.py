@@ -20,13 +20,14 @@ import typer
 from typer.core import TyperGroup
 
 from fastroof._version import __version__
+from fastroof.defaults import FORMER_KEYS
 from fastroof.errors import FastroofError
 from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells with completion."""
 
-FORMER_NAMES: Final = ("--runtime", "--max-batched-tokens", "--max-seqs")
+FORMER_NAMES: Final = tuple(f"--{key.replace('_', '-')}" for key in FORMER_KEYS)
 """Former spellings of options: accepted, but not shown in any help."""
 
 EXIT_ERROR: Final = 2

@@ -63,7 +63,7 @@ def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
 
 
 def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]) -> Floats:
-    """Return each row's relative error by the fit without it; nan if there is none."""
+    """Return each row's relative error by the fit without it; nan if missing."""
     names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
     unseen = np.full(len(names), np.nan)
     for name, one in fits.items():
@@ -138,6 +138,6 @@ def _mape(errors: Floats) -> float:
 
 
 def _mean(errors: Floats) -> float:
-    """Return the mean of finite values; nan if there is none."""
+    """Return the mean of finite values; nan without any."""
     there = errors[~np.isnan(errors)]
     return float(there.mean()) if len(there) else math.nan

@@ -146,7 +146,7 @@ def known_defects() -> tuple[Defect, ...]:
 
 
 def defect_of(row: ServingRow) -> str:
-    """Return the known defect of a run; empty if there is none."""
+    """Return the known defect of a run, or an empty text."""
     return next((defect.reason for defect in known_defects() if defect.holds_for(row)), "")
 
 

@@ -204,9 +204,8 @@ output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, pr
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
 with --prefix-cache lru prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
 evictions]; near saturation or with --range, range [relative_error, basis, near_saturation, amplification,
-flips,
-and pairs: faster, slower]; with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode: tp,
-replicas, steps, busy], and settings of a decode engine.
+flips, and pairs: faster, slower]; with pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode:
+tp, replicas, steps, busy], and settings of a decode engine.
 """
 
 

@@ -67,6 +67,38 @@ def cache_folders() -> tuple[Path, ...]:
     return tuple(root / f"loops-{_VERSION}" for root in cache_roots()) if _VERSION else ()
 
 
+def cached_files(folders: tuple[Path, ...], name: str) -> Iterator[bytes]:
+    """Read a cached file from each folder that has it, trusted and undamaged."""
+    for folder in folders:
+        with suppress(OSError, ValueError), opened(folder) as at:
+            data = read_trusted(at, name)
+            with suppress(OSError):
+                os.utime(".", dir_fd=at)  # in use: see _remove_unused
+            yield data
+
+
+def store(folders: tuple[Path, ...], name: str, payload: bytes) -> None:
+    """Write a cached file into the first folder that is trusted and can be written."""
+    distrusted = ""
+    for folder in folders:
+        try:
+            is_new = not folder.is_dir()
+            write_trusted(folder, name, payload)
+            if is_new:
+                with suppress(OSError), opened(folder.parent) as above:
+                    _remove_unused(above)
+            return
+        except UntrustedFolder as error:
+            distrusted = distrusted or str(error)
+        except OSError:
+            continue
+    if distrusted:
+        _say_once(
+            f"compiled code is not cached, so every start compiles it: {distrusted}; set "
+            "FASTROOF_CACHE_DIR to a folder that is yours alone"
+        )
+
+
 @cache
 def _name_runtime() -> None:
     """Give loaded code the addresses of the functions of Numba's runtime, which are written in C."""
@@ -95,12 +127,9 @@ class LoopCache(NullCache):
         _name_runtime()
         cpu = target_context.codegen().magic_tuple()
         key = self._key(signature, cpu)
-        for folder in self._folders():
-            with suppress(Exception), opened(folder) as at:  # missing, or damaged in any way
-                compiled = _compiled(read_trusted(at, self._file_name(key)), key, target_context)
-                with suppress(OSError):
-                    os.utime(".", dir_fd=at)  # in use: see _remove_unused
-                return compiled
+        for data in cached_files(self._folders(), self._file_name(key)):
+            with suppress(Exception):  # damaged in any way
+                return _compiled(data, key, target_context)
         for other in shipped_cpus(cpu):
             key = self._key(signature, other)
             with suppress(Exception):
@@ -115,25 +144,7 @@ class LoopCache(NullCache):
             return
         key = self._key(signature, compiled.codegen.magic_tuple())
         parts = reduced_callee(compiled) if is_callee() else compiled._reduce()
-        payload = _pickled((key, parts))
-        distrusted = ""
-        for folder in self._folders():
-            try:
-                is_new = not folder.is_dir()
-                write_trusted(folder, self._file_name(key), payload)
-                if is_new:
-                    with suppress(OSError), opened(folder.parent) as above:
-                        _remove_unused(above)
-                return
-            except UntrustedFolder as error:
-                distrusted = distrusted or str(error)
-            except OSError:
-                continue
-        if distrusted:
-            _say_once(
-                f"compiled loops are not kept, so every start compiles them: {distrusted}; set "
-                "FASTROOF_CACHE_DIR to a folder that is yours alone"
-            )
+        store(self._folders(), self._file_name(key), _pickled((key, parts)))
 
     def _key(self, signature: Any, cpu: Cpu) -> tuple[Any, ...]:
         function = self._function

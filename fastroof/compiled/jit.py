@@ -63,7 +63,7 @@ def _compiled(function: F, options: dict[str, Any]) -> F:
     config, dispatcher, loop_cache = _compiler()
     if config.DISABLE_JIT:
         return function
-    compiled: Any = dispatcher(function, None, {"nopython": True, "boundscheck": None, **options})
+    compiled: Any = dispatcher(function, {}, {"nopython": True, "boundscheck": None, **options})
     # code from elsewhere is in no version and may be stale
     if function.__module__.startswith(f"{__package__}."):
         compiled._cache = loop_cache(function)

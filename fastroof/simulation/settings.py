@@ -122,8 +122,8 @@ class EngineSettings:
         plan : StepPlan
             Its engine's profile and memory set the defaults.
         **given
-            Attributes of :class:`EngineSettings`; by default the engine's, and at most
-                ``max_num_batched_tokens`` requests.
+            Attributes of :class:`EngineSettings`; by default the engine's. Requests are by default at
+            most ``max_num_batched_tokens``.
 
         Raises
         ------

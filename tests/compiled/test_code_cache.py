@@ -218,7 +218,7 @@ def test_code_is_kept_where_it_will_be_believed(fresh, tmp_path, caplog):
     for _ in range(2):
         assert hits(fresh(shared)) == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "fastroof: compiled loops are not kept, so every start compiles them: others may write to "
+        "fastroof: compiled code is not cached, so every start compiles it: others may write to "
         f"{shared}, or to a folder above it; set FASTROOF_CACHE_DIR to a folder that is yours alone"
     ]
 

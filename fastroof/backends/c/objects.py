@@ -16,10 +16,9 @@ from numba.core.registry import cpu_target
 
 from fastroof.compiled.c_api import C_FACTS, C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.c_simulation import C_SIMULATION
-from fastroof.compiled.code_cache import cache_folders
+from fastroof.compiled.code_cache import cache_folders, cached_files, store
 from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
-from fastroof.compiled.trusted_files import opened, read_trusted, write_trusted
 from fastroof.errors import BackendError
 
 # now and not at the first call, as the version of compiled loops
@@ -75,42 +74,21 @@ def _default_cpu(target: str | None) -> str:
 def _object_code(cpu: str, target: str | None) -> bytes:
     if PLAIN:
         raise BackendError("NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK is set: object code is made without them")
-    identity = _identity(cpu, target)
-    return _cached(identity) or _stored(identity, _compiled(cpu, target))
-
-
-def _identity(cpu: str, target: str | None) -> bytes:
-    """Return a digest of what decides the code, next to the version of the cache's folder."""
-    # numba optimizes for this machine first, whatever the code is for
-    numbas = cpu_target.target_context.codegen().magic_tuple()
-    hosts = llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    return hashlib.sha256(repr((_SOURCE, cpu, target, numbas, hosts)).encode()).digest()
-
-
-def _cached(identity: bytes) -> bytes | None:
-    for folder in cache_folders():
-        try:
-            with opened(folder) as at:
-                payload = read_trusted(at, _file_name(identity))
-        except (OSError, ValueError):  # missing, another user's or damaged
-            continue
-        if payload.startswith(identity):
-            return payload.removeprefix(identity)
-    return None
-
-
-def _stored(identity: bytes, code: bytes) -> bytes:
-    for folder in cache_folders():
-        try:
-            write_trusted(folder, _file_name(identity), identity + code)
-            break
-        except OSError:
-            continue
+    folders, name = cache_folders(), _file_name(cpu, target)
+    code = next(cached_files(folders, name), None)
+    if code is None:
+        code = _compiled(cpu, target)
+        store(folders, name, code)
     return code
 
 
-def _file_name(identity: bytes) -> str:
-    return f"object-{identity.hex()[:32]}.loop"
+def _file_name(cpu: str, target: str | None) -> str:
+    """Name cached code by what decides it, next to the version of the cache's folder."""
+    # numba optimizes for this machine first, whatever the code is for
+    numbas = cpu_target.target_context.codegen().magic_tuple()
+    hosts = llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    identity = hashlib.sha256(repr((_SOURCE, cpu, target, numbas, hosts)).encode())
+    return f"object-{identity.hexdigest()}.loop"
 
 
 def _compiled(cpu: str, target: str | None) -> bytes:
