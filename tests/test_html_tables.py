@@ -139,6 +139,7 @@ def test_plans_without_room_and_plans_from_elsewhere_show_themselves(h100: Table
         assert pickle.loads(pickle.dumps(plan))._repr_html_() == plan._repr_html_()
 
 
+@pytest.mark.slow
 def test_recommendations_and_sweeps_show_their_best(tmp_path: Path) -> None:
     found = fastroof.recommend("llama-3.1-8b", "h100", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
     page = page_of(found._repr_html_())

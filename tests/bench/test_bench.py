@@ -310,6 +310,7 @@ def test_command_looks_every_table_up(h100: fastroof.Tables) -> None:
     assert out.count("random points") == tables * len(METHODS)
 
 
+@pytest.mark.slow
 def test_sweeps_take_the_tables_that_were_given(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     shutil.copytree(bench_data_root() / "h100", folder)

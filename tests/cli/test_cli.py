@@ -656,6 +656,7 @@ def test_validate_refuses_wrong_arguments(tmp_path: Path) -> None:
     assert "no source 'nope'" in refused("tables", "validate", "h100", "--source", "nope")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "gpus"), [("infersim_bench_data", {"h20", "h800"}), ("h100_roofline_v2", {"h100"})]
 )

@@ -103,12 +103,14 @@ def shown(tmp_path: Path, *, terminal: bool, **changed: str) -> str:
     return text.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_is_told_what_takes_long(tmp_path: Path) -> None:
     said = shown(tmp_path, terminal=True, CI="")
     assert "compiling loops for this machine once" in said
     assert shown(tmp_path, terminal=True, CI="") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("terminal", "ci"), [(False, ""), (True, "1")])
 def test_a_pipe_and_ci_are_not(tmp_path: Path, terminal: bool, ci: str) -> None:
     assert shown(tmp_path, terminal=terminal, CI=ci) == ""

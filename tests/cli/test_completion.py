@@ -50,6 +50,7 @@ def test_commands_options_and_values_are_offered(shell: str) -> None:
     assert offered(shell, "fastroof step --model llama-3") == llamas
 
 
+@pytest.mark.slow
 def test_every_list_is_the_products() -> None:
     assert offered("bash", "fastroof step --gpu ") == list(gpu_names())
     assert offered("bash", "fastroof best --engine v") == [n for n in engine_names() if n.startswith("v")]

@@ -90,10 +90,12 @@ fastroof.config.gpu_names = lambda: Late() and [block()]
 """, "gpus")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_while_the_main_thread_compiles() -> None:
     interrupted("import fastroof.config; fastroof.config.gpu_names = block", "gpus")
 
 
+@pytest.mark.slow
 def test_while_other_threads_compile() -> None:
     interrupted("""
 import fastroof.config
@@ -104,6 +106,7 @@ fastroof.config.gpu_names = wait
 """, "gpus")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_nothing_half_written_stays(is_folder: bool, tmp_path: Path) -> None:
     interrupted(f"""
@@ -120,6 +123,7 @@ fastroof.config.gpu_names = write
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sweep", "capacity"])
 def test_a_sweep_still_says_how_to_go_on(command: str, tmp_path: Path) -> None:
     spec = {

@@ -147,6 +147,7 @@ def page_data(page: Path) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_arrivals_that_span_no_time_have_no_rate(tmp_path: Path) -> None:
     for name, rows in {"burst": ("3,100,10", "3,200,5"), "one": ("0,100,10",)}.items():
         trace = written(tmp_path / f"{name}.csv", *rows)

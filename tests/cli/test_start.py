@@ -125,6 +125,7 @@ def test_a_program_that_runs_a_command_keeps_compiled_loops() -> None:
 STEP = ("-m", "fastroof", "step", "--model", "llama-3.1-8b", "--decode", "64x4096")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -151,6 +152,7 @@ def test_a_step_of_a_kept_plan_is_printed_like_that_of_a_new_one(
     assert never.stdout
 
 
+@pytest.mark.slow
 def test_tables_of_another_gpu_are_refused_after_they_were_taken(tmp_path: Path) -> None:
     kept = {"FASTROOF_CACHE_DIR": str(tmp_path), "FASTROOF_KEEP_PLANS": "auto"}
     tables = ("--tables", str(CHECKOUT / "bench_data" / "h200"))
@@ -264,6 +266,7 @@ def test_common_words_need_no_validator(tmp_path: Path) -> None:
 # -- an end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_exit_codes_and_output_are_those_of_the_long_way() -> None:
     program = "import sys; sys.argv = ['fastroof', *{words!r}]; from {module} import main; main()"
     for words in (["--version"], ["gpus"], ["nope"], ["step"], ["gpus", "--nope"], [], ["step", "--help"]):

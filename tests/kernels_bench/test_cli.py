@@ -301,6 +301,7 @@ def test_no_gpu_here_is_one_line_and_no_folder(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_run_is_not_started_over(measured: Path) -> None:
     before = sorted(measured.rglob("*"))
     line = refused("run", "cpu", "-o", measured, "--providers", "cpu")

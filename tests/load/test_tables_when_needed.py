@@ -173,6 +173,7 @@ def replaced(content: bytes, draw: random.Random) -> bytes:
     return draw.randbytes(draw.randrange(len(content) * 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", [cut, flipped, replaced])
 @pytest.mark.parametrize("is_whole", [False, True], ids=["listed", "whole"])
 def test_a_damaged_file_is_converted_again(

@@ -36,6 +36,7 @@ def in_words(bands: Bands) -> naive.Bands:
     return naive.Bands(list(bands.ends[:-1]), bands.width)
 
 
+@pytest.mark.slow
 @given(made=curves())
 def test_nodes_of_bands_say_what_the_rule_in_words_says(made):
     bands, curve = made

@@ -718,6 +718,7 @@ def test_damaged_results_are_refused_by_name(stepped: Path, tmp_path: Path) -> N
         results.rows(np.array([0]))
 
 
+@pytest.mark.slow
 def test_results_beyond_memory_are_not_called_damaged(stepped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
     with pytest.raises(

@@ -367,6 +367,7 @@ def test_ticks_of_loads_leave_room(browser: Browser, rows: list[dict[str, Any]],
     assert browser.complaints == []
 
 
+@pytest.mark.slow
 def test_everything_that_is_pressed_has_a_name(page: Browser) -> None:
     unnamed = page.run(
         "[...document.querySelectorAll('button, select, input')].filter(e => !(e.textContent.trim() ||"

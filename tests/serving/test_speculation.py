@@ -309,6 +309,7 @@ def command(*arguments):
 SERVING = ("serving", "--model", "llama-3.1-70b", "--tp", "8", "--isl", "2048", "--osl", "64")
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same_numbers(h100):
     asked = ("--concurrency", "1,16", "--num-draft-tokens", "2", "--accepted", "0.75,0.5")
     code, out, err = command(

@@ -273,6 +273,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
             run_sweep(STEPS, output, resume=True)
 
 
+@pytest.mark.slow
 def test_shards_are_resumed(tmp_path: Path, whole: Any) -> None:
     spec = SPECS["pareto"]
     files = [tmp_path / f"{number}.parquet" for number in (1, 2)]
@@ -289,6 +290,7 @@ def test_nothing_is_kept_of_a_sweep_of_which_nothing_comes(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_words_and_can_be_resumed(tmp_path: Path, whole: Any) -> None:
     output = tmp_path / "r.parquet"
     run = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + SLOW_CHILD.format(
@@ -324,6 +326,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
         run_sweep(STEPS, tmp_path / "r.parquet")
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, whole: Any) -> None:
     write_toml(STEPS, tmp_path / "spec.toml")
     running = child(tmp_path)
@@ -354,6 +357,7 @@ def test_outcomes_are_read_back(whole: Any) -> None:
     assert list(found.values()) == results
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_over_other_results_is_continued_and_replaces_them(
     tmp_path: Path, whole: Any
 ) -> None:

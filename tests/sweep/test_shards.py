@@ -97,6 +97,7 @@ def test_more_shards_than_units_and_shards_of_nothing_possible(tmp_path: Path) -
     assert pq.read_table(tmp_path / "merged.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
 
 
+@pytest.mark.slow
 def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
     spec = {**STEPS, "models": ["llama-3.1-8b"]}
     one, two = sharded(spec, tmp_path, 2)

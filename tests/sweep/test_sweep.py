@@ -135,6 +135,7 @@ def test_names_of_the_limits_are_in_the_order_of_the_codes() -> None:
         assert getattr(sweeps, f"LIMITED_BY_{name.upper().replace(' ', '_')}") == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "all"])
 def test_any_thread_count_gives_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
@@ -413,6 +414,7 @@ def test_a_folder_is_no_output(tmp_path: Path) -> None:
         run_sweep(SPEC, tmp_path / "r.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
 def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, suffix: str) -> None:
     # a limit on the size of files: the operating system refuses the write, as on a full disk
@@ -482,6 +484,7 @@ def test_what_is_no_path_is_refused(output: Any) -> None:
         run_sweep(SPEC, output)
 
 
+@pytest.mark.slow
 def test_the_packaged_sweep_answers_for_every_model(tmp_path: Path) -> None:
     summary = run_sweep(None, tmp_path / "r.parquet", threads=2)
     assert summary.evaluations >= 20_000_000

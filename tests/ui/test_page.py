@@ -327,6 +327,7 @@ def test_it_fits_and_has_both_looks(opened: Browser, width: int, scheme: str) ->
         size(opened, 1280)
 
 
+@pytest.mark.slow
 def test_a_slider_is_followed(opened: Browser) -> None:
     """From a control to its picture: bounded here against what one empty round trip takes on this machine."""
     script = """

@@ -84,6 +84,7 @@ def post(page: PageServer, question: str, document: Any, **headers: str) -> Repl
 # -- answers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
     for question, answer in (
         ("step", step_answer),
@@ -236,6 +237,7 @@ def _ends(page: PageServer, seconds: float) -> None:
     assert time.process_time() - spent < 0.15
 
 
+@pytest.mark.slow
 def test_a_question_that_nobody_waits_for_ends(monkeypatch) -> None:
     monkeypatch.setattr(page_app, "capacity_answer", _long_answer)
     with PageServer(start=SMALL) as page:
@@ -250,6 +252,7 @@ def test_a_question_that_nobody_waits_for_ends(monkeypatch) -> None:
         assert post(page, "step", SMALL.document()).status == 200
 
 
+@pytest.mark.slow
 def test_a_question_ends_at_its_time_limit(monkeypatch) -> None:
     monkeypatch.setattr(page_app, "capacity_answer", _long_answer)
     monkeypatch.setattr(page_app, "MOST_CALL_S", 1)

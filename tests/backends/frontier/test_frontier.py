@@ -203,6 +203,7 @@ def run(module, *path):
     )
 
 
+@pytest.mark.slow
 def test_it_runs_in_place_of_frontiers_main_and_says_what_it_needs():
     done = run("fastroof.backends.frontier", TREE)
     assert (done.stdout, done.returncode) == ("FastroofExecutionTimePredictor\n", 0)

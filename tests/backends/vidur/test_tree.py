@@ -278,6 +278,7 @@ def test_the_example_runs():
     assert [line.split(":")[0] for line in lines] == ["constant", "fastroof"] * 2
 
 
+@pytest.mark.slow
 def test_without_a_tree_it_says_what_it_needs(tmp_path):
     (tmp_path / "vidur").mkdir()
     (tmp_path / "vidur" / "__init__.py").touch()

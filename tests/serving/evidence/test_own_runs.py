@@ -163,6 +163,7 @@ def test_what_cannot_be_fitted_is_said(tmp_path: Path) -> None:
         read_own_runs([tmp_path], given=given)
 
 
+@pytest.mark.slow
 def test_the_commands_take_them(tmp_path: Path) -> None:
     recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
     (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA} --frobnicate 3")

@@ -44,6 +44,7 @@ def test_the_one_line_and_a_spec_of_the_same_deployments_agree(found: Recommenda
     assert len(mine.choices) == 4
 
 
+@pytest.mark.slow
 def test_experts_are_asked_the_same_as_a_spec_with_every_size(found: Recommendation) -> None:
     mine = recommend("qwen3-30b-a3b", **QUESTION, runners_up=99).answers.answers[0]
     spec = written_spec(
@@ -125,6 +126,7 @@ def test_a_context_that_has_no_room_is_cut() -> None:
         assert 1100 <= int(values["--max-model-len"]) <= most
 
 
+@pytest.mark.slow
 def test_limits_that_nothing_keeps_have_a_nearest() -> None:
     question = QUESTION | {"ttft_ms": 10, "tpot_ms": 4}
     answer = recommend("llama-3.1-70b", **question).answers.answers[0]
@@ -141,6 +143,7 @@ def test_limits_that_nothing_keeps_have_a_nearest() -> None:
     assert recommend("llama-3.1-70b", **QUESTION | lost).answers.answers[0].choices == ()
 
 
+@pytest.mark.slow
 def test_specs_say_the_nearest_of_each_load() -> None:
     spec = written_spec(isl=[500, 2000], constraints={"tpot_ms": 1}, gpus=["h100"], gpu_hour_price=2.0)
     answers = best_deployments(spec).answers
@@ -151,6 +154,7 @@ def test_specs_say_the_nearest_of_each_load() -> None:
         assert answer.nearest.exceeds["tpot_ms"] > 1
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_says_on_how_many_gpus_it_would() -> None:
     found = recommend("llama-3.1-70b", "h100", **QUESTION | {"total_gpus": 1})
     answer = found.answers.answers[0]
@@ -211,6 +215,7 @@ def test_former_names_are_aliases_and_unknown_ones_errors() -> None:
         recommend("llama-3.1-8b", **QUESTION, **unknown)
 
 
+@pytest.mark.slow
 def test_nothing_starts_threads_that_nobody_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
