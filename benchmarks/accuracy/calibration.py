@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -345,14 +345,14 @@ def profiles_without(
             continue
         say(f"fitting {name} without each of its {split}s")
         try:
-            fitted[name] = calibrate(known, tables, name, resamples=0, splits=(cast("Split", split),))
+            fitted[name] = calibrate(known, tables, name, resamples=0, splits=(split,))
         except FastroofError as error:
             say(f"{name} is predicted by its kernels alone: {error}")
 
     def profile_of(row: ServingRow) -> EngineProfile:
         own = row.engine_profile
         of_engine = fitted.get(own.name)
-        unseen = None if of_engine is None else of_engine.profile_without(row, cast("Split", split))
+        unseen = None if of_engine is None else of_engine.profile_without(row, split)
         return own.kernels_alone() if unseen is None else unseen
 
     return profile_of

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.calibration import SPLITS
+from benchmarks.accuracy.fit_errors import SPLITS
 from benchmarks.accuracy.run_kinds import JUDGED
 from benchmarks.accuracy.whole_sample import validate_gpus
 from fastroof.arrays import Floats

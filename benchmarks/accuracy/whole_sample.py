@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.accuracy.calibration import SPLITS, profiles_of, profiles_without
+from benchmarks.accuracy.calibration import profiles_of, profiles_without
+from benchmarks.accuracy.fit_errors import SPLITS
 from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.predicted_runs import front_ends_of, with_drafts
 from benchmarks.accuracy.run_kinds import JUDGED, KINDS
-from benchmarks.accuracy.validation import engine_name, judge_independent, predict_gpu
+from benchmarks.accuracy.validation import GpuValidation, engine_name, judge_independent, predict_gpu
 from fastroof._version import __version__
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile
@@ -34,7 +35,7 @@ class SampleValidation:
     version: str
     engine: str
     split: str
-    gpus: tuple[Validation, ...]
+    gpus: tuple[GpuValidation, ...]
     absent: dict[str, str]
     runs: int
     represented: int
@@ -209,9 +210,13 @@ class RunGroup(NamedTuple):
     fitted: bool
 
 
+_GroupKey = tuple[str, str, str, str, str, str, str]
+"""The first seven fields of a :class:`RunGroup`."""
+
+
 def run_groups(times: Iterable[PredictedTime], min_rows: int = 1) -> tuple[RunGroup, ...]:
     """Group errors by kind, model, GPU, engine, version, format and quantity."""
-    members: dict[tuple[str, ...], list[PredictedTime]] = {}
+    members: dict[_GroupKey, list[PredictedTime]] = {}
     for time in times:
         model = time.dataset if time.kind == INDEPENDENT else time.architecture
         key = (time.kind, model, time.gpu, time.engine, time.engine_version, time.dtype, time.quantity)
@@ -227,7 +232,7 @@ def _order(group: RunGroup) -> tuple[object, ...]:
     return (first, group.quantity, KINDS.index(group.kind), -group.mape, group[:7])
 
 
-def _group(key: Sequence[str], times: Sequence[PredictedTime]) -> RunGroup:
+def _group(key: _GroupKey, times: Sequence[PredictedTime]) -> RunGroup:
     both = np.array([(time.error, time.aic_error) for time in times if not math.isnan(time.aic_ms)])
     own, theirs = np.abs(both).mean(axis=0) if len(both) else (math.nan, math.nan)
     is_fitted = any(time.fitted for time in times)

@@ -262,12 +262,13 @@ def test_sliding_window(config: dict[str, Any], window: int | None) -> None:
         (llama(attention_chunk_size=8192), "chunked attention"),
         (
             llama(model_type="gpt2"),
-            "model_type 'gpt2' is not supported; the closest supported are gpt_oss, ",
+            "model_type 'gpt2' is not supported .`fastroof models",
         ),
         (
             llama(model_type=..., architectures=["GPT2LMHeadModel"]),
-            "GPT2LMHeadModel is not supported; the closest supported are ",
+            "GPT2LMHeadModel is not supported .`fastroof models",
         ),
+        (llama(model_type="qwen9"), "model_type 'qwen9' is not supported; did you mean qwen3, "),
         (llama(architectures=["LlamaForSequenceClassification"]), "is not LlamaForCausalLM"),
         (llama(vision_config={}), "multimodal .vision_config"),
     ],

@@ -35,8 +35,9 @@ MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 def _closest(given: str, known: Iterable[str]) -> str:
-    """Return the three known names closest to an unknown one, the closest first."""
-    return ", ".join(difflib.get_close_matches(given, list(known), n=3, cutoff=0.0))
+    """Return the end of a message: up to three known names like an unknown one, the closest first."""
+    close = difflib.get_close_matches(given, list(known), n=3)
+    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def family_of(fields: Fields) -> tuple[Family, str]:
@@ -49,7 +50,7 @@ def family_of(fields: Fields) -> tuple[Family, str]:
             served = sorted({name for f in FAMILIES for names in f.classes.values() for name in names})
             raise UnsupportedModelError(
                 f"{fields.where} has no plan yet: architectures {', '.join(architectures)} is not "
-                f"supported; the closest supported are {_closest(architectures[0], served)}"
+                f"supported{_closest(architectures[0], served)} (`fastroof models --support` lists what is)"
             )
     if model_type is None:
         raise fields.error("field model_type is missing, and there are no architectures")
@@ -60,8 +61,8 @@ def family_of(fields: Fields) -> tuple[Family, str]:
             family, _ = family_of(text)
             return family, architectures[0] if architectures else family_of(text)[1]
         raise UnsupportedModelError(
-            f"{fields.where} has no plan yet: model_type {model_type!r} is not supported; "
-            f"the closest supported are {_closest(model_type, MODEL_TYPES)}"
+            f"{fields.where} has no plan yet: model_type {model_type!r} is not supported"
+            f"{_closest(model_type, MODEL_TYPES)} (`fastroof models --support` lists what is)"
         )
     classes = family.classes[model_type]
     if architectures and not set(classes).intersection(architectures):
