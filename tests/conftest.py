@@ -44,11 +44,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # No deadline: the first example of a compiled loop pays for its compilation.
 settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
-# every line of a loop and every index, which needs fewer examples
-settings.register_profile("uncompiled", deadline=None, max_examples=20, derandomize=True, print_blob=True)
-settings.load_profile(
-    "uncompiled" if os.environ.get("NUMBA_DISABLE_JIT") == "1" else "ci" if os.environ.get("CI") else "quick"
-)
+settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
 @pytest.hookimpl(wrapper=True)
