@@ -12,11 +12,15 @@ same link and switches whose measured exchanges replace missing ones. Every valu
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
+import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -202,7 +206,8 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
         A name from :func:`gpu_names` or an alias (case, spaces, hyphens and underscores
         do not matter); the path of a gpu.toml or of its folder; or the
         contents of a gpu.toml with the key ``name``. A name takes precedence over a path of the same
-        spelling.
+        spelling. A name that no GPU has may be that of ``NAME.toml`` in the working folder. Warnings say
+        which of them is read.
 
     Returns
     -------
@@ -212,8 +217,8 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
     Raises
     ------
     GpuError
-        If the GPU is unknown, or its gpu.toml lacks a key, has an unknown key or a value outside
-        the limits.
+        If the GPU is unknown, or its gpu.toml lacks keys, has unknown keys or values outside the limits; the
+        message names all of them.
 
     Examples
     --------
@@ -225,15 +230,56 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
     if not isinstance(name_or_path, str | Path):
         raise GpuError(f"a GPU must be a name, a path or a mapping, got {type(name_or_path).__name__}")
     if isinstance(name_or_path, str) and (spec := gpu_named(name_or_path)) is not None:
+        _say_unread(name_or_path, spec)
         return spec
+    path = gpu_file(name_or_path)
+    if path is not None:
+        if isinstance(name_or_path, str) and path == _file_called(name_or_path):
+            _say(f"no GPU is called {name_or_path}: it is read from {path.absolute()}")
+        return _read(path)
     path = Path(name_or_path)
     if name_or_path != "" and is_folder(path):
         path = path / GPU_FILE
-    if is_file(path):
-        return _read(path)
     if isinstance(name_or_path, Path) or len(path.parts) > 1 or path.suffix == ".toml":
         raise GpuError(f"{path} does not exist; give a {GPU_FILE}, its folder, or one of {_listed()}")
     raise GpuError(_unknown(name_or_path))
+
+
+def gpu_file(given: str | Path) -> Path | None:
+    """Return the file of a GPU that has no name here: the given one, its folder's, or NAME.toml; or None."""
+    path = Path(given)
+    if given != "" and is_folder(path):
+        path = path / GPU_FILE
+    if is_file(path):
+        return path
+    called = _file_called(given) if isinstance(given, str) else None
+    return called if called is not None and is_file(called) else None
+
+
+def _file_called(name: str) -> Path | None:
+    """Return the path of NAME.toml in the working folder, which a name that is not a path may mean."""
+    is_name = len(Path(name).parts) == 1 and not name.endswith(".toml")
+    return Path(f"{name}.toml") if is_name else None
+
+
+def _say_unread(name: str, spec: GpuSpec) -> None:
+    """Say that a known GPU's name does not mean a file of that name, if another GPU is in it."""
+    for path in (Path(name, GPU_FILE), _file_called(name)):
+        # not recorded as read: the answer is the same without it
+        if path is None or not os.path.isfile(path):
+            continue
+        try:
+            is_other = _parse(tomllib.loads(path.read_text(encoding="utf-8")), "", spec.name) != spec
+        except (OSError, ValueError, GpuError):
+            continue
+        if is_other:
+            _say(f"{name} is the {spec.title}; {path.absolute()} is not read (give ./{path} to read it)")
+
+
+@cache
+def _say(message: str) -> None:
+    """Warn once of each thing that a name could mean."""
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _key(name: str) -> str:
@@ -291,93 +337,119 @@ _BEYOND = ("linked_gpus", "inter_node_gb_per_s", "kernels_of")
 
 
 def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
-    _known(data, _TOP, where, "")
-    peaks = _table(data, "peak_tflops", where)
-    memory = _table(data, "memory", where)
-    links = _table(data, "links", where)
-    _known(peaks, sorted(set(PEAK_DTYPE.values())), where, "peak_tflops.")
-    _known(memory, _MEMORY, where, "memory.")
-    _known(links, (*_LINKS, *_BEYOND), where, "links.")
-    link = [name for name in links if name in _LINKS]
-    if len(link) != 1:
-        got = ", ".join(link) or "none"
-        raise GpuError(f"{where}: links must have one of {' and '.join(_LINKS)}, got {got}")
-    if "bf16" not in peaks:
-        raise GpuError(f"{where}: key peak_tflops.bf16 is missing")
+    keys = _Keys(where)
+    keys.known(data, _TOP, "")
     name = data.get("name", folder)
     if name is None:
-        raise GpuError(f"{where}: key name is missing; a mapping has no folder name to use instead")
+        keys.wrong.append("key name is missing; a mapping has no folder name to use instead")
+    texts = {key: keys.text({**data, "name": name or "-"}, key) for key in ("name", "title", "source")}
+    aliases = keys.aliases(data)
+    num_sms = keys.count(data, "num_sms", "")
+    l2_bytes = keys.amount(data, "l2_mib", MIB, "") if "l2_mib" in data else 0.0
+    peaks, memory, links = (keys.table(data, key) for key in ("peak_tflops", "memory", "links"))
+    keys.known(peaks, sorted(set(PEAK_DTYPE.values())), "peak_tflops.")
+    keys.known(memory, _MEMORY, "memory.")
+    keys.known(links, (*_LINKS, *_BEYOND), "links.")
+    flops = {dtype: keys.amount(peaks, dtype, TFLOP, "peak_tflops.") for dtype in {**peaks, "bf16": None}}
+    hbm_bytes_per_s = keys.amount(memory, "hbm_tb_per_s", TB, "memory.")
+    hbm_bytes = keys.amount(memory, "hbm_gib", GIB, "memory.")
+    link = [key for key in links if key in _LINKS]
+    if len(link) != 1:
+        got = ", ".join(link) or "none"
+        keys.wrong.append(f"links must have one of {' and '.join(_LINKS)}, got {got}")
+    of_link = [keys.amount(links, key, GB, "links.") for key in link]
     beyond = "inter_node_gb_per_s"
-    num_sms = _count(data, "num_sms", where, "")
+    linked_gpus = keys.count(links, "linked_gpus", "links.") if "linked_gpus" in links else NODE_GPUS
+    inter_node = keys.amount(links, beyond, GB, "links.") if beyond in links else 0.0
+    links_of = keys.text(links, "kernels_of", "links.") if "kernels_of" in links else ""
+    keys.check()
     return GpuSpec(
-        name=_text({"name": name}, "name", where),
-        title=_text(data, "title", where),
-        aliases=_aliases(data, where),
-        peak_flops_per_s={dtype: _amount(peaks, dtype, TFLOP, where, "peak_tflops.") for dtype in peaks},
-        hbm_bytes_per_s=_amount(memory, "hbm_tb_per_s", TB, where, "memory."),
-        hbm_bytes=round(_amount(memory, "hbm_gib", GIB, where, "memory.")),
-        nvlink_bytes_per_s=_amount(links, link[0], GB, where, "links."),
+        **texts,
+        aliases=aliases,
+        peak_flops_per_s=flops,
+        hbm_bytes_per_s=hbm_bytes_per_s,
+        hbm_bytes=round(hbm_bytes),
+        nvlink_bytes_per_s=of_link[0],
         num_sms=num_sms,
-        l2_bytes=round(_amount(data, "l2_mib", MIB, where, "")) if "l2_mib" in data else 0,
-        source=_text(data, "source", where),
-        linked_gpus=_count(links, "linked_gpus", where, "links.") if "linked_gpus" in links else NODE_GPUS,
-        inter_node_bytes_per_s=_amount(links, beyond, GB, where, "links.") if beyond in links else 0.0,
-        links_of=_text(links, "kernels_of", where) if "kernels_of" in links else "",
+        l2_bytes=round(l2_bytes),
+        linked_gpus=linked_gpus,
+        inter_node_bytes_per_s=inter_node,
+        links_of=links_of,
     )
 
 
-def _known(table: Mapping[str, Any], known: tuple[str, ...] | list[str], where: str, prefix: str) -> None:
-    for key in table:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
-            raise GpuError(f"{where}: unknown key {prefix}{key}; valid are {', '.join(known)}{hint}")
+class _Keys:
+    """Reader of a gpu.toml's keys, which collects what is missing or wrong for one error."""
 
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.missing: list[str] = []
+        self.wrong: list[str] = []
 
-def _value(table: Mapping[str, Any], key: str, where: str, prefix: str = "") -> Any:
-    if key not in table:
-        raise GpuError(f"{where}: key {prefix}{key} is missing")
-    return table[key]
+    def check(self) -> None:
+        """Raise the error, if anything is missing or wrong."""
+        problems = self.wrong
+        if self.missing:
+            is_one = len(self.missing) == 1
+            words = "key {} is missing" if is_one else "keys {} are missing"
+            problems = [words.format(", ".join(self.missing)), *problems]
+        if problems:
+            raise GpuError(f"{self.where}: {'; '.join(problems)}")
 
+    def known(self, table: Mapping[str, Any], known: tuple[str, ...] | list[str], prefix: str) -> None:
+        for key in table:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f", did you mean {prefix}{close[0]}?" if close else ""
+                self.wrong.append(f"unknown key {prefix}{key}; valid are {', '.join(known)}{hint}")
 
-def _table(data: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    table = _value(data, key, where)
-    if not isinstance(table, Mapping):
-        raise GpuError(f"{where}: {key} must be a table, got {table!r}")
-    return table
+    def table(self, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        table = data.get(key, {})
+        if not isinstance(table, Mapping):
+            self.wrong.append(f"{key} must be a table, got {shown(table)}")
+            return {}
+        return table
 
+    def text(self, data: Mapping[str, Any], key: str, prefix: str = "") -> str:
+        text = data.get(key)
+        if key not in data:
+            self.missing.append(f"{prefix}{key}")
+        elif not isinstance(text, str) or not text.strip():
+            self.wrong.append(f"{prefix}{key} must be text, got {shown(text)}")
+        return str(text)
 
-def _text(data: Mapping[str, Any], key: str, where: str) -> str:
-    text = _value(data, key, where)
-    if not isinstance(text, str) or not text.strip():
-        raise GpuError(f"{where}: {key} must be text, got {text!r}")
-    return text
+    def aliases(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        aliases = data.get("aliases", [])
+        if not isinstance(aliases, list | tuple) or not all(
+            isinstance(a, str) and a.strip() for a in aliases
+        ):
+            self.wrong.append(f"aliases must be a list of names, got {shown(aliases)}")
+            return ()
+        return tuple(aliases)
 
+    def count(self, table: Mapping[str, Any], key: str, prefix: str) -> int:
+        """Return a count of at least 1."""
+        value = self.amount(table, key, 1, prefix)
+        if value.is_integer():
+            return int(value)
+        if not math.isnan(value):
+            self.wrong.append(f"{prefix}{key} must be a whole number, got {table[key]!r}")
+        return 0
 
-def _aliases(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    aliases = data.get("aliases", [])
-    if not isinstance(aliases, list | tuple) or not all(isinstance(a, str) and a.strip() for a in aliases):
-        raise GpuError(f"{where}: aliases must be a list of names, got {aliases!r}")
-    return tuple(aliases)
-
-
-def _count(table: Mapping[str, Any], key: str, where: str, prefix: str) -> int:
-    """Return a count of at least 1."""
-    value = _amount(table, key, 1, where, prefix)
-    if not value.is_integer():
-        raise GpuError(f"{where}: {prefix}{key} must be a whole number, got {table[key]!r}")
-    return int(value)
-
-
-def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix: str) -> float:
-    """Return the value of a key in base units, above zero."""
-    value = _value(table, key, where, prefix)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise GpuError(f"{where}: {prefix}{key} must be a number, got {value!r}")
-    if not (is_number(value) and value > 0):
-        raise GpuError(f"{where}: {prefix}{key} must be above zero and finite, got {shown(value, 40)}")
-    least, most = LIMITS[key if key in LIMITS else prefix.rstrip(".")]
-    if not least <= value <= most:
-        raise GpuError(f"{where}: {prefix}{key} must be from {least:g} to {most:g}, got {shown(value, 40)}")
-    # decimal, because 2.039 * 1e12 in float is not 2.039e12
-    return float(Decimal(repr(value)) * Decimal(unit))
+    def amount(self, table: Mapping[str, Any], key: str, unit: float, prefix: str) -> float:
+        """Return the value of a key in base units, above zero; nan if it has none."""
+        value = table.get(key)
+        name = f"{prefix}{key}"
+        least, most = LIMITS[key if key in LIMITS else "peak_tflops"]
+        if key not in table:
+            self.missing.append(name)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            self.wrong.append(f"{name} must be a number, got {shown(value)}")
+        elif not (is_number(value) and value > 0):
+            self.wrong.append(f"{name} must be above zero and finite, got {shown(value, 40)}")
+        elif not least <= value <= most:
+            self.wrong.append(f"{name} must be from {least:g} to {most:g}, got {shown(value, 40)}")
+        else:
+            # decimal, because 2.039 * 1e12 in float is not 2.039e12
+            return float(Decimal(repr(value)) * Decimal(unit))
+        return math.nan

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
-from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_named, gpu_names, load_gpu
+from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_file, gpu_named, gpu_names, load_gpu
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, is_never, user_tables_root
 from fastroof.documents import parse_json
 from fastroof.errors import GpuError, TableError
@@ -97,8 +97,9 @@ def missing_tables(gpu: str) -> str:
     if can_import(gpu):
         return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
     return (
-        f"{gpu} has no measured tables, and no public package has any: pass a folder of tables, or use the "
-        "datasheet model"
+        f"{gpu} has no measured tables, and no public package has any: pass a folder of tables "
+        "(--tables FOLDER), or use the datasheet model (--tables datasheet; tables = 'datasheet' in Python "
+        "and in specifications)"
     )
 
 
@@ -389,9 +390,9 @@ def find_tables_of(gpu: Any, *, progress: Progress | None = None) -> FoundTables
     """Find the tables of a GPU given as :func:`fastroof.load_gpu` takes it: beside a gpu.toml, or by name."""
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     is_shipped = spec.name in gpu_names() and load_gpu(spec.name) == spec
-    if not is_shipped and isinstance(gpu, str | Path) and exists(Path(gpu)):
-        folder = Path(gpu) if is_folder(Path(gpu)) else Path(gpu).parent
-        return FoundTables((folder,) if matches(folder, f"*/{PROVENANCE}") else ())
+    own = gpu_file(gpu) if isinstance(gpu, str | Path) and not is_shipped else None
+    if own is not None:
+        return FoundTables((own.parent,) if matches(own.parent, f"*/{PROVENANCE}") else ())
     if spec.name not in gpu_names():
         return FoundTables((), spec)
     with suppress(TableError):  # what cannot be imported is missing: the datasheet model stands in

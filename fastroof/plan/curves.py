@@ -282,7 +282,9 @@ class TableCurves:
     def _check_modelled(self, error: MissingTableError) -> None:
         """Raise the error with a hint, unless the datasheet model is allowed."""
         if not self.allow_modelled:
-            raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None
+            raise MissingTableError(
+                f"{error}; allow_modelled=True (--allow-modelled) models it from the datasheet"
+            ) from None
 
 
 def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:

@@ -376,7 +376,8 @@ def _attention_us(
     except MissingTableError as error:
         if not curves.allow_modelled:
             raise MissingTableError(
-                f"the vision encoder's attention: {error}; allow_modelled=True models it from the datasheet"
+                f"the vision encoder's attention: {error}; allow_modelled=True (--allow-modelled) models it "
+                "from the datasheet"
             ) from None
         return _datasheet_us(curves.gpu, *work), ORIGIN_MODELLED, DATASHEET_SOURCE
     sizes = {**heads._asdict(), "kv_len": patches, "batch_size": batch}

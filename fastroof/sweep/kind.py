@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastroof.columns import Column
-from fastroof.config import GpuSpec, gpu_names, load_gpu
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import TableError
 from fastroof.sweep.spec import DATASHEET, SweepSpec
 from fastroof.sweep.units import UnitResult, WorkUnit
@@ -34,19 +34,21 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     """Load the tables of each GPU of a sweep, keyed by the GPU's name in the spec."""
     from fastroof.load.by_name import missing_tables
     from fastroof.plan.curves import DatasheetCurves
-    from fastroof.tables import load_tables
+    from fastroof.tables.table_set import load_gpu_tables, load_tables
 
     tables_by_gpu, spec = {}, sweep.spec
     for given in spec.all_gpus:
-        gpu = load_gpu(given)
-        if spec.tables == DATASHEET:
-            tables_by_gpu[given] = GpuTables(gpu, None, DatasheetCurves(gpu))
-        elif not spec.tables and gpu.name not in gpu_names():
-            raise TableError(f"{missing_tables(gpu.name)} (tables = {DATASHEET!r} in a sweep)")
-        else:
-            tables_by_gpu[given] = GpuTables(
-                gpu, load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source)
+        gpu, tables = load_gpu(given), None
+        if spec.tables != DATASHEET:
+            tables = (
+                load_tables(spec.tables, gpu=gpu.name, source=spec.source)
+                if spec.tables
+                else load_gpu_tables(given, source=spec.source)
             )
+            if tables is None and not spec.allow_modelled:
+                raise TableError(missing_tables(gpu.name))
+        curves = DatasheetCurves(gpu) if tables is None else None
+        tables_by_gpu[given] = GpuTables(gpu, tables, curves)
     return tables_by_gpu
 
 

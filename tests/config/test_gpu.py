@@ -283,7 +283,12 @@ def test_optional_keys(tmp_path: Path) -> None:
         ("hbm_gib = 80", "hbm_gib = 85899345920", "memory.hbm_gib must be from"),
         ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = 2.039e12", "memory.hbm_tb_per_s must be from"),
         ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 1e-320", "links.nvlink_gb_per_s must be from"),
-        (VALID, "", "key peak_tflops is missing"),
+        (
+            VALID,
+            "",
+            "keys title, source, num_sms, peak_tflops.bf16, memory.hbm_tb_per_s, memory.hbm_gib are missing;"
+            " links must have one of nvlink_gb_per_s and pcie_gb_per_s, got none",
+        ),
         (VALID, "peak_tflops = 3", "peak_tflops must be a table, got 3"),
     ],
 )
@@ -403,4 +408,42 @@ def test_a_folder_that_is_called_like_another_card_is_read(
     monkeypatch.chdir(tmp_path)
     assert load_gpu("h100_nvl").title == "Test card"
     write(tmp_path / "h100", VALID)
-    assert load_gpu("h100").title == "NVIDIA H100 SXM"
+    with pytest.warns(
+        UserWarning, match=rf"h100 is the NVIDIA H100 SXM; {tmp_path}/h100/gpu.toml is not read"
+    ):
+        assert load_gpu("h100").title == "NVIDIA H100 SXM"
+    assert load_gpu("./h100").title == "Test card"
+
+
+def test_everything_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+    text = VALID.replace("num_sms = 100", "num_sms = 1.5").replace("hbm_gib = 80", "hbm_gb = 80")
+    path = write(tmp_path / "card", text.replace('title = "Test card"', "").replace("fp8 = 201", "fp8 = -1"))
+    with pytest.raises(GpuError) as error:
+        load_gpu(path)
+    said = str(error.value)
+    assert said.startswith(f"{path}: keys title, memory.hbm_gib are missing; ")
+    for one in (
+        "num_sms must be a whole number, got 1.5",
+        "unknown key memory.hbm_gb; valid are hbm_tb_per_s, hbm_gib",
+        "peak_tflops.fp8 must be above zero and finite, got -1",
+    ):  # fmt: skip
+        assert said.count(one) == 1, one
+    assert "\n" not in said
+
+
+def test_a_name_may_be_that_of_a_file_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "h100_nvl.toml").write_text(f'name = "mine"\n{VALID}')
+    with pytest.warns(UserWarning, match=f"no GPU is called h100_nvl: it is read from {tmp_path}/"):
+        assert load_gpu("h100_nvl").name == "mine"
+    # said once, and a path needs no saying
+    assert load_gpu("h100_nvl") == load_gpu("./h100_nvl.toml") == load_gpu("h100_nvl.toml")
+    (tmp_path / "h200.toml").write_text(f'name = "mine"\n{VALID}')
+    with pytest.warns(UserWarning, match=r"h200 is the NVIDIA H200 SXM; .*not read \(give ./h200.toml to"):
+        assert load_gpu("h200").hbm_bytes == 141 * 2**30
+    # neither another kind of file nor the same card is worth a word
+    (tmp_path / "b200.toml").write_text("models = ['llama-3.1-8b']")
+    (tmp_path / "a100.toml").write_bytes((bench_data_root() / "a100" / "gpu.toml").read_bytes())
+    assert [load_gpu(name).name for name in ("b200", "a100")] == ["b200", "a100"]

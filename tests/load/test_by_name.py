@@ -269,7 +269,9 @@ def test_without_the_package_one_line_says_what_to_install(
 def test_a_card_that_nobody_measured(root: Path) -> None:
     assert ensure_imported("mi300x") is None
     assert "no public package has any" in missing_tables("mi300x")
-    with pytest.raises(TableError, match=r"mi300x has no measured tables.*use the datasheet model"):
+    with pytest.raises(
+        TableError, match=r"mi300x has no measured tables.*use the datasheet model \(--tables"
+    ):
         fastroof.load_tables("mi300x")
 
 

@@ -238,12 +238,12 @@ def test_missing_tables_are_named_and_an_error_where_nothing_is_left(
 ) -> None:
     from dataclasses import replace
 
-    from fastroof import tables
+    from fastroof.tables import table_set
 
-    whole = tables.load_tables("h100")
+    whole = table_set.load_tables("h100")
     kept = {name: t for name, t in whole.measured.tables.items() if name != "allreduce"}
     monkeypatch.setattr(
-        tables, "load_tables", lambda *_, **__: Tables(replace(whole.measured, tables=kept), whole.gpu)
+        table_set, "load_gpu_tables", lambda *_, **__: Tables(replace(whole.measured, tables=kept), whole.gpu)
     )
     summary = run_sweep({**SPEC, "tp": [1, 2]}, tmp_path / "r.parquet")
     assert summary.plans == 1
