@@ -12,7 +12,15 @@ from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json
-from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit
+from fastroof.cli.own_runs import (
+    EngineArgs,
+    EngineVersion,
+    OwnModel,
+    Runs,
+    own_document,
+    own_runs_of,
+    print_own_fit,
+)
 from fastroof.errors import FastroofError
 
 EPILOG: Final = """\b
@@ -60,7 +68,7 @@ def calibrate(
     runs: Runs = None,
     engine_args: EngineArgs = None,
     engine: Annotated[str | None, typer.Option(help="Engine.  [default: the one in --engine-args]")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="Version of the engine, such as 0.15.1.")] = None,
+    engine_version: EngineVersion = None,
     model: OwnModel = None,
     gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
     tables: FitTables = None,

@@ -21,15 +21,20 @@ Runs = Annotated[
         "--runs",
         metavar="PATH",
         help="File of a load generator, or a folder of such files; repeatable: vllm bench serve, "
-        "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf.",
+        "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf, InferenceX.",
     ),
 ]
 EngineArgs = Annotated[
     Path | None,
     typer.Option(
-        help="With --runs: how the engine was started: its command line in a .txt, or its flags as .json, "
-        ".toml or .yaml.  [default: engine_args.* in each run's folder]"
+        help="With --runs: how the engine was started: its command line or log in a .txt, or its flags "
+        "(vLLM's --config), Compose or Kubernetes file in a .json, .toml or .yaml.  [default: engine_args.* "
+        "in each run's folder]"
     ),
+]
+EngineVersion = Annotated[
+    str | None,
+    typer.Option(help="With --runs: version of the engine, such as 0.15.1.  [default: the image's]"),
 ]
 OwnModel = Annotated[
     str | None,
@@ -38,12 +43,17 @@ OwnModel = Annotated[
 
 
 def own_runs_of(
-    runs: Sequence[Path], engine_args: Path | None, given: Mapping[str, Any], *, warn: bool = True
+    runs: Sequence[Path],
+    engine_args: Path | None,
+    given: Mapping[str, Any],
+    *,
+    engine: str = "",
+    warn: bool = True,
 ) -> OwnRuns:
     """Read runs, and print warnings to stderr."""
     from fastroof.serving.evidence.own_runs import read_own_runs
 
-    own = read_own_runs(runs, engine_args, given)
+    own = read_own_runs(runs, engine_args, given, engine=engine)
     if warn:
         print_warnings(own)
     return own

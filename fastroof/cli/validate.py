@@ -19,7 +19,7 @@ from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import ENGINE
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
-from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_runs_of
+from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, own_runs_of
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ quantity: empty if it is the whole row].
 
 
 Profile = Annotated[
-    str, typer.Option(*ENGINE, help="Profile, or .toml file; auto: the profile of each run's engine.")
+    str,
+    typer.Option(
+        *ENGINE,
+        help="Profile to judge, or .toml file, and the engine of runs whose arguments name none; auto: the "
+        "profile of each run's engine.",
+    ),
 ]
 By = Annotated[
     str, typer.Option(help="Further columns to group by, comma-separated: tp,model,engine_version ...")
@@ -61,7 +66,7 @@ class ValidateCommand(CheckoutCommand):
 
     elsewhere = "judge"
     data = ("--runs", "--steps")
-    with_data = ("--engine-args", "--model")
+    with_data = ("--engine-args", "--engine-version", "--model")
 
 
 def register(app: typer.Typer) -> None:
@@ -76,6 +81,7 @@ def validate(
     ] = None,
     runs: Runs = None,
     engine_args: EngineArgs = None,
+    engine_version: EngineVersion = None,
     model: OwnModel = None,
     engine: Profile = "auto",
     by: By = "",
@@ -89,6 +95,7 @@ def validate(
 
     Compares TTFT and TPOT of your own runs (--runs), and times of whole steps (--steps), with predictions.
     """
+    from fastroof.engines import load_engine
     from fastroof.load.by_name import missing_tables
     from fastroof.serving.evidence.measured_steps import read_steps
     from fastroof.serving.evidence.validation import validate_own
@@ -97,9 +104,13 @@ def validate(
         from fastroof.report import check_picture
 
         check_picture(plot)
-    if not runs and (engine_args is not None or model is not None):
-        raise FastroofError("--engine-args and --model go with --runs")
-    own = own_runs_of(runs, engine_args, {"gpu": gpu, "model": model}, warn=not as_json) if runs else None
+    own = None
+    if runs:
+        settings = {"gpu": gpu, "version": engine_version, "model": model}
+        judged = "" if engine == "auto" else load_engine(engine).engine
+        own = own_runs_of(runs, engine_args, settings, engine=judged, warn=not as_json)
+    elif not (engine_args is None and engine_version is None and model is None):
+        raise FastroofError("--engine-args, --engine-version and --model go with --runs")
     gpu = own.engines[0].gpu if own is not None else gpu
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)
     if measured_kernels is None:

@@ -52,7 +52,7 @@ def check_tables(tables: Any, gpu: GpuSpec) -> None:
     if tables.gpu.name != gpu.name:
         raise PlanError(
             f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}; "
-            f"use load_tables({gpu.name!r}), or the datasheet model (--tables datasheet, tables='datasheet')"
+            f"use load_tables({gpu.name!r}), or the datasheet model (--tables datasheet; tables='datasheet')"
         )
 
 

@@ -131,7 +131,9 @@ def test_attention_that_nothing_measured_stands_for_is_modelled_and_says_so(h100
     group = spec.layers[0]
     odd = replace(group.kind, attention=replace(group.kind.attention, head_dim=96))  # type: ignore[type-var]
     model = replace(spec, layers=(replace(group, kind=odd),))
-    with pytest.raises(MissingTableError, match=r"head_dim 96 .*allow_modelled=True \(--allow-modelled\) models it"):
+    with pytest.raises(
+        MissingTableError, match=r"head_dim 96 .*allow_modelled=True \(--allow-modelled\) models it"
+    ):
         fastroof.compile_plan(model, "h100", h100, engine="kernels")
     plan = fastroof.compile_plan(model, "h100", h100, allow_modelled=True, engine="kernels")
     explanation = plan.explain([(1, 1023)] * 8 + [(512, 512)])

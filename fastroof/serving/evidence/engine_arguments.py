@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import is_whole_number
-from fastroof.documents import parse_json, parse_toml, read_text
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
-from fastroof.errors import TableError
+from fastroof.errors import ModelError, TableError
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES
-from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, spelled
+from fastroof.serving.evidence.engine_files import engine_by_flags, settings_of_file
+from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, is_speculative, names_of, spelled
 
 KV_FORMATS: Final[Mapping[str, str]] = {
     "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "bf16": "bf16", "bfloat16": "bf16",
@@ -68,19 +65,23 @@ class EngineArguments:
 
 
 def read_engine_arguments(
-    path: str | Path | None = None, given: Mapping[str, Any] | None = None
+    path: str | Path | None = None, given: Mapping[str, Any] | None = None, *, engine: str = ""
 ) -> EngineArguments:
     """Read an engine's start arguments.
 
     Parameters
     ----------
     path : str or Path, optional
-        A .json, .toml or .yaml file (YAML needs PyYAML) with the engine's flags or fastroof's names,
-        or any other file with the command line: ``vllm serve ..``, ``python -m sglang.launch_server ..``,
-        ``trtllm-serve ..``.
+        A .json, .toml or .yaml file (YAML needs PyYAML) with the engine's flags or fastroof's names, such as
+        vLLM's ``--config``, or a container of Docker Compose or Kubernetes; or any other file with the
+        command line (``vllm serve ..``, ``python -m sglang.launch_server ..``, ``trtllm-serve ..``) or the
+        line of vLLM's log with its non-default args. Files that ``--config`` and
+        ``--extra_llm_api_options`` name are read too.
     given : mapping, optional
         Values by fastroof's names (``SETTINGS`` of engine_flags.py) in addition to the file's; values set in
         both must agree, except for the model, which may have two names.
+    engine : str, optional
+        The engine, if neither the file nor ``given`` names it. By default the only one with all of the flags.
 
     Returns
     -------
@@ -90,8 +91,8 @@ def read_engine_arguments(
     Raises
     ------
     TableError
-        If the file cannot be read, two values contradict each other, a value is invalid, or the GPU, engine
-        or model is missing.
+        If the file cannot be read, two values contradict each other, a value is invalid, the engine decodes
+        speculatively, or the GPU, engine or model is missing.
     FastroofError
         If the model or the layout is invalid.
 
@@ -106,12 +107,18 @@ def read_engine_arguments(
     settings: dict[str, tuple[str, str]] = {}
     unknown: list[str] = []
     overlooked: list[str] = []
+    warnings = []
     if path is not None:
-        engine, pairs = settings_of_file(Path(path))
+        named, pairs = settings_of_file(Path(path))
+        named = named or str((given or {}).get("engine") or engine).lower()
+        if not named and (named := engine_by_flags(pairs)):
+            warnings.append(f"{where} does not name the engine: it is {named}, the only one with these flags")
         for flag, value in pairs:
-            _settle(settings, *_meaning(where, engine, flag, value, unknown, overlooked))
-        if engine:
-            _settle(settings, "engine", engine, where)
+            _settle(settings, *_meaning(where, named, flag, value, unknown, overlooked))
+        if named:
+            _settle(settings, "engine", named, where)
+    elif engine and not (given or {}).get("engine"):
+        settings["engine"] = (engine, where)
     for name, value in (given or {}).items():
         if name not in SETTINGS:
             raise TableError(
@@ -122,7 +129,6 @@ def read_engine_arguments(
             settings["model"] = (str(value), "the options")
         elif value is not None:
             _settle(settings, name, str(value), "the options")
-    warnings = []
     if unknown:
         warnings.append(f"{where}: unknown flags, ignored: {', '.join(unknown)}")
     if overlooked:
@@ -136,11 +142,13 @@ def _meaning(
     """Return the setting, value and place of a flag; the setting is empty if it has none."""
     name = spelled(flag)
     known = ENGINE_FLAGS.get(engine)
+    if any(map(is_speculative, names_of(flag))):
+        if value is not None and value.lower() in ("null", "none", "false"):
+            return "", "", ""
+        raise TableError(
+            f"{where}: {flag}: speculative decoding is unsupported; costs are fitted to runs without it"
+        )
     if known is not None:
-        if name in known.speculative and value not in ("null", "None", "none"):
-            raise TableError(
-                f"{where}: {flag}: speculative decoding is unsupported; costs are fitted to runs without it"
-            )
         if name in known.settings and value is not None:
             return known.settings[name], value, f"{where}, {flag}"
         if name in known.switches:
@@ -150,11 +158,12 @@ def _meaning(
             return setting, on, f"{where}, {flag}"
         if name in known.settings:
             raise TableError(f"{where}: {flag} needs a value")
-        if name in known.not_modelled:
-            overlooked.append(flag)
-            return "", "", ""
-        if name in known.silent:
-            return "", "", ""
+        for one in names_of(flag):
+            if one in known.not_modelled:
+                overlooked.append(flag)
+                return "", "", ""
+            if one in known.silent:
+                return "", "", ""
     if name in SETTINGS and value is not None:
         return name, value, f"{where}, {flag}"
     unknown.append(flag)
@@ -179,7 +188,10 @@ def _arguments(where: str, found: Mapping[str, str], warnings: Sequence[str]) ->
     if engine not in serving_engines():
         raise TableError(f"{where}: engine {engine!r} is unknown; valid are {', '.join(serving_engines())}")
     checkpoint = found.get("checkpoint", found["model"])
-    spec = load_model(found["model"])
+    try:
+        spec = load_model(found["model"])
+    except ModelError as error:
+        raise type(error)(f"{where}: {error} (--model names another)") from None
     dtype, notes = _dtype(where, found, spec.checkpoint.formats[0])
     kv_dtype, known_from = _kv_dtype(where, found, spec.checkpoint.kv_dtype, engine)
     profile = _scheduled(where, engine_of_version(engine, version), found)
@@ -296,159 +308,3 @@ def _scheduled(where: str, profile: EngineProfile, found: Mapping[str, str]) -> 
             )
         schedule = replace(schedule, chunked_prefill=chunked)
     return replace(profile, scheduling=schedule)
-
-
-MOST_BYTES: Final = 2**20
-Pairs = list[tuple[str, str | None]]
-
-_ENTRIES: Final = (
-    ("vllm", re.compile(r"(^|/)vllm$|^vllm\.entrypoints\..*api_server$|(^|/)vllm-openai[:@]")),
-    ("sglang", re.compile(r"^sglang\.launch_server$|(^|/)sglang$")),
-    ("trtllm", re.compile(r"(^|/)trtllm-serve$")),
-)
-"""Start of an engine's arguments in a command line."""
-
-_IMAGE: Final = re.compile(r"(?:vllm-openai|sglang|tensorrt-llm/release)[:@]v?(\d[\w.]*)")
-_WORDS_OF_COMMANDS: Final = ("serve",)
-
-
-def settings_of_file(path: Path) -> tuple[str, Pairs]:
-    """Read the engine name (empty if the file has none) and the flags with their values."""
-    content = read_text(path, TableError, MOST_BYTES)
-    suffix = path.suffix.lower()
-    if suffix in (".json", ".toml", ".yaml", ".yml"):
-        return _structured(path, _parsed(path, suffix, content))
-    return _command_line(str(path), content)
-
-
-def _parsed(path: Path, suffix: str, content: str) -> Any:
-    try:
-        if suffix == ".json":
-            return parse_json(content, str(path), TableError)
-        if suffix == ".toml":
-            return parse_toml(content, str(path), TableError)
-        return _yaml(path, content)
-    except TableError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise TableError(f"{path}: invalid {suffix[1:].upper()}: {error}") from None
-
-
-def _yaml(path: Path, content: str) -> Any:
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise TableError(
-            f"{path}: YAML needs PyYAML (pip install pyyaml); or give the command line in a .txt, or JSON, "
-            "or TOML"
-        ) from None
-    try:
-        return yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        raise ValueError(error) from None
-
-
-def _structured(path: Path, content: Any) -> tuple[str, Pairs]:
-    if not isinstance(content, Mapping) or not content:
-        raise TableError(f"{path}: expected an engine's flags and values, found a {type(content).__name__}")
-    content = dict(content)
-    command = content.pop("command", None)
-    engine, pairs = "", Pairs()
-    if command is not None:
-        if isinstance(command, list):
-            command = shlex.join(map(str, command))
-        if not isinstance(command, str):
-            raise TableError(f"{path}: command must be text or a list of strings")
-        engine, pairs = _command_line(str(path), command)
-    named = content.get("engine")
-    if isinstance(named, str) and named.lower() in ENGINE_FLAGS:
-        if engine and named.lower() != engine:
-            raise TableError(f"{path}: engine is {named}, the command starts {engine}; give one")
-        engine = named.lower()
-        del content["engine"]
-    return engine, pairs + list(_flattened(content))
-
-
-def _flattened(
-    content: Mapping[Any, Any], before: str = "", depth: int = 0
-) -> Iterator[tuple[str, str | None]]:
-    for key, value in content.items():
-        name = f"{before}{key}"
-        if isinstance(value, Mapping) and depth < 3:
-            yield from _flattened(value, f"{name}.", depth + 1)
-        elif value is None:
-            continue
-        elif isinstance(value, bool):
-            yield name, "true" if value else "false"
-        elif isinstance(value, str | int | float):
-            yield name, str(value) if not isinstance(value, int) or abs(value) < 10**18 else "too large"
-        else:
-            yield name, json.dumps(value, default=str)[:200]
-
-
-def _command_line(where: str, content: str) -> tuple[str, Pairs]:
-    content = re.sub(r"\\\r?\n", " ", content)
-    lines = [line for line in content.splitlines() if not line.lstrip().startswith("#")]
-    try:
-        words = shlex.split("\n".join(lines), comments=True)
-    except ValueError as error:
-        raise TableError(f"{where}: not a command line: {error}") from None
-    starts = [
-        (i, engine)
-        for i, word in enumerate(words)
-        for engine, entry in _ENTRIES
-        if entry.search(word) and not word.startswith("-")
-    ]
-    if not starts:
-        raise TableError(
-            f"{where}: no engine command; expected `vllm serve ..`, `python -m sglang.launch_server ..` or "
-            "`trtllm-serve ..`, or its flags in a .json, .toml or .yaml"
-        )
-    engines = {engine for _, engine in starts}
-    if len(engines) > 1:
-        raise TableError(f"{where}: starts {' and '.join(sorted(engines))}; use one file per engine")
-    start, engine = starts[-1] if _is_image(words[starts[0][0]]) else starts[0]
-    pairs = _pairs(where, engine, words[start + 1 :])
-    image = next((found for word in words[: start + 1] if (found := _IMAGE.search(word))), None)
-    return engine, pairs if image is None else [*pairs, ("version", image[1])]
-
-
-def _is_image(word: str) -> bool:
-    return _IMAGE.search(word) is not None
-
-
-def _pairs(where: str, engine: str, words: list[str]) -> Pairs:
-    pairs: Pairs = []
-    switches = ENGINE_FLAGS[engine].switches
-    # words before the first flag are the model; later ones are values of flags with several values
-    leading: list[str] = []
-    i = 0
-    while i < len(words):
-        word = words[i]
-        i += 1
-        if word in ("&&", ";", "|", "&", "||") or word.startswith((">", "2>")):
-            break
-        if not word.startswith("-") or _is_number(word):
-            if not pairs and word not in _WORDS_OF_COMMANDS:
-                leading.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        if equals:
-            pairs.append((flag, value))
-            continue
-        takes_one = i < len(words) and (not words[i].startswith("-") or _is_number(words[i]))
-        if takes_one and (spelled(flag) not in switches or words[i].lower() in ("true", "false")):
-            pairs.append((flag, words[i]))
-            i += 1
-        else:
-            pairs.append((flag, None))
-    if leading:
-        named = [value for flag, value in pairs if spelled(flag) in ("model", "model_path")]
-        if named and named[0] != leading[0]:
-            raise TableError(f"{where}: model is {leading[0]} and {named[0]}; give one")
-        pairs.append(("model", leading[0]))
-    return pairs
-
-
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None

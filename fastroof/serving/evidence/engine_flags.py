@@ -24,12 +24,29 @@ class EngineFlags(NamedTuple):
     switches: Mapping[str, tuple[str, str]]
     silent: frozenset[str]
     not_modelled: frozenset[str]
-    speculative: frozenset[str]
+
+    def knows(self, flag: str) -> bool:
+        """Whether the engine has a flag."""
+        tables = (self.settings, self.switches, self.silent, self.not_modelled)
+        return any(is_speculative(name) or any(name in one for one in tables) for name in names_of(flag))
 
 
 def spelled(flag: str) -> str:
-    """Return a flag as in the tables: without leading dashes, ``_`` for ``-``, lower case."""
+    """Return a flag as in the tables: without leading dashes, ``_`` for ``-`` and ``.``, lower case."""
     return flag.lstrip("-").replace("-", "_").replace(".", "_").lower()
+
+
+def names_of(flag: str) -> tuple[str, str]:
+    """Return a flag's name, and what it is a part of if it is dotted: ``--compilation-config.mode``."""
+    return spelled(flag), spelled(flag.partition(".")[0])
+
+
+def is_speculative(name: str) -> bool:
+    """Whether a flag, spelled as in the tables, turns speculative decoding on.
+
+    They begin alike, except for vLLM's ``-sc`` and ``num_speculative_tokens``.
+    """
+    return name.startswith(("speculative", "spec_")) or name in ("sc", "num_speculative_tokens")
 
 
 def _flags(names: str) -> frozenset[str]:
@@ -47,6 +64,7 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
     "vllm": EngineFlags(
         settings={
             "model": "model",
+            "model_tag": "model",
             "tensor_parallel_size": "tp",
             "tp": "tp",
             "pipeline_parallel_size": "pp",
@@ -75,15 +93,16 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "enable_request_id_headers data_parallel_backend data_parallel_address "
             "data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank headless "
             "api_server_count enable_sleep_mode block_size generation_config "
-            "max_cudagraph_capture_size cuda_graph_sizes nnodes node_rank master_addr master_port"
+            "max_cudagraph_capture_size cuda_graph_sizes nnodes node_rank master_addr master_port config "
+            "kv_cache_memory_bytes disable_hybrid_kv_cache_manager no_disable_hybrid_kv_cache_manager"
         ),
         not_modelled=_flags(
             "enforce_eager cpu_offload_gb enable_lora enable_dbo all2all_backend enable_eplb "
             "compilation_config o attention_backend moe_backend decode_context_parallel_size "
             "prefill_context_parallel_size kv_transfer_config limit_mm_per_prompt "
-            "disable_custom_all_reduce scheduling_policy"
+            "disable_custom_all_reduce scheduling_policy cc attention_config ac kernel_config "
+            "max_loras max_lora_rank lora_modules"
         ),
-        speculative=_flags("speculative_config speculative_model num_speculative_tokens"),
     ),
     "sglang": EngineFlags(
         settings={
@@ -122,7 +141,6 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "disable_overlap_schedule num_continuous_decode_steps enable_dp_lm_head "
             "disable_custom_all_reduce attn_cp_size lora_paths"
         ),
-        speculative=_flags("speculative_algorithm speculative_draft_model_path speculative_algo"),
     ),
     "trtllm": EngineFlags(
         settings={
@@ -155,7 +173,6 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "batch_wait_timeout_iters scheduler_config moe_cluster_parallel_size server_role "
             "attn_backend"
         ),
-        speculative=_flags("speculative_config speculative_config_decoding_type"),
     ),
 }
 """The known flags of each engine; others are named in a warning."""

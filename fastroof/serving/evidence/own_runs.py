@@ -90,6 +90,8 @@ def read_own_runs(
     runs: Sequence[str | Path],
     engine_args: str | Path | None = None,
     given: Mapping[str, Any] | None = None,
+    *,
+    engine: str = "",
 ) -> OwnRuns:
     """Read runs of load generators, with the arguments of their engine.
 
@@ -102,6 +104,8 @@ def read_own_runs(
         .toml, .yaml), so that runs of several engines need a folder each.
     given : mapping, optional
         Settings of the engine in addition to the file's: see ``read_engine_arguments``.
+    engine : str, optional
+        The engine, if nothing else names it.
 
     Returns
     -------
@@ -121,9 +125,13 @@ def read_own_runs(
         warnings.append(f"files that are not runs: {_few(found.others)}")
     rows = []
     for run in found.runs:
-        path = Path(engine_args) if engine_args is not None else _arguments_file(run, given)
+        path = (
+            Path(engine_args)
+            if engine_args is not None
+            else _arguments_file(run, {"engine": engine or None, **given})
+        )
         if path not in engines:
-            engines[path] = read_engine_arguments(path, given)
+            engines[path] = read_engine_arguments(path, given, engine=engine)
         rows.append(_row(run, engines[path]))
     for engine in engines.values():
         warnings += engine.warnings
@@ -146,7 +154,7 @@ def _arguments_file(run: GeneratorRun, given: Mapping[str, Any]) -> Path | None:
     there = [folder / name for name in ARGS_FILES if (folder / name).is_file()]
     if len(there) > 1:
         raise TableError(f"{folder} has {' and '.join(path.name for path in there)}; keep one")
-    if not there and not {"gpu", "engine", "model"} <= given.keys():
+    if not there and any(given.get(name) is None for name in ("gpu", "engine", "model")):
         raise TableError(
             f"{run.file}: no engine arguments; give --engine-args with its command line, put it "
             f"next to the runs as {ARGS_FILES[0]}, or give --gpu, --engine and --model"

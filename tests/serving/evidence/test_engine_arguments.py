@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -87,6 +88,114 @@ def test_files_agree_with_the_command(tmp_path: Path) -> None:
     assert started(tmp_path, yaml, "a.yaml") == own
     listed = json.dumps({"command": command.split()})
     assert started(tmp_path, listed, "a.json") == own
+
+
+CONFIG = f"model: {LLAMA}\ntensor-parallel-size: 4\nkv-cache-dtype: fp8\nenable-expert-parallel: false\n"
+COMPOSE = """
+services:
+  db: {{image: postgres:16, command: postgres -c fsync=off}}
+  vllm:
+    image: vllm/vllm-openai:v0.15.1
+    command: >
+      --model {model} --tensor-parallel-size 4
+      --kv-cache-dtype fp8
+"""
+KUBERNETES = """
+kind: Service
+spec: {{ports: [{{port: 8000}}]}}
+---
+kind: Deployment
+spec: {{template: {{spec: {{containers: [{{image: "vllm/vllm-openai:v0.15.1", command: [bash, -c],
+  args: ["vllm serve {model} -tp=4 --kv-cache-dtype fp8"]}}]}}}}}}
+"""
+LOG = (
+    "INFO 03-17 11:29:48 [api.py:1] vLLM API server version 0.15.1\n"
+    f"INFO 03-17 11:29:48 [utils.py:238] non-default args: {{'model_tag': '{LLAMA}', 'model': '{LLAMA}', "
+    "'tensor_parallel_size': 4, 'kv_cache_dtype': 'fp8'}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "version"),
+    [
+        ("config.yaml", CONFIG, ""), ("compose.yaml", COMPOSE.format(model=LLAMA), "0.15.1"),
+        ("k8s.yml", KUBERNETES.format(model=LLAMA), "0.15.1"), ("log.txt", LOG, "0.15.1"),
+    ],
+)  # fmt: skip
+def test_files_that_start_vllm_agree_with_its_command(
+    tmp_path: Path, name: str, content: str, version: str
+) -> None:
+    pytest.importorskip("yaml")
+    command = f"vllm serve {LLAMA} --tensor-parallel-size 4 --kv-cache-dtype fp8"
+    own = started(tmp_path, command, **{"version": version} if version else {})
+    # with the engine in the file, given, or as a fallback
+    for read in (started(tmp_path, content, name), started(tmp_path, content, name, engine="vllm")):
+        assert dataclasses.replace(read, warnings=()) == own
+    (tmp_path / name).write_text(content)
+    assert read_engine_arguments(tmp_path / name, {"gpu": "h100"}, engine="vllm") == own
+    if name == "config.yaml":
+        assert "it is vllm, the only one with these flags" in started(tmp_path, content, name).warnings[0]
+
+
+def test_an_engine_that_several_flags_could_be_of_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        TableError, match="does not name the engine; add it to the file or give --engine vllm"
+    ):
+        started(tmp_path, f"model = '{LLAMA}'\ntp-size = 4", "a.toml")
+    own = started(tmp_path, f"model = '{LLAMA}'\ntp-size = 4", "a.toml", engine="trtllm")
+    assert (own.engine, own.layout) == ("trtllm", Layout(4))
+    two = COMPOSE.format(model=LLAMA).replace("postgres:16", "vllm/vllm-openai:v0.11.0")
+    pytest.importorskip("yaml")
+    with pytest.raises(TableError, match="starts 2 engines; give the command line of one"):
+        started(tmp_path, two, "a.yaml")
+
+
+def test_a_file_that_a_flag_names_is_read_too(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    command = f"trtllm-serve {LLAMA} --tp_size 2 --extra_llm_api_options /code/more.yaml"
+    with pytest.raises(
+        TableError, match=r"/code/more\.yaml has more flags and was not found; put it next to"
+    ):
+        started(tmp_path, command)
+    (tmp_path / "more.yaml").write_text("kv_cache_config: {dtype: fp8}\nenable_chunked_prefill: true\n")
+    engine = started(tmp_path, command)
+    assert (engine.kv_dtype, engine.profile.scheduling.chunked_prefill, engine.warnings) == ("fp8", True, ())
+    (tmp_path / "more.yaml").write_text("speculative_config: {decoding_type: MTP}\n")
+    with pytest.raises(TableError, match=r"speculative_config\.decoding_type: speculative decoding"):
+        started(tmp_path, command)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("vllm", "--speculative-config.method mtp --speculative-config.num_speculative_tokens 3"),
+        ("vllm", "--speculative_config.method=mtp"),
+        ("vllm", '-sc \'{"method": "mtp"}\''),
+        ("vllm", "--spec-method mtp --spec-tokens 3"),
+        ("vllm", "--speculative-config"),
+        ("vllm", "--num-speculative-tokens 3"),
+        ("sglang", "--speculative-algorithm EAGLE"),
+        ("sglang", "--speculative-num-steps 3"),
+        ("trtllm", "--speculative_config.decoding_type MTP"),
+    ],
+)
+def test_a_speculative_run_is_never_taken_for_a_plain_one(tmp_path: Path, engine: str, flags: str) -> None:
+    start = {
+        "vllm": "vllm serve",
+        "sglang": "python -m sglang.launch_server --model",
+        "trtllm": "trtllm-serve",
+    }
+    with pytest.raises(
+        TableError, match=r"serve.txt: --?(spec|num_spec|num-spec|sc).*: speculative decoding is"
+    ):
+        started(tmp_path, f"{start[engine]} {LLAMA} {flags}")
+    # whatever the engine is, also where nothing names it
+    flag = flags.replace("=", " ").split()[0].lstrip("-")
+    for document in ({flag: "mtp"}, {"more": 1, flag.partition(".")[0]: {"method": "mtp"}}):
+        with pytest.raises(TableError, match="speculative decoding"):
+            started(tmp_path, json.dumps({"model": LLAMA, **document}), "a.json")
+    none = "--speculative-config null" if engine == "vllm" else ""
+    assert started(tmp_path, f"{start[engine]} {LLAMA} {none}").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -177,9 +286,10 @@ def test_a_changed_file_is_read_or_refused(tmp_path: Path) -> None:
     generator = random.Random(5)
     for suffix in (".txt", ".json", ".toml", ".yaml"):
         document = json.dumps({"engine": "vllm", "model": LLAMA, "tp": 4, "a": {"b": [1, {"c": None}]}})
-        text = {".txt": command, ".toml": f'engine="vllm"\nmodel="{LLAMA}"\ntp=4'}.get(suffix, document)
+        texts = {".txt": [command, LOG], ".toml": [f'engine="vllm"\nmodel="{LLAMA}"\ntp=4']}
+        texts[".yaml"] = [document, COMPOSE.format(model=LLAMA), KUBERNETES.format(model=LLAMA)]
         for _ in range(60):
-            cut = list(text)
+            cut = list(generator.choice(texts.get(suffix, [document])))
             for _ in range(generator.randint(1, 4)):
                 cut[generator.randrange(len(cut))] = generator.choice("'\"{}[]=-\\ \n#9x\0")
             try:

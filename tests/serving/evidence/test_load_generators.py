@@ -100,6 +100,29 @@ def vllm(**changed: Any) -> dict[str, Any]:
     return result | changed
 
 
+def inferencex(result: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """What InferenceX makes of a result of 2 GPUs, by the rules of its utils/process_result.py."""
+    output, total = (
+        result["total_output_tokens"],
+        result["total_output_tokens"] + result["total_input_tokens"],
+    )
+    made = {
+        "hw": "h200-x", "conc": result["max_concurrency"], "image": "vllm/vllm-openai:v0.19.0",
+        "model": result["model_id"], "framework": "vllm", "precision": "fp8",
+        "spec_decoding": "none", "disagg": False, "isl": 1024, "osl": 101, "is_multinode": False,
+        "tp": 2, "ep": 1, "dp_attention": "false",
+        "tput_per_gpu": total / result["duration"] / 2,
+        "output_tput_per_gpu": output / result["duration"] / 2,
+        "input_tput_per_gpu": (total - output) / result["duration"] / 2,
+    }  # fmt: skip
+    for key, value in result.items():
+        if key.endswith("ms"):
+            made[key.replace("_ms", "")] = float(value) / 1000.0
+        if "tpot" in key:
+            made[key.replace("_ms", "").replace("tpot", "intvty")] = 1000.0 / float(value)
+    return made | changed
+
+
 def written(folder: Path, document: Any, name: str = "run.json") -> Path:
     path = folder / name
     path.write_text(document if isinstance(document, str) else json.dumps(document))
@@ -198,6 +221,26 @@ def test_inference_perf_with_clients(tmp_path: Path) -> None:
     assert "stage_N" in read_runs([written(tmp_path, stage)]).runs[0].refused
 
 
+def test_inferencex_has_the_same_run_in_seconds(tmp_path: Path) -> None:
+    result = vllm(mean_e2el_ms=1100.0)
+    (plain,) = read_runs([written(tmp_path, result)]).runs
+    (run,) = read_runs([written(tmp_path, inferencex(result))]).runs
+    assert (run.generator, run.model, run.refused) == ("InferenceX", plain.model, "")
+    for name in ("isl", "osl", "concurrency", "requests_per_client", "ttft_ms", "tpot_ms"):
+        assert getattr(run, name) == pytest.approx(getattr(plain, name), rel=1e-12), name
+    for changed, reason in (
+        ({"spec_decoding": "mtp"}, "spec_decoding is mtp: speculative decoding"),
+        ({"disagg": True}, "separate engines"),
+        ({"is_multinode": True}, "separate engines"),
+        ({"mean_e2el": None}, "no mean_e2el"),
+        ({"mean_e2el": 1100.0}, "they make 1.1e+05 tokens of an output of up to 101"),
+        ({"conc": 64}, "were busy"),
+        ({"conc": 4}, "cannot have"),
+    ):
+        (run,) = read_runs([written(tmp_path, inferencex(result, **changed))]).runs
+        assert reason in run.refused, changed
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -210,6 +253,7 @@ def test_inference_perf_with_clients(tmp_path: Path) -> None:
         ({"mean_tpot_ms": math.nan}, "needs the mean"),
         ({"mean_tpot_ms": math.inf}, "above 0 ms"),
         ({"spec_decode_acceptance_length": 2.5}, "speculative decoding"),
+        ({"spec_decode_acceptance_length": 1.0}, "1 tokens a step: speculative decoding"),
         ({"ramp_up_strategy": "linear"}, "ramped up"),
         ({"mean_e2el_ms": 2200.0}, "are inconsistent"),
         ({"duration": 30.0}, "were busy"),

@@ -1,4 +1,4 @@
-"""Readers of load generators' results: vLLM's and SGLang's benchmarks, aiperf, guidellm, inference-perf."""
+"""Readers of load generators' results: vLLM's and SGLang's benchmarks, aiperf, guidellm, ..."""
 
 from __future__ import annotations
 

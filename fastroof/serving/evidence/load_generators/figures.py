@@ -146,7 +146,7 @@ def _refusal(figures: Figures) -> str:
         )
     if not 0.0 < figures.tpot_ms < math.inf:
         return f"the time per output token must be above 0 ms, got {figures.tpot_ms:g}"
-    if figures.accepted > 1.0:
+    if not math.isnan(figures.accepted):
         return (
             f"{figures.accepted:.3g} tokens a step: speculative decoding; costs are fitted to runs without it"
         )

@@ -13,6 +13,7 @@ from fastroof.serving.evidence.load_generators import (
     aiperf,
     guidellm,
     inference_perf,
+    inferencex,
     sglang_bench,
     vllm_bench,
 )
@@ -30,7 +31,14 @@ class _Reader(Protocol):
     def figures_of(where: str, document: Document, name: str) -> list[Figures]: ...
 
 
-_READERS: Final[tuple[_Reader, ...]] = (sglang_bench, vllm_bench, inference_perf, guidellm, aiperf)  # type: ignore[assignment]
+_READERS: Final[tuple[_Reader, ...]] = (
+    sglang_bench,
+    vllm_bench,
+    inference_perf,
+    guidellm,
+    aiperf,
+    inferencex,
+)  # type: ignore[assignment]
 
 GENERATORS: Final = tuple(reader.NAME for reader in _READERS)
 """Load generators whose files are supported."""
