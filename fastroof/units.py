@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+NS_PER_S: Final = 1e9
 US_PER_S: Final = 1e6
 US_PER_MS: Final = 1e3
 MS_PER_S: Final = 1e3

@@ -21,8 +21,8 @@ from fastroof.cli.option_groups import (
     taking,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
-from fastroof.cli.output import console, counted, percent, print_facts, print_json, print_table
-from fastroof.cli.workload_options import WORKLOAD, asked_trace
+from fastroof.cli.output import console, percent, print_facts, print_json, print_table
+from fastroof.cli.workload_options import WORKLOAD, asked_trace, print_left_out
 from fastroof.command_group import warn
 from fastroof.errors import SimulationError
 
@@ -90,8 +90,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
         f"and {trace.output_tokens.mean():,.0f} an answer on average",
         soft_wrap=True,
     )
-    for reason, rows_left_out in trace.left_out.items():
-        out.print(f"left out: {counted(rows_left_out, 'row')} ({reason})", soft_wrap=True)
+    print_left_out(trace)
     out.print()
     found = answers.get("range")
     pairs = None if found is None or found["relative_error"] is None else found

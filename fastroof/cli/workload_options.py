@@ -12,7 +12,8 @@ import typer
 
 from fastroof.checks import shown
 from fastroof.cli.option_groups import Group
-from fastroof.cli.output import counted
+from fastroof.cli.output import console, counted
+from fastroof.command_group import warn
 from fastroof.errors import BackendError, BatchError, LookupInputError, TraceError
 
 if TYPE_CHECKING:
@@ -26,18 +27,44 @@ def _option(kind: Any, help_text: str, metavar: str | None = None, *names: str) 
 REPLAYED: Final = {
     "trace": _option(
         str,
-        "Requests to replay: a trace of Azure, Mooncake or BurstGPT, or arrival_s, input_tokens and "
-        "output_tokens in CSV, JSON lines or Parquet.  [default: example, 600 requests of a service]",
+        "Requests to replay: a trace of Azure, Qwen-Bailian, Mooncake, BurstGPT, LLMServingSim or "
+        "splitwise-sim, or arrival_s, input_tokens and output_tokens in CSV, JSON lines or Parquet.  "
+        "[default: example, 600 requests of a service]",
         "FILE",
     ),
     "trace_format": _option(
-        str, "Format of the trace: azure, mooncake, burstgpt or plain.  [default: by its columns]", "FORMAT"
+        str,
+        "Format of the trace: azure, bailian, mooncake, burstgpt, llmservingsim, splitwise or plain.  "
+        "[default: by its columns]",
+        "FORMAT",
+    ),
+    "time_zone": _option(str, "Time zone of the trace's dates without one, such as Europe/Berlin.", "ZONE"),
+    "hash_block_size": _option(
+        int,
+        "Tokens per block of the trace's hash_ids.  [default: the format's, or what fits their number]",
+        "TOKENS",
     ),
     "rate_scale": _option(
         float, "Factor by which the trace's requests arrive faster.  [default: 1]", "FACTOR"
     ),
     "limit": _option(int, "Number of requests to take from the trace.  [default: all]", "REQUESTS"),
 }
+READ: Final = {
+    "columns": _option(
+        str,
+        "Columns of the trace by role: arrival=started_at,input=prompt_tokens,output=completion_tokens. Also "
+        "cached, hash_ids and status, and arrival_s, arrival_ms, arrival_us or arrival_ns for numbers.  "
+        "[default: by the format]",
+        "ROLE=COLUMN,...",
+    ),
+    "where": _option(
+        list[str],
+        "Condition on the trace's rows: COLUMN=VALUE, or with !=, <, <=, > or >=; repeatable.",
+        "CONDITION",
+    ),
+}
+"""How files are read, to replay them or to draw lengths from them."""
+
 DRAWN: Final = {
     "rate": _option(float, "Mean rate of drawn requests, per second.", "PER_S"),
     "arrivals": _option(
@@ -70,6 +97,7 @@ DRAWN: Final = {
 }
 WORKLOAD: Final[Group] = {
     **REPLAYED,
+    **READ,
     **DRAWN,
     "seed": _option(int, "Seed of drawn requests and of random routers.  [default: 0]", "SEED"),
 }
@@ -90,7 +118,8 @@ def _flag(name: str) -> str:
 
 def asked_requests(**options: Any) -> Trace | Workload:
     """Return the trace or the workload that the options of WORKLOAD describe."""
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, [])}
+    reading = {name: given.pop(name) for name in READ if name in given}
     drawn = [_flag(name) for name in DRAWN if name in given]
     replayed = [_flag(name) for name in REPLAYED if name in given]
     if drawn and replayed:
@@ -104,6 +133,9 @@ def asked_requests(**options: Any) -> Trace | Workload:
         return load_trace(
             given.get("trace", "example"),
             format=given.get("trace_format"),
+            **reading,
+            time_zone=given.get("time_zone"),
+            hash_block_size=given.get("hash_block_size"),
             limit=given.get("limit"),
             rate_scale=given.get("rate_scale", 1.0),
         )
@@ -112,7 +144,27 @@ def asked_requests(**options: Any) -> Trace | Workload:
     fields = {_FIELDS.get(name, name): value for name, value in given.items()}
     if "ramp" in fields:
         fields["ramp"] = _parse_ramp(fields["ramp"])
+    fields |= _read_lengths(fields, reading)
     return Workload(**fields)
+
+
+def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, Trace]:
+    """Return the lengths that are drawn from files, each read once and as the options say."""
+    from fastroof.simulation.trace_files import load_lengths
+
+    names = {
+        name: fields[name].removeprefix("file:")
+        for name in ("input_tokens", "output_tokens", "cached_tokens")
+        if str(fields.get(name, "")).startswith("file:")
+    }
+    if reading and not names:
+        said = " and ".join(map(_flag, reading))
+        raise TraceError(f"{said} needs a trace: give --trace FILE, --input file:FILE or --output file:FILE")
+    traces = {path: load_lengths(path, **reading) for path in dict.fromkeys(names.values())}
+    for path, trace in traces.items():
+        for reason, rows in trace.left_out.items():
+            warn(f"{path}: {counted(rows, 'row')} left out ({reason})")
+    return {name: traces[path] for name, path in names.items()}
 
 
 def asked_trace(**options: Any) -> Trace:
@@ -125,6 +177,12 @@ def asked_trace(**options: Any) -> Trace:
     if not asked.is_closed and asked.requests_per_s is None:
         raise TraceError("drawn requests need --rate, --ramp or --clients")
     return asked.trace()
+
+
+def print_left_out(requests: Trace | Workload) -> None:
+    """Print how many rows of a trace's file are not served, by reason."""
+    for reason, rows in getattr(requests, "left_out", {}).items():
+        console().print(f"left out: {counted(rows, 'row')} ({reason})", soft_wrap=True)
 
 
 def _parse_ramp(text: str) -> tuple[float, ...]:

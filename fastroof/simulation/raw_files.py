@@ -7,10 +7,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,163 +20,11 @@ from fastroof.errors import TraceError
 from fastroof.processors import usable_memory_bytes
 from fastroof.simulation.trace import HASH_IDS
 from fastroof.simulation.trace_columns import RawColumns
-from fastroof.units import GIB, MS_PER_S, US_PER_S
+from fastroof.simulation.trace_formats import NamedColumns, Reading, named_columns
+from fastroof.units import GIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-@dataclass(frozen=True)
-class TraceFormat:
-    """Column names of a trace format by role, in the form of :func:`column_key`."""
-
-    name: str
-    arrivals: Mapping[str, float | None]
-    """Columns of arrivals, and how many of their unit are a second; None if they must be dates."""
-    input_tokens: tuple[str, ...]
-    output_tokens: tuple[str, ...]
-    cached_tokens: tuple[str, ...] = ()
-    hash_ids: tuple[str, ...] = ()
-    leaves_out_empty: bool = True
-    """Whether rows without prompt or output are failed requests, which are counted and left out."""
-
-    def has(self, keys: Iterable[str]) -> bool:
-        """Whether columns have every required role of the format."""
-        known = set(keys)
-        roles = (self.arrivals, self.input_tokens, self.output_tokens)
-        return all(any(name in known for name in role) for role in roles)
-
-
-AZURE: Final = TraceFormat("azure", {"timestamp": None}, ("contexttokens",), ("generatedtokens",))
-"""Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
-
-MOONCAKE: Final = TraceFormat(
-    "mooncake",
-    {"timestamp": MS_PER_S},
-    ("input_length",),
-    ("output_length",),
-    hash_ids=(HASH_IDS,),
-)
-"""Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces): milliseconds, and ids of blocks."""
-
-BURSTGPT: Final = TraceFormat("burstgpt", {"timestamp": 1.0}, ("request_tokens",), ("response_tokens",))
-"""BurstGPT (github.com/HPMLL/BurstGPT): seconds; requests that failed have 0 response tokens."""
-
-PLAIN: Final = TraceFormat(
-    "plain",
-    {
-        "arrival_s": 1.0,
-        "arrival_time_s": 1.0,
-        "timestamp_s": 1.0,
-        "arrived_at": 1.0,
-        "arrival_ms": MS_PER_S,
-        "arrival_time_ms": MS_PER_S,
-        "timestamp_ms": MS_PER_S,
-        "arrival_us": US_PER_S,
-        "arrival_time_us": US_PER_S,
-        "timestamp_us": US_PER_S,
-        "arrival": None,
-        "arrival_time": None,
-        "timestamp": None,
-        "datetime": None,
-        "time": None,
-    },
-    (
-        "input_tokens",
-        "input_length",
-        "input_len",
-        "prompt_tokens",
-        "prompt_len",
-        "num_prompt_tokens",
-        "num_prefill_tokens",
-        "context_tokens",
-        "isl",
-    ),
-    (
-        "output_tokens",
-        "output_length",
-        "output_len",
-        "completion_tokens",
-        "generated_tokens",
-        "num_output_tokens",
-        "num_decode_tokens",
-        "osl",
-    ),
-    ("cached_tokens", "num_cached_tokens"),
-    (HASH_IDS,),
-    leaves_out_empty=False,
-)
-"""Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
-
-FORMATS: Final = {one.name: one for one in (AZURE, MOONCAKE, BURSTGPT, PLAIN)}
-"""Formats by name, in order of detection."""
-
-
-class NamedColumns(NamedTuple):
-    """The columns of a file by role, with the file's names; empty without such a column."""
-
-    format: TraceFormat
-    arrival: str
-    per_s: float | None
-    input_tokens: str
-    output_tokens: str
-    cached_tokens: str
-    hash_ids: str
-
-    @property
-    def needed(self) -> list[str]:
-        """All columns to read."""
-        roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
-        return [name for name in roles if name]
-
-
-def column_key(name: str) -> str:
-    """Normalize a column's name: lower-case letters and digits, with _ for everything else."""
-    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
-
-
-def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFormat:
-    """Return the format by name or, by default, by its columns."""
-    if name is None:
-        keys = [column_key(column) for column in columns]
-        return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
-    if not isinstance(name, str) or name not in FORMATS:
-        raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {shown(name)}")
-    return FORMATS[name]
-
-
-def named_columns(
-    columns: list[str], what: str, format: str | None = None, *, needs_arrival: bool = True
-) -> NamedColumns:
-    """Assign roles to columns."""
-    meant = trace_format(format, columns, what)
-
-    def found(role: str, names: Iterable[str], is_needed: bool) -> str:
-        names = list(names)
-        there = [column for column in columns if column_key(column) in names]
-        # fastroof's own name takes precedence
-        own = [column for column in there if column_key(column) == names[0]]
-        there = own if own else there
-        if len(there) > 1:
-            raise TraceError(f"{what}: columns {' and '.join(map(repr, there))} all have {role}: keep one")
-        if not there and is_needed:
-            listed = ", ".join(repr(column)[:40] for column in columns[:12]) or "none"
-            raise TraceError(
-                f"{what} has no column of {role}: in {meant.name} traces it is {' or '.join(names[:5])}; "
-                f"its columns are {listed}"
-            )
-        return there[0] if there else ""
-
-    arrival = found("arrivals", meant.arrivals, needs_arrival)
-    return NamedColumns(
-        meant,
-        arrival,
-        meant.arrivals[column_key(arrival)] if arrival else None,
-        found("prompts' tokens", meant.input_tokens, True),
-        found("answers' tokens", meant.output_tokens, True),
-        found("cached tokens", meant.cached_tokens, False) if meant.cached_tokens else "",
-        found("ids of blocks", meant.hash_ids, False) if meant.hash_ids else "",
-    )
 
 
 def raw_table(source: Any) -> pa.Table:
@@ -193,10 +41,9 @@ def raw_table(source: Any) -> pa.Table:
 
 def raw_arrays(
     source: Mapping[str, Any] | pa.Table,
-    format: str | None,
+    reading: Reading,
     *,
     what: str = "the arrays",
-    needs_arrival: bool = True,
 ) -> tuple[RawColumns, NamedColumns]:
     """Return the columns of arrays or of a table, and their roles."""
     if isinstance(source, Mapping):
@@ -204,7 +51,7 @@ def raw_arrays(
         names = list(given)
     else:
         given, names = source, source.column_names
-    columns = named_columns(names, what, format, needs_arrival=needs_arrival)
+    columns = named_columns(names, what, reading)
     arrays = {name: arrow_column(what, name, given[name]) for name in columns.needed}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -270,10 +117,11 @@ _PARQUET: Final = b"PAR1"
 _ARROW: Final = b"ARROW1"
 _BOM: Final = b"\xef\xbb\xbf"
 _LONGEST_HEADER: Final = 2**20
+_DELIMITERS: Final = (",", ";", "\t", "|")
 _PART: Final = 2**26
 
 
-def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> Found:
+def raw_file(path: Path, reading: Reading) -> Found:
     """Read a file's columns."""
     import pyarrow as pa
 
@@ -296,10 +144,10 @@ def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> F
     name = re.sub(r"\.(gz|zst|bz2|lz4)$", "", path.name).rpartition(".")[0] or path.name
     if start.startswith((_PARQUET, _ARROW)):
         table = _table(what, content, is_parquet=start.startswith(_PARQUET))
-        raw, columns = raw_arrays(table, format, what=what, needs_arrival=needs_arrival)
+        raw, columns = raw_arrays(table, reading, what=what)
         return raw, columns, {**table_metadata(table), "name": name}
     is_json = start.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
-    raw, columns = (_json_lines if is_json else _csv)(what, content, format, needs_arrival)
+    raw, columns = (_json_lines if is_json else _csv)(what, content, reading)
     return raw, columns, {"name": name}
 
 
@@ -332,13 +180,10 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
         raise TraceError(f"{what} is not a complete {kind} file ({error!s:.200})") from None
 
 
-def _csv(
-    what: str, content: bytes, format: str | None, needs_arrival: bool
-) -> tuple[RawColumns, NamedColumns]:
+def _csv(what: str, content: bytes, reading: Reading) -> tuple[RawColumns, NamedColumns]:
     import pyarrow as pa
 
-    names = _csv_header(what, content)
-    columns = named_columns(names, what, format, needs_arrival=needs_arrival)
+    columns, delimiter = _csv_columns(what, content, reading)
     if columns.hash_ids:
         raise TraceError(
             f"{what}: {columns.hash_ids} are lists, which CSV has not: use JSON lines or Parquet"
@@ -351,14 +196,14 @@ def _csv(
 
     sizes = (columns.input_tokens, columns.output_tokens, columns.cached_tokens)
     try:
-        table = _parse_csv(content, columns, dict.fromkeys(filter(None, sizes), pa.int64()))
+        table = _parse_csv(content, columns, delimiter, dict.fromkeys(filter(None, sizes), pa.int64()))
         is_text = False
     except MemoryError:
         raise
     except pa.ArrowException:
         # again, slowly, as text: this finds the invalid row
         try:
-            table, is_text = _parse_csv(content, columns, {}, use_threads=False), True
+            table, is_text = _parse_csv(content, columns, delimiter, {}, use_threads=False), True
         except MemoryError:
             raise
         except pa.ArrowException as error:
@@ -371,7 +216,7 @@ def _csv(
 
 
 def _parse_csv(
-    content: bytes, columns: NamedColumns, types: dict[str, Any], *, use_threads: bool = True
+    content: bytes, columns: NamedColumns, delimiter: str, types: dict[str, Any], *, use_threads: bool = True
 ) -> pa.Table:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
@@ -380,27 +225,31 @@ def _parse_csv(
     return arrow_csv.read_csv(
         pa.BufferReader(content),
         read_options=arrow_csv.ReadOptions(use_threads=use_threads),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
         convert_options=arrow_csv.ConvertOptions(
             include_columns=needed, column_types={**dict.fromkeys(needed, pa.string()), **types}
         ),
     )
 
 
-def _csv_header(what: str, content: bytes) -> list[str]:
+def _csv_columns(what: str, content: bytes, reading: Reading) -> tuple[NamedColumns, str]:
+    """Return the columns of a header, and the delimiter with which it has all that are needed."""
     head = content[:_LONGEST_HEADER].removeprefix(_BOM)
     header = next((line for line in head.splitlines() if line.strip()), b"")
-    try:
-        names = next(csv.reader([header.decode()]), [])
-    except (UnicodeDecodeError, csv.Error):
-        names = []
-    if not names:
+    names = {}
+    for delimiter in _DELIMITERS:
+        with suppress(UnicodeDecodeError, csv.Error):
+            names[delimiter] = next(csv.reader([header.decode()], delimiter=delimiter), [])
+    if not any(names.values()):
         raise TraceError(f"{what} has no header: CSV must start with the names of its columns")
-    return names
+    ranked = sorted(names, key=lambda one: -len(names[one]))
+    for delimiter in ranked:
+        with suppress(TraceError):
+            return named_columns(names[delimiter], what, reading), delimiter
+    return named_columns(names[ranked[0]], what, reading), ranked[0]
 
 
-def _json_lines(
-    what: str, content: bytes, format: str | None, needs_arrival: bool
-) -> tuple[RawColumns, NamedColumns]:
+def _json_lines(what: str, content: bytes, reading: Reading) -> tuple[RawColumns, NamedColumns]:
     # pyarrow's reader (26.0.1) crashes on lists nested a hundred thousand deep, and Python's json reports
     # what is wrong, and where
     numbers: list[int] = []
@@ -413,15 +262,13 @@ def _json_lines(
         place = f"{what}, line {number}"
         row = _json_row(place, line.removeprefix(_BOM) if number == 1 else line)
         if columns is None:
-            columns = named_columns(list(row), what, format, needs_arrival=needs_arrival)
+            columns = _json_columns(what, content, row, reading)
             values = {name: [] for name in columns.needed}
             quoted = [json.dumps(name).encode() for name in columns.needed]
         if any(line.count(name) > 1 for name in quoted):
             _refuse_repeated(place, line)
         for name, column in values.items():
-            if name not in row:
-                raise TraceError(f"{place}: {name} is missing")
-            column.append(row[name])
+            column.append(row.get(name))
         numbers.append(number)
     if columns is None:
         raise TraceError(f"{what} is empty")
@@ -437,6 +284,18 @@ def _json_lines(
             row_index, found = _odd_one(what, name, column)
             raise TraceError(f"{what}, {row_label(row_index)}: {name} cannot be {shown(found)}") from None
     return RawColumns(what, arrays, row_label), columns
+
+
+def _json_columns(what: str, content: bytes, first: dict[str, Any], reading: Reading) -> NamedColumns:
+    """Return the columns of the first row or, if it lacks some, as that of a failed request, of all rows."""
+    try:
+        return named_columns(list(first), what, reading)
+    except TraceError:
+        keys = dict.fromkeys(first)
+        for number, line in _lines(content):
+            if line.strip():
+                keys |= dict.fromkeys(_json_row(f"{what}, line {number}", line.removeprefix(_BOM)))
+        return named_columns(list(keys), what, reading)
 
 
 def _json_row(place: str, line: bytes) -> dict[str, Any]:

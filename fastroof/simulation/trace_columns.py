@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
 
 import numpy as np
@@ -20,6 +23,22 @@ if TYPE_CHECKING:
 
 _MOST_INTEGER: Final = 2**62
 
+_NO_VALUE: Final = r"^\s*(|nan|null|none|na|n/a)\s*$"
+_ZERO: Final = r"^\s*[+-]?0+([.,]0*)?\s*$"
+_NUMBER: Final = re.compile(
+    r"[+-]?([0-9]*[.,]?[0-9]+|[0-9]+\.)([eE][+-]?[0-9]+)?|[+-]?(nan|inf(inity)?)", re.I
+)
+_DECIMAL_COMMA: Final = "^[+-]?(0|[0-9]{4,})?,[0-9]+$|^[+-]?[0-9]+,([0-9]{1,2}|[0-9]{4,})$"
+"""A number whose comma cannot be one of thousands."""
+
+_TIME_SPELLINGS: Final = (
+    (r"([:T ][0-9]{2}:?[0-9]{2}:?[0-9]{2}),([0-9]+)", r"\1.\2"),
+    (r"\s+([+-][0-9]{2}:?[0-9]{2})(\s+[A-Z]{2,5})?$", r"\1"),
+    (r"\s*(UTC|GMT)$", "Z"),
+)
+_GONE_BACK_S: Final = (1800.0, 3600.0)
+"""Seconds by which a busy log goes back where clocks do."""
+
 
 @dataclass(frozen=True)
 class RawColumns:
@@ -29,6 +48,54 @@ class RawColumns:
     columns: dict[str, pa.ChunkedArray]
     row_label: Callable[[int], str]
     is_text: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def rows(self, kept: Bools) -> RawColumns:
+        """Return some of the rows, with their labels."""
+        import pyarrow as pa
+
+        places, mask = np.flatnonzero(kept), pa.array(kept)
+        columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        return replace(self, columns=columns, row_label=lambda row: self.row_label(int(places[row])))
+
+    def decoded(self, name: str) -> pa.ChunkedArray:
+        """Return a column without dictionary encoding."""
+        import pyarrow as pa
+
+        column = self.columns[name]
+        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+    def missing(self, name: str) -> Bools:
+        """Return which rows have no value: null, not a number, or an empty text."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self.decoded(name)
+        if _is_string(column.type):
+            column = pc.if_else(pc.match_substring_regex(column, _NO_VALUE, ignore_case=True), None, column)
+        # NaN of integers is an error of Arrow's
+        has_nan = pa.types.is_floating(column.type)
+        missing: Bools = pc.is_null(column, nan_is_null=has_nan).to_numpy()
+        return missing
+
+    def zeros(self, name: str) -> Bools:
+        """Return which rows have the number 0."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column, types = self.decoded(name), pa.types
+        if _is_string(column.type):
+            found = pc.match_substring_regex(column, _ZERO)
+        elif types.is_integer(column.type) or types.is_floating(column.type):
+            found = pc.equal(column, pa.scalar(0, column.type))
+        else:
+            return np.zeros(len(column), bool)
+        zeros: Bools = pc.fill_null(found, False).to_numpy()
+        return zeros
 
     def refuse(self, row: int, reason: str) -> NoReturn:
         """Raise an error for a row."""
@@ -40,24 +107,27 @@ class RawColumns:
             row = int(np.argmax(wrong))
             self.refuse(row, reason(row))
 
-    def seconds(self, name: str, per_s: float | None) -> Floats:
+    def seconds(self, name: str, per_s: float | None, time_zone: str | None = None) -> Floats:
         """Return arrivals in seconds after the earliest."""
         import pyarrow as pa
 
         given = column = self._complete(name)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if _is_string(column.type):
             column = self._read_times(name, column)
         if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
+        if time_zone is not None and not pa.types.is_timestamp(column.type):
+            raise TraceError(f"{self.what}: time_zone is for dates and times, and {name} holds numbers")
         if pa.types.is_timestamp(column.type):
+            column = self._zoned(name, column, time_zone)
             per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
             column = column.cast(pa.int64())
         else:
             if per_s is None:
                 self.refuse(
                     0,
-                    f"{name} must be a date and time, got {_shown(given[0])}; numbers need their "
-                    "unit in the column's name: arrival_s, arrival_ms or arrival_us",
+                    f"{name} must be a date and time, got {_shown(given[0])}; numbers need their unit: "
+                    f"columns or --columns arrival_s={name}, or arrival_ms, arrival_us, arrival_ns",
                 )
             numbers = self._numbers(name, column)
             self.refuse_where(
@@ -81,7 +151,7 @@ class RawColumns:
 
         column = self._complete(name)
         if self.is_text and not pa.types.is_integer(column.type):
-            column = self._cast_text(name, column, pa.float64(), "a whole number")
+            column = self._cast_text(name, self._decimals(name, column), pa.float64(), "a whole number")
         numbers = self._numbers(name, column)
         if numbers.dtype.kind == "f":
             self.refuse_where(
@@ -112,11 +182,7 @@ class RawColumns:
 
     def _complete(self, name: str) -> pa.ChunkedArray:
         """Return a column, or raise an error for its first null."""
-        import pyarrow as pa
-
-        column = self.columns[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        column = self.decoded(name)
         if column.null_count:
             self.refuse(int(np.argmax(column.is_null().to_numpy())), f"{name} is missing")
         return column
@@ -146,20 +212,86 @@ class RawColumns:
         import pyarrow.compute as pc
 
         column = pc.utf8_trim_whitespace(column)
-        try:
-            float(column[0].as_py())
-        except ValueError:
-            pass
-        else:
-            return self._cast_text(name, column, pa.float64(), "a number")
+        if re.fullmatch(_NUMBER, column[0].as_py()):
+            return self._cast_text(name, self._decimals(name, column), pa.float64(), "a number")
         # with or without a time zone, as in the first row
-        first = column.slice(0, 1)
         zoned, plain = pa.timestamp("ns", "UTC"), pa.timestamp("ns")
+        for kind in (zoned, plain):
+            with suppress(pa.ArrowInvalid):
+                return column.cast(kind)
+        # ISO 8601 has a decimal comma too; Arrow has neither it, nor a space before the zone, nor its name
+        for pattern, instead in _TIME_SPELLINGS:
+            column = pc.replace_substring_regex(column, pattern, instead)
         try:
-            first.cast(zoned)
+            column.slice(0, 1).cast(zoned)
         except pa.ArrowInvalid:
             return self._cast_text(name, column, plain, "a date and time without a zone")
         return self._cast_text(name, column, zoned, "a date and time with a zone")
+
+    def _decimals(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return numbers with a decimal point instead of a comma, which must not be a thousands separator."""
+        import pyarrow.compute as pc
+
+        has_comma = pc.match_substring(column, ",")
+        if not pc.any(has_comma).as_py():
+            return column
+        if not pc.any(pc.match_substring_regex(column, _DECIMAL_COMMA)).as_py():
+            row = int(np.argmax(has_comma.to_numpy()))
+            self.refuse(
+                row,
+                f"{name} {_shown(column[row])} has a comma of decimals or thousands: write a point or none",
+            )
+        return pc.replace_substring_regex(column, "^([+-]?[0-9]*),([0-9]+)$", r"\1.\2")
+
+    def _zoned(self, name: str, column: pa.ChunkedArray, time_zone: str | None) -> pa.ChunkedArray:
+        """Return dates and times by UTC, if they have no zone and one is given."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if time_zone is not None:
+            try:
+                pc.assume_timezone(pa.array([0]).cast(pa.timestamp("s")), time_zone)
+            except (pa.ArrowException, TypeError):
+                known = "a name such as Europe/Berlin"
+                raise TraceError(f"time_zone must be {known}, got {shown(time_zone)}") from None
+        if column.type.tz is not None:
+            return column
+        local = _flat(column.cast(pa.int64()))
+        back = np.flatnonzero(np.diff(local) < 0)
+        if time_zone is None:
+            per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
+            gone = (local[back[0]] - local[back[0] + 1]) / per_s if len(back) == 1 else 0.0
+            if _GONE_BACK_S[0] <= gone <= _GONE_BACK_S[1]:
+                warnings.warn(
+                    f"{self.what}, {self.row_label(int(back[0]) + 1)}: {name} goes back by {gone / 60:.3g} "
+                    "minutes, as if clocks changed; if they did, name the zone (time_zone or --time-zone)",
+                    UserWarning,
+                    stacklevel=5,
+                )
+            return column
+        try:
+            early, late = (
+                pc.assume_timezone(column, time_zone, ambiguous=which) for which in ("earliest", "latest")
+            )
+        except pa.ArrowInvalid:
+            row = _first_failing(
+                column, lambda part: pc.assume_timezone(part, time_zone, ambiguous="earliest")
+            )
+            self.refuse(row, f"{name} {_shown(column[row])} is no time in {time_zone}, as clocks go forward")
+        both = _flat(early.cast(pa.int64())), _flat(late.cast(pa.int64()))
+        if (both[0] == both[1]).all():
+            return early
+        # in a log, the clock went back where times do; before that the first reading holds
+        is_late = np.arange(len(local)) > (back[0] if len(back) else -1)
+        chosen = np.where(is_late, both[1], both[0])
+        if len(back) != 1 or (np.diff(chosen) < 0).any():
+            row = int(np.argmax(both[0] != both[1]))
+            self.refuse(
+                row,
+                f"{name} {_shown(column[row])} is twice in {time_zone}, as clocks go back, and the rows are "
+                "not in the order of time: write times with their offset from UTC",
+            )
+        return pa.chunked_array([pa.array(chosen).cast(early.type)])
 
     def _cast_text(self, name: str, column: pa.ChunkedArray, to: pa.DataType, needed: str) -> pa.ChunkedArray:
         import pyarrow as pa
@@ -168,7 +300,7 @@ class RawColumns:
         try:
             return pc.utf8_trim_whitespace(column).cast(to)
         except pa.ArrowInvalid:
-            row = _first_failing(pc.utf8_trim_whitespace(column), to)
+            row = _first_failing(pc.utf8_trim_whitespace(column), lambda part: part.cast(to))
             self.refuse(row, f"{name} must be {needed}, got {_shown(column[row])}")
 
 
@@ -178,15 +310,21 @@ def _flat(column: pa.ChunkedArray) -> Array:
     return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
 
 
-def _first_failing(column: pa.ChunkedArray, to: pa.DataType) -> int:
-    """Find, by bisection, the first row that cannot be cast; there is one."""
+def _is_string(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    good, bad = 0, len(column)  # rows before `good` can be cast; one before `bad` cannot
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _first_failing(column: pa.ChunkedArray, convert: Callable[[Any], Any]) -> int:
+    """Find, by bisection, the first row that cannot be converted; 0 if none can be told."""
+    import pyarrow as pa
+
+    good, bad = 0, len(column)  # rows before `good` can be converted; one before `bad` cannot
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            column.slice(good, middle - good).cast(to)
+            convert(column.slice(good, middle - good))
             good = middle
         except pa.ArrowInvalid:
             bad = middle

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Bools, Floats, Longs
+from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, whole_number
 from fastroof.errors import TraceError
-from fastroof.simulation.raw_files import NamedColumns, raw_arrays, raw_file, raw_table, table_metadata
+from fastroof.simulation.raw_files import raw_arrays, raw_file, raw_table, table_metadata
 from fastroof.simulation.trace import MOST_TOKENS, Trace
 from fastroof.simulation.trace_columns import RawColumns
+from fastroof.simulation.trace_formats import NamedColumns, Reading, own_columns
+from fastroof.simulation.trace_rows import Condition, parse_conditions, rows_where, without_failed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 EXAMPLE: Final = "example"
 """The built-in trace: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
-
-MOONCAKE_BLOCK: Final = 512
-"""Default tokens per block of ``hash_ids``."""
 
 _EXAMPLE_FILE: Final = Path(__file__).parent / "example" / "azure_2023_conv.csv"
 
@@ -33,6 +32,9 @@ def load_trace(
     source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table | Trace,
     *,
     format: str | None = None,
+    columns: str | Mapping[str, str] | None = None,
+    where: str | Sequence[str] | Mapping[str, object] | None = None,
+    time_zone: str | None = None,
     limit: int | None = None,
     rate_scale: float = 1.0,
     hash_block_size: int | None = None,
@@ -47,22 +49,35 @@ def load_trace(
         trace of 600 requests.
     format : str, optional
         The columns' format: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
-        ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in
-        s, Request tokens, Response tokens) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if
-        known, cached_tokens and hash_ids; or other common names: :mod:`fastroof.simulation.raw_files`). By
-        default detected by the columns.
+        ``"bailian"`` (chat_id, turn, timestamp in s, input_length, output_length, hash_ids), ``"mooncake"``
+        (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in s, Request
+        tokens, Response tokens), ``"llmservingsim"`` (arrival_time_ns, input_toks, output_toks),
+        ``"splitwise"`` (arrival_timestamp in s, prompt_size, token_size) or ``"plain"`` (arrival_s,
+        input_tokens, output_tokens and, if known, cached_tokens, hash_ids and status; or other common names:
+        :mod:`fastroof.simulation.trace_formats`). By default detected by the columns.
+    columns : str or mapping of str to str, optional
+        Columns by role, instead of the format's: ``"arrival=started_at,input=prompt_tokens"``, or a mapping.
+        Roles are arrival, input, output, cached, hash_ids and status; arrivals that are numbers need their
+        unit, as in ``arrival_ms``.
+    where : str, sequence of str or mapping, optional
+        Conditions on rows, which must keep all of them: ``"model=gpt-oss-120b"``, or with ``!=``, ``<``,
+        ``<=``, ``>`` or ``>=``; or values by column.
+    time_zone : str, optional
+        Zone of dates and times without one, such as ``"Europe/Berlin"``. Matters where clocks change.
     limit : int, optional
         Maximum number of requests, the first by arrival.
     rate_scale : float, default 1
         Factor on the rate of arrivals.
     hash_block_size : int, optional
-        Tokens per block of ``hash_ids``. Default: the table's metadata, else 512.
+        Tokens per block of ``hash_ids``. Default: the table's metadata, else the format's (Bailian 16, others
+        512), or the power of two that fits the numbers of ids.
 
     Returns
     -------
     Trace
-        Sorted by arrival, the first at 0. Rows of Azure, Mooncake and BurstGPT without prompt or output are
-        failed requests: left out, and counted in ``left_out``. In plain traces they are an error.
+        Sorted by arrival, the first at 0. Failed requests are left out, and counted in ``left_out``: rows
+        without an output (in other formats than plain also without a prompt), and those whose status is an
+        HTTP code from 400 on, false, or a word such as error or timeout.
 
     Raises
     ------
@@ -80,22 +95,29 @@ def load_trace(
         trace = source
     else:
         with _within_memory(source):
-            raw, columns, facts = _raw(source, format)
-            if columns.hash_ids:
-                if hash_block_size is None:
-                    hash_block_size = facts.get("hash_block_size", MOONCAKE_BLOCK)
+            conditions = parse_conditions(where)
+            reading = Reading(format, own_columns(columns), tuple(one.column for one in conditions))
+            raw, named, facts = _raw(source, reading)
+            if hash_block_size is not None and named.hash_ids:
                 facts["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
-            trace = _checked_trace(raw, columns, facts)
+            trace = _checked_trace(raw, named, facts, conditions, time_zone)
     if limit is not None:
         trace = trace.limited(limit)
     return trace if is_number(rate_scale) and rate_scale == 1.0 else trace.rate_scaled(rate_scale)
 
 
-def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) -> Trace:
+def load_lengths(
+    source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table,
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    where: str | Sequence[str] | Mapping[str, object] | None = None,
+) -> Trace:
     """Load the lengths of requests from a trace, or from a table without arrivals, which are then 0."""
     with _within_memory(source):
-        raw, columns, facts = _raw(source, None, needs_arrival=False)
-        return _checked_trace(raw, columns._replace(hash_ids=""), {"name": facts["name"]})
+        conditions = parse_conditions(where)
+        others = tuple(one.column for one in conditions)
+        raw, named, facts = _raw(source, Reading(None, own_columns(columns), others, needs_arrival=False))
+        return _checked_trace(raw, named._replace(hash_ids=""), {"name": facts["name"]}, conditions, None)
 
 
 @contextmanager
@@ -111,47 +133,52 @@ def _within_memory(source: Any) -> Iterator[None]:
         ) from None
 
 
-def _raw(
-    source: Any, format: str | None, *, needs_arrival: bool = True
-) -> tuple[RawColumns, NamedColumns, dict[str, Any]]:
+def _raw(source: Any, reading: Reading) -> tuple[RawColumns, NamedColumns, dict[str, Any]]:
     """Return the raw columns, their roles, and the source's metadata."""
     if isinstance(source, str | os.PathLike):
         is_example = source == EXAMPLE
         path = _EXAMPLE_FILE if is_example else Path(source)
-        raw, columns, facts = raw_file(path, format, needs_arrival=needs_arrival)
+        raw, columns, facts = raw_file(path, reading)
         if is_example:
             facts["name"] = EXAMPLE
         return raw, columns, facts
     if isinstance(source, Mapping):
-        return (*raw_arrays(source, format, needs_arrival=needs_arrival), {"name": "arrays"})
+        return (*raw_arrays(source, reading), {"name": "arrays"})
     if hasattr(source, "__arrow_c_stream__"):
         table = raw_table(source)
-        return (
-            *raw_arrays(table, format, what="the table", needs_arrival=needs_arrival),
-            table_metadata(table),
-        )
+        return (*raw_arrays(table, reading, what="the table"), table_metadata(table))
     raise TraceError(
         "a trace must be a path, an Arrow table or a mapping of names to arrays (for a Workload, its "
         f"trace()), got {type(source).__name__}"
     )
 
 
-def _checked_trace(raw: RawColumns, columns: NamedColumns, facts: dict[str, Any]) -> Trace:
+def _checked_trace(
+    raw: RawColumns,
+    columns: NamedColumns,
+    facts: dict[str, Any],
+    conditions: tuple[Condition, ...],
+    time_zone: str | None,
+) -> Trace:
     """Check the rows, with errors that name them, and make the trace."""
-    if not len(raw.columns[columns.input_tokens]):
+    if not raw.count:
         raise TraceError(f"{raw.what} has no requests")
+    raw, others = rows_where(raw, columns, conditions)
+    raw, failed = without_failed(raw, columns)
+    left_out = others | failed
+    if not raw.count:
+        why = "".join(f", {rows} left out with {reason}" for reason, rows in left_out.items())
+        raise TraceError(f"{raw.what} has no requests{why}")
     sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
-    count = len(sizes["input_tokens"])
-    arrival_s: Floats = np.zeros(count)
+    arrival_s: Floats = np.zeros(raw.count)
     if columns.arrival:
-        arrival_s = raw.seconds(columns.arrival, columns.per_s)
+        arrival_s = raw.seconds(columns.arrival, columns.per_s, time_zone)
     if columns.cached_tokens:
         sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
-    kept, left_out = _request_rows(columns, sizes)
     for role, tokens in sizes.items():
         name, least = getattr(columns, role), 0 if role == "cached_tokens" else 1
         raw.refuse_where(
-            kept & ((tokens < least) | (tokens > MOST_TOKENS)),
+            (tokens < least) | (tokens > MOST_TOKENS),
             lambda row, name=name, least=least, tokens=tokens: (  # type: ignore[misc]
                 f"{name} must be tokens from {least} to {MOST_TOKENS:,}, got {tokens[row]}"
             ),
@@ -159,7 +186,7 @@ def _checked_trace(raw: RawColumns, columns: NamedColumns, facts: dict[str, Any]
     if "cached_tokens" in sizes:
         cached, prompts = sizes["cached_tokens"], sizes["input_tokens"]
         raw.refuse_where(
-            kept & (cached >= prompts),
+            cached >= prompts,
             lambda row: (
                 f"{columns.cached_tokens} {cached[row]} must be less than the prompt's {prompts[row]}, "
                 "as the last is always computed"
@@ -167,42 +194,40 @@ def _checked_trace(raw: RawColumns, columns: NamedColumns, facts: dict[str, Any]
         )
     rows: dict[str, Any] = {}
     if columns.hash_ids:
-        ids, offsets = _checked_blocks(raw, columns, sizes["input_tokens"], kept, facts["hash_block_size"])
-        rows = {"hash_ids": ids, "hash_offsets": offsets}
-    if not kept.any():
-        why = "".join(f", {rows} left out with {reason}" for reason, rows in left_out.items())
-        raise TraceError(f"{raw.what} has no requests{why}")
-    arrival_s = arrival_s[kept]
-    rows |= {"arrival_s": arrival_s - arrival_s.min()}
-    rows |= {role: tokens[kept] for role, tokens in sizes.items()}
+        rows = _checked_blocks(raw, columns, sizes["input_tokens"], facts.pop("hash_block_size", None))
+    rows |= {"arrival_s": arrival_s - arrival_s.min()} | sizes
     return Trace(**rows, **facts, left_out=left_out)
 
 
-def _request_rows(columns: NamedColumns, sizes: dict[str, Longs]) -> tuple[Bools, dict[str, int]]:
-    """Return which rows are requests, and the number of rejected rows by reason."""
-    kept: Bools = np.ones(len(sizes["input_tokens"]), bool)
-    left_out = {}
-    if columns.format.leaves_out_empty:
-        for role in ("output_tokens", "input_tokens"):
-            empty = kept & (sizes[role] == 0)
-            if empty.any():
-                left_out[f"{getattr(columns, role)} 0"] = int(np.count_nonzero(empty))
-                kept &= ~empty
-    return kept, left_out
-
-
 def _checked_blocks(
-    raw: RawColumns, columns: NamedColumns, prompts: Longs, kept: Bools, block_size: int
-) -> tuple[Longs, Longs]:
+    raw: RawColumns, columns: NamedColumns, prompts: Longs, block_size: int | None
+) -> dict[str, Any]:
+    """Return the ids of blocks; their size is the format's, or the one that fits the numbers of ids."""
     ids, offsets = raw.blocks(columns.hash_ids)
-    counts, needed = np.diff(offsets), -(-prompts // block_size)
+    counts = np.diff(offsets)
+    usual = columns.format.hash_block_size
+    size = usual if block_size is None else block_size
+    wrong = counts != -(-prompts // size)
+    if block_size is None and wrong.any():
+        fitting = _fitting_blocks(prompts, counts)
+        if len(fitting) > 1:
+            raise TraceError(
+                f"{raw.what}: {columns.hash_ids} are not of {usual} tokens each; they could be of "
+                f"{' or '.join(map(str, fitting))}: give hash_block_size (--hash-block-size)"
+            )
+        if fitting:
+            size, wrong = fitting[0], np.zeros(len(counts), bool)
     raw.refuse_where(
-        kept & (counts != needed),
+        wrong,
         lambda row: (
             f"{columns.hash_ids} has {counts[row]} ids, and a prompt of {prompts[row]} tokens has "
-            f"{needed[row]} blocks of {block_size}"
+            f"{-(-prompts[row] // size)} blocks of {size}"
         ),
     )
-    if kept.all():
-        return ids, offsets
-    return ids[np.repeat(kept, counts)], np.concatenate([[0], np.cumsum(counts[kept])])
+    return {"hash_ids": ids, "hash_offsets": offsets, "hash_block_size": size}
+
+
+def _fitting_blocks(prompts: Longs, counts: Longs) -> list[int]:
+    """Return the powers of two that are sizes of blocks with which all prompts have their numbers of ids."""
+    sizes = 2 ** np.arange(MOST_TOKENS.bit_length(), dtype=np.int64)
+    return [int(size) for size in sizes if (counts == -(-prompts // size)).all()]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -61,6 +64,42 @@ def test_every_option_of_drawn_requests_is_heard() -> None:
     assert drawn("--rate", "5", "--arrivals", "constant") == Workload(rate=5.0, arrivals="constant")
 
 
+LOG = (
+    "Begun at;In;Out;Model\n2025-10-26 02:59:00;10;1;a\n"
+    "2025-10-26 02:01:00;20;2;b\n2025-10-26 02:02:00;30;;b\n"
+)
+
+
+def test_a_log_of_ones_own_is_read_as_the_options_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "log.csv")
+    Path(path).write_text(LOG)
+    columns = ("--columns", "arrival=begun_at,input=In,output=out")
+    zoned = replayed("--trace", path, *columns, "--time-zone", "Europe/Berlin")
+    assert (zoned.arrival_s.tolist(), zoned.left_out) == ([0.0, 120.0], {"Out missing": 1})
+    only = replayed(
+        "--trace", path, *columns, "--where", "model=b", "--where", "In<100", "--time-zone", "UTC"
+    )
+    assert (only.input_tokens.tolist(), only.left_out) == ([20], {"not model=b": 1, "Out missing": 1})
+    # lengths that are drawn from a file are read in the same way, and rows of one file go together
+    file = f"file:{path}"
+    asked_lengths = asked_requests(
+        clients=3, num_requests=50, input=file, output=file, columns="input=In,output=Out", where=[]
+    )
+    assert isinstance(asked_lengths, Workload)
+    lengths = asked_lengths.trace()
+    assert set(zip(lengths.input_tokens.tolist(), lengths.output_tokens.tolist(), strict=True)) == {
+        (10, 1), (20, 2),
+    }  # fmt: skip
+    assert f"{path}: 1 row left out (Out missing)" in capsys.readouterr().err
+    blocks = tmp_path / "blocks.jsonl"
+    row = {"timestamp": 0, "input_length": 17, "output_length": 1, "hash_ids": [1]}
+    blocks.write_text(json.dumps(row))
+    assert replayed("--trace", str(blocks)).hash_block_size == 512
+    assert replayed("--trace", str(blocks), "--hash-block-size", "32").hash_block_size == 32
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -71,6 +110,14 @@ def test_every_option_of_drawn_requests_is_heard() -> None:
         (("--input", "normal:5:1"), "input_tokens must be"),
         (("--trace", "nowhere.csv"), r"nowhere.csv cannot be read \(No such file or directory\)"),
         (("--trace-format", "burstgpt"), "no column of"),
+        (("--columns", "input=prompts"), "trace .*example.* has no column 'prompts'|has no column 'prompts'"),
+        (
+            ("--where", "model=a", "--rate", "5"),
+            "--where needs a trace: give --trace FILE, --input file:FILE",
+        ),
+        (("--time-zone", "UTC", "--rate", "5"), "--time-zone replays a trace, --rate draws requests"),
+        (("--where", "model"), "where must be COLUMN=VALUE"),
+        (("--input", "file:nowhere.csv"), "nowhere.csv cannot be read"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof import Trace, TraceError, load_trace
-from fastroof.simulation.raw_files import PLAIN as PLAIN_FORMAT
 from fastroof.simulation.trace_files import load_lengths
+from fastroof.simulation.trace_formats import PLAIN as PLAIN_FORMAT
+from fastroof.simulation.trace_formats import UNITS
 
 ROWS = ("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "order")
 
@@ -113,7 +114,7 @@ def test_other_names_of_a_plain_trace(write: Callable[..., Path], names: str) ->
 
 @pytest.mark.parametrize("name", [name for name, per_s in PLAIN_FORMAT.arrivals.items() if per_s is not None])
 def test_the_unit_of_arrivals_is_that_of_their_name(write: Callable[..., Path], name: str) -> None:
-    unit_s = {"ms": 1e-3, "us": 1e-6}.get(name.rpartition("_")[2], 1.0)
+    unit_s = 1 / UNITS.get(name.rpartition("_")[2], 1.0)
     trace = load_trace(write(f"{name},isl,osl\n4000000,10,1\n10000000,20,2\n"))
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 6e6 * unit_s])
 
@@ -242,7 +243,7 @@ def test_real_traces(shared: Path) -> None:
         ("{}", "has no column of arrivals"),
         ("arrival_s,input_tokens,output_tokens\n", "has no requests"),
         ("a,b\n1,2\n", "no column of arrivals: in plain traces it is arrival_s or arrival_time_s"),
-        ("arrival_s;input_tokens\n", "its columns are 'arrival_s;input_tokens'"),
+        ("arrival_s;input_tokens\n", "its columns are 'arrival_s', 'input_tokens'"),
         ("arrival_s,input_tokens,input_tokens,output_tokens\n0,1,2,3\n", "and 'input_tokens' all have"),
         ("arrival_s,isl,prompt_len,osl\n0,1,2,3\n", "'isl' and 'prompt_len' all have prompts' tokens"),
         (PLAIN + "1,2\n", "line 4: Expected 3 columns, got 2"),

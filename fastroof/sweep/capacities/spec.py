@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from fastroof.simulation.workload import Workload
 
 
-_TRACE_KEYS: Final = ("trace", "format", "limit", "rate_scale")
+_TRACE_KEYS: Final = (
+    "trace", "format", "columns", "where", "time_zone", "limit", "rate_scale", "hash_block_size",
+)  # fmt: skip
 _WORKLOAD_KEYS: Final = (
     "arrivals", "burstiness", "ramp", "requests", "input_tokens", "output_tokens", "cached_tokens", "seed",
 )  # fmt: skip

@@ -1,0 +1,294 @@
+"""The columns of traces: names by format, and a user's own names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from fastroof.checks import shown
+from fastroof.errors import TraceError
+from fastroof.simulation.trace import HASH_IDS
+from fastroof.units import MS_PER_S, NS_PER_S, US_PER_S
+
+
+@dataclass(frozen=True)
+class TraceFormat:
+    """Column names of a trace format by role, in the form of :func:`column_key`."""
+
+    name: str
+    arrivals: Mapping[str, float | None]
+    """Columns of arrivals, and how many of their unit are a second; None if they must be dates."""
+    input_tokens: tuple[str, ...]
+    output_tokens: tuple[str, ...]
+    cached_tokens: tuple[str, ...] = ()
+    hash_ids: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    """Columns that tell failed requests: HTTP status codes, whether it succeeded, or words."""
+    marks: tuple[str, ...] = ()
+    """Columns without a role that tell the format from others."""
+    hash_block_size: int = 512
+    leaves_out_empty: bool = True
+    """Whether rows without a prompt are failed requests, too; those without an output are."""
+
+    def has(self, keys: Iterable[str]) -> bool:
+        """Whether columns have every required role of the format."""
+        known = set(keys)
+        roles = (self.arrivals, self.input_tokens, self.output_tokens)
+        return known.issuperset(self.marks) and all(any(name in known for name in role) for role in roles)
+
+
+AZURE: Final = TraceFormat("azure", {"timestamp": None}, ("contexttokens",), ("generatedtokens",))
+"""Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
+
+BAILIAN: Final = TraceFormat(
+    "bailian",
+    {"timestamp": 1.0},
+    ("input_length",),
+    ("output_length",),
+    hash_ids=(HASH_IDS,),
+    marks=("chat_id", "turn"),
+    hash_block_size=16,
+)
+"""Qwen-Bailian (github.com/alibaba-edu/qwen-bailian-usagetraces-anon): seconds, blocks of 16 tokens."""
+
+MOONCAKE: Final = TraceFormat(
+    "mooncake",
+    {"timestamp": MS_PER_S},
+    ("input_length",),
+    ("output_length",),
+    hash_ids=(HASH_IDS,),
+)
+"""Mooncake (github.com/kvcache-ai/Mooncake, FAST25-release/traces): milliseconds, blocks of 512 tokens."""
+
+BURSTGPT: Final = TraceFormat("burstgpt", {"timestamp": 1.0}, ("request_tokens",), ("response_tokens",))
+"""BurstGPT (github.com/HPMLL/BurstGPT): seconds; requests that failed have 0 response tokens."""
+
+LLMSERVINGSIM: Final = TraceFormat(
+    "llmservingsim", {"arrival_time_ns": NS_PER_S}, ("input_toks",), ("output_toks",)
+)
+"""Requests of LLMServingSim (github.com/casys-kaist/LLMServingSim), JSON lines: nanoseconds."""
+
+SPLITWISE: Final = TraceFormat("splitwise", {"arrival_timestamp": 1.0}, ("prompt_size",), ("token_size",))
+"""Requests of splitwise-sim (github.com/Mutinifni/splitwise-sim), CSV: seconds."""
+
+PLAIN: Final = TraceFormat(
+    "plain",
+    {
+        "arrival_s": 1.0,
+        "arrival_time_s": 1.0,
+        "timestamp_s": 1.0,
+        "arrived_at": 1.0,
+        "arrival_ms": MS_PER_S,
+        "arrival_time_ms": MS_PER_S,
+        "timestamp_ms": MS_PER_S,
+        "arrival_us": US_PER_S,
+        "arrival_time_us": US_PER_S,
+        "timestamp_us": US_PER_S,
+        "arrival_ns": NS_PER_S,
+        "timestamp_ns": NS_PER_S,
+        "arrival": None,
+        "arrival_time": None,
+        "timestamp": None,
+        "datetime": None,
+        "time": None,
+        "started_at": None,
+        "start_time": None,
+        "created_at": None,
+        "received_at": None,
+        "request_time": None,
+    },
+    (
+        "input_tokens",
+        "input_length",
+        "input_len",
+        "prompt_tokens",
+        "prompt_len",
+        "num_prompt_tokens",
+        "num_prefill_tokens",
+        "context_tokens",
+        "isl",
+    ),
+    (
+        "output_tokens",
+        "output_length",
+        "output_len",
+        "completion_tokens",
+        "generated_tokens",
+        "num_output_tokens",
+        "num_decode_tokens",
+        "osl",
+    ),
+    ("cached_tokens", "num_cached_tokens", "cached_prompt_tokens", "cache_read_input_tokens"),
+    (HASH_IDS,),
+    status=("status", "status_code", "http_status", "http_status_code", "response_code", "success"),
+    leaves_out_empty=False,
+)
+"""Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
+
+FORMATS: Final = {
+    one.name: one for one in (AZURE, BAILIAN, MOONCAKE, BURSTGPT, LLMSERVINGSIM, SPLITWISE, PLAIN)
+}
+"""Formats by name, in order of detection."""
+
+ROLES: Final = {
+    "arrival": "arrival", "input": "input_tokens", "output": "output_tokens", "cached": "cached_tokens",
+    "hash_ids": HASH_IDS, "status": "status",
+}  # fmt: skip
+"""Roles that columns can be named for, in short and as the fields of a format."""
+
+UNITS: Final = {"s": 1.0, "ms": MS_PER_S, "us": US_PER_S, "ns": NS_PER_S}
+"""Units of arrivals that are numbers, and how many are a second."""
+
+ROLE_WORDS: Final = (
+    "arrival (a date and time; arrival_s, arrival_ms, arrival_us or arrival_ns if it is a number), input, "
+    "output, cached, hash_ids, status"
+)
+EXAMPLE_COLUMNS: Final = "arrival=started_at,input=prompt_tokens,output=completion_tokens"
+
+
+class OwnColumns(NamedTuple):
+    """Columns that a user names for roles, and the unit of the arrivals; None if it is the format's."""
+
+    names: Mapping[str, str] = MappingProxyType({})
+    per_s: float | None = None
+
+
+class Reading(NamedTuple):
+    """How the columns of a file are read: format and names by the user, and columns of conditions."""
+
+    format: str | None = None
+    own: OwnColumns = OwnColumns()
+    others: tuple[str, ...] = ()
+    needs_arrival: bool = True
+
+
+class NamedColumns(NamedTuple):
+    """The columns of a file by role, with the file's names; empty without such a column."""
+
+    format: TraceFormat
+    arrival: str
+    per_s: float | None
+    input_tokens: str
+    output_tokens: str
+    cached_tokens: str
+    hash_ids: str
+    status: str = ""
+    others: tuple[str, ...] = ()
+    """Columns of conditions on rows."""
+
+    @property
+    def needed(self) -> list[str]:
+        """All columns to read."""
+        roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
+        return list(dict.fromkeys(name for name in (*roles, self.status, *self.others) if name))
+
+
+def column_key(name: str) -> str:
+    """Normalize a column's name: lower-case letters and digits, with _ for everything else."""
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+
+
+def own_columns(given: Any) -> OwnColumns:
+    """Read the columns that a user names: ``arrival=started_at,input=..``, or a mapping."""
+    if given is None:
+        return OwnColumns()
+    if isinstance(given, str):
+        pairs = [tuple(part.split("=", 1)) for part in given.split(",")]
+    else:
+        pairs = list(given.items()) if isinstance(given, Mapping) else [(shown(given),)]
+    names: dict[str, str] = {}
+    per_s = None
+    for pair in pairs:
+        role = str(pair[0]).strip()
+        unit = role.removeprefix("arrival_")
+        field = "arrival" if unit in UNITS else ROLES.get(role, role)
+        if (
+            len(pair) < 2
+            or field not in ROLES.values()
+            or not isinstance(pair[1], str)
+            or not pair[1].strip()
+        ):
+            raise TraceError(
+                f"columns must be ROLE=COLUMN such as {EXAMPLE_COLUMNS}, got "
+                f"{shown('='.join(map(str, pair)))}; roles are {ROLE_WORDS}"
+            )
+        if field in names:
+            raise TraceError(f"columns name {field} twice: {names[field]} and {pair[1].strip()}")
+        names[field] = pair[1].strip()
+        per_s = UNITS.get(unit, per_s)
+    return OwnColumns(names, per_s)
+
+
+def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFormat:
+    """Return the format by name or, by default, by its columns."""
+    if name is None:
+        keys = [column_key(column) for column in columns]
+        return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
+    if not isinstance(name, str) or name not in FORMATS:
+        raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {shown(name)}")
+    return FORMATS[name]
+
+
+def find_column(name: str, columns: list[str], what: str) -> str:
+    """Return the column that a user names: of this name, or of this spelling."""
+    there = [column for column in columns if column == name]
+    there = there or [column for column in columns if column_key(column) == column_key(name)]
+    if len(there) == 1:
+        return there[0]
+    if there:
+        raise TraceError(f"{what}: columns {' and '.join(map(repr, there))} are both {name}: keep one")
+    close = difflib.get_close_matches(column_key(name), map(column_key, columns), n=1)
+    hint = [f"did you mean {column!r}? " for column in columns if column_key(column) in close][:1]
+    raise TraceError(f"{what} has no column {shown(name)}; {''.join(hint)}its columns are {_listed(columns)}")
+
+
+def _listed(columns: list[str]) -> str:
+    return ", ".join(repr(column)[:40] for column in columns[:12]) or "none"
+
+
+def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColumns:
+    """Assign roles to columns."""
+    own = reading.own
+    meant = trace_format(reading.format, columns, what)
+
+    def found(role: str, field: str, is_needed: bool) -> str:
+        if field in own.names:
+            return find_column(own.names[field], columns, what)
+        names = list(meant.arrivals if field == "arrival" else getattr(meant, field))
+        there = [column for column in columns if names and column_key(column) in names]
+        # fastroof's own name takes precedence
+        first = [column for column in there if column_key(column) == names[0]]
+        there = first if first else there
+        if len(there) > 1 and field != "status":
+            raise TraceError(
+                f"{what}: columns {' and '.join(map(repr, there))} all have {role}: keep one, or name it "
+                f"(columns or --columns, such as {EXAMPLE_COLUMNS})"
+            )
+        if not there and is_needed:
+            short = next(short for short, one in ROLES.items() if one == field)
+            raise TraceError(
+                f"{what} has no column of {role}: in {meant.name} traces it is {' or '.join(names)}; its "
+                f"columns are {_listed(columns)}: name one (columns or --columns {short}=COLUMN)"
+            )
+        return there[0] if there else ""
+
+    arrival = found("arrivals", "arrival", reading.needs_arrival)
+    key = column_key(arrival)
+    per_s = own.per_s or meant.arrivals.get(key)
+    if per_s is None and "arrival" in own.names:
+        per_s = PLAIN.arrivals.get(key) or UNITS.get(key.rpartition("_")[2])
+    return NamedColumns(
+        meant,
+        arrival,
+        per_s,
+        found("prompts' tokens", "input_tokens", True),
+        found("answers' tokens", "output_tokens", True),
+        found("cached tokens", "cached_tokens", False),
+        found("ids of blocks", HASH_IDS, False),
+        found("failures", "status", False),
+        tuple(find_column(name, columns, what) for name in reading.others),
+    )
