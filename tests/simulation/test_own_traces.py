@@ -217,8 +217,8 @@ def test_errors_name_every_accepted_name(write: Callable[..., Path]) -> None:
         said = told(path, columns=columns)
         assert said.startswith("columns must be ROLE=COLUMN such as arrival=started_at,input=prompt_tokens,")
         assert "arrival_s, arrival_ms, arrival_us or arrival_ns if it is a number), input, output, " in said
-    assert "has no column 'promt_tokens'; did you mean 'Prompt Tokens'? its columns are 'Requ" in told(
-        path, columns="input=promt_tokens"
+    assert "has no column 'prompt_token'; did you mean 'Prompt Tokens'? its columns are 'Requ" in told(
+        path, columns="input=prompt_token"
     )
     assert "columns name arrival twice: a and b" in told(path, columns="arrival=a,arrival_ms=b")
     said = told(write("stamp,isl,osl\n1,10,1\n"), columns="arrival=stamp")
@@ -227,7 +227,7 @@ def test_errors_name_every_accepted_name(write: Callable[..., Path]) -> None:
     for where, words in (
         ("model", "where must be COLUMN=VALUE, or with !=, <, <=, > or >="),
         (5, "where must be COLUMN=VALUE"),
-        ("modell=m1", "has no column 'modell'; did you mean 'Model'?"),
+        ("models=m1", "has no column 'models'; did you mean 'Model'?"),
         ("model=m3", "has no rows with model=m3: it holds 'm1', 'm2'"),
         ("model<3", "model<3 compares numbers"),
         ("prompt tokens<x", "compares numbers"),
