@@ -136,7 +136,7 @@ def _values(column: pa.ChunkedArray) -> str:
 
 def without_failed(raw: RawColumns, columns: NamedColumns) -> tuple[RawColumns, dict[str, int]]:
     """Return the rows of requests that were served, and the number of failed ones by reason."""
-    left_out = {}
+    left_out: dict[str, int] = {}
     if columns.status:
         raw, left_out = _without_errors(raw, columns.status)
     names = [columns.output_tokens] + [columns.input_tokens] * columns.format.leaves_out_empty

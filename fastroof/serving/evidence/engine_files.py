@@ -82,7 +82,7 @@ def _logged(path: Path, text: str) -> Pairs:
     """Read the arguments that vLLM logs at its start, as Python writes them."""
     try:
         arguments = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise TableError(f"{path}: its non-default args are not a whole dictionary: {text[:60]!r}") from None
     if not isinstance(arguments, dict):
         raise TableError(f"{path}: its non-default args are not a dictionary: {text[:60]!r}")

@@ -133,8 +133,8 @@ def read_own_runs(
         if path not in engines:
             engines[path] = read_engine_arguments(path, given, engine=engine)
         rows.append(_row(run, engines[path]))
-    for engine in engines.values():
-        warnings += engine.warnings
+    for arguments in engines.values():
+        warnings += arguments.warnings
     unsaid = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
     if unsaid:
         warnings.append(f"lengths are assumed to be equal, since the file has no spread: {_few(unsaid)}")

@@ -29,6 +29,7 @@ from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.load import test_llmservingsim as of_llmservingsim
 from tests.load import test_vidur as of_vidur
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, QUANTISE, package
+from tests.serving.evidence.test_engine_arguments import COMPOSE, KUBERNETES, LOG
 from tests.serving.evidence.test_load_generators import RECORDED, vllm
 
 __all__ = ["TARGETS"]
@@ -275,8 +276,11 @@ ARGUMENTS = {
     "args.txt": b"vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 256 --max-num-batched-tokens=8192 "
     b"--kv-cache-dtype fp8 --enable-chunked-prefill --quantization fp8 --gpu-memory-utilization 0.9\n",
     "args.json": b'{"model": "meta-llama/Llama-3.1-8B", "tensor_parallel_size": 2, "max_num_seqs": 256,'
-    b' "enable_chunked_prefill": true, "kv_cache_dtype": "fp8", "speculative_config": {"method": "mtp"}}',
+    b' "enable_chunked_prefill": true, "kv_cache_dtype": "fp8", "compilation_config": {"level": 3}}',
     "args.toml": b'model = "meta-llama/Llama-3.1-8B"\ntensor_parallel_size = 2\nmax_num_seqs = 256\n',
+    "compose.yaml": COMPOSE.format(model="meta-llama/Llama-3.1-8B").encode(),
+    "k8s.yaml": KUBERNETES.format(model="meta-llama/Llama-3.1-8B").encode(),
+    "log.txt": LOG.encode(),
     "args.yaml": b"model: meta-llama/Llama-3.1-8B\ntensor-parallel-size: 2\nenable-chunked-prefill: true\n",
 }
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import fastroof
 from fastroof.simulation.trace_files import load_lengths
@@ -13,10 +16,16 @@ from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes, stream_bytes
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd
 from tests.fuzz.mutators import mutated_bytes, mutated_text
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
+from tests.simulation.test_own_traces import BAILIAN, LOG
 from tests.simulation.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN
 
 __all__ = ["TARGETS"]
 
+BLOCKS = "\n".join(map(json.dumps, BAILIAN))
+READ_AS: tuple[dict[str, Any], ...] = (
+    {"columns": "arrival=Started At,output=Completion Tokens", "time_zone": "Europe/Berlin"},
+    {"where": ["model=m1", "http_status<400"], "hash_block_size": 16},
+)
 ONE_LIST = '[{"input_tokens": 5, "output_tokens": 7, "arrival_s": 0.5}]'
 
 
@@ -41,7 +50,7 @@ class TraceFiles(Target):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        makers = (AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN, ONE_LIST)
+        makers = (AZURE_2023, AZURE_2024, BURSTGPT, BURSTGPT_3, MOONCAKE, PLAIN, ONE_LIST, LOG, BLOCKS)
         self.texts = [text.encode() for text in makers]
         self.path = folder / "trace"
 
@@ -54,6 +63,12 @@ class TraceFiles(Target):
 
     def check(self, case: bytes) -> None:
         self.path.write_bytes(case)
+        # a log that goes back as clocks do is read with a warning
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* goes back by", UserWarning)
+            self.read()
+
+    def read(self) -> None:
         try:
             answers(fastroof.load_trace(self.path))
         except fastroof.FastroofError as error:
@@ -64,6 +79,9 @@ class TraceFiles(Target):
             # lengths alone are another way in
             with suppress(fastroof.FastroofError):
                 load_lengths(self.path)
+            for options in READ_AS:
+                with suppress(fastroof.FastroofError):
+                    answers(fastroof.load_trace(self.path, **options))
 
 
 class TraceTables(Target):
@@ -116,8 +134,14 @@ class TraceArrays(Target):
         given = ", ".join(f"{name!r}: {value}" for name, value in words.items())
         options = {}
         if random.random() < 0.3:
-            name = random.choice(("format", "limit", "rate_scale", "hash_block_size"))
-            options[name] = random.choice((odd(random), integer(random, 5), "'azure'", "'plain'", "0.5"))
+            name = random.choice(
+                ("format", "limit", "rate_scale", "hash_block_size", "columns", "where", "time_zone")
+            )
+            given_options = (
+                "'azure'", "'plain'", "0.5", "'UTC'", "'output_tokens>1'", "'arrival_ms=arrival_s'",
+                "{'input': 'output_tokens'}", "{'cached_tokens': 0}",
+            )  # fmt: skip
+            options[name] = random.choice((odd(random), integer(random, 5), *given_options))
         return f"f({{{given}}}{''.join(f', {name}={value}' for name, value in options.items())})".encode()
 
     def check(self, case: bytes) -> None:

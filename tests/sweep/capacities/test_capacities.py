@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fastroof
-from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, run_sweep
+from fastroof import SweepError, Trace, Workload, capacity, compile_plan, load_tables, run_sweep
 from fastroof.simulation.replicas import ROUTINGS
 from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, merge_shards, work_units
 from fastroof.sweep.capacities.spec import ROUTERS
@@ -154,6 +154,22 @@ def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
     summary = run_sweep(spec_file, output, resume=True)
     assert isinstance(summary, CapacitySummary)
     assert summary.rows == 2
+
+
+def test_a_trace_is_read_as_the_workload_says(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("Begun;In;Out;Model\n2025-10-26 02:59:00;10;1;a\n2025-10-26 02:01:00;20;2;b\n")
+    workload = {"trace": str(path), "columns": {"arrival": "begun", "input": "in", "output": "out"}}
+    spec = load_spec(SPEC | {"workload": workload | {"time_zone": "Europe/Berlin"}})
+    assert isinstance(spec, CapacitySpec)
+    assert isinstance(spec.requests, Trace)
+    assert spec.requests.duration_s == 120
+    spec = load_spec(SPEC | {"workload": workload | {"where": ["model=b"]}})
+    assert isinstance(spec, CapacitySpec)
+    assert isinstance(spec.requests, Trace)
+    assert spec.requests.input_tokens.tolist() == [20]
+    with pytest.raises(SweepError, match="workload: .*has no rows with model=c"):
+        load_spec(SPEC | {"workload": workload | {"where": "model=c"}})
 
 
 def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path: Path) -> None:
