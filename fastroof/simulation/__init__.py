@@ -18,6 +18,7 @@ __all__ = [
     "load_trace",
     "simulate",
     "simulate_disaggregated",
+    "write_trace",
 ]
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fastroof.simulation.trace import Trace
     from fastroof.simulation.trace_columns import hit_rate
     from fastroof.simulation.trace_files import load_trace
+    from fastroof.simulation.trace_writing import write_trace
     from fastroof.simulation.workload import Workload
 else:
     # Hidden from type checkers, for which a module with __getattr__ has every name.
@@ -42,6 +44,7 @@ else:
         "load_trace": "trace_files",
         "simulate": "deployment",
         "simulate_disaggregated": "disaggregated",
+        "write_trace": "trace_writing",
     }
 
     def __getattr__(name):

@@ -15,11 +15,14 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fastroof
 from fastroof import FastroofError, Trace, TraceError, load_trace
 from fastroof.simulation.trace_files import load_lengths
 from fastroof.simulation.trace_formats import FORMATS, PLAIN
+from fastroof.simulation.trace_writing import WRITTEN, write_trace
 
 LOG = """Request ID;Started At;Model;Prompt Tokens;Completion Tokens;HTTP Status
 a;2025-10-26 02:38:50,484+02:00;m1;100;10;200
@@ -198,10 +201,58 @@ def test_simulators_traces(write: Callable[..., Path]) -> None:
     )
     split = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
     split += "".join(f"{n},2,0,{s},1,{i},{o}\n" for n, (s, i, o) in enumerate(rows))
-    for path in (write(llm, "a.jsonl"), write(split, "a.csv")):
+    for path, format in ((write(llm, "a.jsonl"), "llmservingsim"), (write(split, "a.csv"), "splitwise")):
         trace = load_trace(path)
         for name in ("arrival_s", "input_tokens", "output_tokens"):
             assert (getattr(trace, name) == getattr(expected, name)).all(), (path, name)
+        written = path.read_bytes()
+        assert write_trace(expected, path, format) == []
+        assert path.read_bytes() == written
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.floats(0, 1e6), st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=20
+    ),
+    block=st.sampled_from([0, 16, 512]),
+)
+def test_a_trace_comes_back_from_every_simulators_file(tmp_path_factory: Any, rows: Any, block: int) -> None:
+    arrival_s, prompts, outputs = map(np.array, zip(*rows, strict=True))
+    hashes: dict[str, Any] = {}
+    if block:
+        counts = -(-prompts // block)
+        ids = np.arange(counts.sum()) % 7
+        hashes = {"hash_ids": ids, "hash_offsets": np.append(0, np.cumsum(counts)), "hash_block_size": block}
+    trace = Trace(arrival_s - arrival_s.min(), prompts, outputs, prompts // 2, **hashes)
+    folder = tmp_path_factory.mktemp("traces")
+    for format, suffix in WRITTEN.items():
+        without = write_trace(trace, folder / f"a{suffix}", format)
+        given_size = {"hash_block_size": block} if block and format == "mooncake" else {}
+        back = load_trace(folder / f"a{suffix}", **given_size)
+        np.testing.assert_allclose(back.arrival_s, trace.arrival_s, rtol=1e-15, atol=1.01e-9)
+        for name in ("input_tokens", "output_tokens"):
+            assert (getattr(back, name) == getattr(trace, name)).all()
+        assert without == ["cached_tokens"] * (format != "plain" and bool(trace.cached_tokens.any())) + [
+            "hash_ids"
+        ] * (format != "mooncake" and bool(block))
+        if given_size:
+            assert (back.hash_ids == trace.hash_ids).all()  # type: ignore[union-attr]
+        if format == "plain":
+            assert (back.cached_tokens == trace.cached_tokens).all()
+
+
+def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
+    trace = Trace([0.0], [1], [1])
+    for path, format, words in (
+        ("a.csv", "vidur", "format must be one of plain, mooncake, llmservingsim, splitwise, got 'vidur'"),
+        ("a.jsonl", "splitwise", "splitwise traces are .csv files"),
+        ("none/a.csv", "splitwise", "trace .*none/a.csv"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            write_trace(trace, tmp_path / path, format)
+    with pytest.raises(TraceError, match="is a closed loop, whose arrivals depend on the answers"):
+        write_trace(fastroof.Workload(clients=2).trace(), tmp_path / "a.csv")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_name_every_accepted_name(write: Callable[..., Path]) -> None:

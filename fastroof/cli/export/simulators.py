@@ -1,4 +1,4 @@
-"""``fastroof export llm-d | llmservingsim | splitwise-sim``: files of other simulators."""
+"""``fastroof export llm-d | llmservingsim | splitwise-sim | trace``: files of other simulators."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Final, Literal
 import typer
 
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
+from fastroof.cli.option_groups import GroupValues, taking
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted, percent
-from fastroof.cli.workload_options import parse_sizes
+from fastroof.cli.workload_options import WORKLOAD, asked_trace, parse_sizes, print_left_out
 from fastroof.units import GB
 
 LLM_D: Final = f"""{PLANS_HELP}
@@ -51,11 +52,22 @@ prompts with decodes as prompts times 1.1. The command prints the resulting erro
 """
 
 
+TRACE: Final = """\b
+Examples:
+  fastroof export trace --trace gateway.csv --where model=llama-8b --format llmservingsim -o requests.jsonl
+  fastroof export trace --rate 5 --input lognormal:1024:0.5 --output 200 --format splitwise -o trace.csv
+
+The requests are those that `fastroof simulate` serves with the same options, in order of arrival.
+`fastroof simulate --trace` reads the file back.
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("llmservingsim", epilog=LLMSERVINGSIM)(llmservingsim)
     app.command("llm-d", epilog=LLM_D)(llm_d)
     app.command("splitwise-sim", epilog=SPLITWISE_SIM)(splitwise_sim)
+    app.command("trace", epilog=TRACE)(trace)
 
 
 def llmservingsim(
@@ -205,3 +217,27 @@ def splitwise_sim(
         )
     most = min(compiled.max_seqs, compiled.max_tokens)
     typer.echo(f"decode batches may have up to {most:,} requests (max_batch_size of its configs)")
+
+
+@taking(workload=WORKLOAD)
+def trace(
+    *,
+    workload: GroupValues,
+    format: Annotated[
+        Literal["plain", "mooncake", "llmservingsim", "splitwise"],
+        typer.Option(
+            "--format", help="Format of the file: mooncake and llmservingsim are .jsonl, others .csv."
+        ),
+    ] = "plain",
+    file: Annotated[Path, typer.Option("-o", metavar="FILE", help="File to write.", show_default=False)],
+) -> None:
+    """Write requests, replayed or drawn, as a trace of another simulator."""
+    from fastroof.simulation import write_trace
+
+    asked = asked_trace(**workload)
+    without = write_trace(asked, file, format)
+    echo = console().print
+    echo(f"wrote {file}: {counted(len(asked), 'request')} of {asked.name}", soft_wrap=True)
+    print_left_out(asked)
+    if without:
+        echo(f"without {' and '.join(without)}, for which {format} has no place", soft_wrap=True)

@@ -168,7 +168,7 @@ def test_a_trace_is_read_as_the_workload_says(tmp_path: Path) -> None:
     assert isinstance(spec, CapacitySpec)
     assert isinstance(spec.requests, Trace)
     assert spec.requests.input_tokens.tolist() == [20]
-    with pytest.raises(SweepError, match="workload: .*has no rows with model=c"):
+    with pytest.raises(SweepError, match=r"workload: .*has no rows with model=c"):
         load_spec(SPEC | {"workload": workload | {"where": "model=c"}})
 
 
