@@ -254,10 +254,13 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
     """Assign roles to columns."""
     own = reading.own
     meant = trace_format(reading.format, columns, what)
+    # a wrong name is told before a missing column
+    named = {field: find_column(name, columns, what) for field, name in own.names.items()}
+    others = tuple(find_column(name, columns, what) for name in reading.others)
 
     def found(role: str, field: str, is_needed: bool) -> str:
-        if field in own.names:
-            return find_column(own.names[field], columns, what)
+        if field in named:
+            return named[field]
         names = list(meant.arrivals if field == "arrival" else getattr(meant, field))
         there = [column for column in columns if names and column_key(column) in names]
         # fastroof's own name takes precedence
@@ -290,5 +293,5 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
         found("cached tokens", "cached_tokens", False),
         found("ids of blocks", HASH_IDS, False),
         found("failures", "status", False),
-        tuple(find_column(name, columns, what) for name in reading.others),
+        others,
     )

@@ -159,3 +159,40 @@ def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> Non
     assert f"{first.requests_per_s:,.4g}" in printed
     found = json.loads(good(*asked, "--json"))
     assert found["answers"][0]["choices"][0]["percentile"] == first._asdict()
+
+
+def test_a_log_of_ones_own_is_served_and_what_is_left_out_said_once(tmp_path: Path) -> None:
+    log, copy = tmp_path / "log.csv", tmp_path / "copy.jsonl"
+    rows = "".join(
+        f"2026-01-01 00:00:{n:02d};{100 + n};{'' if n % 5 == 4 else 20};{'ab'[n % 2]};{200 + n % 5 // 4 * 300}\n"
+        for n in range(40)
+    )
+    log.write_text(f"begun;in;out;model;status\n{rows}")
+    asked = ("--trace", str(log), "--columns", "arrival=begun,input=in,output=out", "--where", "model=a")
+    requests = fastroof.load_trace(
+        log, columns={"arrival": "begun", "input": "in", "output": "out"}, where="model=a"
+    )
+    assert (len(requests), requests.left_out) == (16, {"not model=a": 20, "status 500": 4})
+    printed = good("capacity", *MODEL, *asked, "--ttft-p99", "300")
+    assert (
+        printed.count("left out: 20 rows (not model=a)")
+        == printed.count("left out: 4 rows (status 500)")
+        == 1
+    )
+    found = json.loads(good("capacity", *MODEL, *asked, "--ttft-p99", "300", "--json"))
+    assert (found["left_out"], found["requests"]) == (requests.left_out, 16)
+    assert found["requests_per_s"] == fastroof.capacity(plan(), requests, ttft_p99_ms=300).requests_per_s
+    simulated = json.loads(good("simulate", "--model", MODEL[0], *asked, "--json"))
+    assert simulated["trace"]["left_out"] == requests.left_out
+    # the same requests as another simulator's file
+    printed = good("export", "trace", *asked, "--format", "llmservingsim", "-o", str(copy))
+    assert printed.count("left out") == 2
+    assert f"wrote {copy}: 16 requests of log" in printed.replace("\n", " ")
+    again = json.loads(good("simulate", "--model", MODEL[0], "--trace", str(copy), "--json"))
+    assert again["ttft_ms"] == simulated["ttft_ms"]
+    assert "has no column 'inn'; did you mean 'in'?" in refused(
+        "capacity", *MODEL, *asked[:3], "input=inn", "--ttft-p99", "300"
+    )
+    assert "t.csv: llmservingsim traces are .jsonl files" in refused(
+        "export", "trace", *asked, "--format", "llmservingsim", "-o", "t.csv"
+    )

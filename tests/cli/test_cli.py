@@ -86,7 +86,7 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         ("tables", "import", "aiconfigurator"), ("tables", "import", "vidur"),
         ("tables", "import", "llmservingsim"), ("tables", "holdout"), ("tables", "diff"),
         ("tables", "flag"), ("tables", "campaigns"), ("tables", "survey"),
-        ("plot",), ("plot", "roofline"),
+        ("plot",), ("plot", "roofline"), ("export", "trace"),
         ("plot", "mfu"), ("plot", "step"),
     ],
 )  # fmt: skip

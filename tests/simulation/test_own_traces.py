@@ -72,8 +72,8 @@ def test_separators_and_own_names(write: Callable[..., Path], separator: str) ->
     rows = [("Begun at", "In", "Out", "What"), ("0.5", "10", "1", "a"), ("2.5", "20", "2", "b")]
     path = write("\n".join(separator.join(row) for row in rows))
     columns = "arrival_s=begun_at,input=In,output=out"
-    for given in (columns, dict(pair.split("=") for pair in columns.split(","))):
-        trace = load_trace(path, columns=given)
+    for asked in (columns, dict(pair.split("=") for pair in columns.split(","))):
+        trace = load_trace(path, columns=asked)
         assert (trace.arrival_s.tolist(), trace.output_tokens.tolist()) == ([0.0, 2.0], [1, 2])
     assert load_trace(path, columns=columns, where="what!=a").input_tokens.tolist() == [20]
     assert load_trace(path, columns=columns.replace("_s=", "_ms=")).duration_s == 0.002
@@ -346,11 +346,11 @@ def test_mutated_logs_are_read_alike_or_refused_by_name(write: Callable[..., Pat
         for _ in range(generator.randint(0, 3)):
             at = generator.randrange(len(text))
             text = text[:at] + generator.choice(bits) + text[at + generator.randint(0, 3) :]
-        path, given = write(text), generator.choice(options)
+        path, asked = write(text), generator.choice(options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                trace = load_trace(path, **given)
+                trace = load_trace(path, **asked)
             except FastroofError as error:
                 unnamed += str(path) not in str(error)
                 refused += 1
@@ -358,7 +358,7 @@ def test_mutated_logs_are_read_alike_or_refused_by_name(write: Callable[..., Pat
         answered += 1
         assert trace.arrival_s[0] == 0
         assert min(trace.input_tokens.min(), trace.output_tokens.min()) >= 1
-        assert load_trace(path, **given).arrival_s.tolist() == trace.arrival_s.tolist()
+        assert load_trace(path, **asked).arrival_s.tolist() == trace.arrival_s.tolist()
         rows = sum(bool(line.strip()) for line in text.splitlines()) - ("chat_id" not in text)
         assert len(trace) + sum(trace.left_out.values()) <= max(rows, 1)
     assert unnamed == 0
