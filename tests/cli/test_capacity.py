@@ -164,7 +164,7 @@ def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> Non
 def test_a_log_of_ones_own_is_served_and_what_is_left_out_said_once(tmp_path: Path) -> None:
     log, copy = tmp_path / "log.csv", tmp_path / "copy.jsonl"
     rows = "".join(
-        f"2026-01-01 00:00:{n:02d};{100 + n};{'' if n % 5 == 4 else 20};{'ab'[n % 2]};{200 + n % 5 // 4 * 300}\n"
+        f"2026-01-01 00:00:{n:02};{100 + n};{'' if n % 5 > 3 else 9};{'ab'[n % 2]};{200 + n % 5 // 4 * 300}\n"
         for n in range(40)
     )
     log.write_text(f"begun;in;out;model;status\n{rows}")

@@ -345,6 +345,7 @@ def test_a_gpu_given_by_its_file_is_recommended_with_its_price(
     assert found.deployments[0].price.an_hour == 2.5
     with pytest.raises(fastroof.TableError, match=r"h100_nvl has no measured tables.*tables = 'datasheet'"):
         recommend("llama-3.1-8b", "h100_nvl.toml", **question)
+    question["gpu_hour_price"] = {"h100_nvl": 2.5}
     modelled = recommend("llama-3.1-8b", "h100_nvl.toml", **question, allow_modelled=True)
     assert modelled.deployments[0].row == found.deployments[0].row
     with pytest.warns(UserWarning, match="no GPU is called h100_nvl: it is read from"):
