@@ -36,6 +36,7 @@ _TIME_SPELLINGS: Final = (
     (r"\s+([+-][0-9]{2}:?[0-9]{2})(\s+[A-Z]{2,5})?$", r"\1"),
     (r"\s*(UTC|GMT)$", "Z"),
 )
+_A_TIME: Final = "2026-05-01 13:00:00"
 _GONE_BACK_S: Final = (1800.0, 3600.0)
 """Seconds by which a busy log goes back where clocks do."""
 
@@ -225,8 +226,8 @@ class RawColumns:
         try:
             column.slice(0, 1).cast(zoned)
         except pa.ArrowInvalid:
-            return self._cast_text(name, column, plain, "a date and time without a zone")
-        return self._cast_text(name, column, zoned, "a date and time with a zone")
+            return self._cast_text(name, column, plain, f"a date and time without a zone such as {_A_TIME}")
+        return self._cast_text(name, column, zoned, f"a date and time with a zone such as {_A_TIME}+02:00")
 
     def _decimals(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return numbers with a decimal point instead of a comma, which must not be a thousands separator."""

@@ -129,6 +129,9 @@ PLAIN: Final = TraceFormat(
 )
 """Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
 
+LESS_USUAL: Final = ("started_at", "start_time", "created_at", "received_at", "request_time")
+"""Names of arrivals that count if there is no other: logs have them next to the arrival, too."""
+
 FORMATS: Final = {
     one.name: one for one in (AZURE, BAILIAN, MOONCAKE, BURSTGPT, LLMSERVINGSIM, SPLITWISE, PLAIN)
 }
@@ -263,9 +266,9 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
             return named[field]
         names = list(meant.arrivals if field == "arrival" else getattr(meant, field))
         there = [column for column in columns if names and column_key(column) in names]
-        # fastroof's own name takes precedence
+        # fastroof's own name takes precedence, and others over what gateways call further times
         first = [column for column in there if column_key(column) == names[0]]
-        there = first if first else there
+        there = first or [column for column in there if column_key(column) not in LESS_USUAL] or there
         if len(there) > 1 and field != "status":
             raise TraceError(
                 f"{what}: columns {' and '.join(map(repr, there))} all have {role}: keep one, or name it "

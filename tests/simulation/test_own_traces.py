@@ -81,6 +81,15 @@ def test_separators_and_own_names(write: Callable[..., Path], separator: str) ->
     assert lengths.input_tokens.tolist() == [20]
 
 
+def test_the_usual_name_of_arrivals_goes_before_others_of_a_log(write: Callable[..., Path]) -> None:
+    head, row = "created_at,started_at,time,isl,osl", "2026-01-01,2026-01-01,2026-01-0{},10,1"
+    both = "\n".join([head, row.format(1), row.format(2)])
+    assert load_trace(write(both)).duration_s == 86400
+    assert load_trace(write(both), columns="arrival=started_at").duration_s == 0
+    said = told(write(both.replace("time", "note")))
+    assert "columns 'created_at' and 'started_at' all have arrivals: keep one, or name it (columns or" in said
+
+
 def test_own_names_in_json_lines_and_tables(write: Callable[..., Path]) -> None:
     rows = [
         {"begun": 3, "in": 7, "ok": False},  # failed before it had an output
