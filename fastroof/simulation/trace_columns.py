@@ -60,7 +60,10 @@ class RawColumns:
         import pyarrow as pa
 
         places, mask = np.flatnonzero(kept), pa.array(kept)
-        columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        try:
+            columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        except pa.ArrowException as error:
+            raise TraceError(f"{self.what}: a column's type cannot be read ({error!s:.100})") from None
         return replace(self, columns=columns, row_label=lambda row: self.row_label(int(places[row])))
 
     def decoded(self, name: str) -> pa.ChunkedArray:
@@ -68,7 +71,12 @@ class RawColumns:
         import pyarrow as pa
 
         column = self.columns[name]
-        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        if not pa.types.is_dictionary(column.type):
+            return column
+        try:
+            return column.cast(column.type.value_type)
+        except pa.ArrowException:
+            raise TraceError(f"{self.what}: {name} cannot be read from {column.type}") from None
 
     def missing(self, name: str) -> Bools:
         """Return which rows have no value: null, not a number, or an empty text."""
@@ -91,7 +99,10 @@ class RawColumns:
         column, types = self.decoded(name), pa.types
         if _is_string(column.type):
             found = pc.match_substring_regex(column, _ZERO)
-        elif types.is_integer(column.type) or types.is_floating(column.type):
+        elif types.is_floating(column.type):
+            # there is no comparison of half floats
+            found = pc.equal(column.cast(pa.float64()), 0.0)
+        elif types.is_integer(column.type):
             found = pc.equal(column, pa.scalar(0, column.type))
         else:
             return np.zeros(len(column), bool)

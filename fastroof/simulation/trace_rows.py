@@ -126,9 +126,10 @@ def _values(column: pa.ChunkedArray) -> str:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_nested(column.type):
+    try:
+        counts = pc.value_counts(column).to_pylist()
+    except pa.ArrowException:
         return f"it holds {column.type}"
-    counts = pc.value_counts(column).to_pylist()
     ranked = sorted(counts, key=lambda one: -one["counts"])[:MOST_SUGGESTED]
     more = ", ..." if len(counts) > len(ranked) else ""
     return "it holds " + ", ".join(shown(one["values"], 40) for one in ranked) + more
@@ -157,10 +158,11 @@ def _without_errors(raw: RawColumns, name: str) -> tuple[RawColumns, dict[str, i
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = raw.decoded(name)
-    if pa.types.is_nested(column.type):
+    try:
+        texts = pc.utf8_lower(pc.utf8_trim_whitespace(raw.decoded(name).cast(pa.string())))
+    except pa.ArrowException:
+        # lists and the like tell nothing
         return raw, {}
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string())))
     statuses = {text.as_py() for text in pc.unique(texts)} - {None, ""}
     if len(statuses) > _MOST_STATUSES:
         return raw, {}

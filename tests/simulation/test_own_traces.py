@@ -317,6 +317,56 @@ def test_the_log_of_the_samples_agrees_with_pythons_own_reading(shared: Path) ->
     assert (len(german), german.left_out) == (1499, {})
 
 
+TYPES = [
+    pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.bool_(), pa.string(), pa.large_string(),
+    pa.binary(), pa.null(), pa.date32(), pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.duration("s"),
+    pa.decimal128(9, 2), pa.list_(pa.int8()), pa.struct([("a", pa.int8())]), pa.string_view(),
+    pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int8(), pa.string_view()), pa.time32("s"),
+]  # fmt: skip
+VALUES: list[Any] = [
+    0,
+    1,
+    2.5,
+    "0",
+    "200",
+    "false",
+    "",
+    None,
+    True,
+    [1],
+    {"a": 1},
+    b"\xff",
+    "nan",
+    datetime(2026, 1, 1),
+]
+
+
+def test_columns_of_every_type_are_read_or_refused() -> None:
+    generator, answered, refused = random.Random(5), 0, 0
+    for _ in range(1500):
+        columns: dict[str, Any] = {
+            "arrival_s": pa.array([0.0, 1.0]), "input_tokens": pa.array([5, 6]),
+            "output_tokens": pa.array([1, 2]), "status": pa.array([200, 200]), "model": pa.array(["a", "b"]),
+        }  # fmt: skip
+        for _ in range(generator.randint(1, 2)):
+            try:
+                values = generator.choices(VALUES, k=2)
+                columns[generator.choice(list(columns))] = pa.array(values, generator.choice(TYPES))
+            except (pa.ArrowException, ValueError, TypeError, OverflowError):
+                continue
+        name, comparison = generator.choice(list(columns)), generator.choice(["=", "!=", "<", ">="])
+        where = generator.choice([None, f"{name}{comparison}1", "model=a", {"model": "b"}])
+        try:
+            trace = load_trace(pa.table(columns), where=where, format="plain")
+        except FastroofError:
+            refused += 1
+        else:
+            assert trace.output_tokens.min() >= 1
+            answered += 1
+    assert answered > 200
+    assert refused > 200
+
+
 def test_mutated_logs_are_read_alike_or_refused_by_name(write: Callable[..., Path]) -> None:
     """Whatever a log holds, its requests are those of its rows, or the error names the file."""
     generator = random.Random(11)
