@@ -13,7 +13,7 @@ from fastroof.engines import KvMemory, engine_of_version
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.plan import compile_plan
-from fastroof.plan.memory import VISIBLE_SHARE, PlanMemory, plan_memory
+from fastroof.plan.memory import VISIBLE_SHARE, MemoryUse, PlanMemory, plan_memory
 from fastroof.units import GIB
 
 FILE: Final = "kv_room.csv"
@@ -101,8 +101,8 @@ def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
     )
     seqs = engine_of_version(row.engine, row.version).scheduling.max_num_seqs
     return plan_memory(
-        plan.model, plan.layout, gpu, plan.execution, row.max_num_batched_tokens or STEP_TOKENS, rule=rule,
-        max_seqs=row.max_num_seqs or seqs,
+        plan.model, plan.layout, gpu, plan.execution,
+        MemoryUse(row.max_num_batched_tokens or STEP_TOKENS, row.max_num_seqs or seqs), rule=rule,
     )  # fmt: skip
 
 

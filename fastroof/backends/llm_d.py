@@ -266,7 +266,6 @@ def llm_d_yaml(
     if not link > 0.0:
         raise BackendError(f"a link of {link!r} bytes/s moves no KV cache")
     memory, isl = plan.memory, float(fit.isl.mean())
-    transfer_ns = memory.token_bytes / link * US_PER_S * NS_PER_US
     times = {"inter-token-latency": latencies.inter_token_latency_ns, "inter-token-latency-std-dev": 0}
     if latencies.calculator == "per-token":
         times["prefill-overhead"] = latencies.prefill_overhead_ns
@@ -279,7 +278,7 @@ def llm_d_yaml(
     else:
         times["time-to-first-token"] = latencies.prefill_overhead_ns
         times["time-to-first-token-std-dev"] = 0
-        times["kv-cache-transfer-latency"] = round(transfer_ns * memory.held_tokens(isl))
+        times["kv-cache-transfer-latency"] = round(memory.kv_bytes(round(isl)) / link * US_PER_S * NS_PER_US)
         times["kv-cache-transfer-latency-std-dev"] = 0
     indent = "" if is_flat else "  "
     lines = [

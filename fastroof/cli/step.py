@@ -162,8 +162,9 @@ def step(
     if images:
         components["vision_encoder_us"] = encoder_us
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
-    held = sum(r.count * timed.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
-    if held > timed.memory.max_kv_tokens * timed.memory.token_bytes:
+    memory = timed.memory
+    held = sum(r.count * memory.blocks_per_request(r.new_tokens + r.context_len) for r in requests)
+    if held > memory.blocks:
         warn(
             f"the step needs {kv_tokens:,} tokens of KV cache, and one {timed.gpu} has room for "
             f"{timed.memory.max_kv_tokens:,}: this step does not fit"

@@ -77,6 +77,7 @@ class DeploymentOptions(NamedTuple):
     objective: int
     window: float
     """Window of windowed layers, tokens, and the share of KV bytes within it: on workers and in transfers."""
+    transfer_window: float
     window_share: float
     transfer_window_share: float
     state_tokens: float
@@ -203,6 +204,8 @@ def _disaggregated(
         options.is_chunked,
         options.transfer_us_per_token,
         options.window,
+        options.window,
+        options.transfer_window,
         options.window_share,
         options.window_share,
         options.transfer_window_share,

@@ -57,7 +57,9 @@ class LinkOptions(NamedTuple):
     osl_reserved: float
     is_chunked: bool
     transfer_us_per_token: float
-    window: float = 0.0
+    prefill_window: float = 0.0
+    decode_window: float = 0.0
+    transfer_window: float = 0.0
     prefill_window_share: float = 0.0
     decode_window_share: float = 0.0
     transfer_window_share: float = 0.0
@@ -86,20 +88,23 @@ class PrefillTime(NamedTuple):
 @jit_inline
 def _transfer_us(isl: float, options: LinkOptions) -> float:
     """Time to send a prompt's KV cache and state from one worker to another, us."""
-    share, state = options.transfer_window_share, options.transfer_state_tokens
-    return held_tokens(isl, options.window, share, state) * options.transfer_us_per_token
+    window, share = options.transfer_window, options.transfer_window_share
+    held = held_tokens(isl, window, share, options.transfer_state_tokens)
+    return held * options.transfer_us_per_token
 
 
 @jit_inline
 def _prefill_held(tokens: float, options: LinkOptions) -> float:
     """Return the tokens' worth of KV cache and state of a sequence on a prefill worker."""
-    return held_tokens(tokens, options.window, options.prefill_window_share, options.prefill_state_tokens)
+    window, share = options.prefill_window, options.prefill_window_share
+    return held_tokens(tokens, window, share, options.prefill_state_tokens)
 
 
 @jit_inline
 def _decode_held(tokens: float, options: LinkOptions) -> float:
     """Return the tokens' worth of KV cache and state of a sequence on a decode worker."""
-    return held_tokens(tokens, options.window, options.decode_window_share, options.decode_state_tokens)
+    window, share = options.decode_window, options.decode_window_share
+    return held_tokens(tokens, window, share, options.decode_state_tokens)
 
 
 @jit

@@ -10,30 +10,36 @@ from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN
 
 KvRoom = Any
-"""Room for KV cache, in parts that divide all sizes: (all parts, parts per token of unwindowed layers,
-parts per token within the window, the window, parts per sequence).
+"""Room for KV cache: (blocks, blocks of a block's tokens in layers without a window, the same in windowed
+layers, tokens that those reserve at most, blocks of a sequence whatever its length, tokens of a block in both
+kinds of layers, most sequences).
 
-A tuple of five integers, or such a row of an array; (tokens, 1, 0, 0, 0) without a window and a state.
+A tuple of eight integers, or such a row of an array; (tokens, 1, 0, 0, 0, 1, 1, MAX_KV_LEN) counts tokens.
 """
 
 
 @jit_inline
 def held_parts(room: KvRoom, kv_len: int) -> int:
-    """Count the parts that a sequence takes."""
-    return int(room[1]) * kv_len + int(room[2]) * min(kv_len, int(room[3])) + int(room[4])
+    """Count the blocks that a sequence takes."""
+    full, within = int(room[5]), int(room[6])
+    held = int(room[1]) * ((kv_len + full - 1) // full) + int(room[4])
+    return held + int(room[2]) * ((min(kv_len, int(room[3])) + within - 1) // within)
 
 
 @jit_inline
 def longest_held(room: KvRoom, sequences: int) -> int:
     """Return the longest length at which ``sequences`` fit, at most MAX_KV_LEN."""
-    parts, window = int(room[0]) // sequences - int(room[4]), int(room[3])
-    if parts < 0:
+    blocks = int(room[0]) // sequences
+    if sequences > room[7] or held_parts(room, 1) > blocks:
         return 0
-    if parts < (room[1] + room[2]) * window:
-        return parts // int(room[1] + room[2])
-    if room[1] == 0:
-        return MAX_KV_LEN
-    return min((parts - int(room[2]) * window) // int(room[1]), MAX_KV_LEN)
+    low, high = 1, MAX_KV_LEN
+    while low < high:
+        middle = (low + high + 1) // 2
+        if held_parts(room, middle) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @jit_inline

@@ -92,7 +92,8 @@ def largest_batches(
         kv = float(kv_len[i])
         if not start_kv <= kv < stop_kv:
             start_kv, stop_kv = _fill_lines(arena, plan, batch_size, runs, kv, scratch)
-        room = min(len(batch_size), kv_room[0] // held_parts(kv_room, kv_len[i]))
+        most = min(len(batch_size), int(kv_room[7]))
+        room = min(most, kv_room[0] // max(held_parts(kv_room, kv_len[i]), 1))
         out[i] = _last_within(scratch, kv, limit_us[i], room) + 1
     return 0
 

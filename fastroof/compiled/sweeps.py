@@ -201,8 +201,11 @@ def best_decode_batches(
             return CODE_SIZES
         # element by element: taking a row of the array would count a reference for each length
         of_plan = plans.kv_room
-        room_of = (of_plan[p, 0], of_plan[p, 1], of_plan[p, 2], of_plan[p, 3], of_plan[p, 4])
-        parts = room_of[0]
+        room_of = (
+            of_plan[p, 0], of_plan[p, 1], of_plan[p, 2], of_plan[p, 3], of_plan[p, 4], of_plan[p, 5],
+            of_plan[p, 6], of_plan[p, 7],
+        )  # fmt: skip
+        parts, most_running = room_of[0], room_of[7]
         start_kv = 0.0
         stop_kv = 0.0
         room = 0
@@ -216,9 +219,10 @@ def best_decode_batches(
             # memory has room for the first batch sizes; their number changes little from one length to the
             # next
             held = held_parts(room_of, kv_len)
-            while room < count and batch_size[room] * held <= parts:
+            fit = min(parts // max(held, 1), most_running)
+            while room < count and batch_size[room] <= fit:
                 room += 1
-            while room > 0 and batch_size[room - 1] * held > parts:
+            while room > 0 and batch_size[room - 1] > fit:
                 room -= 1
             most, best.over_limit[i] = _highest_rate(scratch, kv, limit_us, room)
             best.over_memory[i] = count - room

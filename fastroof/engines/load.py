@@ -13,7 +13,8 @@ from fastroof.checks import one_of, shown, unknown_word
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.data_parallel import DataParallel
 from fastroof.engines.kernel_choices import KernelChoices, MixedAttention, OperatorKernel
-from fastroof.engines.memory import KvMemory, LayoutRules
+from fastroof.engines.layout_rules import LayoutRules
+from fastroof.engines.memory import KvMemory
 from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import CostForm, EngineProfile, LayerCost, NotFitted, Scheduling, StepCosts
 from fastroof.engines.values import ServingErrors, holds_for, is_version

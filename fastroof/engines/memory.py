@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, shown, whole_number
-from fastroof.engines.values import check_bool, check_names, check_number, check_one_of, check_text
+from fastroof.checks import is_number, shown, whole_number
+from fastroof.engines.values import (
+    check_bool,
+    check_names,
+    check_number,
+    check_one_of,
+    check_range,
+    check_text,
+    holds_for,
+)
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
@@ -28,15 +36,21 @@ FAST_LINK_BYTES_PER_S: Final = 400 * GB
 MOST_SEQS: Final = 2**20
 LEAST_FRACTION: Final = 1e-3
 """Minimum memory fraction: less leaves no room to serve a model."""
+KV_CACHES: Final = ("bytes", "groups", "pools")
+"""How an engine divides the KV cache: by bytes, blocks of groups of layers, or pools of tokens and states."""
+
 _AMOUNTS: Final = (
+    "cache_gib",
     "context_gib",
     "group_gib",
     "slow_group_gib",
-    "graphs_gib",
     "activation",
     "sample_bytes",
+    "state_pool",
+    "window_pool",
     "small_gib",
 )
+_COUNTS: Final = ("small_seqs", "block_tokens", "state_slots", "cached_state_slots", "step_batches")
 
 
 def checked_fraction(name: str, value: Any) -> float:
@@ -95,6 +109,127 @@ class StaticReserve:
 
 
 @dataclass(frozen=True)
+class GraphEstimate:
+    """Memory that an engine takes off for CUDA graphs before it reserves KV cache.
+
+    Attributes
+    ----------
+    gib, low_gib, high_gib : float
+        Taken off, and the least and the most that logs have; a high of 0 is unknown.
+    variable : str
+        What switches the estimate off.
+    """
+
+    gib: float = 0.0
+    low_gib: float = 0.0
+    high_gib: float = 0.0
+    variable: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject an invalid estimate."""
+        for name in ("gib", "low_gib", "high_gib"):
+            object.__setattr__(self, name, check_number(name, getattr(self, name)))
+        check_text("variable", self.variable)
+
+
+@dataclass(frozen=True)
+class RunnerMemory:
+    """Sampling and graphs of the runner that an engine takes for some architectures, or for all."""
+
+    architectures: tuple[str, ...] = ()
+    sample_bytes: float = 0.0
+    graphs: GraphEstimate | None = None
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        object.__setattr__(self, "architectures", check_names("architectures", self.architectures))
+        object.__setattr__(self, "sample_bytes", check_number("sample_bytes", self.sample_bytes))
+        if self.graphs is not None:
+            object.__setattr__(self, "graphs", _table("graphs", GraphEstimate, self.graphs))
+
+
+@dataclass(frozen=True)
+class RunningLimit:
+    """Default maximum number of running requests, where an engine derives it from the KV cache.
+
+    Attributes
+    ----------
+    seqs_per_context : int
+        Requests for a cache of one longest context; 0 if there is no such rule.
+    least, most : int
+        Bounds of that.
+    tokens_per_seq : int
+        Tokens of the cache for each request at least.
+    speculative : int
+        The default with draft tokens; 0 for the same.
+    """
+
+    seqs_per_context: int = 0
+    least: int = 1
+    most: int = MOST_SEQS
+    tokens_per_seq: int = 1
+    speculative: int = 0
+
+    def __post_init__(self) -> None:
+        """Reject invalid numbers."""
+        for key in fields(self):
+            least = 0 if key.default == 0 else 1
+            whole_number(key.name, getattr(self, key.name), least, MOST_SEQS, PlanError)
+
+    def seqs(self, tokens: int, context: int, ranks: int, draft_tokens: int) -> int:
+        """Return the limit of one rank's requests without the user's."""
+        if draft_tokens and self.speculative:
+            return max(self.speculative // ranks, 1)
+        limit = self.most
+        if self.seqs_per_context:
+            limit = min(max(tokens * self.seqs_per_context // max(context, 1), self.least), self.most)
+        return max(min(limit, tokens // self.tokens_per_seq), 1)
+
+
+def _table(name: str, made: type, given: Any) -> Any:
+    """Return a part of the memory rule from its table."""
+    if isinstance(given, made):
+        return given
+    if not isinstance(given, Mapping):
+        raise PlanError(f"{name} must be a table, got {shown(given)}")
+    known = [key.name for key in fields(made)]
+    unknown = sorted(str(key) for key in given if key not in known)
+    if unknown:
+        raise PlanError(f"{name}: unknown {', '.join(unknown)}; it has {', '.join(known)}")
+    return made(**given)
+
+
+_TABLES: Final[dict[str, type]] = {
+    "graphs": GraphEstimate,
+    "running": RunningLimit,
+    "reserve": StaticReserve,
+}
+
+
+def _by_version(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
+    """Return the values of other versions, each checked by the rule that it makes."""
+    if not isinstance(given, list | tuple):
+        raise PlanError(f"by_version must be a list of tables, got {shown(given)}")
+    known = [key.name for key in fields(KvMemory) if key.name != "by_version"]
+    rows = []
+    for row in given:
+        if isinstance(row, Mapping):
+            versions, values = row.get("versions", ""), {k: v for k, v in row.items() if k != "versions"}
+        elif isinstance(row, tuple) and len(row) == 2:
+            versions, values = row[0], dict(row[1])
+        else:
+            raise PlanError(f"each of by_version must be a table with versions, got {shown(row)}")
+        check_text("versions", versions)
+        check_range(versions)
+        unknown = sorted(str(key) for key in values if key not in known)
+        if unknown:
+            raise PlanError(f"by_version: unknown {', '.join(unknown)}; it has versions, {', '.join(known)}")
+        made = KvMemory(**values) if "room" in values else KvMemory(**{"room": "all", **values})
+        rows.append((versions, tuple((name, getattr(made, name)) for name in values)))
+    return tuple(rows)
+
+
+@dataclass(frozen=True)
 class KvMemory:
     """How an engine reserves memory, and KV cache in it.
 
@@ -108,62 +243,108 @@ class KvMemory:
     fraction : float
         ``gpu_memory_utilization``, ``free_gpu_memory_fraction`` or ``mem_fraction_static``; 0, only with the
         static rule, is what ``reserve`` leaves.
+    cache_gib : float
+        Memory of the KV cache on each GPU if the user sets it (``--kv-cache-memory-bytes``), GiB; 0 for what
+        the rule leaves.
     context_gib : float
         CUDA context, handles and library workspaces on each GPU, GiB.
     group_gib, slow_group_gib : float
         Buffers of collectives in a replica of several GPUs, GiB: over links of at least
         ``FAST_LINK_BYTES_PER_S``, whose switches multicast, and over slower ones.
-    graphs_gib : float
-        CUDA graphs, if the engine counts them before it reserves KV cache, GiB.
+    graphs : GraphEstimate, optional
+        What the engine takes off for CUDA graphs before it reserves KV cache; a table in TOML.
     activation : float
         Memory of the profiling run's forward pass, in working sets of a step (``activation_bytes`` of the
         datasheet rule).
     sample_bytes : float
         Memory of its sampling per request and vocabulary entry; the larger of both counts.
+    runners : tuple of RunnerMemory
+        Other sampling and graphs of some architectures; tables in TOML.
     small_gib, small_seqs : float, int
         On GPUs smaller than this (GiB) the engine runs at most this many concurrent requests; 0 for no limit.
     small_gpus : tuple of str
         Larger GPUs with the same limit.
     block_tokens : int
         Tokens per block of KV cache.
+    kv_cache : str
+        How the KV cache is divided, one of :data:`KV_CACHES`: vLLM's groups of layers share blocks, SGLang
+        has pools of tokens and of states.
+    state_slots, cached_state_slots : int
+        Recurrent states of a running request, and with a prefix cache or draft tokens.
+    draft_slots : bool
+        Whether each draft token has a state more.
+    state_pool : float
+        Bytes of the pool of states relative to the pool of tokens (``mamba_full_memory_ratio``).
+    window_pool : float
+        Tokens of the pool of windowed layers relative to those of the others (``swa_full_tokens_ratio``).
+    step_batches : int
+        Steps in flight whose tokens a request of windowed layers reserves.
+    states_limit_seqs : bool
+        Whether the engine does not start with more requests than there are blocks of states.
+    prints_requests : bool
+        Whether the tokens that it prints of the cache are requests of the longest context times its length,
+        not blocks of one group.
+    running : RunningLimit, optional
+        Default maximum number of running requests, if the engine derives it; a table in TOML.
     reserve : StaticReserve, optional
         For the static rule; a table in TOML.
+    by_version : tuple of (str, tuple)
+        Values of other versions: a range and its values; tables with ``versions`` in TOML.
+    source : str
+        Where the rule was read.
     """
 
     kv_reservation: str = "mean"
     room: str = "datasheet"
     fraction: float = 0.9
+    cache_gib: float = 0.0
     context_gib: float = 0.0
     group_gib: float = 0.0
     slow_group_gib: float = 0.0
-    graphs_gib: float = 0.0
+    graphs: GraphEstimate | None = None
     activation: float = 1.0
     sample_bytes: float = 0.0
+    runners: tuple[RunnerMemory, ...] = ()
     small_gib: float = 0.0
     small_seqs: int = 1
     small_gpus: tuple[str, ...] = ()
     block_tokens: int = 1
+    kv_cache: str = "bytes"
+    state_slots: int = 1
+    cached_state_slots: int = 1
+    draft_slots: bool = False
+    state_pool: float = 0.0
+    window_pool: float = 1.0
+    step_batches: int = 1
+    states_limit_seqs: bool = False
+    prints_requests: bool = False
+    running: RunningLimit | None = None
     reserve: StaticReserve | None = None
+    by_version: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check_one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
+        check_one_of("kv_cache", self.kv_cache, KV_CACHES)
+        check_text("source", self.source)
+        for name in ("draft_slots", "states_limit_seqs", "prints_requests"):
+            check_bool(name, getattr(self, name))
         check_one_of("room", self.room, tuple(ROOMS))
         for name in _AMOUNTS:
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus
         object.__setattr__(self, "small_gpus", check_names("small_gpus", gpus))
-        for name in ("small_seqs", "block_tokens"):
+        for name in _COUNTS:
             whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
-        given = self.reserve
-        if isinstance(given, Mapping):
-            known = [key.name for key in fields(StaticReserve)]
-            unknown = sorted(str(key) for key in given if key not in known)
-            if unknown:
-                raise PlanError(f"reserve: unknown {', '.join(unknown)}; it has {', '.join(known)}")
-            object.__setattr__(self, "reserve", StaticReserve(**given))
-        elif given is not None and not isinstance(given, StaticReserve):
-            raise PlanError(f"reserve must be a table, got {shown(given)}")
+        for name, made in _TABLES.items():
+            given = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else _table(name, made, given))
+        if not isinstance(self.runners, list | tuple):
+            raise PlanError(f"runners must be a list of tables, got {shown(self.runners)}")
+        runners = tuple(_table("runners", RunnerMemory, one) for one in self.runners)
+        object.__setattr__(self, "runners", runners)
+        object.__setattr__(self, "by_version", _by_version(self.by_version))
         if self.room == "static" and self.fraction == 0 and is_number(self.fraction):
             if self.reserve is None:
                 raise PlanError("a fraction of 0 needs a reserve")
@@ -176,14 +357,28 @@ class KvMemory:
         """Mean share of its output for which a request holds KV cache."""
         return KV_RESERVATIONS[self.kv_reservation]
 
+    def at(self, version: str) -> KvMemory:
+        """Return the rule of one of the engine's versions."""
+        for versions, values in self.by_version:
+            if holds_for(versions, version):
+                return replace(self, **dict(values), by_version=())
+        return self
+
+    def of_model(self, architecture: str) -> KvMemory:
+        """Return the rule with the runner that the engine takes for an architecture."""
+        for runner in self.runners:
+            if not runner.architectures or architecture in runner.architectures:
+                return replace(self, sample_bytes=runner.sample_bytes, graphs=runner.graphs, runners=())
+        return self
+
     def seqs(self, gpu: str, gpu_bytes: int, most: int) -> int:
         """Return the requests that a profiling run samples for, at most the engine's maximum."""
         is_small = gpu_bytes < self.small_gib * GIB or gpu in self.small_gpus
         return min(most, self.small_seqs) if is_small else most
 
     def context_bytes(self, link_bytes_per_s: float, gpus: int) -> int:
-        """Return the bytes of contexts, collectives and CUDA graphs on one of a replica's GPUs."""
-        gib = self.context_gib + self.graphs_gib
+        """Return the bytes of contexts and collectives on one of a replica's GPUs."""
+        gib = self.context_gib
         if gpus > 1:
             gib += self.group_gib if link_bytes_per_s >= FAST_LINK_BYTES_PER_S else self.slow_group_gib
         return round(gib * GIB)
@@ -191,113 +386,3 @@ class KvMemory:
 
 DATASHEET_MEMORY: Final = KvMemory()
 """Memory rules of a profile without a memory part."""
-
-
-EP_SIZES: Final = ("any", "one_or_all")
-"""Valid groups of experts: any that divide the GPUs of a stage, or one, or as many as GPUs."""
-
-ATTENTION_SPLITS: Final = ("both", "tp_or_dp")
-"""Whether attention can be split by tp and data parallelism together."""
-
-ALLTOALL_RULES: Final = ("asked", "over_topk")
-"""When tokens are sent only to their experts unless a plan sets it: never, or on some GPUs if groups of
-experts outnumber the experts of a token."""
-
-_TOKEN_SHARES: Final = ("never", "with_ep", "always")
-_ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
-
-
-@dataclass(frozen=True)
-class LayoutRules:
-    """How an engine splits mixtures of experts."""
-
-    ep: str = "any"
-    attention: str = "both"
-    alltoall: str = "asked"
-    alltoall_gpus: tuple[str, ...] = ()
-    alltoall_needs_dp: bool = False
-    decode_library: str = "deepep_ll"
-    prefill_library: str = "deepep_ht"
-    rack_library: str = ""
-    comm_dtypes: tuple[str, ...] = ()
-    gathered_bytes: tuple[tuple[str, float], ...] = ()
-    gathered_gpus: tuple[str, ...] = ()
-    token_shares: str = "never"
-    attention_sum: str = "all_reduce"
-    copies_embedding: bool = False
-    two_batches_from: tuple[int, ...] = (2, 2)
-    wide_experts_over: int = 8
-    context_parallel: bool = True
-    source: str = field(default="", compare=False)
-
-    def __post_init__(self) -> None:
-        """Reject invalid rules."""
-        allowed = {
-            "ep": EP_SIZES,
-            "attention": ATTENTION_SPLITS,
-            "alltoall": ALLTOALL_RULES,
-            "token_shares": _TOKEN_SHARES,
-            "attention_sum": _ATTENTION_SUMS,
-        }
-        for key in fields(self):
-            value: Any = getattr(self, key.name)
-            if key.name in allowed:
-                check_one_of(key.name, value, allowed[key.name])
-            elif key.name == "wide_experts_over":
-                if not is_whole_number(value):
-                    raise PlanError(f"wide_experts_over must be a whole number of at least 1, got {value!r}")
-            elif key.name == "two_batches_from":
-                object.__setattr__(self, key.name, _two_tokens(value))
-            elif key.name == "gathered_bytes":
-                object.__setattr__(self, key.name, _element_bytes(value))
-            elif isinstance(key.default, bool):
-                check_bool(key.name, value)
-            elif isinstance(key.default, str):
-                check_text(key.name, value)
-            else:
-                object.__setattr__(self, key.name, check_names(key.name, value))
-
-    def obstacles(self, engine: str, sizes: Mapping[str, int]) -> list[str]:
-        """Return why an engine cannot run a mixture of experts with these sizes, each with a valid value."""
-        tp, dp, ep = (sizes[name] for name in ("tp", "dp", "ep"))
-        ranks, reasons = tp * dp, []
-        if self.ep == "one_or_all" and ep not in (1, ranks):
-            reasons.append(
-                f"{engine} splits experts over all GPUs of a stage or none: ep must be 1 or {ranks} "
-                f"with tp {tp} x dp {dp}, got {ep}"
-            )
-        if self.attention == "tp_or_dp" and tp > 1 and dp > 1:
-            reasons.append(
-                f"{engine} splits attention by tp or data parallelism, not both: use "
-                f"tp {ranks} with dp 1, or tp 1 with dp {ranks}"
-            )
-        return reasons
-
-
-def _element_bytes(value: Any) -> tuple[tuple[str, float], ...]:
-    try:
-        sizes = tuple(dict(value).items())
-    except (TypeError, ValueError):
-        sizes = ()
-    if (value and not sizes) or not all(
-        isinstance(name, str) and is_number(size) and 0.01 <= size <= 2.0 for name, size in sizes
-    ):
-        raise PlanError(
-            f"gathered_bytes must be a table of formats and bytes per element, 0.01 to 2: "
-            f"{{nvfp4 = 0.5625}}, got {value!r}"
-        )
-    return tuple((name, float(size)) for name, size in sizes)
-
-
-def _two_tokens(value: Any) -> tuple[int, ...]:
-    is_list = isinstance(value, list | tuple)
-    if not is_list or len(value) not in (0, 2) or not all(is_whole_number(one) and one >= 2 for one in value):
-        raise PlanError(
-            f"two_batches_from must be tokens of decodes and of prefill, at least 2, or empty: [32, 512], "
-            f"got {value!r}"
-        )
-    return tuple(value)
-
-
-ANY_LAYOUT: Final = LayoutRules()
-"""No engine: every layout that fills its GPUs."""

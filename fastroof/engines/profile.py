@@ -11,7 +11,8 @@ from fastroof.engines.kernel_choices import (
     ANY_KERNELS,
     KernelChoices,
 )
-from fastroof.engines.memory import ANY_LAYOUT, DATASHEET_MEMORY, KvMemory, LayoutRules
+from fastroof.engines.layout_rules import ANY_LAYOUT, LayoutRules
+from fastroof.engines.memory import DATASHEET_MEMORY, KvMemory
 from fastroof.engines.values import (
     NO_ERRORS,
     ServingErrors,
@@ -307,9 +308,10 @@ class EngineProfile:
             if not one.versions or (is_known and holds_for(one.versions, version))
         )
         kernels = self.kernels.of_version(version) if is_known else self.kernels
-        if layers == self.costs.layers and kernels is self.kernels:
+        memory = self.memory.at(version) if is_known else self.memory
+        if layers == self.costs.layers and kernels is self.kernels and memory is self.memory:
             return self
-        return replace(self, costs=replace(self.costs, layers=layers), kernels=kernels)
+        return replace(self, costs=replace(self.costs, layers=layers), kernels=kernels, memory=memory)
 
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without costs in addition to its kernels."""

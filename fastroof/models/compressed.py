@@ -159,12 +159,17 @@ class CompressedAttention:
         """Return the fixed state bytes per sequence of one layer on one GPU."""
         if self.ratio == _NO_ENTRIES:
             return 0.0
-        w = self.widths
+        open_tokens = (2 if self.ratio == CSA else 1) * self.ratio
+        return float(self.widths.window * self.entry_bytes("fp8") + open_tokens * self.compressor_bytes)
+
+    @property
+    def compressor_bytes(self) -> int:
+        """Return the bytes of a token in an entry that is not complete."""
+        if self.ratio == _NO_ENTRIES:
+            return 0
         overlap = 2 if self.ratio == CSA else 1
-        open_tokens = overlap * self.ratio
-        compressed = w.head_dim + (w.index_dim if self.ratio == CSA else 0)
-        compressors = open_tokens * 2 * overlap * compressed * STATE_BYTES
-        return float(w.window * self.entry_bytes("fp8") + compressors)
+        compressed = self.widths.head_dim + (self.widths.index_dim if self.ratio == CSA else 0)
+        return 2 * overlap * compressed * STATE_BYTES
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""

@@ -15,7 +15,7 @@ from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AttentionCall
 from fastroof.plan.attention import heads_of
-from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.plan.options import EXCHANGES
 from fastroof.plan.plan_data import PlanData
 from fastroof.units import GB
@@ -72,7 +72,14 @@ class DescribedPlan(PlanData):
         """Weight bytes, KV bytes per token and the most KV tokens that fit, on one GPU."""
         return self.memory_of()
 
-    def memory_of(self, *, max_tokens: int | None = None, max_seqs: float | None = None) -> PlanMemory:
+    def memory_of(
+        self,
+        *,
+        max_tokens: int | None = None,
+        max_seqs: float | None = None,
+        prefix_caching: bool = False,
+        drafts: Drafts = NO_DRAFTS,
+    ) -> PlanMemory:
         """Return ``memory`` for other limits than the plan's and its engine's.
 
         Parameters
@@ -80,7 +87,12 @@ class DescribedPlan(PlanData):
         max_tokens : int, optional
             Tokens of the largest step (default: the plan's).
         max_seqs : float, optional
-            Maximum number of concurrent sequences, ``inf`` for the engine's own limit.
+            Maximum number of concurrent sequences, ``inf`` for the engine's own limit. By default the
+            engine's own; if each needs a block of states and there are fewer, the most with which it starts.
+        prefix_caching : bool
+            Whether a hybrid model's states are cached with prefixes, which takes more blocks of a request.
+        drafts : Drafts
+            Draft model and tokens of speculative decoding.
 
         Returns
         -------
@@ -96,21 +108,40 @@ class DescribedPlan(PlanData):
         is_unlimited = max_seqs is None or (type(max_seqs) is float and max_seqs == math.inf)
         if not is_unlimited and not is_number(max_seqs):
             raise PlanError(f"max_seqs must be a number, got {shown(max_seqs)}")
-        tokens = self.max_tokens
+        tokens = self.memory_tokens
         if max_tokens is not None:
             tokens = whole_number("max_tokens", max_tokens, most=2**31 - 1, error=PlanError)
-        if rule.room != "datasheet":
-            # a plan may time larger steps than its engine runs
-            tokens = min(tokens, scheduling.max_num_batched_tokens)
-        seqs = scheduling.max_num_seqs if max_seqs is None else min(scheduling.max_num_seqs, max_seqs)
-        parts = (self.model, self.layout, self.gpu, self.execution, tokens)
-        return plan_memory(*parts, stage=self.stage, rule=rule, max_seqs=int(seqs))
+            if rule.room != "datasheet":
+                tokens = min(tokens, scheduling.max_num_batched_tokens)
+
+        def memory(seqs: int) -> PlanMemory:
+            use = MemoryUse(tokens, seqs, prefix_caching, drafts)
+            return plan_memory(
+                self.model, self.layout, self.gpu, self.execution, use, stage=self.stage, rule=rule
+            )
+
+        most = scheduling.max_num_seqs
+        if max_seqs is not None and not is_unlimited:
+            most = int(min(most, max_seqs))
+        made = memory(most)
+        if not rule.states_limit_seqs or not made.state_blocks or not 0 < made.blocks < most:
+            return made
+        seqs = most_that_start(memory, most) if is_unlimited else made.blocks
+        return (memory(seqs) if is_unlimited else made)._replace(max_running=seqs)
+
+    @property
+    def memory_tokens(self) -> int:
+        """Tokens of the largest step that its engine reserves memory for."""
+        if self.profile.memory.room == "datasheet":
+            return self.max_tokens
+        # a plan may time larger steps than its engine runs
+        return min(self.max_tokens, self.profile.scheduling.max_num_batched_tokens)
 
     @property
     def has_room(self) -> bool:
         """Whether weights and one step fit into nine tenths of the datasheet's memory."""
-        parts = (self.model, self.layout, self.gpu, self.execution, self.max_tokens)
-        return plan_memory(*parts, stage=self.stage).max_kv_tokens > 0
+        parts = (self.model, self.layout, self.gpu, self.execution, MemoryUse(self.max_tokens))
+        return plan_memory(*parts, stage=self.stage).blocks > 0
 
     @lazy_property
     def kernels(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Longs
 from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.serving_options import longest_held
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
 from fastroof.engines.memory import DATASHEET_MEMORY
@@ -16,8 +18,9 @@ from fastroof.errors import BatchError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
 from fastroof.models.spec import stages_of
+from fastroof.plan.kv_blocks import blocks_of_bytes, blocks_of_groups, blocks_of_pools, held_layers
 from fastroof.run.batch import int_array
-from fastroof.units import ACTIVATION_BYTES
+from fastroof.units import ACTIVATION_BYTES, GIB
 
 VISIBLE_SHARE: Final = 0.99
 """Share of the datasheet's memory that CUDA reports.
@@ -27,13 +30,42 @@ RTX PRO 6000 (engine logs in bench_data/kv_room.csv): 0.987 to 0.994.
 """
 
 
-class LeftForKv(NamedTuple):
-    """A GPU's memory by use, bytes."""
+class Drafts(NamedTuple):
+    """A draft that shares the memory of a model: its layers, its weights, and the tokens it drafts."""
 
-    room_bytes: int
-    activation_bytes: int
+    models: tuple[tuple[ModelSpec, Layout, str], ...] = ()
+    weight_bytes: int = 0
+    tokens: int = 0
+
+
+NO_DRAFTS: Final = Drafts()
+
+
+class MemoryUse(NamedTuple):
+    """Limits and settings of an engine that its memory depends on."""
+
+    max_tokens: int
+    max_seqs: int = 1024
+    prefix_caching: bool = False
+    drafts: Drafts = NO_DRAFTS
+
+
+class LeftForKv(NamedTuple):
+    """A GPU's memory by use, bytes; ``left_bytes`` is below 0 if it is too small."""
+
+    left_bytes: int
+    forward_bytes: int
+    sampler_bytes: int
     context_bytes: int
+    graphs_bytes: int
     reserve_bytes: int
+    total_bytes: int
+    requested_bytes: int
+
+    @property
+    def run_bytes(self) -> int:
+        """The larger of the profiling run's two parts."""
+        return max(self.forward_bytes, self.sampler_bytes)
 
 
 def left_for_kv(
@@ -49,8 +81,8 @@ def left_for_kv(
     gpu_bytes = gpu.hbm_bytes
     if rule.room == "datasheet":
         usable = int(gpu_bytes * rule.fraction)
-        room = max(0, usable - weight_bytes - working_bytes)
-        return LeftForKv(room, working_bytes, 0, gpu_bytes - usable)
+        left = usable - weight_bytes - working_bytes
+        return LeftForKv(left, working_bytes, 0, 0, 0, gpu_bytes - usable, gpu_bytes, usable)
     visible = int(gpu_bytes * VISIBLE_SHARE)
     context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size)
     if rule.room == "static":
@@ -59,14 +91,21 @@ def left_for_kv(
             kept = rule.reserve.bytes(gpu_bytes, max_tokens, layout.tp, layout.pp, layout.dp)
             fraction = max(1 - kept / gpu_bytes, 0.0)
         budget = int(base * fraction)
-        return LeftForKv(max(0, budget - weight_bytes), 0, context, gpu_bytes - context - budget)
-    run = round(max(rule.activation * working_bytes, rule.sample_bytes * logits))
-    taken = weight_bytes + run + context
+        reserve = gpu_bytes - context - budget
+        return LeftForKv(budget - weight_bytes, 0, 0, context, 0, reserve, visible, budget)
+    forward, sampler = round(rule.activation * working_bytes), round(rule.sample_bytes * logits)
+    graphs = 0 if rule.graphs is None else round(rule.graphs.gib * GIB)
+    taken = weight_bytes + max(forward, sampler) + context + graphs
     if rule.room == "all":
         budget = int(visible * rule.fraction)
-        return LeftForKv(max(0, budget - taken), run, context, gpu_bytes - budget)
-    room = int(max(0, visible - taken) * rule.fraction)
-    return LeftForKv(room, run, context, max(0, gpu_bytes - taken - room))
+        left, reserve = budget - taken, gpu_bytes - budget
+    else:
+        budget = int((visible - taken) * rule.fraction)
+        left, reserve = budget, max(0, gpu_bytes - taken - max(budget, 0))
+    if rule.cache_gib:
+        left = round(rule.cache_gib * GIB)
+        reserve = max(gpu_bytes - taken - left, 0)
+    return LeftForKv(left, forward, sampler, context, graphs, reserve, visible, budget)
 
 
 class PlanMemory(NamedTuple):
@@ -91,7 +130,34 @@ class PlanMemory(NamedTuple):
     state_bytes_per_sequence : int
         State of recurrent layers.
     context_bytes : int
-        CUDA contexts, collectives and graphs.
+        CUDA contexts and collectives.
+    total_bytes, requested_bytes : int
+        What CUDA reports, and what the engine may use of it.
+    forward_bytes, sampler_bytes : int
+        The parts of the profiling run; the larger is ``activation_bytes``.
+    graphs_bytes, graphs_low_bytes, graphs_high_bytes : int
+        What the engine takes off for CUDA graphs, and the range of logged estimates.
+    kv_cache_bytes : int
+        Left for blocks of KV cache.
+    missing_bytes : int
+        By how much the GPU is too small to hold a block; 0 if it holds one.
+    blocks, block_bytes : int
+        Blocks of KV cache; of an engine without blocks, parts that divide all sizes.
+    block_tokens, full_blocks : int
+        Tokens of a block of layers that keep all tokens, and the blocks that they take of it.
+    window_blocks, window_block_tokens, window_tokens : int
+        The same of windowed layers, and the tokens that a running request keeps in them at most.
+    reserved_tokens, ring_blocks : int
+        Tokens of windowed layers that an engine reserves for one request before it starts: with the steps in
+        flight, whose blocks are free again afterwards. Blocks of each such token in layers of DeepSeek-V4.
+    state_blocks, spare_blocks : int
+        Blocks of a request's states, and of windows that need not be aligned.
+    groups : int
+        Groups of layers that share the blocks.
+    state_pool_bytes, state_slots : int
+        Separate pool of states, and the states in it.
+    max_running : int
+        Requests that run at once, by the engine's own limits besides its blocks; 0 without one.
     """
 
     weight_bytes: int
@@ -103,43 +169,110 @@ class PlanMemory(NamedTuple):
     window_kv_bytes_per_token: int = 0
     state_bytes_per_sequence: int = 0
     context_bytes: int = 0
+    total_bytes: int = 0
+    requested_bytes: int = 0
+    forward_bytes: int = 0
+    sampler_bytes: int = 0
+    graphs_bytes: int = 0
+    graphs_low_bytes: int = 0
+    graphs_high_bytes: int = 0
+    kv_cache_bytes: int = 0
+    missing_bytes: int = 0
+    blocks: int = 0
+    block_bytes: int = 1
+    block_tokens: int = 1
+    full_blocks: int = 0
+    window_blocks: int = 0
+    window_block_tokens: int = 1
+    window_tokens: int = 0
+    reserved_tokens: int = 0
+    state_blocks: int = 0
+    spare_blocks: int = 0
+    groups: int = 1
+    ring_blocks: int = 0
+    state_pool_bytes: int = 0
+    state_slots: int = 0
+    max_running: int = 0
+
+    @classmethod
+    def of_sequence(
+        cls, kv_bytes: int, window: int = 0, within_bytes: int = 0, state_bytes: int = 0, *, blocks: int = 0
+    ) -> PlanMemory:
+        """Return the bytes of a sequence without a GPU, in blocks of one byte."""
+        return cls(
+            0,
+            kv_bytes,
+            0,
+            0,
+            blocks // max(kv_bytes, 1),
+            window,
+            within_bytes,
+            state_bytes,
+            kv_cache_bytes=blocks,
+            blocks=blocks,
+            full_blocks=kv_bytes - within_bytes,
+            window_blocks=within_bytes,
+            window_tokens=window,
+            reserved_tokens=window,
+            state_blocks=state_bytes,
+        )
 
     def explain(self) -> dict[str, int]:
-        """Return a GPU's memory by use, bytes: weights, workspace, context, reserve and KV cache."""
-        return {
+        """Return a GPU's memory by use, bytes: weights, workspace, context, graphs, reserve and KV cache."""
+        uses = {
             "weights": self.weight_bytes,
             "workspace": self.activation_bytes,
             "context": self.context_bytes,
+            "graphs": self.graphs_bytes,
+            "states": self.state_pool_bytes,
             "reserve": self.reserve_bytes,
-            "kv_cache": self.max_kv_tokens * self.token_bytes,
+            "kv_cache": self.blocks * self.block_bytes,
         }
+        return {name: size for name, size in uses.items() if size or name not in ("graphs", "states")}
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of each of ``max_kv_tokens``: a token's, or 1 if no layer caches tokens."""
-        return max(self.kv_bytes_per_token, 1)
+    def fraction(self) -> float:
+        """Share of the GPU's memory that the engine may use."""
+        return self.requested_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks that a request takes whatever its length."""
+        return self.state_blocks + self.spare_blocks
+
+    @property
+    def token_blocks(self) -> float:
+        """Blocks of one token within the window."""
+        full, within = self.full_blocks / self.block_tokens, self.window_blocks / self.window_block_tokens
+        return full + within
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of each of ``max_kv_tokens``: a token's with its padding, or 1 if no layer caches tokens."""
+        return self.token_blocks * self.block_bytes or 1
 
     @property
     def window_share(self) -> float:
         """Share of a token's KV cache in windowed layers; 1 without a cache."""
-        if not self.kv_bytes_per_token:
+        if not self.token_blocks:
             return 1.0
-        return self.window_kv_bytes_per_token / self.kv_bytes_per_token
+        return self.window_blocks / self.window_block_tokens / self.token_blocks
 
     @property
     def state_tokens(self) -> float:
-        """A sequence's state in tokens of KV cache."""
-        return self.state_bytes_per_sequence / self.token_bytes
+        """What a sequence takes whatever its length, in tokens of KV cache: states, and half a last block."""
+        open_blocks = self.full_blocks * (self.block_tokens - 1) / self.block_tokens
+        open_blocks += self.window_blocks * (self.window_block_tokens - 1) / self.window_block_tokens
+        taken = self.request_blocks + 0.5 * open_blocks
+        return taken / self.token_blocks if self.token_blocks else float(taken * self.block_bytes)
 
     @property
-    def kv_room(self) -> tuple[int, int, int, int, int]:
+    def kv_room(self) -> tuple[int, int, int, int, int, int, int, int]:
         """Room for KV cache as loops count it, see :mod:`fastroof.compiled.serving_options`."""
-        whole, within = self.kv_bytes_per_token, self.window_kv_bytes_per_token
-        state = self.state_bytes_per_sequence
-        common = math.gcd(whole, within, state) or 1
-        parts = self.max_kv_tokens * self.token_bytes // common
-        window = self.window if within else 0
-        return parts, (whole - within) // common, within // common, window, state // common
+        return (
+            self.blocks, self.full_blocks, self.window_blocks, self.window_tokens, self.request_blocks,
+            self.block_tokens, self.window_block_tokens, self.max_running or MAX_KV_LEN,
+        )  # fmt: skip
 
     def kv_bytes(self, kv_len: Any) -> Any:
         """Return the KV cache and state of one sequence, bytes."""
@@ -149,20 +282,58 @@ class PlanMemory(NamedTuple):
         return held if held.ndim else int(held)
 
     def held_tokens(self, kv_len: float) -> float:
-        """Return the KV cache and state of one sequence, in the tokens that ``max_kv_tokens`` counts."""
-        return kv_len - self.window_share * max(kv_len - self.window, 0.0) + self.state_tokens
+        """Return what one sequence takes on average, in the tokens that ``max_kv_tokens`` counts."""
+        beyond = max(kv_len - self.window_tokens, 0.0)
+        return kv_len - self.window_share * beyond + self.state_tokens
 
     def tokens_beside_states(self, sequences: int) -> int:
         """Return how many of ``max_kv_tokens`` the states of some sequences leave; 0 if they do not fit."""
-        room = self.max_kv_tokens * self.token_bytes - sequences * self.state_bytes_per_sequence
-        return max(room, 0) // self.token_bytes
+        left = max(self.blocks - sequences * self.request_blocks, 0)
+        full, within = self.block_tokens, self.window_block_tokens
+        per_both = self.full_blocks * within + self.window_blocks * full
+        return left * full * within // per_both if per_both else left * self.block_bytes
+
+    def blocks_per_request(self, kv_len: Any) -> Any:
+        """Return the blocks that one running request of a length holds, over all groups of layers."""
+        return self._blocks(kv_len, self.window_tokens, 0)
+
+    def reserved_blocks(self, kv_len: Any) -> Any:
+        """Return the blocks that an engine reserves for one request of a length before it starts."""
+        return self._blocks(kv_len, self.reserved_tokens, self.ring_blocks)
+
+    def _blocks(self, kv_len: Any, window: int, ring_blocks: int) -> Any:
+        length = _lengths(kv_len, 1)
+        held = self.full_blocks * -(-length // self.block_tokens) + self.request_blocks
+        within = np.minimum(length, window)
+        held = held + self.window_blocks * -(-within // self.window_block_tokens) + ring_blocks * within
+        return held if held.ndim else int(held)
+
+    def max_concurrency(self, kv_len: int) -> float:
+        """Return how many requests of a length an engine prints that fit, as it reserves them."""
+        return self.blocks / max(int(self.reserved_blocks(kv_len)), 1)
+
+    def largest_context(self) -> int:
+        """Return the longest length of one request that an engine starts with; 0 if there is none."""
+        low, high = 0, MAX_KV_LEN
+        while low < high:
+            length = (low + high + 1) // 2
+            low, high = (length, high) if self.reserved_blocks(length) <= self.blocks else (low, length - 1)
+        return low
+
+    def largest_length(self, sequences: int = 1) -> int:
+        """Return the longest length of which some sequences run at once; 0 if none do."""
+        return int(longest_held(self.kv_room, sequences))
+
+    def most_running(self, max_seqs: float) -> float:
+        """Return how many requests run at most, with an engine's maximum of them."""
+        return min(max_seqs, self.max_running) if self.max_running else max_seqs
 
     def max_sequences(self, kv_len: Any) -> Any:
         """Return how many sequences of a length fit."""
-        parts, whole, within, window, state = self.kv_room
-        length = _lengths(kv_len, 1)
-        fit = parts // (whole * length + within * np.minimum(length, window) + state)
-        return fit if fit.ndim else int(fit)
+        fit = self.blocks // np.maximum(self.blocks_per_request(kv_len), 1)
+        if self.max_running:
+            fit = np.minimum(fit, self.max_running)
+        return fit if np.ndim(fit) else int(fit)
 
 
 def _lengths(kv_len: Any, least: int) -> Longs:
@@ -179,34 +350,56 @@ def plan_memory(
     layout: Layout,
     gpu: GpuSpec,
     execution: Execution,
-    max_tokens: int,
+    use: MemoryUse,
     *,
     stage: int | None = None,
     rule: KvMemory = DATASHEET_MEMORY,
-    max_seqs: int = 1024,
 ) -> PlanMemory:
     """Return the memory of one GPU, in the pipeline stage with the least room."""
+    rule = rule.of_model(model.architecture)
     if stage is not None or layout.pp == 1:
-        return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0, rule, max_seqs)
+        return _gpu_memory(model, layout, gpu, execution, use, stage or 0, rule)
     parts = [
-        _gpu_memory(one.model(model), layout, gpu, execution, max_tokens, one.number, rule, max_seqs)
+        _gpu_memory(one.model(model), layout, gpu, execution, use, one.number, rule)
         for one in stages_of(model, layout.pp)
     ]
     return _fullest(parts)
+
+
+def most_that_start(memory: Callable[[int], PlanMemory], most: int, kv_len: int = 1) -> int:
+    """Return the most requests, up to ``most``, with which an engine starts; 0 if it does with none.
+
+    Each of them needs a block of states, and one request of ``kv_len`` tokens must fit.
+    """
+    low, high = 0, most
+    while low < high:
+        seqs = (low + high + 1) // 2
+        found = memory(seqs)
+        starts = found.blocks >= max(found.reserved_blocks(kv_len), seqs if found.state_blocks else 1)
+        low, high = (seqs, high) if starts else (low, seqs - 1)
+    return low
 
 
 def _fullest(parts: list[PlanMemory]) -> PlanMemory:
     """Memory of the pipeline stage with room for the fewest tokens."""
 
     def tokens(part: PlanMemory) -> float:
-        holds_any = part.kv_bytes_per_token or not part.max_kv_tokens
-        return part.max_kv_tokens if holds_any else math.inf
+        return part.max_kv_tokens if part.token_blocks or not part.blocks else math.inf
 
     least = min(parts, key=lambda part: (tokens(part), -part.weight_bytes))
-    room = least.max_kv_tokens * least.token_bytes
-    rooms = ((part.max_kv_tokens * part.token_bytes, part.state_bytes_per_sequence) for part in parts)
-    shares = [-(-held * room // other) for other, held in rooms if other]
-    return least._replace(state_bytes_per_sequence=max([least.state_bytes_per_sequence, *shares]))
+    room = least.blocks * least.block_bytes
+    states = [
+        -(-part.state_bytes_per_sequence * room // (part.blocks * part.block_bytes))
+        for part in parts
+        if part.blocks
+    ]
+    shares = [-(-part.state_blocks * least.blocks // part.blocks) for part in parts if part.blocks]
+    running = [part.max_running for part in parts if part.max_running]
+    return least._replace(
+        state_bytes_per_sequence=max([least.state_bytes_per_sequence, *states]),
+        state_blocks=max([least.state_blocks, *shares]),
+        max_running=min(running, default=0),
+    )
 
 
 def _gpu_memory(
@@ -214,10 +407,9 @@ def _gpu_memory(
     layout: Layout,
     gpu: GpuSpec,
     execution: Execution,
-    max_tokens: int,
+    use: MemoryUse,
     stage: int,
     rule: KvMemory,
-    max_seqs: int,
 ) -> PlanMemory:
     """Memory of one stage's GPU."""
     hidden = model.hidden
@@ -232,25 +424,92 @@ def _gpu_memory(
     if is_last and not (is_tied and is_first):
         linear_bytes += weight_bytes({"lm_head": vocab_rows * hidden}, execution.of_head())
     other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
-    held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES
-    kv_bytes = model.kv_bytes_per_token(layout, execution.kv_dtype)
+    held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES + use.drafts.weight_bytes
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
-    activation_bytes = max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
-    seqs = rule.seqs(gpu.name, gpu.hbm_bytes, max_seqs)
+    activation_bytes = use.max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
+    seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_seqs)
     logits = seqs * model.padded_vocab(1) if is_last else 0
-    left = left_for_kv(rule, gpu, layout, held_bytes, activation_bytes, max_tokens, logits)
-    room = left.room_bytes // max(kv_bytes, 1)
-    return PlanMemory(
+    left = left_for_kv(rule, gpu, layout, held_bytes, activation_bytes, use.max_tokens, logits)
+    graphs = rule.graphs
+    memory = PlanMemory(
         held_bytes,
-        kv_bytes,
-        left.activation_bytes,
+        model.kv_bytes_per_token(layout, execution.kv_dtype),
+        left.run_bytes,
         left.reserve_bytes,
-        room // rule.block_tokens * rule.block_tokens if kv_bytes else room,
+        0,
         model.window or 0,
         window_kv_bytes(model, layout, execution.kv_dtype),
         model.state_bytes(layout),
         left.context_bytes,
+        left.total_bytes,
+        left.requested_bytes,
+        left.forward_bytes,
+        left.sampler_bytes,
+        left.graphs_bytes,
+        0 if graphs is None else round(graphs.low_gib * GIB),
+        0 if graphs is None else round(graphs.high_gib * GIB),
     )
+    own = ((model, layout, execution.kv_dtype), *use.drafts.models)
+    return _with_blocks(memory, left.left_bytes, own, rule, use, model.max_position, layout.dp)
+
+
+def _with_blocks(
+    memory: PlanMemory,
+    left_bytes: int,
+    models: tuple[tuple[ModelSpec, Layout, str], ...],
+    rule: KvMemory,
+    use: MemoryUse,
+    context: int,
+    ranks: int,
+) -> PlanMemory:
+    """Divide what is left into blocks."""
+    drafted = use.drafts.models
+    memory = memory._replace(
+        kv_bytes_per_token=memory.kv_bytes_per_token
+        + sum(one.kv_bytes_per_token(*of) for one, *of in drafted),
+        window_kv_bytes_per_token=memory.window_kv_bytes_per_token
+        # a separate window counts as no window
+        + sum(window_kv_bytes(one, *of) for one, *of in drafted if (one.window or 0) == memory.window),
+        state_bytes_per_sequence=memory.state_bytes_per_sequence
+        + sum(one.state_bytes(layout) for one, layout, _ in drafted),
+    )
+    drafts = use.drafts.tokens
+    slots = rule.cached_state_slots if use.prefix_caching or drafts else rule.state_slots
+    slots += drafts * rule.draft_slots
+    pool, state_slots, limits = 0, 0, []
+    left = max(left_bytes, 0)
+    held = held_layers(models)
+    if rule.kv_cache == "groups" and not held.rings:
+        tokens = use.max_tokens * rule.step_batches
+        block = blocks_of_groups(held, rule, tokens, slots)
+    elif rule.kv_cache == "pools":
+        # compressors of DeepSeek-V4 are in its pools of tokens
+        state = 0 if held.rings else int(sum(one * count for one, count in held.states.items()))
+        if state and rule.state_pool:
+            pool = int(left * rule.state_pool / (1 + rule.state_pool))
+            state_slots = pool // state
+            limits.append(max(state_slots // slots, 1))
+        block = blocks_of_pools(held, rule)
+    else:
+        in_flight = use.max_tokens * rule.step_batches if rule.kv_cache == "groups" else 0
+        block = blocks_of_bytes(held, rule, in_flight)
+    blocks = (left - pool) // block.block_bytes
+    if block.full_blocks and rule.kv_cache != "groups":
+        # in whole blocks of tokens
+        per_block = block.full_blocks + block.window_blocks
+        blocks = blocks // per_block * per_block
+    made = memory._replace(
+        kv_cache_bytes=left - pool,
+        missing_bytes=max(block.block_bytes - left_bytes, 0) if blocks < 1 else 0,
+        blocks=blocks,
+        state_pool_bytes=pool,
+        state_slots=state_slots,
+        **block._asdict(),
+    )
+    made = made._replace(max_kv_tokens=made.tokens_beside_states(0))
+    if rule.running is not None and made.token_blocks:
+        limits.append(rule.running.seqs(made.max_kv_tokens, context, ranks, drafts))
+    return made._replace(max_running=min(limits, default=0))
 
 
 def window_kv_bytes(model: ModelSpec, layout: Layout, kv_dtype: str) -> int:

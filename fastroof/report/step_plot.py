@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import FastroofError
 from fastroof.report.plots import (
     COLOURS,
@@ -105,12 +104,8 @@ def draw_step(
     low, high = (1, plan.max_seqs) if against == "batch_size" else (128, plan.model.max_position)
     if high < 2 * low:
         raise FastroofError(f"{against} has to vary from {low} to at least {2 * low}, got at most {high}")
-    room = plan.memory.max_kv_tokens
-    if against == "batch_size":
-        full = room / plan.memory.held_tokens(kv_len)
-    else:
-        is_plain = not (plan.memory.window or plan.memory.state_bytes_per_sequence)
-        full = room / batch_size if is_plain else longest_held(plan.memory.kv_room, batch_size)
+    memory = plan.memory
+    full = memory.max_sequences(kv_len) if against == "batch_size" else memory.largest_length(batch_size)
     if full >= low:
         # end the plot soon after memory is full: larger steps cannot run
         high = min(high, max(8 * low, int(full * BEYOND_MEMORY)))

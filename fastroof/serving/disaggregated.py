@@ -70,17 +70,19 @@ class Workers(NamedTuple):
     ) -> loops.LinkOptions:
         """Return the options that all scenarios share."""
         prefill, decode = (
-            one.memory(max_seqs=decode_engine.max_seqs) for one in (self.prefill_loops, self.decode_loops)
+            one.memory(max_seqs=decode_engine.asked_seqs) for one in (self.prefill_loops, self.decode_loops)
         )
         sent = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
             decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
-            max_seqs=decode_engine.max_seqs,
+            max_seqs=decode.most_running(decode_engine.max_seqs),
             osl_reserved=decode_engine.osl_reserved,
             is_chunked=prefill_engine.is_chunked,
             transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),
-            window=float(decode.window),
+            prefill_window=float(prefill.window_tokens),
+            decode_window=float(decode.window_tokens),
+            transfer_window=float(sent.window_tokens),
             prefill_window_share=prefill.window_share,
             decode_window_share=decode.window_share,
             transfer_window_share=sent.window_share,

@@ -33,6 +33,7 @@ from fastroof.compiled.serving_options import (
 from fastroof.errors import BatchError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
+from fastroof.plan.start import refuse_to_start
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -399,7 +400,8 @@ def estimate(
     target = speculated(plan, speculation)
     check_errors(with_error, target.tokens)
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
-    memory = target.memory(max_seqs=engine.max_seqs)
+    memory = target.memory(max_seqs=engine.asked_seqs)
+    refuse_to_start(plan, memory, engine.asked_seqs, BatchError)
     # each batch in flight is served like a separate replica, in its share of the room
     flight = plan.batches_in_flight
     room = float(memory.max_kv_tokens)
@@ -408,14 +410,14 @@ def estimate(
     room /= plan.layout.pp
     options = ServingOptions(
         max_kv_tokens=room,
-        max_seqs=engine.max_seqs,
+        max_seqs=memory.most_running(engine.max_seqs),
         osl_reserved=engine.osl_reserved,
         is_chunked=engine.is_chunked,
         requests_per_client=(
             0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
         ),
         frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0, MOST_FRONTEND_US),
-        window=float(memory.window),
+        window=float(memory.window_tokens),
         window_share=memory.window_share,
         state_tokens=memory.state_tokens,
         is_prefill_first=engine.is_prefill_first,

@@ -31,6 +31,8 @@ class EngineLimits(NamedTuple):
     osl_reserved: float
     max_seqs: float
     is_prefill_first: bool
+    asked_seqs: float | None = None
+    """``max_seqs`` if it was given."""
 
 
 def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
@@ -124,6 +126,7 @@ def engine_limits(
     if kv_reservation is None:
         kv_reservation = engine.memory.kv_reservation
     one_of("kv_reservation", kv_reservation, KV_RESERVATIONS, BatchError)
+    asked_seqs = max_seqs
     if max_seqs is None:
         max_seqs = scheduling.max_num_seqs
     if order is None:
@@ -135,6 +138,7 @@ def engine_limits(
         KV_RESERVATIONS[kv_reservation],
         math.inf if type(max_seqs) is float and max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
         order == "prefill_first",
+        asked_seqs,
     )
 
 

@@ -210,7 +210,7 @@ class ReplicaOptions(NamedTuple):
 def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaOptions) -> RateCurve:
     """Estimate a replica for every candidate number of concurrent clients."""
     plan, engine = target.plan, options.engine
-    memory = target.memory(max_seqs=engine.max_seqs)
+    memory = target.memory(max_seqs=engine.asked_seqs)
     layout = plan.layout
     room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)
@@ -222,7 +222,7 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, options: ReplicaO
             return RateCurve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
     fit = {
         "kv_cache": room / held(isl + engine.osl_reserved * osl),
-        "max_seqs": engine.max_seqs,
+        "max_seqs": memory.most_running(engine.max_seqs),
         "budget": begun,
     }
     tightest = min(fit, key=lambda name: fit[name])

@@ -14,7 +14,7 @@ from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.arena import verification_arena
-from fastroof.plan.memory import PlanMemory, window_kv_bytes
+from fastroof.plan.memory import NO_DRAFTS, Drafts, PlanMemory, window_kv_bytes
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
@@ -108,28 +108,25 @@ class SpeculatedPlan(NamedTuple):
         held = sum(model.kv_bytes_per_token(Layout(), kv_dtype) for model, kv_dtype, _ in kinds)
         within = [window_kv_bytes(model, Layout(), kv_dtype) for model, kv_dtype, is_same in kinds if is_same]
         state = sum(model.state_bytes(Layout()) for model, _, _ in kinds)
-        return PlanMemory(0, held, 0, 0, 0, window, sum(within), state)
+        return PlanMemory.of_sequence(held, window, sum(within), state)
 
-    def memory(self, memory: PlanMemory | None = None, *, max_seqs: float | None = None) -> PlanMemory:
+    @property
+    def drafts(self) -> Drafts:
+        """What the draft takes of the memory."""
+        if self.tokens == 1:
+            return NO_DRAFTS
+        draft = self.draft
+        models = () if draft is None else ((draft.model, draft.layout, draft.kv_dtype),)
+        return Drafts(models, self.draft_weight_bytes, self.tokens - 1)
+
+    def memory(
+        self, *, max_tokens: int | None = None, max_seqs: float | None = None, prefix_caching: bool = False
+    ) -> PlanMemory:
         """Return one GPU's memory including the draft, whose weights and cache reduce the capacity."""
-        if memory is None:
-            profile = self.plan.profile
-            is_own = max_seqs is None or max_seqs >= profile.scheduling.max_num_seqs
-            is_own = is_own or not profile.memory.sample_bytes
-            memory = self.plan.memory if is_own else self.plan.memory_of(max_seqs=max_seqs)
-        if self.draft is None:
-            return memory
-        drafts = self.draft.memory
-        kv_bytes = memory.kv_bytes_per_token + drafts.kv_bytes_per_token
-        room = max(memory.max_kv_tokens * memory.token_bytes - self.draft_weight_bytes, 0)
-        # a separate window counts as no window
-        within = drafts.window_kv_bytes_per_token if drafts.window == memory.window else 0
-        return memory._replace(
-            weight_bytes=memory.weight_bytes + self.draft_weight_bytes,
-            kv_bytes_per_token=kv_bytes,
-            max_kv_tokens=room // max(kv_bytes, 1),
-            window_kv_bytes_per_token=memory.window_kv_bytes_per_token + within,
-            state_bytes_per_sequence=memory.state_bytes_per_sequence + drafts.state_bytes_per_sequence,
+        if max_tokens is None and max_seqs is None and not prefix_caching and self.tokens == 1:
+            return self.plan.memory
+        return self.plan.memory_of(
+            max_tokens=max_tokens, max_seqs=max_seqs, prefix_caching=prefix_caching, drafts=self.drafts
         )
 
 

@@ -21,7 +21,7 @@ from fastroof.simulation.capacity_search import (
 )
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.replicas import MOST_REPLICAS
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
 
@@ -229,6 +229,7 @@ def capacity(
     parsed = parsed_limits(limits, goodput, growth)
     settings = EngineSettings.of_plan(
         plan,
+        kv_len=running_tokens(traces[0], plan),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         num_gpu_blocks=num_gpu_blocks,
@@ -343,7 +344,7 @@ def fewest_replicas(
     growth = max(GROWTH, 1.0 / math.sqrt(len(trace)))
     # closed-loop clients send as fast as they are answered: their queue does not grow
     limits = parsed_limits(options, goodput, math.inf if trace.is_closed else growth)
-    settings = EngineSettings.of_plan(plan, **chosen)
+    settings = EngineSettings.of_plan(plan, kv_len=running_tokens(trace, plan), **chosen)
     refuse_too_long(trace, settings, "leave such requests out")
     seen: dict[int, Seen] = {}
 

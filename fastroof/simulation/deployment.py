@@ -11,7 +11,7 @@ from fastroof.errors import SimulationError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.engine import Outcomes, refuse_too_long
 from fastroof.simulation.replicas import POOLED_ROUTINGS, run_pooled_replicas, run_replicas
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.trace_files import load_trace
@@ -129,6 +129,7 @@ def simulate(
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     settings = EngineSettings.of_plan(
         plan,
+        kv_len=running_tokens(requests, plan),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         num_gpu_blocks=num_gpu_blocks,

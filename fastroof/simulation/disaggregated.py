@@ -22,7 +22,7 @@ from fastroof.plan.memory import PlanMemory, window_kv_bytes
 from fastroof.simulation.engine import Outcomes, added_up, too_long, with_rejected
 from fastroof.simulation.replicas import engines_of, merged, run_replicas
 from fastroof.simulation.requests import request_table
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.trace_files import load_trace
@@ -85,12 +85,8 @@ class PooledOutcomes(NamedTuple):
 def whole_kv_bytes(plan: StepPlan) -> PlanMemory:
     """Return the memory that a sequence takes in all layers on all GPUs; without weights and room."""
     model = plan.model
-    return PlanMemory(
-        0,
+    return PlanMemory.of_sequence(
         model.kv_bytes_per_token(Layout(), plan.kv_dtype),
-        0,
-        0,
-        0,
         plan.memory.window,
         window_kv_bytes(model, Layout(), plan.kv_dtype),
         model.state_bytes(Layout()),
@@ -469,8 +465,9 @@ def simulate_disaggregated(
     """
     one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
-    first = EngineSettings.of_plan(prefill_plan, **(prefill or {}))
-    then = EngineSettings.of_plan(decode_plan, **(decode or {}))
+    prompts, whole = (running_tokens(requests, plan) for plan in (prefill_plan, decode_plan))
+    first = EngineSettings.of_plan(prefill_plan, kv_len=prompts, **(prefill or {}))
+    then = EngineSettings.of_plan(decode_plan, kv_len=whole, **(decode or {}))
     if on_too_long == "error":
         beyond = pools_too_long(requests, first, then)
         if beyond.any():

@@ -15,6 +15,7 @@ from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
+    from fastroof.plan.memory import PlanMemory
     from fastroof.simulation.trace import Trace
 
 MOST_BLOCKS: Final = 2**40
@@ -114,13 +115,15 @@ class EngineSettings:
             raise SimulationError('order="prefill_first" admits whole prompts: leave admit_whole_prompt on')
 
     @classmethod
-    def of_plan(cls, plan: StepPlan, **given: Any) -> EngineSettings:
+    def of_plan(cls, plan: StepPlan, *, kv_len: float | None = None, **given: Any) -> EngineSettings:
         """Return settings of a plan's engine, with some given.
 
         Parameters
         ----------
         plan : StepPlan
             Its engine's profile and memory set the defaults.
+        kv_len : float, optional
+            Mean tokens of a running request, by which states and windows are set aside (default: 2,176).
         **given
             Attributes of :class:`EngineSettings`; by default the engine's. Requests are by default at
             most ``max_num_batched_tokens``.
@@ -139,6 +142,7 @@ class EngineSettings:
         (128, 8192, True)
         """
         from fastroof.plan.compile import check_plan
+        from fastroof.plan.start import refuse_to_start
 
         check_plan("plan", plan, SimulationError)
         unknown = given.keys() - cls.__dataclass_fields__.keys()
@@ -147,16 +151,17 @@ class EngineSettings:
                 f"an engine has no setting {', '.join(sorted(unknown))}; "
                 f"it has {', '.join(cls.__dataclass_fields__)}"
             )
-        own, memory = plan.profile.scheduling, plan.profile.memory
+        own, rule = plan.profile.scheduling, plan.profile.memory
+        memory = plan.memory_of(max_seqs=_asked_seqs(given))
         tokens: Any = given.get("max_num_batched_tokens")
         settings: dict[str, Any] = {
             "max_num_batched_tokens": own.max_num_batched_tokens,
             # as vLLM does: a default of requests is at most the tokens of a step
             "max_num_seqs": min(own.max_num_seqs, tokens) if is_whole_number(tokens) else own.max_num_seqs,
-            "block_size": memory.block_tokens,
+            "block_size": memory.block_tokens if memory.full_blocks else rule.block_tokens,
             "order": own.order,
             "chunked_prefill": own.chunked_prefill,
-            "reserve_output": memory.kv_reservation == "full",
+            "reserve_output": rule.kv_reservation == "full",
             "async_scheduling": own.async_scheduling,
         }
         settings |= {name: value for name, value in given.items() if value is not None}
@@ -171,24 +176,46 @@ class EngineSettings:
                 )
         if "num_gpu_blocks" in settings:
             return known
-        return replace(known, num_gpu_blocks=_blocks_of(plan, known))
+        refuse_to_start(plan, memory, given.get("max_num_seqs"), SimulationError)
+        known = replace(known, max_num_seqs=int(memory.most_running(known.max_num_seqs)))
+        return replace(known, num_gpu_blocks=_blocks_of(known, memory, kv_len))
 
 
-def _blocks_of(plan: StepPlan, settings: EngineSettings) -> int:
-    """Return how many blocks a plan's memory has room for after weights and states of running requests."""
-    memory = plan.memory_of(max_seqs=settings.max_num_seqs)
-    if not memory.kv_bytes_per_token:
+TYPICAL_TOKENS: Final = 2176
+"""Tokens of a running request if nobody says: 2,048 of a prompt and half of 256."""
+
+
+def _asked_seqs(given: dict[str, Any]) -> int | None:
+    """Return a given number of requests if it is one; invalid ones are refused with the other settings."""
+    seqs = given.get("max_num_seqs")
+    return int(seqs) if is_whole_number(seqs) else None
+
+
+def _blocks_of(settings: EngineSettings, memory: PlanMemory, kv_len: float | None) -> int:
+    """Return how many blocks of tokens a plan's memory has room for.
+
+    States, and what windowed layers keep, are set aside for as many requests of ``kv_len`` tokens as fit.
+    """
+    if not memory.token_blocks:
         return MOST_BLOCKS
-    tokens = memory.max_kv_tokens
-    if memory.state_bytes_per_sequence:
-        tokens = memory.tokens_beside_states(settings.max_num_seqs)
-    blocks = tokens // settings.block_size
-    if blocks < 1:
-        raise SimulationError(
-            f"{plan.model.name} on {plan.gpu.name} at tp {plan.tp} has no room for KV cache after "
-            f"{memory.weight_bytes / 1e9:.1f} GB of weights; use more GPUs, or give num_gpu_blocks"
-        )
-    return min(blocks, MOST_BLOCKS)
+    length = max(round(TYPICAL_TOKENS if kv_len is None else kv_len), 1)
+    a_request = memory.blocks_per_request(length)
+    if memory.full_blocks:
+        growing = memory.full_blocks * -(-length // memory.block_tokens)
+        running = min(settings.max_num_seqs, memory.blocks // a_request)
+        left = memory.blocks - running * (a_request - growing)
+        tokens = left * memory.block_tokens // memory.full_blocks
+    else:
+        tokens = memory.blocks * length // a_request
+    return min(max(tokens // settings.block_size, 1), MOST_BLOCKS)
+
+
+def running_tokens(trace: Trace, plan: StepPlan) -> float:
+    """Return the mean tokens of a trace's running requests, as serving estimates count them."""
+    if not len(trace):
+        return TYPICAL_TOKENS
+    reserved = plan.profile.memory.osl_reserved
+    return float(trace.input_tokens.mean() + reserved * trace.output_tokens.mean())
 
 
 LOOK_STEPS: Final = 8

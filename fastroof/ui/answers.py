@@ -267,8 +267,8 @@ def _notes(plan: StepPlan, view: View) -> list[str]:
 def _kv_share(plan: StepPlan, view: View) -> float | None:
     """Return the share of the KV cache that the step's requests take; None if there is no room for any."""
     memory = plan.memory
-    held = sum(count * float(memory.kv_bytes(new + context)) for count, new, context in view.requests)
-    return held / (memory.max_kv_tokens * memory.token_bytes) if memory.max_kv_tokens > 0 else None
+    held = sum(count * memory.blocks_per_request(new + context) for count, new, context in view.requests)
+    return float(held / memory.blocks) if memory.blocks > 0 else None
 
 
 MOST_CLIENTS: Final = 1024

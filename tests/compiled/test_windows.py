@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -259,19 +260,26 @@ def test_offsets_and_sizes_have_codes(plan):
     window=st.integers(1, 300),
     state=st.just(0) | st.integers(1, 5000),
     sequences=st.integers(1, 50),
+    block=st.integers(1, 40),
+    within_block=st.integers(1, 40),
+    most=st.integers(1, 60),
 )
-def test_the_longest_sequences_that_fit(parts, whole, within, window, state, sequences):
+def test_the_longest_sequences_that_fit(
+    parts, whole, within, window, state, sequences, block, within_block, most
+):
     if whole + within + state == 0:
         return
-    room = (parts, whole, within, window, state)
+    room = (parts, whole, within, window, state, block, within_block, most)
     longest = kv_room.longest_held(room, sequences)
 
     def fits(length):
-        return sequences * kv_room.held_parts(room, length) <= parts
+        held = whole * math.ceil(length / block) + within * math.ceil(min(length, window) / within_block)
+        assert kv_room.held_parts(room, length) == held + state
+        return sequences <= most and sequences * (held + state) <= parts
 
     assert longest == 0 or fits(longest)
     assert longest == request_sums_module.MAX_KV_LEN or not fits(longest + 1)
-    if whole + within == 0:
+    if whole + within == 0 or block + within_block > 2:
         return
     share = within / (whole + within)
     if parts < 10**6:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastroof.engines import engine_names, load_engine
-from fastroof.engines.memory import LayoutRules
+from fastroof.engines.layout_rules import LayoutRules
 from fastroof.errors import PlanError
 
 

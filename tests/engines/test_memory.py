@@ -39,8 +39,8 @@ def test_the_first_row_of_graphs_that_holds_and_the_least_of_large_gpus() -> Non
     assert reserve.bytes(80 * GIB, 4096, 8, 1, 1) == 4 * GIB
 
 
-def test_contexts_have_graphs_and_groups_buffers_by_their_link() -> None:
-    memory = KvMemory(context_gib=0.5, graphs_gib=0.25, group_gib=2.0, slow_group_gib=1.0)
+def test_contexts_have_groups_buffers_by_their_link() -> None:
+    memory = KvMemory(context_gib=0.75, group_gib=2.0, slow_group_gib=1.0)
     fast, slow = float(FAST_LINK_BYTES_PER_S), float(FAST_LINK_BYTES_PER_S) / 2
     assert memory.context_bytes(fast, 1) == memory.context_bytes(slow, 1) == 0.75 * GIB
     assert memory.context_bytes(fast, 8) == 2.75 * GIB

@@ -16,7 +16,7 @@ from fastroof.engines.memory import StaticReserve
 from fastroof.errors import PlanError
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.plan.memory import VISIBLE_SHARE, plan_memory
+from fastroof.plan.memory import VISIBLE_SHARE, MemoryUse, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus
 from fastroof.serving.sizing import largest_batch
 from fastroof.units import GIB, MIB
@@ -28,7 +28,7 @@ def naive_room_bytes(rule: KvMemory, gpu: GpuSpec, gpus: int, weights: int, run:
     """What an engine leaves, written for reading: of memory in bytes, in the order in which it takes it."""
     visible = int(gpu.hbm_bytes * VISIBLE_SHARE)
     is_fast = gpu.nvlink_bytes_per_s >= 400e9
-    context = rule.context_gib + rule.graphs_gib
+    context = rule.context_gib + (rule.graphs.gib if rule.graphs else 0.0)
     if gpus > 1:
         context += rule.group_gib if is_fast else rule.slow_group_gib
     context = round(context * GIB)
@@ -69,15 +69,15 @@ def test_the_rule_of_every_engine_is_the_naive_one(engine, model, options):
     kept = max(kept + (3 * graphs * layout.dp if layout.dp > 1 else 0), 10 * 1024)
     runs = [max(rule.activation * working, rule.sample_bytes * logits) for logits in stages]
     rooms = [naive_room_bytes(rule, gpu, layout.world_size, found.weight_bytes, run, kept) for run in runs]
-    tokens = [room // found.token_bytes // rule.block_tokens * rule.block_tokens for room in rooms]
-    assert found.max_kv_tokens in tokens
+    unit = found.full_blocks + found.window_blocks if rule.kv_cache != "groups" else 1
+    assert found.blocks in [room // found.block_bytes // unit * unit for room in rooms]
     if layout.pp == 1:  # of several stages another may be the fullest
         assert found.weight_bytes == plain.memory.weight_bytes
         assert found.kv_bytes_per_token == plain.memory.kv_bytes_per_token
     # every byte of the datasheet's memory is of one part, but for a block
     parts = found.explain()
     left = gpu.hbm_bytes - sum(parts.values())
-    assert 0 <= left < found.token_bytes * rule.block_tokens + 1
+    assert 0 <= left < found.block_bytes * unit + 1
 
 
 def test_kernels_alone_and_a_profile_that_says_nothing_keep_the_datasheets_rule(h100):
@@ -115,7 +115,7 @@ def test_fewer_requests_sample_with_less_memory_and_estimates_know_it(h100):
     assert few.max_kv_tokens > own.max_kv_tokens
     assert plan.memory_of(max_seqs=math.inf) == plan.memory_of(max_seqs=4096) == own
     # as many clients as run: what fits is the room
-    held = 8000 + 0.5 * 400
+    held = own.held_tokens(8000 + 0.5 * 400)
     many = estimate(plan, 8000, 400, 1024)
     assert many.effective_concurrency == pytest.approx(own.max_kv_tokens / held)
     at_most = estimate(plan, 8000, 400, 60, max_seqs=60)
@@ -190,7 +190,7 @@ def test_vllm_samples_for_fewer_requests_on_small_gpus() -> None:
     model, rule = load_model("qwen3-0.6b"), load_engine("vllm").memory
     held = {
         (gpu, seqs): plan_memory(
-            model, Layout(), load_gpu(gpu), Execution(), 64, rule=rule, max_seqs=seqs
+            model, Layout(), load_gpu(gpu), Execution(), MemoryUse(64, seqs), rule=rule
         ).activation_bytes
         for gpu in ("l40s", "h100")
         for seqs in (256, 1024)

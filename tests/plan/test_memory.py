@@ -19,7 +19,7 @@ from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.mlp import GatedMlp
 from fastroof.models.spec import stages_of
-from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.plan.memory import MemoryUse, PlanMemory, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.sweep import best_batches
@@ -42,7 +42,7 @@ def test_llama_8b_worked_out_by_hand(h100):
 
 
 def test_memory_made_by_hand_keeps_every_token_unless_it_has_a_window():
-    by_hand = PlanMemory(0, 3000, 0, 0, 10_000)
+    by_hand = PlanMemory.of_sequence(3000, blocks=30_000_000)
     assert by_hand.kv_bytes([1, 1000]).tolist() == [3000, 3_000_000]
     assert by_hand.max_sequences([1, 1000]).tolist() == [10_000, 10]
     with pytest.raises(BatchError, match=r"kv_len must be from 1 to 268,435,456, got 0"):
@@ -119,7 +119,7 @@ def test_windowed_layers_keep_no_more_than_their_window(h100, kv_len):
 
 def test_sequences_of_a_model_without_windows_fit_by_their_tokens(h100):
     found = memory(h100, "llama-3.1-8b")
-    assert found.kv_room == (found.max_kv_tokens, 1, 0, 0, 0)
+    assert found.kv_room == (found.max_kv_tokens, 1, 0, 0, 0, 1, 1, MAX_KV_LEN)
     assert found.state_bytes_per_sequence == 0
     assert found.state_tokens == 0.0
     assert found.max_sequences(1000) == found.max_kv_tokens // 1000
@@ -211,9 +211,10 @@ def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
     assert plan.memory.max_sequences(longest) == fit > plan.memory.max_sequences(longest + 1)
     over = best_batches(plan, range(1, 4097), [100, 2048]).over_memory[0].tolist()
     assert over == [4096 - plan.memory.max_sequences(length) for length in (100, 2048)]
-    room = plan.memory.max_kv_tokens * plan.memory.kv_bytes_per_token
     got = estimate(plan, 2048, 8192, 4000, max_batched_tokens=4096, max_seqs=math.inf)
-    assert got.effective_concurrency == pytest.approx(room / plan.memory.kv_bytes(2048 + 4096))
+    held = plan.memory.held_tokens(2048 + 4096)
+    assert got.effective_concurrency == pytest.approx(plan.memory.max_kv_tokens / held)
+    assert plan.memory.max_sequences(2048 + 4096) == pytest.approx(got.effective_concurrency, rel=0.05)
     # a cached prefix takes room as a computed one does
     cached = estimate(plan, 2048, 8192, 4000, max_batched_tokens=4096, max_seqs=math.inf, prefix_hit=0.5)
     assert cached.effective_concurrency == pytest.approx(got.effective_concurrency)
@@ -252,7 +253,7 @@ def test_no_stage_holds_fewer_than_the_plan_says(h100):
     model = stateful(6, 18)
     plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
     stages = [
-        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, 64, stage=one.number)
+        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, MemoryUse(64), stage=one.number)
         for one in stages_of(model, 8)
     ]
     # some stages have two linear layers and a full one, others three linear ones and no token's bytes
@@ -276,7 +277,7 @@ def test_states_of_a_stage_with_less_room_count_against_that_room(h100, vocab):
     model = replace(stateful(1, 23), vocab=vocab)
     plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
     stages = [
-        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, 64, stage=one.number)
+        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, MemoryUse(64), stage=one.number)
         for one in stages_of(model, 8)
     ]
     rooms = [part.max_kv_tokens * part.token_bytes for part in stages]
@@ -291,6 +292,7 @@ def test_every_stream_of_hyper_connections_takes_a_residual_in_and_out(h100):
     without = replace(model, layers=tuple(kinds))
     assert (model.residual_rows, without.residual_rows) == (4, 1)
     held = [
-        plan_memory(one, Layout(8), h100.gpu, Execution(), 1000).activation_bytes for one in (model, without)
+        plan_memory(one, Layout(8), h100.gpu, Execution(), MemoryUse(1000)).activation_bytes
+        for one in (model, without)
     ]
     assert held[0] - held[1] == 3 * 1000 * 2 * model.hidden * 2

@@ -60,7 +60,9 @@ def plan(request: pytest.FixtureRequest, tables: Tables, small_model: Any) -> An
 def little_memory(plan: Any, max_kv_tokens: int) -> Any:
     """The same plan with room for so many tokens."""
     other = dataclasses.replace(plan)
-    other.__dict__["memory"] = plan.memory._replace(max_kv_tokens=max_kv_tokens)
+    other.__dict__["memory"] = plan.memory._replace(
+        max_kv_tokens=max_kv_tokens, blocks=max_kv_tokens // plan.memory.block_tokens
+    )
     return other
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastroof.atomic_files import check_file_place, write_output
 from fastroof.engines import EngineProfile, KvMemory, OperatorKernel
 from fastroof.engines.data_parallel import ONE_SUM
-from fastroof.engines.memory import ANY_LAYOUT
+from fastroof.engines.layout_rules import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 

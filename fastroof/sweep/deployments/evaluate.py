@@ -66,8 +66,7 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
         plan.layout.batches_in_flight
     )
     room = [
-        target.memory(plan.memory_of(max_tokens=budget, max_seqs=spec.max_num_seqs)).max_kv_tokens
-        // plan.layout.pp
+        target.memory(max_tokens=budget, max_seqs=spec.max_num_seqs).max_kv_tokens // plan.layout.pp
         for budget in spec.max_num_batched_tokens
     ]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate
@@ -80,7 +79,8 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
 
 def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> DeploymentOptions:
     """Return the options that all candidates of a plan share."""
-    plan, memory = target.plan, target.memory()
+    plan = target.plan
+    memory = target.memory(max_tokens=max(spec.max_num_batched_tokens), max_seqs=spec.max_num_seqs)
     limits = spec.constraints
     price = spec.price(plan.gpu.name)
 
@@ -95,7 +95,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         is_rate=spec.request_rate is not None,
         tp=float(plan.tp),
         max_position=float(model.max_position),
-        max_seqs=float(spec.max_num_seqs),
+        max_seqs=memory.most_running(float(spec.max_num_seqs)),
         osl_reserved=plan.profile.memory.osl_reserved,
         is_chunked=plan.profile.scheduling.chunked_prefill,
         # as in estimate_disaggregated: all GPUs of a worker send concurrently
@@ -109,7 +109,8 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         kv_share=limit(limits.kv_share),
         total_gpus=limit(limits.total_gpus),
         objective=OBJECTIVES.index(spec.objective),
-        window=float(memory.window),
+        window=float(memory.window_tokens),
+        transfer_window=float(a_sequence.window_tokens),
         window_share=memory.window_share,
         transfer_window_share=a_sequence.window_share,
         state_tokens=memory.state_tokens,

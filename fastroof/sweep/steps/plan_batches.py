@@ -239,7 +239,7 @@ def _plan_rows(plans: Sequence[StepPlan], kv_len: Sequence[Longs]) -> PlanRows:
     return PlanRows(
         np.array([arena_address(plan.arena) for plan in plans], np.int64),
         np.array([len(plan.arena) for plan in plans], np.int64),
-        np.array([plan.memory.kv_room for plan in plans], np.int64).reshape(-1, 5),
+        np.array([plan.memory.kv_room for plan in plans], np.int64).reshape(-1, 8),
         np.cumsum([0, *map(len, kv_len)]),
         np.concatenate([np.empty(0, np.int64), *kv_len]),
     )

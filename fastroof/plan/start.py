@@ -1,0 +1,277 @@
+"""Whether an engine starts with a plan's memory, and what makes it start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from fastroof.errors import FastroofError, ModelError, PlanError
+from fastroof.models.layout import TP_SIZES
+from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
+from fastroof.units import GIB
+
+if TYPE_CHECKING:
+    from fastroof.plan.description import DescribedPlan
+
+REFUSALS: Final = {
+    "A": "other processes hold memory that the engine asks for",
+    "B": "no memory is left for blocks of KV cache",
+    "C": "one request of the longest context needs more blocks than there are",
+    "D": "more requests than blocks of states",
+    "E": "what the profiling run leaves out may not fit after the KV cache is taken",
+}
+"""Why an engine does not start; E only warns."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an engine does not start.
+
+    Attributes
+    ----------
+    code : str
+        A key of :data:`REFUSALS`.
+    reason : str
+        The reason, with its numbers.
+    needed, available : float
+        The two numbers that do not match.
+    unit : str
+        Their unit: ``bytes``, ``blocks`` or ``requests``.
+    remedy : str
+        What makes it start; empty if unknown.
+    """
+
+    code: str
+    reason: str
+    needed: float
+    available: float
+    unit: str
+    remedy: str = ""
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the engine starts nevertheless."""
+        return self.code == "E"
+
+
+@dataclass(frozen=True)
+class StartQuestion:
+    """With which arguments an engine is started; None for its own defaults."""
+
+    max_model_len: int | None = None
+    max_seqs: int | None = None
+    max_tokens: int | None = None
+    prefix_caching: bool = False
+    drafts: Drafts = NO_DRAFTS
+    free_bytes: int | None = None
+
+    def memory(self, plan: DescribedPlan, max_seqs: int | None = None) -> PlanMemory:
+        """Return the memory with these arguments, of some number of requests."""
+        seqs = max_seqs or self.max_seqs or plan.profile.scheduling.max_num_seqs
+        return plan.memory_of(
+            max_tokens=self.max_tokens, max_seqs=seqs, prefix_caching=self.prefix_caching, drafts=self.drafts
+        )
+
+
+def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> tuple[Refusal, ...]:
+    """Return why a plan's engine does not start with some arguments; empty if it does.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs.
+    question : StartQuestion
+        The engine's arguments.
+
+    Returns
+    -------
+    tuple of Refusal
+        In the order in which the engine finds them. One that is a warning does not keep it from starting.
+    """
+    memory = question.memory(plan)
+    seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+    context = question.max_model_len or plan.model.max_position
+    rule = plan.profile.memory.of_model(plan.model.architecture)
+    found = []
+    if question.free_bytes is not None and question.free_bytes < memory.requested_bytes:
+        share = question.free_bytes / memory.total_bytes
+        found.append(
+            Refusal(
+                "A",
+                f"{question.free_bytes / GIB:.2f} of {memory.total_bytes / GIB:.2f} GiB are free, and the "
+                f"engine asks for {memory.requested_bytes / GIB:.2f} GiB",
+                memory.requested_bytes,
+                question.free_bytes,
+                "bytes",
+                f"memory_fraction={int(share * 100) / 100:g}, or end the other processes",
+            )
+        )
+    if memory.blocks < 1:
+        found.append(
+            Refusal(
+                "B",
+                no_room(plan, memory),
+                memory.missing_bytes,
+                0,
+                "bytes",
+                what_makes_room(plan, seqs),
+            )
+        )
+        return tuple(found)
+    needed = memory.reserved_blocks(context)
+    if needed > memory.blocks and rule.room != "datasheet":
+        longest = memory.largest_context()
+        found.append(
+            Refusal(
+                "C",
+                f"one request of {context:,} tokens needs {needed * memory.block_bytes / GIB:.2f} GiB of KV "
+                f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left",
+                needed,
+                memory.blocks,
+                "blocks",
+                f"max_model_len={longest}" if longest else "",
+            )
+        )
+    if rule.states_limit_seqs and memory.state_blocks and seqs > memory.blocks:
+        most = seqs_that_start(plan, question)
+        found.append(
+            Refusal(
+                "D",
+                f"max_num_seqs {seqs:,} is above the {memory.blocks:,} blocks, and each request that decodes "
+                "needs one for its states",
+                seqs,
+                memory.blocks,
+                "requests",
+                f"max_num_seqs={most}" if most else "",
+            )
+        )
+    after, spare = memory.graphs_high_bytes - memory.graphs_bytes, memory.total_bytes - memory.requested_bytes
+    if rule.room == "all" and after > spare:
+        found.append(
+            Refusal(
+                "E",
+                f"CUDA graphs may take {after / GIB:.2f} GiB more than the engine counts, and "
+                f"{spare / GIB:.2f} GiB are left outside its share",
+                after,
+                spare,
+                "bytes",
+                "a smaller memory_fraction",
+            )
+        )
+    return tuple(found)
+
+
+def seqs_that_start(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> int:
+    """Return the most requests (``max_num_seqs``) with which an engine starts; 0 if it does with none.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs.
+    question : StartQuestion
+        The engine's other arguments.
+    """
+    context = question.max_model_len or 1
+
+    def memory(seqs: int) -> PlanMemory:
+        return question.memory(plan, seqs)
+
+    return most_that_start(memory, plan.profile.scheduling.max_num_seqs, context)
+
+
+def cache_line_tokens(plan: DescribedPlan, memory: PlanMemory, max_model_len: int | None = None) -> int:
+    """Return the tokens of KV cache that the engine's version prints.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs.
+    memory : PlanMemory
+        Its memory.
+    max_model_len : int, optional
+        Longest context (default: the model's).
+    """
+    rule = plan.profile.memory
+    if rule.kv_cache != "groups" or not memory.token_blocks:
+        return memory.max_kv_tokens
+    if rule.prints_requests:
+        context = max_model_len or plan.model.max_position
+        return memory.blocks * context // memory.reserved_blocks(context)
+    sizes = [memory.block_tokens] * bool(memory.full_blocks) + [memory.window_block_tokens] * bool(
+        memory.window_blocks
+    )
+    return memory.blocks // memory.groups * min(sizes)
+
+
+def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
+    """Return why there is no room for KV cache."""
+    uses = {
+        "weights": memory.weight_bytes,
+        "a profiling run": memory.activation_bytes,
+        "contexts and collectives": memory.context_bytes,
+        "CUDA graphs": memory.graphs_bytes,
+    }
+    taken = ", ".join(f"{size / GIB:.1f} GiB of {name}" for name, size in uses.items() if size)
+    return (
+        f"{plan.model.name} on {plan.layout.world_size} x {plan.gpu.name}: {taken} leave no room for KV "
+        f"cache in {memory.requested_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB a GPU"
+    )
+
+
+def what_makes_room(plan: DescribedPlan, max_seqs: int) -> str:
+    """Return which single setting makes room for KV cache; empty if none was found."""
+    found = []
+    own = plan.profile.memory
+    seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n), max_seqs)
+    if seqs:
+        found.append(f"max_num_seqs={seqs} or less")
+    larger = next((tp for tp in TP_SIZES if tp > plan.layout.tp and _fits(plan, tp)), 0)
+    if larger:
+        found.append(f"tp={larger}")
+    if own.room == "all" and own.fraction < 0.95:
+        wider = replace(plan.profile, memory=replace(own, fraction=0.95))
+        if replace(plan, profile=wider).memory_of(max_seqs=max_seqs).blocks:
+            found.append("memory_fraction=0.95")
+    if not found and plan.dtype == "bf16":
+        found.append("a smaller dtype such as fp8")
+    return " or ".join(found) or "more GPUs or a smaller dtype"
+
+
+def _fits(plan: DescribedPlan, tp: int) -> bool:
+    """Whether a plan's model has room with another tp."""
+    try:
+        ep = 1 if plan.layout.ep == 1 else tp * plan.layout.dp
+        layout = replace(plan.layout, tp=tp, ep=ep, moe_tp=None)
+        plan.model.check_layout(layout)
+    except (PlanError, ModelError):
+        return False
+    use = MemoryUse(plan.memory_tokens, plan.profile.scheduling.max_num_seqs)
+    parts = (plan.model, layout, plan.gpu, plan.execution, use)
+    return plan_memory(*parts, rule=plan.profile.memory).blocks > 0
+
+
+def refuse_to_start(
+    plan: DescribedPlan, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
+) -> None:
+    """Raise if an engine has no room for KV cache, or is asked for more requests than it starts with."""
+    if memory.blocks < 1:
+        raise_no_room(plan, memory, max_seqs, error)
+    rule = plan.profile.memory
+    if rule.states_limit_seqs and memory.state_blocks and max_seqs is not None:
+        asked = min(max_seqs, plan.profile.scheduling.max_num_seqs)
+        if asked > memory.blocks:
+            most = most_that_start(lambda n: plan.memory_of(max_seqs=n), int(asked))
+            raise error(
+                f"{plan.engine} does not start {plan.model.name} with max_num_seqs {int(asked):,}: there are "
+                f"{memory.blocks:,} blocks on {plan.layout.world_size} x {plan.gpu.name}, and each request "
+                f"needs one for its states; use max_num_seqs={most} or less"
+            )
+
+
+def raise_no_room(
+    plan: DescribedPlan, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
+) -> NoReturn:
+    """Raise that there is no room for KV cache, with the settings that make some."""
+    own = plan.profile.scheduling.max_num_seqs
+    most = int(min(own, max_seqs if max_seqs is not None else own))
+    raise error(f"{no_room(plan, memory)}; use {what_makes_room(plan, most)}")
