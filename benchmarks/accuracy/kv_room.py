@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import statistics
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.config import load_gpu
 from fastroof.config.paths import bench_data_root
-from fastroof.engines import KvMemory, engine_of_version
+from fastroof.engines import EngineProfile, KvMemory, engine_of_version
+from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
-from fastroof.plan import compile_plan
+from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import VISIBLE_SHARE, MemoryUse, PlanMemory, plan_memory
 from fastroof.units import GIB
 
@@ -20,10 +25,14 @@ FILE: Final = "kv_room.csv"
 STEP_TOKENS: Final = 8192
 """Default of runs without a value, noted in ``assumed``."""
 
+RANGES: Final = ("<0.17", ">=0.17,<0.21", ">=0.21")
+"""Versions of vLLM with other memory rules."""
+
 _NUMBERS: Final = {
-    "gpu_gib": float, "tp": int, "ep": int, "fraction": float, "max_num_batched_tokens": int,
-    "max_num_seqs": int, "kv_gib": float, "kv_tokens": int, "weights_gib": float, "activation_gib": float,
-    "other_gib": float,
+    "gpu_gib": float, "tp": int, "dp": int, "ep": int, "fraction": float, "max_num_batched_tokens": int,
+    "max_num_seqs": int, "max_model_len": int, "kv_gib": float, "kv_tokens": int, "blocks": int,
+    "max_concurrency": float, "weights_gib": float, "activation_gib": float, "other_gib": float,
+    "graphs_gib": float,
 }  # fmt: skip
 
 
@@ -36,28 +45,52 @@ class LoggedRoom:
     version: str
     model: str
     gpu: str
-    gpu_gib: float
+    gpu_gib: float | None
     tp: int
+    dp: int
     ep: int
     dtype: str
     kv_dtype: str
     fraction: float | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
+    max_model_len: int | None
     kv_gib: float | None
     kv_tokens: int | None
+    blocks: int | None
+    max_concurrency: float | None
     weights_gib: float | None
     activation_gib: float | None
     other_gib: float | None
+    graphs_gib: float | None
+    kind: str
     half: str
     assumed: str
     source: str
 
+    @property
+    def group(self) -> str:
+        """Engine and range of versions, as the table has them."""
+        if self.engine != "vllm":
+            return self.engine
+        return next(f"vllm {one}" for one in RANGES if holds_for(one, self.version))
+
     def room_gib(self, memory: PlanMemory) -> float:
-        """Return the logged room, GiB; tokens are converted by the plan's bytes per token."""
+        """Return the logged room, GiB; blocks and tokens are converted by the plan's."""
         if self.kv_gib is not None:
             return self.kv_gib
-        return (self.kv_tokens or 0) * memory.kv_bytes_per_token / GIB
+        if self.blocks is not None:
+            return self.blocks * memory.block_bytes / GIB
+        if self.max_concurrency is not None and self.max_model_len is not None:
+            return (
+                self.max_concurrency * memory.reserved_blocks(self.max_model_len) * memory.block_bytes / GIB
+            )
+        tokens = self.kv_tokens or 0
+        if memory.groups > 1 and self.max_model_len is not None:
+            # floor(concurrency x the longest context)
+            blocks = tokens / self.max_model_len * memory.reserved_blocks(self.max_model_len)
+            return float(blocks * memory.block_bytes / GIB)
+        return float(tokens * memory.token_bytes / GIB)
 
 
 def kv_room_rows(path: str | Path | None = None) -> tuple[LoggedRoom, ...]:
@@ -78,46 +111,136 @@ def _cells(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
-    """Return the memory of a logged run's plan."""
-    if rule is None:
-        rule = engine_of_version(row.engine, row.version).memory
-        # the log's limit of requests, on any GPU
-        rule = replace(rule, small_gib=0.0, small_gpus=())
-        if row.fraction is not None:
-            rule = replace(rule, fraction=row.fraction)
-    gpu = replace(load_gpu("h100"), hbm_bytes=round(row.gpu_gib / VISIBLE_SHARE * GIB))
+def rule_of_row(row: LoggedRoom) -> KvMemory:
+    """Return the memory rule of a row's version, with the log's limits on any GPU."""
+    rule = replace(engine_of_version(row.engine, row.version).memory, small_gib=0.0, small_gpus=())
+    if "V2 runner" in row.assumed and rule.runners:
+        rule = replace(rule, runners=(replace(rule.runners[0], architectures=()),))
+    if "TensorRT engine" in row.assumed:
+        rule = engine_of_version(row.engine, "0.17").memory
+    if "ESTIMATE_CUDAGRAPHS=0" in row.assumed:
+        rule = replace(rule, graphs=None)
+    if "before another rule" in row.assumed:
+        rule = replace(rule, other_share=1.0)
+    return rule if row.fraction is None else replace(rule, fraction=row.fraction)
+
+
+def plan_of_row(row: LoggedRoom) -> StepPlan:
+    """Compile a row's model on its GPU's memory and links, without kernels."""
+    gpu = replace(load_gpu("h100"), name=row.gpu, hbm_bytes=round((row.gpu_gib or 0) / VISIBLE_SHARE * GIB))
     if row.gpu in _SLOW_LINKS:
         gpu = replace(gpu, nvlink_bytes_per_s=load_gpu("l40s").nvlink_bytes_per_s)
-    plan = compile_plan(
-        load_model(row.model),
-        gpu,
-        None,
-        tp=row.tp,
-        ep=row.ep,
-        dtype=row.dtype,
-        kv_dtype=row.kv_dtype,
-        engine="kernels",
-    )
+    with warnings.catch_warnings():
+        # nothing is timed
+        warnings.simplefilter("ignore")
+        return compile_plan(
+            load_model(_CONFIGS.get(row.model, row.model)),
+            gpu,
+            None,
+            tp=row.tp,
+            dp=row.dp,
+            ep=row.ep,
+            dtype=row.dtype,
+            kv_dtype=row.kv_dtype,
+            engine=EngineProfile("kernels"),
+        )
+
+
+def memory_of_row(row: LoggedRoom, rule: KvMemory | None = None) -> PlanMemory:
+    """Return the memory of a logged run's plan."""
+    plan = plan_of_row(row)
     seqs = engine_of_version(row.engine, row.version).scheduling.max_num_seqs
-    return plan_memory(
-        plan.model, plan.layout, gpu, plan.execution,
-        MemoryUse(row.max_num_batched_tokens or STEP_TOKENS, row.max_num_seqs or seqs), rule=rule,
-    )  # fmt: skip
+    use = MemoryUse(row.max_num_batched_tokens or STEP_TOKENS, row.max_num_seqs or seqs)
+    rule = rule_of_row(row) if rule is None else rule
+    return plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, use, rule=rule)
 
 
-_SLOW_LINKS: Final = ("l40s", "rtx_4090", "rtx_3090", "a100", "rtx_a6000")
+def _config(family: str, hidden: int, layers: int, heads: int, inner: int, vocab: int) -> dict[str, Any]:
+    """Return the published sizes of a dense model without a preset."""
+    is_qwen = family == "Qwen2ForCausalLM"
+    return {
+        "architectures": [family],
+        "model_type": "qwen2" if is_qwen else "mistral",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2 if hidden < 2048 else 8,
+        "head_dim": 64 if hidden < 1024 else 128,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": hidden < 2048,
+        "torch_dtype": "bfloat16",
+    }
+
+
+_CONFIGS: Final = {
+    "mistral-small-24b": _config("MistralForCausalLM", 5120, 40, 32, 32768, 131072),
+    "qwen2.5-1.5b": _config("Qwen2ForCausalLM", 1536, 28, 12, 8960, 151936),
+    "qwen2.5-14b": _config("Qwen2ForCausalLM", 5120, 48, 40, 13824, 152064),
+}
+
+_SLOW_LINKS: Final = (
+    "a100", "h100_nvl", "l40s", "rtx_3090", "rtx_4090", "rtx_5090", "rtx_a6000", "rtx_pro_5000_72gb",
+    "rtx_pro_6000",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoomError:
+    """A row, and the rooms that it logged and that a rule leaves, GiB."""
+
+    row: LoggedRoom
+    logged_gib: float
+    rule_gib: float
+    memory: PlanMemory
+
+    @property
+    def off_gib(self) -> float:
+        """The rule's room less the logged one."""
+        return self.rule_gib - self.logged_gib
+
+
+def room_errors(rows: Iterable[LoggedRoom] | None = None) -> list[RoomError]:
+    """Return the errors of all rows with a known model and format."""
+    found = []
+    for row in kv_room_rows() if rows is None else rows:
+        if row.half == "none":
+            continue
+        memory = memory_of_row(row)
+        left = memory.kv_cache_bytes - max(memory.missing_bytes - memory.block_bytes, 0)
+        found.append(RoomError(row, row.room_gib(memory), left / GIB, memory))
+    return found
+
+
+def table_lines(errors: list[RoomError]) -> list[str]:
+    """Return the median and the worst error by engine and version, by kind and by half."""
+    groups = defaultdict(list)
+    for error in errors:
+        row = error.row
+        groups[row.group, "all", "all"].append(error)
+        groups[row.group, "all", row.half].append(error)
+        groups[row.group, row.kind, "all"].append(error)
+    lines = [f"{'engine and version':20} {'kind':24} {'half':6} {'rows':>4} {'median GiB':>10}  worst GiB"]
+    for (group, kind, half), some in sorted(groups.items()):
+        sizes = [abs(error.off_gib) for error in some]
+        worst = max(some, key=lambda error: abs(error.off_gib))
+        lines.append(
+            f"{group:20} {kind:24} {half:6} {len(some):4} {statistics.median(sizes):10.2f}  "
+            f"{worst.off_gib:+.2f} {worst.row.id}"
+        )
+    return lines
 
 
 def main() -> None:
-    """Compare logged KV cache room with the profile's rule and the datasheet's."""
-    columns = ("log", "rule", "off", "datasheet", "off")
-    print(f"{'run':10} {'half':5} {'model on gpu':38} " + " ".join(f"{name:>9}" for name in columns))
-    for row in kv_room_rows():
-        memory, plain = memory_of_row(row), memory_of_row(row, KvMemory())
-        log = row.room_gib(memory)
-        rooms = [one.max_kv_tokens * one.token_bytes / GIB for one in (memory, plain)]
-        off = [f"{(room - log) / row.gpu_gib:+.1%}" for room in rooms]
-        where = f"{row.model} tp {row.tp} on {row.gpu}"
-        cells = (f"{log:.2f}", f"{rooms[0]:.2f}", off[0], f"{rooms[1]:.2f}", off[1])
-        print(f"{row.id:10} {row.half:5} {where:38} " + " ".join(f"{cell:>9}" for cell in cells))
+    """Compare logged KV cache room with the profile's rule."""
+    columns = ("log GiB", "rule", "off")
+    print(f"{'run':10} {'half':5} {'model on gpu':44} " + " ".join(f"{name:>9}" for name in columns))
+    errors = room_errors()
+    for error in errors:
+        row = error.row
+        where = f"{row.engine} {row.version} {row.model} tp {row.tp} {row.gpu}"[:44]
+        cells = (f"{error.logged_gib:.2f}", f"{error.rule_gib:.2f}", f"{error.off_gib:+.2f}")
+        print(f"{row.id:10} {row.half:5} {where:44} " + " ".join(f"{cell:>9}" for cell in cells))
+    print()
+    print("\n".join(table_lines(errors)))

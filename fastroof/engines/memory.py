@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from fastroof.checks import is_number, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.engines.values import (
     check_bool,
     check_names,
@@ -46,6 +46,8 @@ _AMOUNTS: Final = (
     "slow_group_gib",
     "activation",
     "sample_bytes",
+    "decoder_bytes",
+    "other_share",
     "state_pool",
     "window_pool",
     "small_gib",
@@ -71,17 +73,36 @@ class StaticReserve:
     mib_per_graph: float = 0.0
     mib_per_gpu: float = 0.0
     mib_per_rank_graph: float = 0.0
+    mib_per_large_rank_graph: float = 0.0
+    large_graph: int = 300
+    mib_per_prefill_graph: float = 0.0
+    latent_graphs_mib: float = 0.0
+    alltoall_mib: float = 0.0
     least_tokens: int = 1
     least_gib: float = 0.0
     large_gib: float = 0.0
     graphs: tuple[tuple[float, int, int], ...] = ()
+    prefill_sizes: tuple[tuple[int, int], ...] = ()
+    vision_share: float = 1.0
+    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Reject an invalid reserve."""
         for key in fields(self):
-            if key.name not in ("graphs", "least_tokens"):
+            if isinstance(key.default, float):
                 object.__setattr__(self, key.name, check_number(key.name, getattr(self, key.name)))
-        whole_number("least_tokens", self.least_tokens, most=MOST_SEQS, error=PlanError)
+        for name in ("least_tokens", "large_graph"):
+            whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
+        check_text("source", self.source)
+        sizes = self.prefill_sizes
+        if not isinstance(sizes, list | tuple) or not all(
+            isinstance(row, list | tuple) and len(row) == 2 and all(is_whole_number(one) for one in row)
+            for row in sizes
+        ):
+            raise PlanError(
+                f"prefill_sizes must be rows of [tokens up to, multiple], got {shown(self.prefill_sizes, 80)}"
+            )
+        object.__setattr__(self, "prefill_sizes", tuple(tuple(row) for row in sizes))
         given = self.graphs
         if not isinstance(given, list | tuple) or not all(
             isinstance(row, list | tuple) and len(row) == 3 for row in given
@@ -95,16 +116,42 @@ class StaticReserve:
                 whole_number("a batch of graphs", batch, most=MOST_SEQS, error=PlanError)
         object.__setattr__(self, "graphs", tuple((float(row[0]), *row[1:]) for row in given))
 
-    def bytes(self, gpu_bytes: int, tokens: int, tp: int, pp: int, ranks: int) -> int:
-        """Return the bytes left free on one GPU, by the tokens of a step and the layout of a replica."""
+    def num_prefill_graphs(self, tokens: int) -> int:
+        """Return how many prefill graphs of up to some tokens are captured."""
+        count, start = 0, 0
+        for up_to, multiple in self.prefill_sizes:
+            count += max(min(up_to, tokens) - start, 0) // multiple
+            start = up_to
+        return count
+
+    def bytes(
+        self,
+        gpu_bytes: int,
+        tokens: int,
+        tp: int,
+        pp: int,
+        ranks: int,
+        *,
+        latent: bool = False,
+        alltoall: bool = False,
+    ) -> int:
+        """Return the bytes left free on one GPU, by the tokens of a step and the layout of a replica.
+
+        ``latent``: latent attention, whose prefill graphs take more; ``alltoall``: experts send tokens.
+        """
         gib = gpu_bytes / GIB
         graph = next((batches[tp >= 4] for below, *batches in self.graphs if below == 0 or gib < below), 0)
         mib = self.mib + self.mib_per_token * max(tokens, self.least_tokens)
         mib += self.mib_per_graph * graph + self.mib_per_gpu * tp * pp
         if ranks > 1:
             mib += self.mib_per_rank_graph * graph * ranks
+            mib += self.mib_per_large_rank_graph * graph * ranks * (graph > self.large_graph)
+        elif self.prefill_sizes:
+            own = self.mib_per_prefill_graph * self.num_prefill_graphs(tokens)
+            mib += self.latent_graphs_mib if latent else own
         if gib > self.large_gib:
             mib = max(mib, self.least_gib * GIB / MIB)
+        mib += self.alltoall_mib * alltoall
         return round(mib * MIB)
 
 
@@ -115,7 +162,9 @@ class GraphEstimate:
     Attributes
     ----------
     gib, low_gib, high_gib : float
-        Taken off, and the least and the most that logs have; a high of 0 is unknown.
+        Taken off, and the least and the most that logs have.
+    expert_formats, expert_low_gib, expert_high_gib : tuple of str, float, float
+        The same of mixtures of experts in some formats, whose estimate does not follow from their sizes.
     variable : str
         What switches the estimate off.
     """
@@ -123,13 +172,24 @@ class GraphEstimate:
     gib: float = 0.0
     low_gib: float = 0.0
     high_gib: float = 0.0
+    expert_formats: tuple[str, ...] = ()
+    expert_low_gib: float = 0.0
+    expert_high_gib: float = 0.0
     variable: str = ""
 
     def __post_init__(self) -> None:
         """Reject an invalid estimate."""
-        for name in ("gib", "low_gib", "high_gib"):
+        for name in ("gib", "low_gib", "high_gib", "expert_low_gib", "expert_high_gib"):
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
+        formats = check_names("expert_formats", self.expert_formats)
+        object.__setattr__(self, "expert_formats", formats)
         check_text("variable", self.variable)
+
+    def range_gib(self, expert_format: str) -> tuple[float, float]:
+        """Return the range of logged estimates, of a mixture of experts in some format; empty for none."""
+        if expert_format in self.expert_formats:
+            return self.expert_low_gib, self.expert_high_gib
+        return self.low_gib, self.high_gib
 
 
 @dataclass(frozen=True)
@@ -251,6 +311,8 @@ class KvMemory:
     group_gib, slow_group_gib : float
         Buffers of collectives in a replica of several GPUs, GiB: over links of at least
         ``FAST_LINK_BYTES_PER_S``, whose switches multicast, and over slower ones.
+    expert_group_gib : float, optional
+        The first of a mixture of experts (default: the same).
     graphs : GraphEstimate, optional
         What the engine takes off for CUDA graphs before it reserves KV cache; a table in TOML.
     activation : float
@@ -258,6 +320,10 @@ class KvMemory:
         datasheet rule).
     sample_bytes : float
         Memory of its sampling per request and vocabulary entry; the larger of both counts.
+    decoder_bytes : float
+        Decoder buffers per request and vocabulary entry, next to the profiling run.
+    other_share, other_share_gpus : float, tuple of str
+        Factor of the static rule's fraction on some GPUs, also if it is given.
     runners : tuple of RunnerMemory
         Other sampling and graphs of some architectures; tables in TOML.
     small_gib, small_seqs : float, int
@@ -302,8 +368,12 @@ class KvMemory:
     group_gib: float = 0.0
     slow_group_gib: float = 0.0
     graphs: GraphEstimate | None = None
+    expert_group_gib: float | None = None
     activation: float = 1.0
     sample_bytes: float = 0.0
+    decoder_bytes: float = 0.0
+    other_share: float = 1.0
+    other_share_gpus: tuple[str, ...] = ()
     runners: tuple[RunnerMemory, ...] = ()
     small_gib: float = 0.0
     small_seqs: int = 1
@@ -335,6 +405,10 @@ class KvMemory:
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus
         object.__setattr__(self, "small_gpus", check_names("small_gpus", gpus))
+        others = check_names("other_share_gpus", self.other_share_gpus)
+        object.__setattr__(self, "other_share_gpus", others)
+        if self.expert_group_gib is not None:
+            check_number("expert_group_gib", self.expert_group_gib)
         for name in _COUNTS:
             whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
         for name, made in _TABLES.items():
@@ -376,11 +450,14 @@ class KvMemory:
         is_small = gpu_bytes < self.small_gib * GIB or gpu in self.small_gpus
         return min(most, self.small_seqs) if is_small else most
 
-    def context_bytes(self, link_bytes_per_s: float, gpus: int) -> int:
+    def context_bytes(self, link_bytes_per_s: float, gpus: int, *, has_experts: bool = False) -> int:
         """Return the bytes of contexts and collectives on one of a replica's GPUs."""
         gib = self.context_gib
         if gpus > 1:
-            gib += self.group_gib if link_bytes_per_s >= FAST_LINK_BYTES_PER_S else self.slow_group_gib
+            fast = self.group_gib
+            if has_experts and self.expert_group_gib is not None:
+                fast = self.expert_group_gib
+            gib += fast if link_bytes_per_s >= FAST_LINK_BYTES_PER_S else self.slow_group_gib
         return round(gib * GIB)
 
 

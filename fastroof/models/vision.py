@@ -194,6 +194,18 @@ class VisionEncoder:
             )
         return self.resizing.pieces(width, height, self.patch_size, self.merge)
 
+    def weights(self, tp: int) -> int:
+        """Return the weights on one of ``tp`` GPUs; whole if they do not divide, 0 if sizes are unknown."""
+        for split in (tp, 1):
+            try:
+                calls = self.calls(split)
+            except ModelError:
+                continue
+            parts = (calls.before, calls.layer * (self.num_layers or 0), calls.projection, calls.after)
+            gemms = [call for part in parts for call in part if isinstance(call, Gemm)]
+            return sum(call.times * call.n * call.k for call in gemms)
+        return 0
+
     def calls(self, tp: int) -> EncoderCalls:
         """Return the calls of one of ``tp`` GPUs."""
         named = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")

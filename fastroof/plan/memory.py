@@ -17,6 +17,8 @@ from fastroof.engines.memory import DATASHEET_MEMORY
 from fastroof.errors import BatchError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
+from fastroof.models.latent import LatentAttention
+from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.spec import stages_of
 from fastroof.plan.kv_blocks import blocks_of_bytes, blocks_of_groups, blocks_of_pools, held_layers
 from fastroof.run.batch import int_array
@@ -50,52 +52,69 @@ class MemoryUse(NamedTuple):
     drafts: Drafts = NO_DRAFTS
 
 
+class Footprint(NamedTuple):
+    """What the weights and the largest step of a stage take, bytes; logits are entries."""
+
+    weight_bytes: int
+    working_bytes: int
+    logits: int
+    has_experts: bool = False
+    is_latent: bool = False
+    sends: bool = False
+    vision: tuple[int, int] = (0, 0)
+    """Layers and width of a vision encoder."""
+
+
 class LeftForKv(NamedTuple):
     """A GPU's memory by use, bytes; ``left_bytes`` is below 0 if it is too small."""
 
     left_bytes: int
     forward_bytes: int
     sampler_bytes: int
+    run_bytes: int
     context_bytes: int
     graphs_bytes: int
     reserve_bytes: int
     total_bytes: int
     requested_bytes: int
 
-    @property
-    def run_bytes(self) -> int:
-        """The larger of the profiling run's two parts."""
-        return max(self.forward_bytes, self.sampler_bytes)
+
+def vision_share(rule: KvMemory, layers: int, hidden: int) -> float:
+    """Return the factor of SGLang's default fraction with a vision encoder of some layers and width."""
+    if rule.reserve is None or not layers or rule.reserve.vision_share >= 1.0:
+        return 1.0
+    size = layers * hidden**2 / (24 * 1024**2)
+    return rule.reserve.vision_share * min(max(1.0 - 0.1 * (size - 1.0), 0.8), 1.05)
 
 
-def left_for_kv(
-    rule: KvMemory,
-    gpu: GpuSpec,
-    layout: Layout,
-    weight_bytes: int,
-    working_bytes: int,
-    max_tokens: int,
-    logits: int,
-) -> LeftForKv:
+def _static_fraction(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, tokens: int) -> float:
+    """Return the share of the memory free before loading that weights and KV cache may take."""
+    fraction, reserve = rule.fraction, rule.reserve
+    if not fraction and reserve is not None:
+        kept = reserve.bytes(
+            gpu.hbm_bytes, tokens, layout.tp, layout.pp, layout.dp, latent=held.is_latent, alltoall=held.sends
+        )
+        fraction = max(1 - kept / gpu.hbm_bytes, 0.0) * vision_share(rule, *held.vision)
+    return fraction * (rule.other_share if gpu.name in rule.other_share_gpus else 1.0)
+
+
+def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, max_tokens: int) -> LeftForKv:
     """Return what an engine leaves for KV cache."""
-    gpu_bytes = gpu.hbm_bytes
+    gpu_bytes, working, weights = gpu.hbm_bytes, held.working_bytes, held.weight_bytes
     if rule.room == "datasheet":
         usable = int(gpu_bytes * rule.fraction)
-        left = usable - weight_bytes - working_bytes
-        return LeftForKv(left, working_bytes, 0, 0, 0, gpu_bytes - usable, gpu_bytes, usable)
+        left, reserve = usable - weights - working, gpu_bytes - usable
+        return LeftForKv(left, working, 0, working, 0, 0, reserve, gpu_bytes, usable)
     visible = int(gpu_bytes * VISIBLE_SHARE)
-    context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size)
+    context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size, has_experts=held.has_experts)
     if rule.room == "static":
-        base, fraction = visible - context, rule.fraction
-        if not fraction and rule.reserve is not None:
-            kept = rule.reserve.bytes(gpu_bytes, max_tokens, layout.tp, layout.pp, layout.dp)
-            fraction = max(1 - kept / gpu_bytes, 0.0)
-        budget = int(base * fraction)
+        budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, max_tokens))
         reserve = gpu_bytes - context - budget
-        return LeftForKv(budget - weight_bytes, 0, 0, context, 0, reserve, visible, budget)
-    forward, sampler = round(rule.activation * working_bytes), round(rule.sample_bytes * logits)
+        return LeftForKv(budget - weights, 0, 0, 0, context, 0, reserve, visible, budget)
+    forward, sampler = round(rule.activation * working), round(rule.sample_bytes * held.logits)
+    run = max(forward, sampler) + round(rule.decoder_bytes * held.logits)
     graphs = 0 if rule.graphs is None else round(rule.graphs.gib * GIB)
-    taken = weight_bytes + max(forward, sampler) + context + graphs
+    taken = weights + run + context + graphs
     if rule.room == "all":
         budget = int(visible * rule.fraction)
         left, reserve = budget - taken, gpu_bytes - budget
@@ -105,7 +124,7 @@ def left_for_kv(
     if rule.cache_gib:
         left = round(rule.cache_gib * GIB)
         reserve = max(gpu_bytes - taken - left, 0)
-    return LeftForKv(left, forward, sampler, context, graphs, reserve, visible, budget)
+    return LeftForKv(left, forward, sampler, run, context, graphs, reserve, visible, budget)
 
 
 class PlanMemory(NamedTuple):
@@ -429,8 +448,20 @@ def _gpu_memory(
     activation_bytes = use.max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
     seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_seqs)
     logits = seqs * model.padded_vocab(1) if is_last else 0
-    left = left_for_kv(rule, gpu, layout, held_bytes, activation_bytes, use.max_tokens, logits)
-    graphs = rule.graphs
+    has_experts, tower = model.has_experts, model.vision
+    if is_first and tower is not None and rule.room != "datasheet":
+        held_bytes += tower.weights(layout.tp) * ACTIVATION_BYTES
+    held = Footprint(
+        held_bytes,
+        activation_bytes,
+        logits,
+        has_experts,
+        any(isinstance(kind.attention, LatentAttention | SparseLatentAttention) for kind in model.kinds),
+        execution.exchange.alltoall != "never",
+        (0, 0) if tower is None else (tower.num_layers or 0, tower.hidden or 0),
+    )
+    left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
+    graphs, expert_format = rule.graphs, execution.kernel("experts") if has_experts else ""
     memory = PlanMemory(
         held_bytes,
         model.kv_bytes_per_token(layout, execution.kv_dtype),
@@ -446,8 +477,7 @@ def _gpu_memory(
         left.forward_bytes,
         left.sampler_bytes,
         left.graphs_bytes,
-        0 if graphs is None else round(graphs.low_gib * GIB),
-        0 if graphs is None else round(graphs.high_gib * GIB),
+        *(round(gib * GIB) for gib in ((0.0, 0.0) if graphs is None else graphs.range_gib(expert_format))),
     )
     own = ((model, layout, execution.kv_dtype), *use.drafts.models)
     return _with_blocks(memory, left.left_bytes, own, rule, use, model.max_position, layout.dp)
