@@ -118,6 +118,7 @@ def serving(
     from fastroof import compile_plan
     from fastroof.engines import load_engine
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
+    from fastroof.serving.speculation import speculated
 
     lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
     mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
@@ -125,11 +126,12 @@ def serving(
     spec, tables = gpu_and_tables(**measured)
     engine = load_engine(plan["engine"])
     budget, seqs = engine_limits(limits, engine)
+    asked_seqs = number_or_engine("--max-num-seqs", limits["max_num_seqs"])
     schedule: dict[str, Any] = {
         "max_batched_tokens": budget,
         "chunked_prefill": scheduling["chunked_prefill"],
         "kv_reservation": kv_reservation,
-        "max_seqs": seqs,
+        "max_seqs": asked_seqs,
     }
     ahead: dict[str, Any] = {"order": scheduling["order"], "length_spread": length_spread}
     ahead = {name: value for name, value in ahead.items() if value is not None}
@@ -193,6 +195,7 @@ def serving(
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
+    memory = speculated(served, drafts).memory(max_seqs=asked_seqs)
     if as_json:
         print_json(
             {
@@ -209,9 +212,8 @@ def serving(
                 "kv_dtype": served.kv_dtype,
                 "engine": served.engine,
                 "max_num_batched_tokens": budget,
-                "max_kv_tokens": served.memory_of(
-                    max_seqs=number_or_engine("--max-num-seqs", limits["max_num_seqs"])
-                ).max_kv_tokens,
+                "max_num_seqs": int(memory.most_running(seqs)),
+                "max_kv_tokens": memory.max_kv_tokens,
                 "tables_hash": served.tables_hash,
                 **asked,
                 "rows": rows,

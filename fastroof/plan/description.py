@@ -79,6 +79,7 @@ class DescribedPlan(PlanData):
         max_seqs: float | None = None,
         prefix_caching: bool = False,
         drafts: Drafts = NO_DRAFTS,
+        lowers: bool = True,
     ) -> PlanMemory:
         """Return ``memory`` for other limits than the plan's and its engine's.
 
@@ -87,12 +88,15 @@ class DescribedPlan(PlanData):
         max_tokens : int, optional
             Tokens of the largest step (default: the plan's).
         max_seqs : float, optional
-            Maximum number of concurrent sequences, ``inf`` for the engine's own limit. By default the
-            engine's own; if each needs a block of states and there are fewer, the most with which it starts.
+            Maximum number of concurrent sequences, ``inf`` for the engine's own limit, which is the default.
+            If each needs a block of states and there are fewer, the engine does not start: the memory is then
+            that of the most with which it does, ``max_running``.
         prefix_caching : bool
             Whether a hybrid model's states are cached with prefixes, which takes more blocks of a request.
         drafts : Drafts
             Draft model and tokens of speculative decoding.
+        lowers : bool
+            Whether ``max_seqs`` is lowered until the engine starts.
 
         Returns
         -------
@@ -115,19 +119,17 @@ class DescribedPlan(PlanData):
                 tokens = min(tokens, scheduling.max_num_batched_tokens)
 
         def memory(seqs: int) -> PlanMemory:
-            use = MemoryUse(tokens, seqs, prefix_caching, drafts)
+            use = MemoryUse(tokens, seqs, max_seqs is not None, prefix_caching, drafts)
             return plan_memory(
                 self.model, self.layout, self.gpu, self.execution, use, stage=self.stage, rule=rule
             )
 
-        most = scheduling.max_num_seqs
-        if max_seqs is not None and not is_unlimited:
-            most = int(min(most, max_seqs))
+        most = scheduling.max_num_seqs if is_unlimited else int(min(scheduling.max_num_seqs, max_seqs or 0))
         made = memory(most)
-        if not rule.states_limit_seqs or not made.state_blocks or not 0 < made.blocks < most:
+        if not rule.states_limit_seqs or not made.state_blocks or not 0 < made.blocks < most or not lowers:
             return made
-        seqs = most_that_start(memory, most) if is_unlimited else made.blocks
-        return (memory(seqs) if is_unlimited else made)._replace(max_running=seqs)
+        seqs = most_that_start(memory, most)
+        return memory(seqs)._replace(max_running=seqs)
 
     @property
     def memory_tokens(self) -> int:

@@ -48,6 +48,8 @@ class MemoryUse(NamedTuple):
 
     max_tokens: int
     max_seqs: int = 1024
+    has_max_seqs: bool = True
+    """Whether the user set it."""
     prefix_caching: bool = False
     drafts: Drafts = NO_DRAFTS
 
@@ -279,11 +281,18 @@ class PlanMemory(NamedTuple):
 
     @property
     def state_tokens(self) -> float:
-        """What a sequence takes whatever its length, in tokens of KV cache: states, and half a last block."""
-        open_blocks = self.full_blocks * (self.block_tokens - 1) / self.block_tokens
-        open_blocks += self.window_blocks * (self.window_block_tokens - 1) / self.window_block_tokens
-        taken = self.request_blocks + 0.5 * open_blocks
-        return taken / self.token_blocks if self.token_blocks else float(taken * self.block_bytes)
+        """Return what a sequence takes whatever its length, in tokens of KV cache."""
+        return self._in_tokens(self.request_blocks)
+
+    @property
+    def open_tokens(self) -> float:
+        """Return what a sequence takes of a last block beyond its tokens: half of one on average."""
+        full = self.full_blocks * (self.block_tokens - 1) / self.block_tokens
+        within = self.window_blocks * (self.window_block_tokens - 1) / self.window_block_tokens
+        return self._in_tokens(0.5 * (full + within))
+
+    def _in_tokens(self, blocks: float) -> float:
+        return blocks / self.token_blocks if self.token_blocks else float(blocks * self.block_bytes)
 
     @property
     def kv_room(self) -> tuple[int, int, int, int, int, int, int, int]:
@@ -303,7 +312,7 @@ class PlanMemory(NamedTuple):
     def held_tokens(self, kv_len: float) -> float:
         """Return what one sequence takes on average, in the tokens that ``max_kv_tokens`` counts."""
         beyond = max(kv_len - self.window_tokens, 0.0)
-        return kv_len - self.window_share * beyond + self.state_tokens
+        return kv_len - self.window_share * beyond + self.state_tokens + self.open_tokens
 
     def tokens_beside_states(self, sequences: int) -> int:
         """Return how many of ``max_kv_tokens`` the states of some sequences leave; 0 if they do not fit."""
@@ -461,7 +470,7 @@ def _gpu_memory(
         (0, 0) if tower is None else (tower.num_layers or 0, tower.hidden or 0),
     )
     left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
-    graphs, expert_format = rule.graphs, execution.kernel("experts") if has_experts else ""
+    graphs, expert_format = rule.graphs, execution.dtype if has_experts else ""
     memory = PlanMemory(
         held_bytes,
         model.kv_bytes_per_token(layout, execution.kv_dtype),
@@ -538,7 +547,11 @@ def _with_blocks(
     )
     made = made._replace(max_kv_tokens=made.tokens_beside_states(0))
     if rule.running is not None and made.token_blocks:
-        limits.append(rule.running.seqs(made.max_kv_tokens, context, ranks, drafts))
+        own = rule.running
+        if use.has_max_seqs:
+            limits.append(max(made.max_kv_tokens // own.tokens_per_seq, 1))
+        else:
+            limits.append(own.seqs(made.max_kv_tokens, context, ranks, drafts))
     return made._replace(max_running=min(limits, default=0))
 
 

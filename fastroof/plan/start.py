@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from fastroof.errors import FastroofError, ModelError, PlanError
 from fastroof.models.layout import TP_SIZES
@@ -69,7 +69,11 @@ class StartQuestion:
         """Return the memory with these arguments, of some number of requests."""
         seqs = max_seqs or self.max_seqs or plan.profile.scheduling.max_num_seqs
         return plan.memory_of(
-            max_tokens=self.max_tokens, max_seqs=seqs, prefix_caching=self.prefix_caching, drafts=self.drafts
+            max_tokens=self.max_tokens,
+            max_seqs=seqs,
+            prefix_caching=self.prefix_caching,
+            drafts=self.drafts,
+            lowers=False,
         )
 
 
@@ -222,7 +226,7 @@ def what_makes_room(plan: DescribedPlan, max_seqs: int) -> str:
     """Return which single setting makes room for KV cache; empty if none was found."""
     found = []
     own = plan.profile.memory
-    seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n), max_seqs)
+    seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs)
     if seqs:
         found.append(f"max_num_seqs={seqs} or less")
     larger = next((tp for tp in TP_SIZES if tp > plan.layout.tp and _fits(plan, tp)), 0)
@@ -250,28 +254,11 @@ def _fits(plan: DescribedPlan, tp: int) -> bool:
     return plan_memory(*parts, rule=plan.profile.memory).blocks > 0
 
 
-def refuse_to_start(
+def check_room(
     plan: DescribedPlan, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
 ) -> None:
-    """Raise if an engine has no room for KV cache, or is asked for more requests than it starts with."""
+    """Raise if an engine has no room for KV cache, with the settings that make some."""
     if memory.blocks < 1:
-        raise_no_room(plan, memory, max_seqs, error)
-    rule = plan.profile.memory
-    if rule.states_limit_seqs and memory.state_blocks and max_seqs is not None:
-        asked = min(max_seqs, plan.profile.scheduling.max_num_seqs)
-        if asked > memory.blocks:
-            most = most_that_start(lambda n: plan.memory_of(max_seqs=n), int(asked))
-            raise error(
-                f"{plan.engine} does not start {plan.model.name} with max_num_seqs {int(asked):,}: there are "
-                f"{memory.blocks:,} blocks on {plan.layout.world_size} x {plan.gpu.name}, and each request "
-                f"needs one for its states; use max_num_seqs={most} or less"
-            )
-
-
-def raise_no_room(
-    plan: DescribedPlan, memory: PlanMemory, max_seqs: float | None, error: type[FastroofError]
-) -> NoReturn:
-    """Raise that there is no room for KV cache, with the settings that make some."""
-    own = plan.profile.scheduling.max_num_seqs
-    most = int(min(own, max_seqs if max_seqs is not None else own))
-    raise error(f"{no_room(plan, memory)}; use {what_makes_room(plan, most)}")
+        own = plan.profile.scheduling.max_num_seqs
+        most = int(min(own, own if max_seqs is None else max_seqs))
+        raise error(f"{no_room(plan, memory)}; use {what_makes_room(plan, most)}")

@@ -86,8 +86,8 @@ class Workers(NamedTuple):
             prefill_window_share=prefill.window_share,
             decode_window_share=decode.window_share,
             transfer_window_share=sent.window_share,
-            prefill_state_tokens=prefill.state_tokens,
-            decode_state_tokens=decode.state_tokens,
+            prefill_state_tokens=prefill.state_tokens + prefill.open_tokens,
+            decode_state_tokens=decode.state_tokens + decode.open_tokens,
             transfer_state_tokens=sent.state_tokens,
         )
 

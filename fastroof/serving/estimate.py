@@ -30,10 +30,10 @@ from fastroof.compiled.serving_options import (
     WAIT_US,
     ServingOptions,
 )
-from fastroof.errors import BatchError
+from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.compile import check_plan
-from fastroof.plan.start import refuse_to_start
+from fastroof.plan.start import check_room
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -401,7 +401,8 @@ def estimate(
     check_errors(with_error, target.tokens)
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     memory = target.memory(max_seqs=engine.asked_seqs)
-    refuse_to_start(plan, memory, engine.asked_seqs, BatchError)
+    if max_kv_tokens is None:
+        check_room(target.plan, memory, engine.asked_seqs, PlanRangeError)
     # each batch in flight is served like a separate replica, in its share of the room
     flight = plan.batches_in_flight
     room = float(memory.max_kv_tokens)
@@ -419,7 +420,8 @@ def estimate(
         frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0, MOST_FRONTEND_US),
         window=float(memory.window_tokens),
         window_share=memory.window_share,
-        state_tokens=memory.state_tokens,
+        # a given number of tokens is one of tokens, not of blocks
+        state_tokens=memory.state_tokens + (memory.open_tokens if max_kv_tokens is None else 0.0),
         is_prefill_first=engine.is_prefill_first,
         length_spread=spread,
         wait_steps=at_least("wait_steps", wait_steps, 0),

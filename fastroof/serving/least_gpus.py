@@ -23,11 +23,11 @@ from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.execution import checked_model
+from fastroof.plan.start import check_room
 from fastroof.serving.scenarios import broadcast, engine_limits
 from fastroof.serving.sizing import RATE_LIMITS, RateCurve, ReplicaOptions, positive, rate_curve
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
-from fastroof.units import GB
 
 MAX_SIZE: Final = 2**20
 """Maximum tokens or requests of a step."""
@@ -110,13 +110,10 @@ def replica_plans(
             refused[size] = str(error)
             continue
         memory = plan.memory if running is None else plan.memory_of(max_seqs=running)
-        if memory.max_kv_tokens < 2:
-            own = memory.activation_bytes + memory.context_bytes
-            overhead = f" and {own / GB:.1f} GB for {plan.engine}" if memory.context_bytes else ""
-            refused[size] = (
-                f"{memory.weight_bytes / GB:.1f} GB of weights{overhead} leave no room for KV cache on a GPU "
-                f"of {gpu.hbm_bytes / GB:.1f} GB"
-            )
+        try:
+            check_room(plan, memory, running, PlanError)
+        except PlanError as error:
+            refused[size] = str(error)
             continue
         plans.append(plan)
     if not plans:
@@ -238,13 +235,14 @@ def least_gpus(
     _check_lengths(model, scenarios)
     profile = load_engine(chosen_engine(engine, runtime, PlanError))
     rules = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
+    asked_seqs = max_seqs
     if max_seqs is None:
         max_seqs = profile.scheduling.max_num_seqs
     if max_batched_tokens is None:
         max_batched_tokens = profile.scheduling.max_num_batched_tokens
     seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)
     budget = whole_number("max_batched_tokens", max_batched_tokens, most=MAX_SIZE, error=BatchError)
-    rules = rules._replace(max_batched_tokens=budget, max_seqs=float(seqs))
+    rules = rules._replace(max_batched_tokens=budget, max_seqs=float(seqs), asked_seqs=asked_seqs)
     sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
     if not sizes:
         raise PlanError(f"tp is empty; valid sizes are {', '.join(map(str, TP_SIZES))}")
@@ -265,7 +263,7 @@ def least_gpus(
         # prompts that are prefilled next to decodes are sequences too
         "max_seqs": seqs + budget,
     }
-    plans, refused = replica_plans(model, gpu, tables, sizes, options, running=seqs)
+    plans, refused = replica_plans(model, gpu, tables, sizes, options, running=asked_seqs)
     rows = _none(arrays[0].size)
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:

@@ -142,7 +142,7 @@ class EngineSettings:
         (128, 8192, True)
         """
         from fastroof.plan.compile import check_plan
-        from fastroof.plan.start import refuse_to_start
+        from fastroof.plan.start import check_room
 
         check_plan("plan", plan, SimulationError)
         unknown = given.keys() - cls.__dataclass_fields__.keys()
@@ -176,7 +176,7 @@ class EngineSettings:
                 )
         if "num_gpu_blocks" in settings:
             return known
-        refuse_to_start(plan, memory, given.get("max_num_seqs"), SimulationError)
+        check_room(plan, memory, _asked_seqs(given), SimulationError)
         known = replace(known, max_num_seqs=int(memory.most_running(known.max_num_seqs)))
         return replace(known, num_gpu_blocks=_blocks_of(known, memory, kv_len))
 

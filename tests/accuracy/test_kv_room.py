@@ -4,91 +4,106 @@ from __future__ import annotations
 
 import statistics
 import tomllib
-import warnings
 from collections import defaultdict
 
 import pytest
 
-from benchmarks.accuracy.kv_room import kv_room_rows, main, memory_of_row
+from benchmarks.accuracy.kv_room import (
+    RoomError,
+    kv_room_rows,
+    main,
+    memory_of_row,
+    room_errors,
+    rule_of_row,
+    table_lines,
+)
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import KvMemory
-from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.units import GIB
 
 
 @pytest.fixture(scope="module")
-def rooms():
-    """Each row, and by how much of its GPU the rule and the datasheet's rule are off."""
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for row in kv_room_rows():
-            parts = [memory_of_row(row, rule) for rule in (None, KvMemory())]
-            off = [
-                (memory.max_kv_tokens * memory.token_bytes / GIB - row.room_gib(memory)) / row.gpu_gib
-                for memory in parts
-            ]
-            found.append((row, *off))
-    return found
+def errors() -> list[RoomError]:
+    return room_errors()
+
+
+def provenance() -> dict:
+    return tomllib.loads((bench_data_root() / "kv_room.toml").read_text("utf-8"))
 
 
 def test_rows_say_where_they_are_from_and_what_was_assumed():
     rows = kv_room_rows()
-    provenance = tomllib.loads((bench_data_root() / "kv_room.toml").read_text("utf-8"))
-    assert provenance["rows"] == len(rows) == len({row.id for row in rows})
-    assert set(provenance["outliers"]) <= {row.id for row in rows}
+    assert provenance()["rows"] == len(rows) == len({row.id for row in rows})
+    assert set(provenance()["outliers"]) <= {row.id for row in rows}
     assert {row.engine for row in rows} == {"vllm", "sglang", "trtllm"}
     for row in rows:
         assert row.source
-        assert row.half in ("fit", "judge")
-        assert row.kv_gib is not None or row.kv_tokens is not None
+        assert row.half in ("fit", "judge", "none")
+        assert any(one is not None for one in (row.kv_gib, row.kv_tokens, row.blocks, row.max_concurrency))
+        assert row.half != "none" or row.assumed
 
 
 def test_tokens_and_gib_of_a_log_are_of_the_same_bytes_a_token():
     """A log that prints both holds the model's KV bytes a token: our count, within what rounding hides."""
+    compared = 0
     for row in kv_room_rows():
-        if row.kv_gib is None or row.kv_tokens is None or row.kv_gib < 1:
+        if row.half == "none" or row.kv_gib is None or row.kv_tokens is None or row.kv_gib < 1:
             continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            a_token = memory_of_row(row).kv_bytes_per_token
+        memory = memory_of_row(row)
+        if memory.groups > 1 or memory.ring_blocks:
+            continue  # prints requests of the longest context
+        a_token = memory.kv_bytes_per_token
         if row.id == "vllm-08":  # the engine before V1 pads 576 elements of latent attention to 640
             a_token = a_token * 640 / 576
         assert row.kv_gib * GIB / row.kv_tokens == pytest.approx(a_token, rel=0.015), row.id
+        compared += 1
+    assert compared > 20
 
 
-def test_profiles_are_nearer_than_the_datasheet_on_rows_that_nothing_was_fitted_to(rooms):
-    """The table that fastroof/engines/README.md states; medians, so that no outlier carries them."""
-    errors = defaultdict(list)
-    for row, rule, datasheet in rooms:
+def test_profiles_are_nearer_than_the_datasheet_on_rows_that_nothing_was_fitted_to(errors):
+    """The table that fastroof/engines/README.md prints; medians, so that no outlier carries them."""
+    groups = defaultdict(list)
+    for error in errors:
+        row = error.row
         if row.half == "judge":
-            errors[row.engine].append((abs(rule), abs(datasheet)))
-    for engine, pairs in errors.items():
+            plain = memory_of_row(row, KvMemory())
+            datasheet = abs(plain.kv_cache_bytes / GIB - row.room_gib(error.memory))
+            groups[row.engine].append((abs(error.off_gib), datasheet))
+    for engine, pairs in groups.items():
         rule, datasheet = (statistics.median(each) for each in zip(*pairs, strict=True))
         assert rule < datasheet, engine
-        assert rule < 0.03, engine
+        assert rule < 2.0, engine
 
 
-def test_what_is_far_off_is_named(rooms):
-    named = tomllib.loads((bench_data_root() / "kv_room.toml").read_text("utf-8"))["outliers"]
-    assert {row.id for row, rule, _ in rooms if abs(rule) > 0.05} == set(named)
+def test_what_is_far_off_is_named(errors):
+    far = {error.row.id for error in errors if abs(error.off_gib) > 0.05 * error.row.gpu_gib}
+    assert far == set(provenance()["outliers"])
 
 
-def test_rows_that_constants_are_from_come_back(rooms):
-    """Of versions that a profile is of: a later vLLM samples with less."""
-    for row, rule, _ in rooms:
-        is_later = row.engine == "vllm" and not holds_for("<0.14", row.version)
-        if row.half == "fit" and not is_later:
-            assert abs(rule) < 0.013, row.id
+def test_rows_that_constants_are_from_come_back(errors):
+    fitted = [error for error in errors if error.row.half == "fit"]
+    assert len(fitted) >= 11
+    for error in fitted:
+        assert abs(error.off_gib) < 0.35, error.row.id
 
 
-def test_a_table_is_printed(capsys):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        main()
+def test_a_row_has_the_rule_of_its_version():
+    rules = {row.id: rule_of_row(row) for row in kv_room_rows()}
+    assert [rules[name].sample_bytes for name in ("p4", "q5", "m3")] == [38.6, 14.0, 14.0]
+    assert rules["m3"].graphs is None
+    assert rules["m4"].graphs is not None
+    assert rules["s7"].other_share == 0.85
+    assert rules["sglang-08"].other_share == rules["s1"].other_share == 1.0
+
+
+def test_a_table_is_printed(capsys, errors):
+    main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(kv_room_rows())
+    judged = [row for row in kv_room_rows() if row.half != "none"]
+    assert len(lines) == 2 + len(judged) + len(table_lines(errors))
+    groups = ("vllm <0.17 ", "vllm >=0.17,<0.21", "vllm >=0.21", "sglang", "trtllm")
+    assert all(any(line.startswith(group) for line in lines) for group in groups)
 
 
 @pytest.mark.parametrize("text", ["id,what\n1,2\n", "id,gpu_gib\n1,many\n", ""])

@@ -18,6 +18,7 @@ from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 from fastroof.plan.arena import verification_arena
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus, match_workers, mtp_draft
+from fastroof.serving.speculation import speculated
 from tests.reference.serving import simulate_closed_loop
 
 
@@ -157,11 +158,12 @@ def test_a_draft_takes_room(large, draft):
         estimate(large, 8000, 1000, 2000, max_seqs=2000, speculation=SpeculativeDecoding(2, 2.0, drafter))
         for drafter in (None, "mtp", draft)
     )
-    room = large.memory
-    tokens = (room.max_kv_tokens * room.kv_bytes_per_token - draft.memory.weight_bytes) // (
-        room.kv_bytes_per_token + draft.memory.kv_bytes_per_token
-    )
-    assert second.effective_concurrency == pytest.approx(tokens / 8500)
+    room = large.memory_of(max_seqs=2000)
+    a_token = room.kv_bytes_per_token + draft.memory.kv_bytes_per_token
+    both = speculated(large, SpeculativeDecoding(2, 2.0, draft)).memory(max_seqs=2000)
+    left = room.kv_cache_bytes - draft.memory.weight_bytes
+    assert both.blocks == left // (a_token * both.block_tokens)
+    assert second.effective_concurrency == pytest.approx(both.max_kv_tokens / both.held_tokens(8500))
     assert second.effective_concurrency < own.effective_concurrency < none.effective_concurrency
 
 

@@ -113,7 +113,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         transfer_window=float(a_sequence.window_tokens),
         window_share=memory.window_share,
         transfer_window_share=a_sequence.window_share,
-        state_tokens=memory.state_tokens,
+        state_tokens=memory.state_tokens + memory.open_tokens,
         transfer_state_tokens=a_sequence.state_tokens,
         is_prefill_first=plan.profile.scheduling.order == "prefill_first",
         length_spread=LENGTH_SPREAD,
