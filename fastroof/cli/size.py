@@ -58,7 +58,8 @@ number or a comma-separated list. With one rate, every tp is shown, the one with
 JSON: version, model, gpu, dtype, kv_dtype, engine, tables_hash, refused (tp: why it cannot run), rows.
 Rows of --kv-len and --batch-size: one object per tp and size [tp, batch_size, kv_len, step_ms,
 tokens_per_s_per_gpu, kv_share (of the KV cache), limited_by (memory, tpot, model or max_seqs)]; batch_size or
-kv_len is 0 if nothing is within the limits.
+kv_len is 0 if nothing is within the limits. If memory limits a batch, fitting_max_num_seqs is the larger
+batch that fits an engine started with that --max-num-seqs, else null.
 Rows of --rate: one object per tp and rate [is_best, request_rate_per_s, isl, osl, and the fields of
 LeastGpus: total_gpus, tp, replicas, concurrency, ttft_ms, tpot_ms, request_latency_ms,
 tokens_per_s_per_gpu, max_request_rate_per_s, limited_by]; total_gpus is 0 if no deployment keeps the
@@ -223,8 +224,20 @@ def _batches(plan: StepPlan, max_seqs: int | None, lengths: Any, limit_ms: float
             limited_by = "memory"
         elif batch == min(plan.max_seqs, plan.max_tokens):
             limited_by = "max_seqs"
-        rows.append(_step_row(plan, memory, batch, kv_len, limited_by))
+        row = _step_row(plan, memory, batch, kv_len, limited_by)
+        row["fitting_max_num_seqs"] = _fitting_seqs(plan, batch, kv_len) if limited_by == "memory" else None
+        rows.append(row)
     return rows
+
+
+def _fitting_seqs(plan: StepPlan, batch: int, kv_len: int) -> int | None:
+    """Return the largest batch that fits an engine started with that many requests, if larger."""
+    low, high = batch, plan.profile.scheduling.max_num_seqs
+    while low < high:
+        seqs = (low + high + 1) // 2
+        fits = plan.memory_of(max_seqs=seqs).max_sequences(kv_len) >= seqs
+        low, high = (seqs, high) if fits else (low, seqs - 1)
+    return low if low > batch else None
 
 
 def _contexts(plan: StepPlan, max_seqs: int | None, sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
@@ -294,6 +307,13 @@ def _print_steps(rows: list[dict[str, Any]]) -> None:
             )
         )
     print_table(columns, listed, left=("limited by",))
+    for row in rows:
+        if row.get("fitting_max_num_seqs"):
+            console().print(
+                f"tp {row['tp']}, kv_len {row['kv_len']:,}: {row['fitting_max_num_seqs']:,} fit with "
+                f"--max-num-seqs {row['fitting_max_num_seqs']}, for which the engine reserves less memory",
+                soft_wrap=True,
+            )
 
 
 def _print_deployments(rows: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,9 @@ from fastroof.units import GIB
 
 if TYPE_CHECKING:
     from fastroof.plan.description import DescribedPlan
+
+HIGH_FRACTION: Final = 0.95
+"""A share of the GPU's memory that users set, to name one that makes room."""
 
 REFUSALS: Final = {
     "A": "other processes hold memory that the engine asks for",
@@ -222,26 +226,30 @@ def no_room(plan: DescribedPlan, memory: PlanMemory) -> str:
     )
 
 
-def what_makes_room(plan: DescribedPlan, max_seqs: int) -> str:
-    """Return which single setting makes room for KV cache; empty if none was found."""
+def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
+    """Return which single settings make room for a request of ``kv_len`` tokens, as a text."""
     found = []
     own = plan.profile.memory
-    seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs)
-    if seqs:
+
+    def fits(memory: PlanMemory) -> bool:
+        return memory.blocks >= memory.reserved_blocks(kv_len)
+
+    seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs, kv_len)
+    if 0 < seqs < max_seqs:
         found.append(f"max_num_seqs={seqs} or less")
-    larger = next((tp for tp in TP_SIZES if tp > plan.layout.tp and _fits(plan, tp)), 0)
+    larger = next((tp for tp in TP_SIZES if tp > plan.layout.tp and _has_room(plan, tp, max_seqs, fits)), 0)
     if larger:
         found.append(f"tp={larger}")
-    if own.room == "all" and own.fraction < 0.95:
-        wider = replace(plan.profile, memory=replace(own, fraction=0.95))
-        if replace(plan, profile=wider).memory_of(max_seqs=max_seqs).blocks:
-            found.append("memory_fraction=0.95")
-    if not found and plan.dtype == "bf16":
+    if own.room == "all" and own.fraction < HIGH_FRACTION:
+        wider = replace(plan.profile, memory=replace(own, fraction=HIGH_FRACTION))
+        if fits(replace(plan, profile=wider).memory_of(max_seqs=max_seqs)):
+            found.append(f"memory_fraction={HIGH_FRACTION:g}")
+    if plan.dtype == "bf16" and not found:
         found.append("a smaller dtype such as fp8")
-    return " or ".join(found) or "more GPUs or a smaller dtype"
+    return " or ".join(found) or "more GPUs, or a smaller dtype or kv_dtype"
 
 
-def _fits(plan: DescribedPlan, tp: int) -> bool:
+def _has_room(plan: DescribedPlan, tp: int, max_seqs: int, fits: Callable[[PlanMemory], bool]) -> bool:
     """Whether a plan's model has room with another tp."""
     try:
         ep = 1 if plan.layout.ep == 1 else tp * plan.layout.dp
@@ -249,9 +257,9 @@ def _fits(plan: DescribedPlan, tp: int) -> bool:
         plan.model.check_layout(layout)
     except (PlanError, ModelError):
         return False
-    use = MemoryUse(plan.memory_tokens, plan.profile.scheduling.max_num_seqs)
+    use = MemoryUse(plan.memory_tokens, max_seqs)
     parts = (plan.model, layout, plan.gpu, plan.execution, use)
-    return plan_memory(*parts, rule=plan.profile.memory).blocks > 0
+    return fits(plan_memory(*parts, rule=plan.profile.memory))
 
 
 def check_room(

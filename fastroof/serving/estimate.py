@@ -440,7 +440,7 @@ def estimate(
         target.arena, lengths, new, outputs, clients, budgets, options, out
     )
     if code:
-        raise_scenario(plan, scenarios, code, position, needed, room)
+        raise_scenario(plan, scenarios, code, position, needed, room, asked_seqs=engine.asked_seqs)
     tpot_ms = out[TPOT_US] / US_PER_MS
     rows = [
         out[TTFT_US] / US_PER_MS,

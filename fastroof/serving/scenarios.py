@@ -15,6 +15,7 @@ from fastroof.compiled.serving_options import AT_RANDOM, CODE_KV, CODE_SIZES, CO
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.given_arrays import common_shape, number_array, refused
+from fastroof.plan.start import what_makes_room
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -160,6 +161,7 @@ def raise_scenario(
     needed: float,
     max_kv_tokens: float,
     whose: str = "the plan",
+    asked_seqs: float | None = None,
 ) -> NoReturn:
     """Raise the error of the scenario at which a loop stopped, with valid values."""
     one = {name: float(array[position]) for name, array in scenarios.items()}
@@ -174,10 +176,12 @@ def raise_scenario(
         )
     if code == CODE_KV:
         room = int(min(max_kv_tokens, MAX_KV_LEN))
+        own = plan.profile.scheduling.max_num_seqs
+        seqs = int(min(own, own if asked_seqs is None else asked_seqs))
+        remedy = what_makes_room(plan, seqs, min(math.ceil(one["isl"] + one["osl"]), MAX_KV_LEN))
         raise PlanRangeError(
             f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
-            f"room for {room} on {plan.tp} x {plan.gpu.name}: use a larger tp, a smaller dtype or "
-            "kv_dtype, or shorter requests"
+            f"room for {room} on {plan.tp} x {plan.gpu.name}: use {remedy}, or shorter requests"
         )
     what, option = ("tokens", "max_tokens") if code == CODE_TOKENS else ("sequences", "max_seqs")
     limit = plan.max_tokens if code == CODE_TOKENS else plan.max_seqs
