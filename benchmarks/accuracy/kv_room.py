@@ -18,7 +18,8 @@ from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.memory import VISIBLE_SHARE, MemoryUse, PlanMemory, plan_memory
+from fastroof.plan.kv_room import VISIBLE_SHARE
+from fastroof.plan.memory import MemoryUse, PlanMemory, plan_memory
 from fastroof.units import GIB
 
 FILE: Final = "kv_room.csv"

@@ -21,15 +21,9 @@ from fastroof.models.latent import LatentAttention
 from fastroof.models.sparse import SparseLatentAttention
 from fastroof.models.spec import stages_of
 from fastroof.plan.kv_blocks import blocks_of_bytes, blocks_of_groups, blocks_of_pools, held_layers
+from fastroof.plan.kv_room import Footprint, left_for_kv
 from fastroof.run.batch import int_array
 from fastroof.units import ACTIVATION_BYTES, GIB
-
-VISIBLE_SHARE: Final = 0.99
-"""Share of the datasheet's memory that CUDA reports.
-
-79.10 to 79.33 of 80 GiB on H100 and A100, 139.81 of 141 on H200, 44.42 of 44.99 on L40S, 94.97 of 95.59 on
-RTX PRO 6000 (engine logs in bench_data/kv_room.csv): 0.987 to 0.994.
-"""
 
 
 class Drafts(NamedTuple):
@@ -52,81 +46,6 @@ class MemoryUse(NamedTuple):
     """Whether the user set it."""
     prefix_caching: bool = False
     drafts: Drafts = NO_DRAFTS
-
-
-class Footprint(NamedTuple):
-    """What the weights and the largest step of a stage take, bytes; logits are entries."""
-
-    weight_bytes: int
-    working_bytes: int
-    logits: int
-    has_experts: bool = False
-    is_latent: bool = False
-    sends: bool = False
-    vision: tuple[int, int] = (0, 0)
-    """Layers and width of a vision encoder."""
-
-
-class LeftForKv(NamedTuple):
-    """A GPU's memory by use, bytes; ``left_bytes`` is below 0 if it is too small."""
-
-    left_bytes: int
-    forward_bytes: int
-    sampler_bytes: int
-    run_bytes: int
-    context_bytes: int
-    graphs_bytes: int
-    reserve_bytes: int
-    total_bytes: int
-    requested_bytes: int
-
-
-def vision_share(rule: KvMemory, layers: int, hidden: int) -> float:
-    """Return the factor of SGLang's default fraction with a vision encoder of some layers and width."""
-    if rule.reserve is None or not layers or rule.reserve.vision_share >= 1.0:
-        return 1.0
-    size = layers * hidden**2 / (24 * 1024**2)
-    return rule.reserve.vision_share * min(max(1.0 - 0.1 * (size - 1.0), 0.8), 1.05)
-
-
-def _static_fraction(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, tokens: int) -> float:
-    """Return the share of the memory free before loading that weights and KV cache may take."""
-    fraction, reserve = rule.fraction, rule.reserve
-    if not fraction and reserve is not None:
-        kept = reserve.bytes(
-            gpu.hbm_bytes, tokens, layout.tp, layout.pp, layout.dp, latent=held.is_latent, alltoall=held.sends
-        )
-        fraction = max(1 - kept / gpu.hbm_bytes, 0.0) * vision_share(rule, *held.vision)
-    return fraction * (rule.other_share if gpu.name in rule.other_share_gpus else 1.0)
-
-
-def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, max_tokens: int) -> LeftForKv:
-    """Return what an engine leaves for KV cache."""
-    gpu_bytes, working, weights = gpu.hbm_bytes, held.working_bytes, held.weight_bytes
-    if rule.room == "datasheet":
-        usable = int(gpu_bytes * rule.fraction)
-        left, reserve = usable - weights - working, gpu_bytes - usable
-        return LeftForKv(left, working, 0, working, 0, 0, reserve, gpu_bytes, usable)
-    visible = int(gpu_bytes * VISIBLE_SHARE)
-    context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size, has_experts=held.has_experts)
-    if rule.room == "static":
-        budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, max_tokens))
-        reserve = gpu_bytes - context - budget
-        return LeftForKv(budget - weights, 0, 0, 0, context, 0, reserve, visible, budget)
-    forward, sampler = round(rule.activation * working), round(rule.sample_bytes * held.logits)
-    run = max(forward, sampler) + round(rule.decoder_bytes * held.logits)
-    graphs = 0 if rule.graphs is None else round(rule.graphs.gib * GIB)
-    taken = weights + run + context + graphs
-    if rule.room == "all":
-        budget = int(visible * rule.fraction)
-        left, reserve = budget - taken, gpu_bytes - budget
-    else:
-        budget = int((visible - taken) * rule.fraction)
-        left, reserve = budget, max(0, gpu_bytes - taken - max(budget, 0))
-    if rule.cache_gib:
-        left = round(rule.cache_gib * GIB)
-        reserve = max(gpu_bytes - taken - left, 0)
-    return LeftForKv(left, forward, sampler, run, context, graphs, reserve, visible, budget)
 
 
 class PlanMemory(NamedTuple):
@@ -503,14 +422,14 @@ def _with_blocks(
 ) -> PlanMemory:
     """Divide what is left into blocks."""
     drafted = use.drafts.models
+    kv = [model.kv_bytes_per_token(layout, kv_dtype) for model, layout, kv_dtype in drafted]
+    # a separate window counts as no window
+    within = [window_kv_bytes(*of) for of in drafted if (of[0].window or 0) == memory.window]
+    states = [model.state_bytes(layout) for model, layout, _ in drafted]
     memory = memory._replace(
-        kv_bytes_per_token=memory.kv_bytes_per_token
-        + sum(one.kv_bytes_per_token(*of) for one, *of in drafted),
-        window_kv_bytes_per_token=memory.window_kv_bytes_per_token
-        # a separate window counts as no window
-        + sum(window_kv_bytes(one, *of) for one, *of in drafted if (one.window or 0) == memory.window),
-        state_bytes_per_sequence=memory.state_bytes_per_sequence
-        + sum(one.state_bytes(layout) for one, layout, _ in drafted),
+        kv_bytes_per_token=memory.kv_bytes_per_token + sum(kv),
+        window_kv_bytes_per_token=memory.window_kv_bytes_per_token + sum(within),
+        state_bytes_per_sequence=memory.state_bytes_per_sequence + sum(states),
     )
     drafts = use.drafts.tokens
     slots = rule.cached_state_slots if use.prefix_caching or drafts else rule.state_slots

@@ -229,7 +229,7 @@ def capacity(
     parsed = parsed_limits(limits, goodput, growth)
     settings = EngineSettings.of_plan(
         plan,
-        kv_len=running_tokens(traces[0], plan),
+        kv_len=running_tokens(traces[0], plan, reserve_output),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         num_gpu_blocks=num_gpu_blocks,
@@ -344,7 +344,8 @@ def fewest_replicas(
     growth = max(GROWTH, 1.0 / math.sqrt(len(trace)))
     # closed-loop clients send as fast as they are answered: their queue does not grow
     limits = parsed_limits(options, goodput, math.inf if trace.is_closed else growth)
-    settings = EngineSettings.of_plan(plan, kv_len=running_tokens(trace, plan), **chosen)
+    tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
+    settings = EngineSettings.of_plan(plan, kv_len=tokens, **chosen)
     refuse_too_long(trace, settings, "leave such requests out")
     seen: dict[int, Seen] = {}
 

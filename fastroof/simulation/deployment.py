@@ -129,7 +129,7 @@ def simulate(
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     settings = EngineSettings.of_plan(
         plan,
-        kv_len=running_tokens(requests, plan),
+        kv_len=running_tokens(requests, plan, reserve_output),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         num_gpu_blocks=num_gpu_blocks,

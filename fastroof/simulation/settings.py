@@ -210,11 +210,11 @@ def _blocks_of(settings: EngineSettings, memory: PlanMemory, kv_len: float | Non
     return min(max(tokens // settings.block_size, 1), MOST_BLOCKS)
 
 
-def running_tokens(trace: Trace, plan: StepPlan) -> float:
+def running_tokens(trace: Trace, plan: StepPlan, reserve_output: bool | None = None) -> float:
     """Return the mean tokens of a trace's running requests, as serving estimates count them."""
     if not len(trace):
         return TYPICAL_TOKENS
-    reserved = plan.profile.memory.osl_reserved
+    reserved = plan.profile.memory.osl_reserved if reserve_output is None else 1.0 if reserve_output else 0.5
     return float(trace.input_tokens.mean() + reserved * trace.output_tokens.mean())
 
 

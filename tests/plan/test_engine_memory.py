@@ -16,7 +16,8 @@ from fastroof.engines.memory import StaticReserve
 from fastroof.errors import PlanError
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.plan.memory import VISIBLE_SHARE, MemoryUse, plan_memory
+from fastroof.plan.kv_room import VISIBLE_SHARE
+from fastroof.plan.memory import MemoryUse, plan_memory
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus
 from fastroof.serving.sizing import largest_batch
 from fastroof.units import GIB, MIB

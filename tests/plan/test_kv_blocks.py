@@ -15,7 +15,8 @@ from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.memory import VISIBLE_SHARE, PlanMemory
+from fastroof.plan.kv_room import VISIBLE_SHARE
+from fastroof.plan.memory import PlanMemory
 from fastroof.plan.start import StartQuestion, cache_line_tokens, refusals, seqs_that_start
 from fastroof.serving.speculation import SpeculativeDecoding, speculated
 from fastroof.units import GIB

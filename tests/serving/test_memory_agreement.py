@@ -1,0 +1,140 @@
+"""One answer of memory: every command that asks the same question reserves the same for a request."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fastroof.cli import app
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.memory import PlanMemory
+from fastroof.serving import estimate
+from fastroof.serving.sizing import largest_batch, largest_context
+from fastroof.serving.speculation import speculated
+from fastroof.simulation import simulate
+from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.trace import Trace
+from fastroof.sweep.deployments.evaluate import candidate_axes, candidate_options
+from fastroof.sweep.deployments.spec import DeploymentSpec
+
+LENGTH = 6000
+PROMPT, OUTPUT = 2000, 8000
+
+CASES = [
+    ("llama-3.1-8b", "h100", "vllm", {}),
+    ("llama-3.1-70b", "h100", "vllm", {"tp": 2}),
+    ("gemma-3-27b", "h200", "vllm", {}),
+    ("gpt-oss-20b", "h200", "vllm-0.16.0", {}),
+    ("qwen3.5-27b", "h200", "vllm", {}),
+    ("qwen3.5-27b", "h200", "sglang", {}),
+    ("qwen3-next-80b-a3b", "h200", "vllm-0.13.0", {"tp": 2}),
+    ("nemotron-3-nano-30b-a3b", "h200", "vllm", {}),
+    ("llama-3.1-8b", "h100", "trtllm", {}),
+    ("gemma-3-27b", "h200", "sglang", {"tp": 2}),
+]
+
+
+def plan_of(model: str, gpu: str, engine: str, options: dict[str, Any]) -> StepPlan:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return compile_plan(
+            model, gpu, None, engine=engine, allow_modelled=True, max_tokens=8192, max_seqs=8192, **options
+        )
+
+
+@pytest.mark.parametrize(("model", "gpu", "engine", "options"), CASES)
+def test_serving_sizing_and_simulations_run_as_many_requests(
+    model: str, gpu: str, engine: str, options: dict[str, Any]
+) -> None:
+    plan = plan_of(model, gpu, engine, options)
+    memory, own = plan.memory, plan.profile.scheduling.max_num_seqs
+    fit = memory.max_sequences(LENGTH)
+    assert fit > 3
+    assert largest_batch(plan, LENGTH) == fit
+    assert largest_context(plan, fit, max_kv_len=10**6) >= LENGTH
+    assert largest_context(plan, fit + 1, max_kv_len=10**6) < LENGTH
+    # serving: as many as fit of 100 times as many clients; half a last block is open, here as much as it is
+    got = estimate(plan, PROMPT, OUTPUT, 100 * fit, kv_reservation="mean")
+    half = 0.5 * memory.full_blocks / memory.blocks_per_request(LENGTH)
+    assert got.effective_concurrency == pytest.approx(min(fit, own), rel=0.01 + half, abs=1.0)
+    # simulations: blocks for as many
+    settings = EngineSettings.of_plan(plan, kv_len=LENGTH, reserve_output=False)
+    running = settings.num_gpu_blocks // math.ceil(LENGTH / settings.block_size)
+    assert min(running, settings.max_num_seqs) == pytest.approx(min(fit, own), rel=0.02, abs=1.0)
+    whole = min(memory.max_sequences(PROMPT + OUTPUT), own)
+    if whole < 200:
+        count = 2 * whole + 1
+        trace = Trace([0.0] * count, [PROMPT] * count, [OUTPUT] * count)
+        assert running_tokens(trace, plan, reserve_output=False) == LENGTH
+        seen = simulate(plan, trace, reserve_output=True).summary(with_range=False)
+        assert seen["running"]["peak"] == pytest.approx(whole, rel=0.02, abs=1.0)
+
+
+@pytest.mark.parametrize(("model", "gpu", "engine", "options"), CASES)
+def test_a_search_reserves_what_an_estimate_does(
+    model: str, gpu: str, engine: str, options: dict[str, Any]
+) -> None:
+    plan = plan_of(model, gpu, engine, options)
+    target, seqs = speculated(plan, None), 256
+    spec = DeploymentSpec(
+        models=(model,), gpus=(gpu,), engine=(engine,), isl=(PROMPT,), osl=(OUTPUT,), concurrency=(1,),
+        max_num_batched_tokens=(8192,), max_num_seqs=seqs,
+    )  # fmt: skip
+    memory = target.memory(max_seqs=seqs)
+    assert candidate_axes(spec, target, "aggregated").max_kv_tokens.tolist() == [memory.max_kv_tokens]
+    chosen = candidate_options(spec, target, "aggregated")
+    assert chosen.max_seqs == memory.most_running(seqs)
+    held = memory.held_tokens(LENGTH)
+    beyond = max(LENGTH - chosen.window, 0.0)
+    assert LENGTH - chosen.window_share * beyond + chosen.state_tokens == pytest.approx(held)
+
+
+def memory_of(engine: str, seqs: int) -> PlanMemory:
+    return plan_of("llama-3.1-70b", "h100", engine, {"tp": 2}).memory_of(max_seqs=seqs)
+
+
+def document(*arguments: str) -> Any:
+    done = CliRunner().invoke(app, [*arguments, "--json"], prog_name="fastroof")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_commands_print_the_memory_of_the_question() -> None:
+    split = ("--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "2")
+    rooms = []
+    for seqs in ("8", "1024"):
+        served = document(
+            "serving", *split, "--isl", "1000", "--osl", "200", "--concurrency", "4", "--engine", "vllm",
+            "--max-num-seqs", seqs,
+        )  # fmt: skip
+        expected = memory_of("vllm", int(seqs))
+        rooms.append(served["max_kv_tokens"])
+        assert rooms[-1] == expected.max_kv_tokens
+        assert served["max_num_seqs"] == int(seqs)
+        row = document("size", *split, "--kv-len", "1000", "--engine", "vllm", "--max-num-seqs", seqs)[
+            "rows"
+        ][0]
+        assert row["batch_size"] == min(expected.max_sequences(1000), int(seqs))
+        share = row["batch_size"] * expected.blocks_per_request(1000) / expected.blocks
+        assert row["kv_share"] == pytest.approx(share)
+    assert rooms[0] > rooms[1] > 0
+
+
+def test_a_size_that_does_not_fit_is_none_and_names_the_requests_that_do() -> None:
+    """Without room for a block; and with room for fewer than an engine for fewer requests would have."""
+    row = document(
+        "size", "--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "2", "--kv-len", "2048",
+        "--engine", "vllm-0.16.0",
+    )["rows"][0]  # fmt: skip
+    assert (row["batch_size"], row["limited_by"]) == (0, "memory")
+    assert row["fitting_max_num_seqs"] > 9
+    again = document(
+        "size", "--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "2", "--kv-len", "2048",
+        "--engine", "vllm-0.16.0", "--max-num-seqs", str(row["fitting_max_num_seqs"]),
+    )["rows"][0]  # fmt: skip
+    assert again["batch_size"] == row["fitting_max_num_seqs"]
