@@ -29,8 +29,8 @@ EPILOG: Final = """\b
 JSON: a list with one object per profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
 prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
 versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
-[kv_reservation, room, fraction, context_gib, group_gib, slow_group_gib, graphs_gib, activation, sample_bytes,
-small_gib, small_seqs, small_gpus, block_tokens, reserve: how a GPU's memory is divided], kernels
+[kv_reservation, room, fraction, context_gib, group_gib, graphs, activation, sample_bytes, block_tokens,
+kv_cache, reserve, by_version, ...: how a GPU's memory is divided], kernels
 [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
 operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions, architecture,
 required, shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence;

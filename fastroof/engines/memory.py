@@ -266,6 +266,17 @@ _TABLES: Final[dict[str, type]] = {
 }
 
 
+def _tiers(given: Any) -> tuple[tuple[float, int], ...]:
+    """Return rows of [GiB below, tokens]."""
+    is_list = isinstance(given, list | tuple)
+    if not is_list or not all(isinstance(row, list | tuple) and len(row) == 2 for row in given):
+        raise PlanError(f"token_tiers must be rows of [GiB below, tokens], got {shown(given, 80)}")
+    for below, tokens in given:
+        check_number("the GiB of a row of token_tiers", below)
+        whole_number("the tokens of a row of token_tiers", tokens, most=MOST_SEQS, error=PlanError)
+    return tuple((float(below), tokens) for below, tokens in given)
+
+
 def _by_version(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
     """Return the values of other versions, each checked by the rule that it makes."""
     if not isinstance(given, list | tuple):
@@ -330,6 +341,8 @@ class KvMemory:
         On GPUs smaller than this (GiB) the engine runs at most this many concurrent requests; 0 for no limit.
     small_gpus : tuple of str
         Larger GPUs with the same limit.
+    token_tiers : tuple of (float, int)
+        The engine's default tokens of a step on GPUs below some GiB, 0 for all others; empty if there is one.
     block_tokens : int
         Tokens per block of KV cache.
     kv_cache : str
@@ -378,6 +391,7 @@ class KvMemory:
     small_gib: float = 0.0
     small_seqs: int = 1
     small_gpus: tuple[str, ...] = ()
+    token_tiers: tuple[tuple[float, int], ...] = ()
     block_tokens: int = 1
     kv_cache: str = "bytes"
     state_slots: int = 1
@@ -405,6 +419,7 @@ class KvMemory:
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus
         object.__setattr__(self, "small_gpus", check_names("small_gpus", gpus))
+        object.__setattr__(self, "token_tiers", _tiers(self.token_tiers))
         others = check_names("other_share_gpus", self.other_share_gpus)
         object.__setattr__(self, "other_share_gpus", others)
         if self.expert_group_gib is not None:
@@ -449,6 +464,12 @@ class KvMemory:
         """Return the requests that a profiling run samples for, at most the engine's maximum."""
         is_small = gpu_bytes < self.small_gib * GIB or gpu in self.small_gpus
         return min(most, self.small_seqs) if is_small else most
+
+    def default_limits(self, gpu: str, gpu_bytes: int, tokens: int, seqs: int) -> tuple[int, int]:
+        """Return the engine's own tokens and requests of a step on a GPU, from those of its profile."""
+        gib = min(gpu_bytes / GIB, self.small_gib - 1.0) if gpu in self.small_gpus else gpu_bytes / GIB
+        found = next((size for below, size in self.token_tiers if below == 0 or gib < below), tokens)
+        return found, self.seqs(gpu, gpu_bytes, seqs)
 
     def context_bytes(self, link_bytes_per_s: float, gpus: int, *, has_experts: bool = False) -> int:
         """Return the bytes of contexts and collectives on one of a replica's GPUs."""

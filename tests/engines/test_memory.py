@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastroof.engines import KvMemory
+from fastroof.engines import KvMemory, load_engine
 from fastroof.engines.memory import FAST_LINK_BYTES_PER_S, StaticReserve
 from fastroof.units import GIB, MIB
 
@@ -45,6 +45,24 @@ def test_contexts_have_groups_buffers_by_their_link() -> None:
     assert memory.context_bytes(fast, 1) == memory.context_bytes(slow, 1) == 0.75 * GIB
     assert memory.context_bytes(fast, 8) == 2.75 * GIB
     assert memory.context_bytes(slow, 8) == 1.75 * GIB
+
+
+def test_defaults_of_a_card_by_version() -> None:
+    """The table of vllm/engine/arg_utils.py, for an API server, and SGLang's chunks."""
+    cards = {"l40s": 45, "a100": 80, "h100": 80, "b200": 180}
+    expected = {
+        "vllm-0.24.0": [(2048, 256), (2048, 256), (8192, 1024), (8192, 1024)],
+        "vllm-0.33.0": [(2048, 256), (2048, 256), (8192, 1024), (16384, 1024)],
+        "sglang": [(4096, 1024), (8192, 1024), (8192, 1024), (16384, 1024)],
+    }
+    for engine, limits in expected.items():
+        rule = load_engine(engine).memory
+        assert [rule.default_limits(gpu, gib * GIB, 8192, 1024) for gpu, gib in cards.items()] == limits
+    old, new = (
+        load_engine(name).memory.default_limits("rtx_4090", 24 * GIB, 1, 9)
+        for name in ("sglang-0.5.14", "sglang")
+    )
+    assert (old, new) == ((2048, 9), (4096, 9))
 
 
 def test_small_gpus_sample_for_fewer_requests() -> None:
