@@ -299,6 +299,7 @@ def compile_plan(
     two_batch_overlap: bool = False,
     cp: int = 1,
     memory_fraction: float | None = None,
+    kv_cache_gib: float | None = None,
     curves: CurveSource | None = None,
     runtime: EngineProfile | str | Path | Mapping[str, Any] | None = None,
 ) -> StepPlan:
@@ -375,6 +376,9 @@ def compile_plan(
         ``gpu_memory_utilization`` of vLLM, ``free_gpu_memory_fraction`` of TensorRT-LLM or
         ``mem_fraction_static`` of SGLang, with the engine's meaning; a fraction of the datasheet's memory
         without an engine (default: the engine's own). ``plan.memory`` has what it leaves for KV cache.
+    kv_cache_gib : float, optional
+        Memory of the KV cache on each GPU, GiB, as vLLM's ``--kv-cache-memory-bytes`` sets it, whatever else
+        the engine would leave (default: what it leaves).
     curves : CurveSource, optional
         Source of latencies instead of the tables.
     runtime : EngineProfile, str, Path or mapping, optional

@@ -74,8 +74,9 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
     context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size, has_experts=held.has_experts)
     if rule.room == "static":
         budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, max_tokens))
-        reserve = gpu_bytes - context - budget
-        return LeftForKv(budget - weights, 0, 0, 0, context, 0, reserve, visible, budget)
+        left = round(rule.cache_gib * GIB) if rule.cache_gib else budget - weights
+        reserve = gpu_bytes - context - weights - max(left, 0)
+        return LeftForKv(left, 0, 0, 0, context, 0, reserve, visible, budget)
     forward, sampler = round(rule.activation * working), round(rule.sample_bytes * held.logits)
     run = max(forward, sampler) + round(rule.decoder_bytes * held.logits)
     graphs = 0 if rule.graphs is None else round(rule.graphs.gib * GIB)

@@ -102,6 +102,12 @@ def _fraction(name: str, value: Any) -> float:
     return checked_fraction(name, value)
 
 
+def _gib(name: str, value: Any) -> float:
+    if not is_number(value) or not 1e-3 <= value <= 1e6:
+        raise PlanError(f"{name} must be GiB from 0.001 to 1,000,000, got {shown(value)}")
+    return float(value)
+
+
 @dataclass(frozen=True)
 class PlanOptions:
     """What a plan is compiled with, besides its model, GPU and tables.
@@ -190,6 +196,13 @@ class PlanOptions:
         "FRACTION",
         _optional(_fraction),
     )
+    kv_cache_gib: float | None = _option(
+        None,
+        "Memory of the KV cache on each GPU, as vLLM's --kv-cache-memory-bytes (default: what the engine "
+        "leaves).",
+        "GIB",
+        _optional(_gib),
+    )
     architecture: str = ""
     """Of the model; set by :meth:`for_model`, not an option."""
 
@@ -217,6 +230,10 @@ class PlanOptions:
             engine = replace(engine, kernels=kernels)
         if values["memory_fraction"] is not None:
             engine = replace(engine, memory=replace(engine.memory, fraction=values["memory_fraction"]))
+        if values["kv_cache_gib"] is not None:
+            if engine.memory.room == "datasheet":
+                raise PlanError(f"kv_cache_gib needs a serving engine, got engine {engine.name!r}")
+            engine = replace(engine, memory=replace(engine.memory, cache_gib=values["kv_cache_gib"]))
         return replace(self, **values | {"engine": engine})
 
     def for_model(self, model: ModelSpec) -> PlanOptions:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from fastroof.errors import FastroofError, ModelError, PlanError
-from fastroof.models.layout import TP_SIZES
+from fastroof.models.layout import TP_SIZES, Layout
 from fastroof.plan.memory import NO_DRAFTS, Drafts, MemoryUse, PlanMemory, most_that_start, plan_memory
 from fastroof.units import GIB
 
@@ -204,7 +204,7 @@ def cache_line_tokens(plan: DescribedPlan, memory: PlanMemory, max_model_len: in
         return memory.max_kv_tokens
     if rule.prints_requests:
         context = max_model_len or plan.model.max_position
-        return memory.blocks * context // memory.reserved_blocks(context)
+        return memory.blocks * context // int(memory.reserved_blocks(context))
     sizes = [memory.block_tokens] * bool(memory.full_blocks) + [memory.window_block_tokens] * bool(
         memory.window_blocks
     )
@@ -232,7 +232,7 @@ def what_makes_room(plan: DescribedPlan, max_seqs: int, kv_len: int = 1) -> str:
     own = plan.profile.memory
 
     def fits(memory: PlanMemory) -> bool:
-        return memory.blocks >= memory.reserved_blocks(kv_len)
+        return bool(memory.blocks >= memory.reserved_blocks(kv_len))
 
     seqs = most_that_start(lambda n: plan.memory_of(max_seqs=n, lowers=False), max_seqs, kv_len)
     if 0 < seqs < max_seqs:
@@ -253,7 +253,7 @@ def _has_room(plan: DescribedPlan, tp: int, max_seqs: int, fits: Callable[[PlanM
     """Whether a plan's model has room with another tp."""
     try:
         ep = 1 if plan.layout.ep == 1 else tp * plan.layout.dp
-        layout = replace(plan.layout, tp=tp, ep=ep, moe_tp=None)
+        layout = Layout(tp, plan.layout.pp, plan.layout.dp, ep, cp=plan.layout.cp)
         plan.model.check_layout(layout)
     except (PlanError, ModelError):
         return False

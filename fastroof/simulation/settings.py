@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.checks import is_number, is_whole_number, one_of, shown, true_or_false, whole_number
+from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.engines.profile import STEP_ORDERS
 from fastroof.errors import SimulationError
 
@@ -187,7 +188,7 @@ TYPICAL_TOKENS: Final = 2176
 
 def _asked_seqs(given: dict[str, Any]) -> int | None:
     """Return a given number of requests if it is one; invalid ones are refused with the other settings."""
-    seqs = given.get("max_num_seqs")
+    seqs: Any = given.get("max_num_seqs")
     return int(seqs) if is_whole_number(seqs) else None
 
 
@@ -198,8 +199,8 @@ def _blocks_of(settings: EngineSettings, memory: PlanMemory, kv_len: float | Non
     """
     if not memory.token_blocks:
         return MOST_BLOCKS
-    length = max(round(TYPICAL_TOKENS if kv_len is None else kv_len), 1)
-    a_request = memory.blocks_per_request(length)
+    length = min(max(round(TYPICAL_TOKENS if kv_len is None else kv_len), 1), MAX_KV_LEN)
+    a_request = int(memory.blocks_per_request(length))
     if memory.full_blocks:
         growing = memory.full_blocks * -(-length // memory.block_tokens)
         running = min(settings.max_num_seqs, memory.blocks // a_request)

@@ -178,9 +178,15 @@ def test_sglang_runs_48_requests_with_draft_tokens() -> None:
 
 def test_the_cache_of_an_engine_may_be_given_in_bytes() -> None:
     plan = plan_of("llama-3.1-8b", "h100", "vllm")
-    profile = replace(plan.profile, memory=replace(plan.profile.memory, cache_gib=8.0))
-    given = replace(plan, profile=profile).memory
+    given = plan_of("llama-3.1-8b", "h100", "vllm", kv_cache_gib=8.0).memory
     assert given.blocks == 8 * GIB // given.block_bytes < plan.memory.blocks
+    assert sum(given.explain().values()) == pytest.approx(plan.gpu.hbm_bytes, abs=given.block_bytes)
+    assert plan_of("llama-3.1-8b", "h100", "sglang", kv_cache_gib=8).memory.kv_cache_bytes == 8 * GIB
+    for wrong in (0, -1, math.nan, True, "8", 1e9):
+        with pytest.raises(FastroofError, match="kv_cache_gib must be GiB"):
+            plan_of("llama-3.1-8b", "h100", "vllm", kv_cache_gib=wrong)
+    with pytest.raises(FastroofError, match="needs a serving engine"):
+        plan_of("llama-3.1-8b", "h100", "kernels", kv_cache_gib=8)
 
 
 MODELS = (

@@ -26,7 +26,7 @@ from fastroof.arrays import Floats
 from fastroof.backends.vidur.native import FastroofPredictorConfig
 from fastroof.errors import BackendError
 from fastroof.plan import StepPlan
-from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def vidur_times(
     if trace.cached_tokens.any() or trace.clients is not None:
         raise BackendError("Vidur's traces have neither cached tokens nor clients that wait for answers")
     settings = EngineSettings.of_plan(
-        plan, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
-        num_gpu_blocks=num_gpu_blocks, block_size=block_size,
+        plan, kv_len=running_tokens(trace, plan), max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs, num_gpu_blocks=num_gpu_blocks, block_size=block_size,
     )  # fmt: skip
     path = folder / "trace.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
