@@ -286,7 +286,7 @@ def _by_version(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ..
     for row in given:
         if isinstance(row, Mapping):
             versions, values = row.get("versions", ""), {k: v for k, v in row.items() if k != "versions"}
-        elif isinstance(row, tuple) and len(row) == 2:
+        elif isinstance(row, list | tuple) and len(row) == 2:
             versions, values = row[0], dict(row[1])
         else:
             raise PlanError(f"each of by_version must be a table with versions, got {shown(row)}")
