@@ -185,11 +185,12 @@ class GraphEstimate:
         object.__setattr__(self, "expert_formats", formats)
         check_text("variable", self.variable)
 
-    def range_gib(self, expert_format: str) -> tuple[float, float]:
-        """Return the range of logged estimates, of a mixture of experts in some format; empty for none."""
+    def amounts_gib(self, expert_format: str) -> tuple[float, float, float]:
+        """Return what is taken off, and the range, of a mixture of experts in some format; empty for none."""
         if expert_format in self.expert_formats:
-            return self.expert_low_gib, self.expert_high_gib
-        return self.low_gib, self.high_gib
+            # no value is known: at least the least that was logged
+            return self.expert_low_gib, self.expert_low_gib, self.expert_high_gib
+        return self.gib, self.low_gib, self.high_gib
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ def blocks_of_pools(held: HeldLayers, rule: KvMemory) -> KvBlocks:
         open_bytes = RING_BYTES * held.rings[max(held.rings, key=lambda both: both[1])]
         return KvBlocks(int(full + rule.window_pool * within + open_bytes), size, size)
     if not full or not within or rule.window_pool >= 1.0:
-        return KvBlocks(int(full + within), size, size)
+        token_bytes = int(full + within)
+        return KvBlocks(max(token_bytes, 1), size, size * bool(token_bytes))
     kept = full + rule.window_pool * within
     window = max(window for _, window, _ in held.windowed)
     share = round(1.0 / (1.0 / rule.window_pool - 1.0))

@@ -23,7 +23,8 @@ class Footprint(NamedTuple):
     weight_bytes: int
     working_bytes: int
     logits: int
-    has_experts: bool = False
+    expert_format: str = ""
+    """Format of a mixture of experts; empty without experts."""
     is_latent: bool = False
     sends: bool = False
     vision: tuple[int, int] = (0, 0)
@@ -71,7 +72,9 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
         left, reserve = usable - weights - working, gpu_bytes - usable
         return LeftForKv(left, working, 0, working, 0, 0, reserve, gpu_bytes, usable)
     visible = int(gpu_bytes * VISIBLE_SHARE)
-    context = rule.context_bytes(gpu.nvlink_bytes_per_s, layout.world_size, has_experts=held.has_experts)
+    context = rule.context_bytes(
+        gpu.nvlink_bytes_per_s, layout.world_size, has_experts=bool(held.expert_format)
+    )
     if rule.room == "static":
         budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, max_tokens))
         left = round(rule.cache_gib * GIB) if rule.cache_gib else budget - weights
@@ -79,7 +82,9 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, m
         return LeftForKv(left, 0, 0, 0, context, 0, reserve, visible, budget)
     forward, sampler = round(rule.activation * working), round(rule.sample_bytes * held.logits)
     run = max(forward, sampler) + round(rule.decoder_bytes * held.logits)
-    graphs = 0 if rule.graphs is None else round(rule.graphs.gib * GIB)
+    graphs = 0
+    if rule.graphs is not None:
+        graphs = round(rule.graphs.amounts_gib(held.expert_format)[0] * GIB)
     taken = weights + run + context + graphs
     if rule.room == "all":
         budget = int(visible * rule.fraction)

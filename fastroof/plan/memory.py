@@ -13,7 +13,7 @@ from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import longest_held
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
-from fastroof.engines.memory import DATASHEET_MEMORY
+from fastroof.engines.memory import DATASHEET_MEMORY, GraphEstimate
 from fastroof.errors import BatchError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
@@ -376,20 +376,20 @@ def _gpu_memory(
     activation_bytes = use.max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
     seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_seqs)
     logits = seqs * model.padded_vocab(1) if is_last else 0
-    has_experts, tower = model.has_experts, model.vision
+    expert_format, tower = execution.dtype if model.has_experts else "", model.vision
     if is_first and tower is not None and rule.room != "datasheet":
         held_bytes += tower.weights(layout.tp) * ACTIVATION_BYTES
     held = Footprint(
         held_bytes,
         activation_bytes,
         logits,
-        has_experts,
+        expert_format,
         any(isinstance(kind.attention, LatentAttention | SparseLatentAttention) for kind in model.kinds),
         execution.exchange.alltoall != "never",
         (0, 0) if tower is None else (tower.num_layers or 0, tower.hidden or 0),
     )
     left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
-    graphs, expert_format = rule.graphs, execution.dtype if has_experts else ""
+    estimate = rule.graphs or GraphEstimate()
     memory = PlanMemory(
         held_bytes,
         model.kv_bytes_per_token(layout, execution.kv_dtype),
@@ -405,7 +405,7 @@ def _gpu_memory(
         left.forward_bytes,
         left.sampler_bytes,
         left.graphs_bytes,
-        *(round(gib * GIB) for gib in ((0.0, 0.0) if graphs is None else graphs.range_gib(expert_format))),
+        *(round(gib * GIB) for gib in estimate.amounts_gib(expert_format)[1:]),
     )
     own = ((model, layout, execution.kv_dtype), *use.drafts.models)
     return _with_blocks(memory, left.left_bytes, own, rule, use, model.max_position, layout.dp)

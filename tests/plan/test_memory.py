@@ -249,6 +249,16 @@ def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
     assert got.effective_concurrency == pytest.approx(found.max_kv_tokens / 72_000_000)
 
 
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_a_model_of_states_alone_runs_in_every_engine(h100, engine):
+    options = {"max_tokens": 4096, "max_seqs": 4096, "engine": engine, "allow_modelled": True}
+    memory = compile_plan(stateful(0, 24), "h100", h100, **options).memory
+    fit = memory.max_sequences(1)
+    assert fit == memory.max_sequences(10**6) > 10
+    states = memory.state_slots // 3 if engine == "sglang" else memory.blocks // memory.state_blocks
+    assert fit == states == memory.most_running(states)
+
+
 def test_no_stage_holds_fewer_than_the_plan_says(h100):
     model = stateful(6, 18)
     plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8, engine="kernels")
