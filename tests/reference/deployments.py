@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from fastroof import compile_plan, load_model
+from fastroof.engines import load_engine
 from fastroof.errors import PlanError, PlanRangeError
 from fastroof.serving import estimate, estimate_disaggregated
 from tests.reference.shards import shard
@@ -68,26 +70,27 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         return {"reason": "tp"}
     # memory is kept for the activations of the largest step
     most = row["max_num_batched_tokens"] if row["mode"] == "disaggregated" else 20_000
+    engine = load_engine(spec.engine[0])
+    own = replace(engine.scheduling, max_num_batched_tokens=row["max_num_batched_tokens"])
     plan = compile_plan(
-        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=spec.engine[0], max_tokens=most,
-        max_seqs=20_000,
+        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=replace(engine, scheduling=own),
+        max_tokens=most, max_seqs=20_000,
     )  # fmt: skip
     memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs)
     room = memory.max_kv_tokens
     if row["isl"] + row["osl"] > model.max_position:
         return {"reason": "context"}
-    if row["isl"] + row["osl"] > room:
+    if memory.held_tokens(row["isl"] + row["osl"]) > room:
         return {"reason": "memory"}
     sizes = (row["isl"], row["osl"])
     try:
         if row["mode"] == "aggregated":
             clients = row["concurrency"] / row["replicas"]
             found = estimate(
-                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_kv_tokens=room,
-                max_seqs=spec.max_num_seqs,
-            )  # fmt: skip
+                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs
+            )
             tokens = found.tokens_per_s_per_gpu * row["tp"] * row["replicas"] * min(clients, 1.0)
-            held = row["isl"] + 0.5 * row["osl"]
+            held = memory.held_tokens(row["isl"] + 0.5 * row["osl"])
             kv_share = found.effective_concurrency * held / room
         else:
             workers = (row["prefill_workers"], row["decode_workers"])
