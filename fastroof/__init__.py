@@ -67,6 +67,7 @@ __all__ = [
     "capacity",
     "compile_plan",
     "compile_plans",
+    "fit",
     "gpu_names",
     "load_gpu",
     "load_model",
@@ -134,7 +135,7 @@ if TYPE_CHECKING:
     from fastroof.models import ModelSpec, load_model, model_names
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
-    from fastroof.serving import SpeculativeDecoding
+    from fastroof.serving import SpeculativeDecoding, fit
     from fastroof.simulation import Simulation, Trace, Workload, load_trace, simulate
     from fastroof.simulation.capacity import capacity
     from fastroof.sweep import recommend, run_sweep
@@ -156,6 +157,7 @@ else:
         "capacity": "simulation.capacity",
         "compile_plan": "plan",
         "compile_plans": "plan",
+        "fit": "serving",
         "gpu_names": "config",
         "load_gpu": "config",
         "load_model": "models",

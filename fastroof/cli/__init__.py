@@ -26,6 +26,7 @@ COMMANDS: Final = (
     "step",
     "serving",
     "simulate",
+    "fit",
     "size",
     "capacity",
     "compare",

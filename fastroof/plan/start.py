@@ -22,9 +22,9 @@ REFUSALS: Final = {
     "B": "no memory is left for blocks of KV cache",
     "C": "one request of the longest context needs more blocks than there are",
     "D": "more requests than blocks of states",
-    "E": "what the profiling run leaves out may not fit after the KV cache is taken",
+    "E": "out of memory, or perhaps, after the KV cache is taken",
 }
-"""Why an engine does not start; E only warns."""
+"""Why an engine does not start."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Refusal:
         Their unit: ``bytes``, ``blocks`` or ``requests``.
     remedy : str
         What makes it start; empty if unknown.
+    is_warning : bool
+        Whether the engine starts nevertheless.
     """
 
     code: str
@@ -51,11 +53,7 @@ class Refusal:
     available: float
     unit: str
     remedy: str = ""
-
-    @property
-    def is_warning(self) -> bool:
-        """Whether the engine starts nevertheless."""
-        return self.code == "E"
+    is_warning: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,15 +127,20 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
     needed = memory.reserved_blocks(context)
     if needed > memory.blocks and rule.room != "datasheet":
         longest = memory.largest_context()
+        # vLLM refuses to start; SGLang and TensorRT-LLM lower the length
+        is_lowered = rule.room != "all" and longest > 0
         found.append(
             Refusal(
                 "C",
                 f"one request of {context:,} tokens needs {needed * memory.block_bytes / GIB:.2f} GiB of KV "
-                f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left",
+                f"cache, and {memory.kv_cache_bytes / GIB:.2f} GiB are left"
+                + f": requests of more than {longest:,} tokens are refused"
+                * is_lowered,
                 needed,
                 memory.blocks,
                 "blocks",
                 f"max_model_len={longest}" if longest else "",
+                is_lowered,
             )
         )
     if rule.states_limit_seqs and memory.state_blocks and seqs > memory.blocks:
@@ -153,6 +156,21 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
                 f"max_num_seqs={most}" if most else "",
             )
         )
+    taken = memory.weight_bytes + memory.context_bytes + memory.kv_cache_bytes
+    if rule.cache_gib and taken > memory.total_bytes:
+        most_gib = (memory.total_bytes - taken + memory.kv_cache_bytes - memory.activation_bytes) / GIB
+        found.append(
+            Refusal(
+                "E",
+                f"{rule.cache_gib:g} GiB of KV cache do not fit next to "
+                f"{(taken - memory.kv_cache_bytes) / GIB:.2f} GiB of weights and contexts in "
+                f"{memory.total_bytes / GIB:.2f} GiB",
+                taken,
+                memory.total_bytes,
+                "bytes",
+                f"at most {most_gib:.1f} GiB of KV cache" if most_gib > 0 else "",
+            )
+        )
     after, spare = memory.graphs_high_bytes - memory.graphs_bytes, memory.total_bytes - memory.requested_bytes
     if rule.room == "all" and after > spare:
         found.append(
@@ -164,6 +182,7 @@ def refusals(plan: DescribedPlan, question: StartQuestion = StartQuestion()) -> 
                 spare,
                 "bytes",
                 "a smaller memory_fraction",
+                is_warning=True,
             )
         )
     return tuple(found)

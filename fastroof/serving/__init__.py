@@ -6,6 +6,7 @@ from fastroof.serving.disaggregated import (
     estimate_disaggregated,
     match_workers,
 )
+from fastroof.serving.engine_start import Fit, fit
 from fastroof.serving.estimate import ServingEstimate, estimate
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.sizing import estimate_with_images, largest_batch, largest_context
@@ -13,6 +14,7 @@ from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 
 __all__ = [
     "DisaggregatedEstimate",
+    "Fit",
     "LeastGpus",
     "ServingEstimate",
     "SpeculativeDecoding",
@@ -20,6 +22,7 @@ __all__ = [
     "estimate",
     "estimate_disaggregated",
     "estimate_with_images",
+    "fit",
     "largest_batch",
     "largest_context",
     "least_gpus",

@@ -185,6 +185,20 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
         )
 
 
+def draft_of(plan: StepPlan, draft: StepPlan | str | None) -> tuple[StepPlan | None, int]:
+    """Return the plan of a draft, and the bytes of its weights on a GPU; None and 0 if it takes none."""
+    if isinstance(draft, StepPlan):
+        _check_draft(plan, draft)
+        return draft, draft.memory.weight_bytes
+    if draft != MTP:
+        return None, 0
+    own = mtp_draft(plan)
+    (group,) = own.model.layers
+    two = replace(own, model=replace(own.model, layers=(replace(group, count=2),)))
+    # embedding and LM head are shared with the model
+    return own, two.memory.weight_bytes - own.memory.weight_bytes
+
+
 def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:
     """Lay out a plan for the loops of serving."""
     plan = plan.bottleneck
@@ -198,17 +212,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         raise PlanError(
             f"speculative decoding with pp {plan.layout.pp}: drafting across stages is not modelled; use pp 1"
         )
-    draft, weight_bytes = None, 0
-    if isinstance(speculation.draft, StepPlan):
-        draft = speculation.draft
-        _check_draft(plan, draft)
-        weight_bytes = draft.memory.weight_bytes
-    elif speculation.draft == MTP:
-        draft = mtp_draft(plan)
-        (group,) = draft.model.layers
-        two = replace(draft, model=replace(draft.model, layers=(replace(group, count=2),)))
-        # embedding and LM head are shared with the model
-        weight_bytes = two.memory.weight_bytes - draft.memory.weight_bytes
+    draft, weight_bytes = draft_of(plan, speculation.draft)
     drafted = (0, None) if draft is None else (speculation.num_draft_tokens, draft)
     arena = verification_arena(plan, speculation.tokens, speculation.acceptance_length, *drafted)
     return SpeculatedPlan(plan, arena, speculation.tokens, draft, weight_bytes)

@@ -15,7 +15,7 @@ from fastroof.report.front import pareto_front
 from fastroof.report.plots import component_words
 from fastroof.report.steps import GROUPS, achieved
 from fastroof.run import StepBatch
-from fastroof.serving import ServingEstimate, estimate
+from fastroof.serving import ServingEstimate, estimate, fit
 from fastroof.simulation import Workload
 from fastroof.simulation.capacity import capacity
 from fastroof.simulation.replicas import ranks_of
@@ -25,6 +25,7 @@ from fastroof.ui.commands import (
     CAPACITY_REQUESTS,
     capacity_command,
     capacity_limits,
+    fit_command,
     lengths_written,
     serving_command,
     step_command,
@@ -69,6 +70,24 @@ def _check_work(plan: StepPlan, workload: Workload, view: View) -> None:
             f"{len(drawn):,} requests may take {steps:,} steps, the page's maximum is {MOST_STEPS:,}; use "
             "shorter outputs or the command line"
         )
+
+
+def start_answer(store: PlanStore, view: View) -> dict[str, Any]:
+    """Return whether the engine starts, and a GPU's memory by use."""
+    options = {name: value for name, value in view.plan_options.items() if name != "allow_modelled"}
+    found = fit(
+        store.model(view.model),
+        store.gpu(view.gpu),
+        max_num_batched_tokens=view.max_num_batched_tokens,
+        **options,
+    )
+    return {
+        **found.document(),
+        "memory_rows": found.memory_rows(),
+        "facts": found.facts(),
+        "changes": [[one.options(), one.max_model_len, one.concurrency] for one in found.changes],
+        "asked": fit_command(store, view),
+    }
 
 
 POINTS_A_DOUBLING: Final = 8

@@ -77,6 +77,14 @@ def step_command(store: PlanStore, view: View) -> str:
     return shlex.join([*words, "--explain"])
 
 
+def fit_command(store: PlanStore, view: View) -> str:
+    """Return the command that tells whether the engine starts."""
+    words = [word for word in _options(store, view) if word != "--allow-modelled"]
+    if view.max_num_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
+    return shlex.join(["fastroof", "fit", "--model", store.written_model(view.model), *words])
+
+
 def serving_command(store: PlanStore, view: View, clients: int, split: dict[str, int] | None = None) -> str:
     """Return the command that estimates a number of clients, for the view's layout or another."""
     words = ["fastroof", "serving", "--model", store.written_model(view.model), *_options(store, view, split)]

@@ -43,7 +43,7 @@ from fastroof.backends.serve.messages import write_reply
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.stopping import check_stopped
-from fastroof.ui.answers import capacity_answer, layouts_answer, step_answer
+from fastroof.ui.answers import capacity_answer, layouts_answer, start_answer, step_answer
 from fastroof.ui.commands import choices
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View
@@ -118,7 +118,7 @@ MOST_BYTES: Final = 2**12
 """Maximum size of a view; the longest valid one has an eighth."""
 
 MOST_CALLS: Final = 16
-"""Maximum number of concurrent questions; a page has three."""
+"""Maximum number of concurrent questions; a page has four."""
 
 MOST_CALL_S: Final = 300
 """Seconds that a question may take: the first ones wait for tables and for compilation."""
@@ -190,6 +190,7 @@ class PageApp:
                 Route("/assets/{path:path}", self._guarded(self._file)),
                 Route("/choices", self._guarded(self._show_choices)),
                 Route("/ask/step", self._question(step_answer, self._quick), methods=["POST"]),
+                Route("/ask/start", self._question(start_answer, self._quick), methods=["POST"]),
                 Route("/ask/layouts", self._question(layouts_answer, self._long), methods=["POST"]),
                 Route("/ask/capacity", self._question(capacity_answer, self._long), methods=["POST"]),
             ],
@@ -223,7 +224,7 @@ class PageApp:
         what = f"{request.method} {shown(request.url.path, 80)}"
         message = (
             f"{what} is not served; valid: GET /, /choices, /assets/; "
-            "POST /ask/step, /ask/layouts, /ask/capacity"
+            "POST /ask/step, /ask/start, /ask/layouts, /ask/capacity"
         )
         return refusal(error.status_code, message, {**dict(error.headers or {}), **HEADERS})
 

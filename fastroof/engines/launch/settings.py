@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 MTP: Final = "mtp"
@@ -47,6 +48,8 @@ class LaunchSettings:
         ``prefill`` or ``decode`` if both run separately; empty if a copy does both.
     port : int
         Port that it listens on.
+    kv_cache_bytes : int
+        Bytes of KV cache on each GPU, instead of what the share leaves; 0 for that.
     """
 
     model: str
@@ -69,6 +72,7 @@ class LaunchSettings:
     balance_steps: int = 0
     role: str = ""
     port: int = 8000
+    kv_cache_bytes: int = 0
 
     @property
     def is_own_dtype(self) -> bool:
@@ -91,6 +95,13 @@ class LaunchSettings:
     def shown_model(self) -> str:
         """The model as a command takes it, so that a leading dash is not an option."""
         return f"./{self.model}" if self.model.startswith("-") else self.model
+
+
+def served_name(name: str) -> str:
+    """Return a folder as an absolute path; an id unchanged, unless it looks like an option."""
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    return f"./{name}" if name.startswith("-") else name
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ def server(settings: LaunchSettings) -> Command:
     ]
     if settings.memory_fraction:
         arguments.append(("--gpu-memory-utilization", f"{settings.memory_fraction:g}"))
+    if settings.kv_cache_bytes:
+        arguments.append(("--kv-cache-memory-bytes", str(settings.kv_cache_bytes)))
     if not settings.is_own_dtype:
         if settings.checkpoint_dtype == "bf16" and settings.dtype in _ONLINE:
             arguments.append(("--quantization", _ONLINE[settings.dtype]))

@@ -9,7 +9,14 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
-from fastroof.engines.launch import BenchmarkLoad, Command, EngineCommands, LaunchSettings, engine_commands
+from fastroof.engines.launch import (
+    BenchmarkLoad,
+    Command,
+    EngineCommands,
+    LaunchSettings,
+    engine_commands,
+    served_name,
+)
 from fastroof.models import TP_SIZES, load_model
 from fastroof.models.load import Published, published_checkpoint
 from fastroof.sweep.best import Choice
@@ -114,7 +121,7 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
         if copies:
             prefix = int(row["isl"] * row["prefix_hit"])
             # a server calls the model by the path or id that it was started with
-            load = BenchmarkLoad(_served(checkpoint.name), row["isl"], row["osl"], clients, prefix)
+            load = BenchmarkLoad(served_name(checkpoint.name), row["isl"], row["osl"], clients, prefix)
             benchmark = engine.benchmark(load)
     notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
     unsaid = dict.fromkeys(
@@ -138,7 +145,7 @@ def _settings(
     model = load_model(given)
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
     return LaunchSettings(
-        model=_served(checkpoint.name),
+        model=served_name(checkpoint.name),
         tp=row["tp"],
         pp=row["pp"],
         dp=row["dp"],
@@ -158,13 +165,6 @@ def _settings(
         balance_steps=profile.data_parallel.balance_steps,
         role=role,
     )
-
-
-def _served(name: str) -> str:
-    """Return a folder as an absolute path; an id unchanged, unless it looks like an option."""
-    if Path(name).is_dir():
-        return str(Path(name).resolve())
-    return f"./{name}" if name.startswith("-") else name
 
 
 def _context(row: dict[str, Any], longest: int) -> int:
@@ -198,7 +198,7 @@ def _notes(
     if not checkpoint.is_given:
         notes.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
     if Path(checkpoint.name).is_dir():
-        notes.append(f"mount the folder {_served(checkpoint.name)} into the container too")
+        notes.append(f"mount the folder {served_name(checkpoint.name)} into the container too")
     # loaded by the name in the spec, which may be a path
     gpu = next(gpu for gpu in map(load_gpu, spec.gpus) if gpu.name == row["gpu"])
     node = min(gpu.linked_gpus, TP_SIZES[-1])

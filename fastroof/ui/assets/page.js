@@ -10,13 +10,15 @@ import { redrawCurve, showCurve } from "./curve.js";
 import { redrawRoofline, showRoofline } from "./roofline.js";
 import { redrawLayouts, showHere, showLayouts } from "./layouts.js";
 import { redrawCapacity, showCapacity, showNoCapacity } from "./capacity.js";
+import { showNoStart, showStart } from "./start.js";
 import { forgetInks } from "./chart.js";
 import { pinAnswer, pinned } from "./pin.js";
 import { listenToTheme } from "./theme.js";
 
 const RESTS_MS = 120;
 const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "isl", "osl", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
-const OF = { layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
+const START = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "max_num_batched_tokens"];
+const OF = { start: START, layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
 const IMMEDIATE = ["step-card", "curve", "roofline"];
 
 let groups = [];
@@ -94,10 +96,23 @@ const askCapacity = questioner("capacity", {
   },
 });
 
+const askStart = questioner("start", {
+  delayMs: RESTS_MS,
+  waits: () => waits("start-card", true),
+  show: (answer) => {
+    waits("start-card", false);
+    showStart(answer);
+  },
+  fail: (message) => {
+    waits("start-card", false);
+    showNoStart(message);
+  },
+});
+
 // Send a question again only if a setting that it depends on has changed.
 function askWhatChanged(view) {
   askStep(view);
-  for (const [name, ask] of [["layouts", askLayouts], ["capacity", askCapacity]]) {
+  for (const [name, ask] of [["start", askStart], ["layouts", askLayouts], ["capacity", askCapacity]]) {
     const depends = sizesOf(OF[name]);
     if (lastSettings[name] !== depends) {
       lastSettings[name] = depends;

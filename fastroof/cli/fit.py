@@ -1,0 +1,143 @@
+"""``fastroof fit``: whether an engine starts a model, and with which limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.option_groups import (
+    LIMITS,
+    GroupValues,
+    number_or_engine,
+    plan_options,
+    taking,
+)
+from fastroof.cli.options import Gpu, Json, Model
+from fastroof.cli.output import console, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from fastroof.serving import Fit
+
+_MEMORY: Final = (
+    "tp", "pp", "dp", "ep", "moe_tp", "cp", "dtype", "kv_dtype", "engine", "exchange", "memory_fraction",
+    "num_slots", "eplb",
+)  # fmt: skip
+EPILOG: Final = """\b
+Examples:
+  fastroof fit --model qwen3-32b --gpu h100
+  fastroof fit --model llama-3.1-70b --gpu h100 --tp 2 --max-num-seqs 256 --max-model-len 32768
+  fastroof fit --model qwen3-next-80b-a3b --gpu h200 --tp 2 --engine sglang --json
+
+No kernel is looked up: memory alone decides. Rules are those of the engine's newest version that is known;
+--engine vllm-0.24.0 takes those of another. Sizes are GiB (2^30 bytes) of one GPU.
+
+\b
+JSON: version, model, gpu, engine, versions, tp, pp, dp, ep, dtype, kv_dtype, starts, max_model_len,
+max_num_seqs, max_num_batched_tokens, refusals [code (A: other processes hold memory, B: no room for KV cache,
+C: one request of max_model_len does not fit, D: more requests than blocks of states, E: may run out of
+memory later), reason, needed, available, unit, remedy, is_warning], changes [settings, max_model_len,
+concurrency], memory (fraction, and bytes and blocks of one GPU), cache_line_tokens (what the engine prints),
+concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running, source, command [text,
+release, config, unsaid].
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("fit", epilog=EPILOG)(fit)
+
+
+@taking(plan=plan_options(only=_MEMORY), limits=LIMITS)
+def fit(
+    *,
+    model: Model,
+    gpu: Gpu = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help="Tokens of the longest sequence.  [default: the model's own]"),
+    ] = None,
+    plan: GroupValues,
+    limits: GroupValues,
+    kv_cache_gib: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="KV cache of a GPU, instead of the engine's share (vLLM)."),
+    ] = None,
+    free_gib: Annotated[
+        float | None, typer.Option(metavar="GIB", help="Free memory of a GPU at the start.  [default: all]")
+    ] = None,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching", help="Cache states of recurrent layers for prefixes.")
+    ] = False,
+    num_draft_tokens: Annotated[
+        int, typer.Option(min=0, metavar="TOKENS", help="Draft tokens per request and step.")
+    ] = 0,
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="mtp", help="Draft: mtp, the model's own layer.  [default: takes no memory]"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell whether an engine starts, and with which limits."""
+    import fastroof
+    from fastroof.defaults import DEFAULT_GPU
+
+    given: dict[str, Any] = {
+        name: number_or_engine(f"--{name.replace('_', '-')}", limits[name]) for name in LIMITS
+    }
+    answer = fastroof.fit(
+        model,
+        gpu or DEFAULT_GPU,
+        max_model_len=max_model_len,
+        kv_cache_gib=kv_cache_gib,
+        free_gib=free_gib,
+        prefix_caching=prefix_caching,
+        num_draft_tokens=num_draft_tokens,
+        draft=draft,
+        **given,
+        **plan,
+    )
+    if as_json:
+        print_json(answer.document())
+        return
+    _print(answer)
+
+
+def _print(answer: Fit) -> None:
+    out = console()
+
+    def line(text: str) -> None:
+        out.print(text, soft_wrap=True, highlight=False)
+
+    sizes = {"tp": answer.tp, "pp": answer.pp, "dp": answer.dp, "ep": answer.ep}
+    layout = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")
+    gpus = answer.tp * answer.pp * answer.dp
+    version = f" {answer.versions}" if answer.versions else ""
+    line(
+        f"{answer.model} on {gpus} x {answer.gpu}, {layout}, {answer.dtype} weights, {answer.kv_dtype} KV "
+        f"cache, {answer.engine}{version}\n"
+    )
+    line("starts: yes" if answer.starts else "starts: no")
+    for one in answer.refusals:
+        line(f"  {'note: ' if one.is_warning else ''}{one.reason}")
+    line("")
+    print_table(("memory of a GPU", "GiB", ""), answer.memory_rows(), left=("memory of a GPU", ""))
+    line("")
+    print_facts(answer.facts())
+    if answer.changes:
+        line("\nany of these makes it start:")
+        rows = [
+            (one.options(), f"{one.max_model_len:,}", f"{one.concurrency:,.1f}") for one in answer.changes
+        ]
+        print_table(("option", "longest max-model-len", "requests at once"), rows, left=("option",))
+    elif answer.starts and answer.command is not None and answer.commands is not None:
+        known = "" if answer.commands.is_of_profile else ", which is not of the versions above"
+        line(f"\nstart ({answer.commands.title} {answer.commands.release}{known}):")
+        for text in answer.command.shell().splitlines():
+            line(f"  {text}")
+        for name, value in answer.command.config.items():
+            line(f"  {answer.command.config_option}: {name} = {value}")
+        for text in answer.command.unsaid:
+            line(f"  not in the command: {text}")
+    if answer.source:
+        line(f"\nmemory rules: {answer.source}")

@@ -1,0 +1,505 @@
+"""Whether an engine starts a model on GPUs: memory, room for KV cache, limits, and its command."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastroof._version import __version__
+from fastroof.acceptance import MTP
+from fastroof.checks import is_number, shown, whole_number
+from fastroof.config import GpuSpec
+from fastroof.defaults import DATASHEET
+from fastroof.engines import EngineProfile, load_engine
+from fastroof.engines.launch.commands import EngineCommands, engine_commands
+from fastroof.engines.launch.settings import Command, LaunchSettings, served_name
+from fastroof.errors import BatchError, ModelError, PlanError
+from fastroof.models import ModelSpec, load_model
+from fastroof.models.layout import TP_SIZES
+from fastroof.models.load import published_checkpoint
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.memory import NO_DRAFTS, Drafts, PlanMemory, most_that_start
+from fastroof.plan.start import Refusal, StartQuestion, cache_line_tokens, refusals
+from fastroof.serving.speculation import draft_of
+from fastroof.units import GIB
+
+MOST_SEQS: Final = 65_536
+"""Largest ``max_num_seqs`` that is looked for."""
+
+_FRACTIONS: Final = (0.92, 0.95, 0.98)
+_LEAST_TOKENS: Final = 512
+_WHOLE_LENGTH: Final = 16
+_LIMITS: Final = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
+
+
+class Change(NamedTuple):
+    """Settings with which an engine starts: one, or two limits together.
+
+    Attributes
+    ----------
+    settings : mapping of str to int, float or str
+        Keywords of :func:`fit` and their values.
+    max_model_len : int
+        Longest ``max_model_len`` that then starts.
+    concurrency : float
+        Requests of the asked ``max_model_len`` that then fit at once.
+    """
+
+    settings: Mapping[str, Any]
+    max_model_len: int
+    concurrency: float
+
+    def options(self) -> str:
+        """Return the settings as options of ``fastroof fit``."""
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether an engine starts a model on GPUs, and what it does with the memory of each.
+
+    Attributes
+    ----------
+    model, gpu, engine : str
+        Names; the engine's is that of its profile.
+    versions : str
+        Versions of the engine that the profile's memory rules are of.
+    tp, pp, dp, ep : int
+        The layout.
+    dtype, kv_dtype : str
+        Formats of weights and KV cache.
+    starts : bool
+        Whether the engine starts.
+    refusals : tuple of Refusal
+        Why it does not, or what may still fail.
+    changes : tuple of Change
+        Changes with which it starts, each enough by itself; empty if it does.
+    memory : PlanMemory
+        Bytes of one GPU by use, and blocks of KV cache.
+    max_model_len, max_num_seqs, max_num_batched_tokens : int
+        The engine's limits that were asked, or its own.
+    cache_line_tokens : int
+        What this version prints as the tokens of its KV cache.
+    concurrency : float
+        Requests of ``max_model_len`` that fit at once, as the engine prints it.
+    largest_max_model_len : int
+        Longest ``max_model_len`` with which it starts at that ``max_num_seqs``; 0 if none.
+    largest_max_num_seqs : int
+        Largest ``max_num_seqs`` with which it starts at that ``max_model_len``; 0 if none.
+    length_of_all : int
+        Longest length of which ``max_num_seqs`` requests run at once; 0 if they never do.
+    running : int
+        Requests of ``max_model_len`` that run at once.
+    source : str
+        Where the memory rules were read.
+    commands : EngineCommands or None
+        The engine's commands, None if it is not a server.
+    command : Command or None
+        The command that starts one copy.
+    """
+
+    model: str
+    gpu: str
+    engine: str
+    versions: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    dtype: str
+    kv_dtype: str
+    starts: bool
+    refusals: tuple[Refusal, ...]
+    changes: tuple[Change, ...]
+    memory: PlanMemory = field(repr=False)
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    cache_line_tokens: int
+    concurrency: float
+    largest_max_model_len: int
+    largest_max_num_seqs: int
+    length_of_all: int
+    running: int
+    source: str
+    commands: EngineCommands | None = field(repr=False)
+    command: Command | None = field(repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer as JSON values; sizes in bytes."""
+        memory = self.memory
+        plain = (
+            "model", "gpu", "engine", "versions", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "starts",
+            "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+        )  # fmt: skip
+        answers = (
+            "cache_line_tokens", "concurrency", "largest_max_model_len", "largest_max_num_seqs",
+            "length_of_all", "running", "source",
+        )  # fmt: skip
+        unread = {"max_kv_tokens", "window", "window_kv_bytes_per_token", "groups", "max_running"}
+        command = None
+        if self.command is not None:
+            command = {"text": self.command.shell(), "release": getattr(self.commands, "release", "")}
+            command |= {"config": dict(self.command.config), "unsaid": list(self.command.unsaid)}
+        return {
+            "version": __version__,
+            **{name: getattr(self, name) for name in plain},
+            "refusals": [vars(one) | {"is_warning": one.is_warning} for one in self.refusals],
+            "changes": [change._asdict() for change in self.changes],
+            "memory": {
+                "fraction": memory.fraction,
+                **{name: value for name, value in memory._asdict().items() if name not in unread},
+                "max_running": memory.max_running,
+            },
+            **{name: getattr(self, name) for name in answers},
+            "command": command,
+        }
+
+    def memory_rows(self) -> list[tuple[str, str, str]]:
+        """Return the memory of a GPU as rows of use, GiB and note."""
+        memory = self.memory
+        # TensorRT-LLM's is of what the rest leaves
+        share = memory.requested_bytes if memory.requested_bytes != memory.kv_cache_bytes else 0
+        run = (
+            f"forward {memory.forward_bytes / GIB:.2f}, sampler {memory.sampler_bytes / GIB:.2f}: the larger"
+        )
+        low, high = memory.graphs_low_bytes, memory.graphs_high_bytes
+        graphs = f"logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
+        rows = [
+            ("total", memory.total_bytes, "as CUDA reports it"),
+            ("engine's share", share, f"{memory.fraction:.3g} of it"),
+            ("weights", memory.weight_bytes, ""),
+            ("profiling run", memory.activation_bytes, run if memory.sampler_bytes else ""),
+            ("outside torch", memory.context_bytes, "CUDA context, collectives"),
+            ("CUDA graphs", memory.graphs_bytes, graphs),
+            ("pool of states", memory.state_pool_bytes, f"{memory.state_slots:,} states"),
+            ("KV cache", memory.kv_cache_bytes, ""),
+        ]
+        always = ("weights", "KV cache")
+        return [(name, f"{size / GIB:.2f}", note) for name, size, note in rows if size or name in always]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the room and the limits as names and sentences."""
+        memory = self.memory
+        if not memory.blocks:
+            return [("KV cache", "none")]
+        cache = f"{self.cache_line_tokens:,} tokens"
+        if memory.block_tokens > 1:
+            blocks = f"{memory.blocks:,} blocks of {memory.block_tokens:,} tokens"
+            cache = f"{blocks}; the engine prints {cache}"
+        together = f"all run at once up to {self.length_of_all:,} tokens each"
+        if not self.length_of_all:
+            together = f"at most {memory.max_sequences(1):,} run at once"
+        length, seqs = f"max-model-len {self.max_model_len:,}", f"max-num-seqs {self.max_num_seqs:,}"
+        longest, most = (
+            f"up to {largest:,} starts" if largest else "none starts"
+            for largest in (self.largest_max_model_len, self.largest_max_num_seqs)
+        )
+        facts = [
+            ("KV cache", cache),
+            (f"at {length}", f"{self.concurrency:,.2f} requests fit; {longest} with {seqs}"),
+            (f"at {seqs}", f"{together}; {most} with {length}"),
+        ]
+        if memory.max_running:
+            facts.append(("running requests", f"at most {memory.max_running:,}, by the engine's own limit"))
+        return facts
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Arguments of a start; None is the engine's own default."""
+
+    model: ModelSpec
+    gpu: GpuSpec | str | Path | Mapping[str, Any]
+    engine: EngineProfile
+    options: Mapping[str, Any]
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefix_caching: bool = False
+    num_draft_tokens: int = 0
+    draft: StepPlan | str | None = None
+    free_bytes: int | None = None
+
+    def plan(self) -> StepPlan:
+        """Compile the plan whose memory is asked for, from the datasheet: times play no part."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compile_plan(
+                self.model, self.gpu, DATASHEET, engine=self.engine, allow_modelled=True, **self.options
+            )
+
+    def start(self, plan: StepPlan) -> StartQuestion:
+        """Return the question of a plan's start."""
+        drafts = NO_DRAFTS
+        if self.num_draft_tokens:
+            draft, weight_bytes = draft_of(plan, self.draft)
+            models = () if draft is None else ((draft.model, draft.layout, draft.kv_dtype),)
+            drafts = Drafts(models, weight_bytes, self.num_draft_tokens)
+        return StartQuestion(
+            self.max_model_len,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.prefix_caching,
+            drafts,
+            self.free_bytes,
+        )
+
+    def start_or_none(self) -> tuple[StepPlan, StartQuestion] | None:
+        """Return a plan and its start if the engine starts, else None."""
+        try:
+            plan = self.plan()
+            question = self.start(plan)
+        except (PlanError, ModelError):
+            return None
+        found = refusals(plan, question)
+        return (plan, question) if all(one.is_warning for one in found) else None
+
+
+def fit(
+    model: ModelSpec | str | Path | Mapping[str, Any],
+    gpu: GpuSpec | str | Path | Mapping[str, Any],
+    *,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    prefix_caching: bool = False,
+    kv_cache_gib: float | None = None,
+    free_gib: float | None = None,
+    num_draft_tokens: int = 0,
+    draft: StepPlan | str | None = None,
+    engine: EngineProfile | str | Path | Mapping[str, Any] = "vllm",
+    **plan_options: Any,
+) -> Fit:
+    """Tell whether an engine starts a model on GPUs, with which limits, and by which command.
+
+    Parameters
+    ----------
+    model, gpu, engine
+        As in :func:`fastroof.compile_plan`. ``engine="vllm-0.24.0"`` takes the rules of that version.
+    max_model_len : int, optional
+        Tokens of the longest sequence (default: the model's own).
+    max_num_seqs, max_num_batched_tokens : int, optional
+        Maximum concurrent requests, and tokens in a step (default: the engine's own).
+    prefix_caching : bool
+        Whether states of recurrent layers are cached for prefixes too, which takes more of them.
+    kv_cache_gib : float, optional
+        GiB of KV cache on each GPU, instead of what the engine's share of the memory leaves: vLLM's
+        ``--kv-cache-memory-bytes``.
+    free_gib : float, optional
+        GiB that are free on each GPU when the engine starts (default: all).
+    num_draft_tokens : int
+        Draft tokens of a request in each step.
+    draft : StepPlan or str, optional
+        The draft, as in :class:`fastroof.SpeculativeDecoding`.
+    **plan_options
+        Layout, formats and ``memory_fraction`` of :func:`fastroof.compile_plan`.
+
+    Returns
+    -------
+    Fit
+        The answer. Memory is that of a GPU of the pipeline stage with the least room.
+
+    Raises
+    ------
+    PlanError, ModelError
+        If the model does not run with the layout or the formats.
+    BatchError
+        If a limit is invalid.
+
+    Notes
+    -----
+    No kernel is looked up. The rules of each engine and version are read from its sources and compared with
+    logged starts (``bench_data/kv_room.csv``); ``source`` names the files.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> fastroof.fit("llama-3.1-70b", "h100", tp=4).starts
+    True
+    >>> tight = fastroof.fit("llama-3.1-70b", "h100", tp=2)
+    >>> tight.starts, list(tight.changes[0].settings)
+    (False, ['max_num_seqs', 'max_model_len'])
+    """
+    spec = model if isinstance(model, ModelSpec) else load_model(model)
+    profile = load_engine(engine)
+    for name, value, most in (
+        ("max_model_len", max_model_len, spec.max_position),
+        ("max_num_seqs", max_num_seqs, MOST_SEQS),
+        ("max_num_batched_tokens", max_num_batched_tokens, 2**20),
+    ):
+        if value is not None:
+            whole_number(name, value, most=most, error=BatchError)
+    whole_number("num_draft_tokens", num_draft_tokens, 0, 64, BatchError)
+    if draft is not None and not num_draft_tokens:
+        raise BatchError("draft needs num_draft_tokens of at least 1")
+    if not (draft is None or isinstance(draft, StepPlan) or draft == MTP):
+        raise BatchError(f"draft must be {MTP!r}, a StepPlan, or None for n-grams, got {shown(draft)}")
+    for name, size in (("kv_cache_gib", kv_cache_gib), ("free_gib", free_gib)):
+        if size is not None and not (is_number(size) and 0 < size < 2**20):
+            raise BatchError(f"{name} must be a number of GiB above 0, got {shown(size)}")
+    if kv_cache_gib is not None:
+        if profile.memory.room != "all":
+            raise BatchError(
+                f"kv_cache_gib is vLLM's --kv-cache-memory-bytes, which {profile.name} does not have; use "
+                "memory_fraction"
+            )
+        profile = replace(profile, memory=replace(profile.memory, cache_gib=float(kv_cache_gib)))
+    free_bytes = None if free_gib is None else round(free_gib * GIB)
+    asked = _Question(
+        spec, gpu, profile, plan_options, max_model_len, max_num_seqs, max_num_batched_tokens,
+        prefix_caching, num_draft_tokens, draft, free_bytes,
+    )  # fmt: skip
+    given = model if isinstance(model, str | Path) else spec.name
+    return _answer(asked, given)
+
+
+def _answer(asked: _Question, given: str | Path) -> Fit:
+    plan = asked.plan()
+    question = asked.start(plan)
+    found = refusals(plan, question)
+    starts = all(one.is_warning for one in found)
+    memory = question.memory(plan)
+    own = plan.profile.scheduling
+    context = asked.max_model_len or plan.model.max_position
+    seqs = asked.max_num_seqs or own.max_num_seqs
+    longest = 0
+    if memory.blocks:
+        longest = min(memory.largest_context(), plan.model.max_position)
+    if any(one.code != "C" and not one.is_warning for one in found):
+        # not for want of room for one request
+        longest = 0
+    rule = plan.profile.memory.of_model(plan.model.architecture)
+    # other engines lower a length that does not fit
+    needed = context if rule.room == "all" else 1
+    most = most_that_start(lambda n: question.memory(plan, n), MOST_SEQS, needed)
+    fits = memory.blocks > 0
+    running = int(min(seqs, memory.max_sequences(context))) if fits else 0
+    commands = engine_commands(plan.profile.engine, plan.profile.versions)
+    limits = (context, seqs, asked.max_num_batched_tokens or own.max_num_batched_tokens)
+    command = None
+    if commands is not None:
+        command = commands.server(_settings(plan, given, asked, limits, max(running, 1)))
+    layout = plan.layout
+    return Fit(
+        model=plan.model.name,
+        gpu=plan.gpu.name,
+        engine=plan.engine,
+        versions=plan.profile.versions,
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        ep=layout.ep,
+        dtype=plan.dtype,
+        kv_dtype=plan.kv_dtype,
+        starts=starts,
+        refusals=found,
+        changes=() if starts else tuple(_changes(asked, plan, question, context)),
+        memory=memory,
+        max_model_len=context,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=limits[2],
+        cache_line_tokens=cache_line_tokens(plan, memory, context) if fits else 0,
+        concurrency=memory.max_concurrency(context) if fits else 0.0,
+        largest_max_model_len=longest,
+        largest_max_num_seqs=most,
+        length_of_all=min(memory.largest_length(seqs), plan.model.max_position) if fits else 0,
+        running=running,
+        source=rule.source,
+        commands=commands,
+        command=command,
+    )
+
+
+def _settings(
+    plan: StepPlan, given: str | Path, asked: _Question, limits: tuple[int, int, int], running: int
+) -> LaunchSettings:
+    checkpoint = published_checkpoint(given, plan.dtype)
+    context, seqs, tokens = limits
+    memory, layout = plan.profile.memory, plan.layout
+    draft = asked.draft.model.name if isinstance(asked.draft, StepPlan) else asked.draft or ""
+    return LaunchSettings(
+        model=served_name(checkpoint.name),
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        ep=layout.ep,
+        has_experts=plan.model.has_experts,
+        max_batched_tokens=tokens,
+        max_seqs=seqs,
+        max_context=context,
+        running=running,
+        memory_fraction=0.0 if memory.room == "datasheet" else memory.fraction,
+        dtype=plan.dtype,
+        kv_dtype=plan.kv_dtype,
+        checkpoint_dtype=checkpoint.dtype,
+        checkpoint_kv_dtype=checkpoint.kv_dtype,
+        num_draft_tokens=asked.num_draft_tokens,
+        draft=draft,
+        balance_steps=plan.profile.data_parallel.balance_steps,
+        kv_cache_bytes=round(memory.cache_gib * GIB),
+    )
+
+
+def _changes(asked: _Question, plan: StepPlan, question: StartQuestion, context: int) -> Iterator[Change]:
+    """Yield changes with which the engine starts, the cheapest first."""
+    memory = question.memory(plan)
+    tokens = asked.max_num_batched_tokens or plan.profile.scheduling.max_num_batched_tokens
+    halves = (tokens >> by for by in range(1, tokens.bit_length()))
+    wider: dict[str, Iterable[Any]] = {
+        "memory_fraction": (share for share in _FRACTIONS if share > memory.fraction),
+        "kv_dtype": ["fp8"] if plan.kv_dtype == "bf16" else [],
+        "dtype": ["fp8"] if plan.dtype == "bf16" else [],
+        "tp": (size for size in TP_SIZES if size > plan.layout.tp),
+    }
+    limits = list(_limits(plan, question, context))
+    tried: list[Iterable[dict[str, Any]]] = [
+        *([one] for one in limits),
+        ({"max_num_batched_tokens": size} for size in halves if size >= _LEAST_TOKENS),
+        *([{name: value} for value in values] for name, values in wider.items()),
+    ]
+    for settings in tried:
+        yield from _first_that_starts(asked, settings, context)
+
+
+def _limits(plan: StepPlan, question: StartQuestion, context: int) -> Iterator[dict[str, Any]]:
+    """Yield smaller limits to try: of requests, of their length, and of both if neither alone is enough."""
+    seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
+
+    def memory(number: int) -> PlanMemory:
+        return question.memory(plan, number)
+
+    def longest(number: int) -> int:
+        found = memory(number)
+        return found.largest_context() // _WHOLE_LENGTH * _WHOLE_LENGTH if found.blocks else 0
+
+    most = most_that_start(memory, seqs, context)
+    if most:
+        yield {"max_num_seqs": most}
+    length = longest(seqs)
+    if _WHOLE_LENGTH <= length < context:
+        yield {"max_model_len": length}
+    fewer = most_that_start(memory, seqs)
+    if not most and length < _WHOLE_LENGTH and fewer:
+        # half of what starts at all leaves room for more than a block
+        half = 1 << max(fewer.bit_length() - 2, 0)
+        yield {"max_num_seqs": half, "max_model_len": longest(half)}
+
+
+def _first_that_starts(asked: _Question, tried: Iterable[dict[str, Any]], context: int) -> Iterator[Change]:
+    """Yield the first settings with which the engine starts, if any does."""
+    for settings in tried:
+        own = {name: value for name, value in settings.items() if name in _LIMITS}
+        others = {name: value for name, value in settings.items() if name not in _LIMITS}
+        changed = replace(asked, options={**asked.options, **others}, **own)
+        started = changed.start_or_none()
+        if started is None:
+            continue
+        memory = started[1].memory(started[0])
+        longest = min(memory.largest_context(), asked.model.max_position)
+        length = min(settings.get("max_model_len", context), longest)
+        yield Change(settings, longest, memory.max_concurrency(length))
+        return

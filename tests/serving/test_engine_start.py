@@ -1,0 +1,152 @@
+"""Whether an engine starts: `fastroof.fit` and its command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.errors import FastroofError
+
+QUESTIONS = [
+    ("llama-3.1-70b", "h100", {"tp": 2}),
+    ("llama-3.1-8b", "l40s", {"engine": "sglang"}),
+    ("gemma-3-27b", "h100", {"engine": "vllm-0.12"}),
+    ("qwen3.5-27b", "h100", {}),
+    ("deepseek-v3", "h200", {"tp": 8}),
+    ("gpt-oss-120b", "h100", {"engine": "trtllm"}),
+]
+
+
+def ask(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["fit", *arguments], prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("model", "gpu", "options"), QUESTIONS)
+def test_largest_limits_start_and_one_more_does_not(model, gpu, options):
+    found = fastroof.fit(model, gpu, **options)
+    longest, most = found.largest_max_model_len, found.largest_max_num_seqs
+    if longest:
+        assert fastroof.fit(model, gpu, max_model_len=longest, **options).starts
+    if 0 < longest < fastroof.load_model(model).max_position and found.engine.startswith("vllm"):
+        assert not fastroof.fit(model, gpu, max_model_len=longest + 1, **options).starts
+    if most:
+        assert fastroof.fit(model, gpu, max_num_seqs=most, **options).starts
+    if 0 < most < 65_536:
+        assert not fastroof.fit(model, gpu, max_num_seqs=most + 1, **options).starts
+
+
+@pytest.mark.parametrize(("model", "gpu", "options"), QUESTIONS)
+def test_memory_is_that_of_the_plan(model, gpu, options):
+    found = fastroof.fit(model, gpu, max_num_seqs=64, **options)
+    with pytest.warns(UserWarning, match="datasheet"):
+        plan = fastroof.compile_plan(model, gpu, "datasheet", allow_modelled=True, **options)
+    assert found.memory == plan.memory_of(max_seqs=64)
+
+
+def test_a_refused_start_names_changes_that_start():
+    found = fastroof.fit("llama-3.1-70b", "h100", tp=2)
+    assert not found.starts
+    assert [one.code for one in found.refusals if not one.is_warning]
+    assert {"tp", "dtype"} <= {name for change in found.changes for name in change.settings}
+    for change in found.changes:
+        changed = fastroof.fit("llama-3.1-70b", "h100", **{"tp": 2, **change.settings})
+        assert changed.starts
+        assert changed.largest_max_model_len == change.max_model_len
+
+
+def test_a_start_has_no_changes_and_the_command_of_its_limits():
+    found = fastroof.fit(
+        "llama-3.1-8b", "h100", max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=2048
+    )
+    assert found.starts
+    assert found.changes == ()
+    arguments = dict(pair for pair in found.command.arguments if len(pair) == 2)
+    assert arguments["--max-model-len"] == "4096"
+    assert arguments["--max-num-seqs"] == "32"
+    assert arguments["--max-num-batched-tokens"] == "2048"
+
+
+def test_a_given_cache_is_taken_and_must_fit():
+    given_cache = fastroof.fit("llama-3.1-8b", "h100", kv_cache_gib=10)
+    assert given_cache.memory.kv_cache_bytes == 10 * 2**30
+    assert ("--kv-cache-memory-bytes", str(10 * 2**30)) in given_cache.command.arguments
+    too_much = fastroof.fit("llama-3.1-8b", "h100", kv_cache_gib=70)
+    assert [one.code for one in too_much.refusals] == ["E"]
+    assert not too_much.starts
+
+
+def test_what_other_processes_hold_keeps_it_from_starting():
+    held = fastroof.fit("llama-3.1-8b", "h100", free_gib=40)
+    assert [one.code for one in held.refusals] == ["A"]
+    share = float(held.refusals[0].remedy.partition("=")[2].partition(",")[0])
+    assert fastroof.fit("llama-3.1-8b", "h100", free_gib=40, memory_fraction=share).starts
+
+
+def test_a_draft_takes_weights_and_cache():
+    plain = fastroof.fit("llama-3.1-8b", "h100")
+    drafted = fastroof.fit("llama-3.1-8b", "h100", num_draft_tokens=3, draft="mtp")
+    assert drafted.memory.weight_bytes > plain.memory.weight_bytes
+    assert drafted.memory.max_kv_tokens < plain.memory.max_kv_tokens
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 4096), st.integers(1, 131_072), st.sampled_from([512, 2048, 8192, 16384]))
+def test_smaller_limits_never_keep_a_start_from_starting(seqs, length, tokens):
+    limits = {"max_num_seqs": seqs, "max_model_len": length, "max_num_batched_tokens": tokens}
+    if not fastroof.fit("llama-3.1-70b", "h100", tp=2, **limits).starts:
+        return
+    for name, value in limits.items():
+        smaller = {**limits, name: max(value // 2, 1)}
+        assert fastroof.fit("llama-3.1-70b", "h100", tp=2, **smaller).starts
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_model_len": 131_073}, "max_model_len must be a whole number from 1 to 131,072"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be a whole number"),
+        ({"draft": "mtp"}, "draft needs num_draft_tokens"),
+        ({"draft": "eagle", "num_draft_tokens": 2}, "draft must be 'mtp'"),
+        ({"kv_cache_gib": -1}, "kv_cache_gib must be a number of GiB above 0"),
+        ({"kv_cache_gib": 10, "engine": "sglang"}, "which sglang does not have; use memory_fraction"),
+        ({"tp": 3}, "tp"),
+    ],
+)
+def test_invalid_questions_are_one_line(options, words):
+    with pytest.raises(FastroofError) as caught:
+        fastroof.fit("llama-3.1-8b", "h100", **options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "gpu", "options"), QUESTIONS)
+def test_the_command_says_what_python_says(model, gpu, options):
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    code, out, _ = ask("--model", model, "--gpu", gpu, *words, "--json")
+    assert code == 0
+    expected = fastroof.fit(model, gpu, **options).document()
+    assert json.loads(out) == json.loads(json.dumps(expected))
+
+
+def test_text_names_reasons_memory_and_changes():
+    code, out, _ = ask("--model", "llama-3.1-70b", "--tp", "2")
+    assert code == 0
+    assert "starts: no" in out
+    assert "one request of 131,072 tokens needs" in out
+    assert "any of these makes it start" in out
+    assert "--tp 4" in out
+    code, out, _ = ask("--model", "llama-3.1-8b", "--max-num-seqs", "64")
+    assert code == 0
+    assert "starts: yes" in out
+    assert "vllm serve meta-llama/" in out
+    code, out, err = ask("--model", "llama-3.1-8b", "--max-num-seqs", "none")
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
