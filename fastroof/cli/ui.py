@@ -13,9 +13,9 @@ Examples:
   fastroof ui --open
   fastroof ui --model mine/config.json --gpu mine/gpu.toml --port 8050
 
-The page is served to this machine alone (127.0.0.1), and loads nothing from elsewhere. It asks the plans that
-all commands ask: beside each answer is the command that gives it. Its address holds all that is chosen, so
-that a view can be kept, or sent to whoever runs `fastroof ui` at the same --port. Ctrl-C ends it.
+The page listens on 127.0.0.1 only and loads nothing from the network. Each answer shows the command that
+prints it. The address holds all settings: bookmark it, or open it on another machine that runs `fastroof ui`
+on the same --port. Ctrl-C stops the server.
 """
 
 
@@ -27,14 +27,14 @@ def register(app: typer.Typer) -> None:
 def ui(
     model: Annotated[
         str | None,
-        typer.Option(help="What it starts with: a preset, or a config.json, which joins its models."),
+        typer.Option(metavar="MODEL", help="Model to start with: a preset, or a config.json to add."),
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(*GPU_NAMES, help="Likewise: a GPU, or a gpu.toml, which joins its GPUs."),
+        typer.Option(*GPU_NAMES, metavar="GPU", help="GPU to start with: a name, or a gpu.toml to add."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens.  [default: a free one]")] = 0,
-    opens_browser: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on.  [default: a free one]")] = 0,
+    opens_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Explore models, GPUs and layouts in a browser."""
     from fastroof.ui.plans import named_start
