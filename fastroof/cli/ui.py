@@ -33,7 +33,9 @@ def ui(
         str | None,
         typer.Option(*GPU_NAMES, metavar="GPU", help="GPU to start with: a name, or a gpu.toml to add."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on.  [default: a free one]")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on.  [default: a free one]")
+    ] = 0,
     opens_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Explore models, GPUs and layouts in a browser."""

@@ -242,7 +242,7 @@ class _Question:
         return StartQuestion(
             self.max_model_len,
             self.max_num_seqs,
-            self.max_num_batched_tokens,
+            self.max_num_batched_tokens or plan.profile.scheduling.max_num_batched_tokens,
             self.prefix_caching,
             drafts,
             self.free_bytes,

@@ -23,7 +23,14 @@ from fastroof.errors import (
 )
 from fastroof.serving import estimate
 from fastroof.sweep.best import best_deployments
-from fastroof.ui.answers import SERVING, capacity_answer, layouts_answer, splits_of, step_answer
+from fastroof.ui.answers import (
+    SERVING,
+    capacity_answer,
+    layouts_answer,
+    splits_of,
+    start_answer,
+    step_answer,
+)
 from fastroof.ui.commands import CAPACITY_REQUESTS
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View
@@ -257,6 +264,21 @@ def test_layouts_are_powers_of_two_up_to_the_gpus(store: PlanStore) -> None:
         (2, 1, 1),
         (2, 1, 2),
     ]
+
+
+# -- starts ----------------------------------------------------------------------------------------
+
+
+def test_a_start_is_what_its_command_prints(store: PlanStore, view: View) -> None:
+    answer = as_json(start_answer(store, view))
+    told = printed(answer["asked"])
+    changed = {"changes"}  # shown as options
+    assert {key: value for key, value in told.items() if key not in changed} == {
+        key: answer[key] for key in told if key not in changed
+    }
+    assert len(answer["changes"]) == len(told["changes"])
+    plan = store.plan(view, {"max_tokens": view.budget, "max_seqs": told["max_num_seqs"]}).plan
+    assert told["memory"]["blocks"] == plan.memory.blocks
 
 
 # -- capacities ------------------------------------------------------------------------------------

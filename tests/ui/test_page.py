@@ -112,6 +112,8 @@ def test_it_shows_what_it_was_answered(opened: Browser, page: PageServer) -> Non
     assert text(opened, "#step-command code") == answer["commands"]["step"]
     assert text(opened, "#python code") == answer["commands"]["python"]
     assert "requests/s" in text(opened, "#capacity-words")
+    assert text(opened, "#start-words").startswith("It starts.")
+    assert text(opened, "#start-launch code").startswith("vllm serve ")
     assert text(opened, "#best").startswith("Best: tp ")
     for chart in CHARTS:
         assert len(drawn(opened, chart)) > 5000
@@ -122,7 +124,12 @@ def test_nothing_is_asked_of_others(opened: Browser, page: PageServer) -> None:
     put(opened, "batch", "20")
     opened.run("document.getElementById('theme').dispatchEvent(new Event('change'))")
     asked = set(opened.requests)
-    assert {f"{page.url}ask/step", f"{page.url}ask/layouts", f"{page.url}ask/capacity"} <= asked
+    assert {
+        f"{page.url}ask/step",
+        f"{page.url}ask/start",
+        f"{page.url}ask/layouts",
+        f"{page.url}ask/capacity",
+    } <= asked
     assert [address for address in asked if not address.startswith(page.url)] == []
     # what is not the page's own does not run, and is not loaded
     blocked = opened.run(

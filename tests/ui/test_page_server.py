@@ -88,6 +88,7 @@ def post(page: PageServer, question: str, document: Any, **headers: str) -> Repl
 def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
     for question, answer in (
         ("step", step_answer),
+        ("start", answers.start_answer),
         ("layouts", answers.layouts_answer),
         ("capacity", answers.capacity_answer),
     ):
