@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MEMORY: Final = (
     "tp", "pp", "dp", "ep", "moe_tp", "cp", "dtype", "kv_dtype", "engine", "exchange", "memory_fraction",
+    "kv_cache_gib",
     "num_slots", "eplb",
 )  # fmt: skip
 EPILOG: Final = """\b
@@ -59,10 +60,6 @@ def fit(
     ] = None,
     plan: GroupValues,
     limits: GroupValues,
-    kv_cache_gib: Annotated[
-        float | None,
-        typer.Option(metavar="GIB", help="KV cache of a GPU, instead of the engine's share (vLLM)."),
-    ] = None,
     free_gib: Annotated[
         float | None, typer.Option(metavar="GIB", help="Free memory of a GPU at the start.  [default: all]")
     ] = None,
@@ -89,7 +86,6 @@ def fit(
         model,
         gpu or DEFAULT_GPU,
         max_model_len=max_model_len,
-        kv_cache_gib=kv_cache_gib,
         free_gib=free_gib,
         prefix_caching=prefix_caching,
         num_draft_tokens=num_draft_tokens,

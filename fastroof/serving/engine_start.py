@@ -267,7 +267,6 @@ def fit(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     prefix_caching: bool = False,
-    kv_cache_gib: float | None = None,
     free_gib: float | None = None,
     num_draft_tokens: int = 0,
     draft: StepPlan | str | None = None,
@@ -286,9 +285,6 @@ def fit(
         Maximum concurrent requests, and tokens in a step (default: the engine's own).
     prefix_caching : bool
         Whether states of recurrent layers are cached for prefixes too, which takes more of them.
-    kv_cache_gib : float, optional
-        GiB of KV cache on each GPU, instead of what the engine's share of the memory leaves: vLLM's
-        ``--kv-cache-memory-bytes``.
     free_gib : float, optional
         GiB that are free on each GPU when the engine starts (default: all).
     num_draft_tokens : int
@@ -296,7 +292,7 @@ def fit(
     draft : StepPlan or str, optional
         The draft, as in :class:`fastroof.SpeculativeDecoding`.
     **plan_options
-        Layout, formats and ``memory_fraction`` of :func:`fastroof.compile_plan`.
+        Layout, formats, ``memory_fraction`` and ``kv_cache_gib`` of :func:`fastroof.compile_plan`.
 
     Returns
     -------
@@ -338,16 +334,8 @@ def fit(
         raise BatchError("draft needs num_draft_tokens of at least 1")
     if not (draft is None or isinstance(draft, StepPlan) or draft == MTP):
         raise BatchError(f"draft must be {MTP!r}, a StepPlan, or None for n-grams, got {shown(draft)}")
-    for name, size in (("kv_cache_gib", kv_cache_gib), ("free_gib", free_gib)):
-        if size is not None and not (is_number(size) and 0 < size < 2**20):
-            raise BatchError(f"{name} must be a number of GiB above 0, got {shown(size)}")
-    if kv_cache_gib is not None:
-        if profile.memory.room != "all":
-            raise BatchError(
-                f"kv_cache_gib is vLLM's --kv-cache-memory-bytes, which {profile.name} does not have; use "
-                "memory_fraction"
-            )
-        profile = replace(profile, memory=replace(profile.memory, cache_gib=float(kv_cache_gib)))
+    if free_gib is not None and not (is_number(free_gib) and 0 < free_gib < 2**20):
+        raise BatchError(f"free_gib must be a number of GiB above 0, got {shown(free_gib)}")
     free_bytes = None if free_gib is None else round(free_gib * GIB)
     asked = _Question(
         spec, gpu, profile, plan_options, max_model_len, max_num_seqs, max_num_batched_tokens,

@@ -115,8 +115,8 @@ def test_smaller_limits_never_keep_a_start_from_starting(seqs, length, tokens):
         ({"max_num_seqs": 0}, "max_num_seqs must be a whole number"),
         ({"draft": "mtp"}, "draft needs num_draft_tokens"),
         ({"draft": "eagle", "num_draft_tokens": 2}, "draft must be 'mtp'"),
-        ({"kv_cache_gib": -1}, "kv_cache_gib must be a number of GiB above 0"),
-        ({"kv_cache_gib": 10, "engine": "sglang"}, "which sglang does not have; use memory_fraction"),
+        ({"kv_cache_gib": -1}, "kv_cache_gib must be GiB from 0.001"),
+        ({"kv_cache_gib": 10, "engine": "kernels"}, "kv_cache_gib needs a serving engine"),
         ({"tp": 3}, "tp"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
+from fastroof.units import GIB
 
 TITLE: Final = "SGLang"
 RELEASES: Final = ("0.5.14",)
@@ -66,6 +67,8 @@ def server(settings: LaunchSettings) -> Command:
         unsaid.append(
             f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see --speculative-algorithm"
         )
+    if settings.kv_cache_bytes:
+        unsaid.append(f"{settings.kv_cache_bytes / GIB:g} GiB of KV cache: see --max-total-tokens")
     if settings.role:
         arguments.append(("--disaggregation-mode", settings.role))
         unsaid.append("the router between prefill and decode copies")

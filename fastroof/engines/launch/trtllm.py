@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
+from fastroof.units import GIB
 
 TITLE: Final = "TensorRT-LLM"
 RELEASES: Final = ("1.3.0rc11",)
@@ -64,6 +65,10 @@ def server(settings: LaunchSettings) -> Command:
         unsaid.append(settings.missing_format(TITLE))
     if settings.num_draft_tokens:
         unsaid.append(f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see speculative_config")
+    if settings.kv_cache_bytes:
+        unsaid.append(
+            f"{settings.kv_cache_bytes / GIB:g} GiB of KV cache: see max_gpu_total_bytes of kv_cache_config"
+        )
     if settings.role:
         unsaid.append(f"the {settings.role}-only role: see trtllm-serve disaggregated")
     return Command(
