@@ -110,11 +110,9 @@ def draw_model_roofline(
         axes.set(xscale="log", yscale="log", xlim=_INTENSITIES)
         lowest = min(step.flops_per_s for of_plan in steps for step in of_plan)
         axes.set_ylim(0.5 * lowest / TFLOP, max(peaks.values()) / TFLOP * 2.2)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
         axes.set_xlabel("arithmetic intensity of the whole step (FLOP per compulsory byte)")
         axes.set_ylabel("achieved TFLOP/s on one GPU")
-        draw_roofs(axes, first.gpu, peaks, None)
+        draw_roofs(axes, first.gpu, peaks)
         for plan, of_plan, (colour, marker) in zip(plans, steps, LINE_LOOKS, strict=False):
             _draw_line(axes, of_plan, colour, marker, _layout_words(plan))
         _label_batches(axes, steps)
@@ -156,11 +154,11 @@ def _draw_line(axes: Axes, steps: Sequence[ModelStep], colour: str, marker: str,
 
 
 def _label_batches(axes: Axes, steps: Sequence[Sequence[ModelStep]]) -> None:
-    """Label each batch once, below the lowest of its points."""
+    """Label each batch once, below and right of the lowest of its points, where no line is."""
     for i, same in enumerate(zip(*steps, strict=True)):
         low = min(same, key=lambda step: step.flops_per_s)
         words = f"{'batch ' if i == 0 else ''}{low.batch_size:,}" if low.batch_size else "prefill"
         axes.annotate(
-            words, (low.intensity, low.flops_per_s / TFLOP), xytext=(0, -9), textcoords="offset points",
-            ha="center", va="top", size=9.5, color=INK, zorder=7,
+            words, (low.intensity, low.flops_per_s / TFLOP), xytext=(6, -5), textcoords="offset points",
+            ha="left", va="top", size=9.5, color=INK, zorder=7,
         )  # fmt: skip

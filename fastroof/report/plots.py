@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +35,25 @@ COLOURS: Final = {
 }
 LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
 """Okabe and Ito's colours, distinguishable with any colour vision."""
-LINE_LOOKS: Final = tuple(zip(LINE_COLOURS, ("o", "s", "D", "^", "P", "*"), strict=True))
+_MARKERS: Final = ("o", "s", "D", "^", "P", "*")
+LINE_LOOKS: Final = tuple(zip(LINE_COLOURS, _MARKERS, strict=True))
 """Colour and marker of each line."""
+
+
+def line_look(i: int) -> tuple[str, str]:
+    """Return the colour and marker of line ``i``: 36 different ones."""
+    return LINE_COLOURS[i % 6], _MARKERS[(i + i // 6) % 6]
+
+
+def plain_number(value: float, _position: int = 0) -> str:
+    """Format a tick without an exponent: 10,000, 0.00001."""
+    return f"{value:,.10f}".rstrip("0").rstrip(".")
+
+
+def size_words(size: float, _position: int = 0) -> str:
+    """Format a number of tokens or sequences: 512, 4k, 128k."""
+    return f"{int(size) // 1024}k" if size >= 1024 and size % 1024 == 0 else plain_number(size)
+
 
 _STYLE: Final[Any] = {
     "axes.axisbelow": True,
@@ -68,6 +86,18 @@ _STYLE: Final[Any] = {
     "ytick.labelcolor": INK,
     "ytick.labelsize": 9.5,
 }
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """Set logarithmic ticks at 1, 2, 5 of each decade, or only at decades over a wide range."""
+    from matplotlib.ticker import NullLocator
+
+    axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if math.log10(high / low) < 3 else (1,)
+    ticks = [step * 10.0**e for e in decades for step in steps if low <= step * 10.0**e <= high]
+    axis.set_ticks(ticks, [plain_number(tick) for tick in ticks])
+    axis.set_minor_locator(NullLocator())
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from fastroof.report.plots import (
     QUIET,
     label_line_ends,
     new_figure,
+    plain_number,
+    size_words,
     style,
     write_titles,
 )
@@ -224,7 +226,7 @@ def _draw_panel(axes: Axes, title: str, size: str, curves: Sequence[MfuCurve], c
     axes.set_xscale("log", base=2)
     axes.set_xlim(min(c.size[0] for c in curves), max(c.size[-1] for c in curves))
     ticks = [2**i for i in range(0, 18, 2) if axes.get_xlim()[0] <= 2**i <= axes.get_xlim()[1]]
-    axes.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    axes.set_xticks(ticks, [size_words(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(_no_ticks())
     highest = max(float(c.mfu.max()) for c in curves)
     axes.set_ylim(0.0, 115.0 * max(ceiling, highest) if ceiling else 100.0)
@@ -347,12 +349,14 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         axes = figure.add_subplot()
         axes.set(xscale="log", yscale="log", xlim=INTENSITY_LIMITS)
         axes.set_ylim(_lowest_tflops(clouds), max(peaks.values()) / TFLOP * 2.2)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
         axes.set_xlabel("arithmetic intensity (FLOP per compulsory byte)")
         axes.set_ylabel("achieved TFLOP/s" if clouds else "TFLOP/s")
         _draw_clouds(axes, clouds)
-        draw_roofs(axes, gpu, peaks, None if tables is None else ELEMENTWISE.streaming(tables))
+        draw_roofs(axes, gpu, peaks)
+        if tables is not None:
+            _draw_streaming(axes, ELEMENTWISE.streaming(tables).bytes_per_s, max(peaks.values()))
+            # the bottom right is empty on every GPU: kernels of high intensity are never that slow
+            axes.legend(loc="lower right", frameon=False, labelcolor="linecolor", prop={"weight": "bold"})
         shown = sum(len(cloud.intensity) for cloud in clouds)
         if tables is None:
             what = f"Roofline of {gpu.title}"
@@ -384,45 +388,40 @@ def _draw_clouds(axes: Axes, clouds: Sequence[KernelCloud]) -> None:
         colours = np.tile(to_rgba(cloud.colour), (len(x), 1))
         colours[:, 3] = np.clip(faintest + 0.16 * np.log2(count), 0.0, 0.85)
         axes.scatter(x, y / TFLOP, s=area, c=colours, linewidths=0, zorder=2 + 0.1 * order, gid=cloud.label)
-    for row, cloud in enumerate(reversed(clouds)):
-        # the bottom right is empty on every GPU: kernels of high intensity are never that slow
-        height = 0.05 + 0.062 * row
-        axes.scatter([0.735], [height], s=55, color=cloud.colour, transform=axes.transAxes, zorder=5)
-        axes.text(
-            0.755, height, cloud.label, color=cloud.colour, transform=axes.transAxes,
-            weight="bold", va="center", zorder=5,
-        )  # fmt: skip
+        # an opaque point for the legend
+        axes.plot([], [], linestyle="none", marker="o", markersize=7, color=cloud.colour, label=cloud.label)
 
 
-def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float], streaming: Any) -> None:
-    """Draw and label a GPU's peaks and bandwidths on logarithmic axes."""
-    from matplotlib.patheffects import withStroke
+def _draw_streaming(axes: Axes, bytes_per_s: float, top: float) -> None:
+    """Draw the bandwidth that streaming kernels reach."""
+    x = np.array([axes.get_xlim()[0], top / bytes_per_s])
+    label = f"measured streaming, {bytes_per_s / TB:.2f} TB/s"
+    axes.plot(x, x * bytes_per_s / TFLOP, color=QUIET, linestyle="--", linewidth=1.6, zorder=4, label=label)
 
+
+def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float]) -> None:
+    """Draw a GPU's peaks and bandwidth on logarithmic axes, with the peaks' names right of them."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(plain_number)
     lowest, highest = axes.get_xlim()
-    top = max(peaks.values())
-    bandwidths = {"-": gpu.hbm_bytes_per_s}
-    words = f"HBM {gpu.hbm_bytes_per_s / TB:.2f} TB/s"
-    if streaming is not None:
-        bandwidths["--"] = streaming.bytes_per_s
-        words += f"; dashed: {streaming.bytes_per_s / TB:.2f} TB/s, measured streaming"
-    for dash, bandwidth in bandwidths.items():
-        x = np.array([lowest, top / bandwidth])
-        colour = INK if dash == "-" else QUIET
-        axes.plot(x, x * bandwidth / TFLOP, color=colour, linestyle=dash, linewidth=1.6, zorder=4)
-    at = lowest * 1.25
+    slope = np.array([lowest, max(peaks.values()) / gpu.hbm_bytes_per_s])
+    axes.plot(slope, slope * gpu.hbm_bytes_per_s / TFLOP, color=INK, linewidth=1.6, zorder=4)
+    at = max(lowest, axes.get_ylim()[0] * TFLOP / gpu.hbm_bytes_per_s) * 1.25
     height = 1.35 * at * gpu.hbm_bytes_per_s / TFLOP
     axes.text(
-        at, height, words, zorder=6,
+        at, height, f"HBM {gpu.hbm_bytes_per_s / TB:.2f} TB/s", zorder=6,
         # along the bandwidth line, which has slope one on these axes
         rotation=float(np.degrees(np.arctan2(height, at))), rotation_mode="anchor",
         transform_rotates_text=True,
     )  # fmt: skip
+    names: dict[float, list[str]] = {}
     for dtype, peak in peaks.items():
-        x = np.array([peak / gpu.hbm_bytes_per_s, highest])
+        names.setdefault(peak, []).append(dtype)
+    for peak in names:
+        x = [peak / gpu.hbm_bytes_per_s, highest]
         axes.plot(x, [peak / TFLOP] * 2, color=INK, linewidth=1.6, zorder=4)
-        above = peak == top
-        label = axes.annotate(
-            f"{dtype} {peak / TFLOP:,.5g} TFLOP/s", (highest, peak / TFLOP), xytext=(-2, 4 if above else -5),
-            textcoords="offset points", ha="right", va="bottom" if above else "top", zorder=6,
-        )  # fmt: skip
-        label.set_path_effects([withStroke(linewidth=3.0, foreground="white")])
+    ends = [
+        (peak / TFLOP, f"{', '.join(dtypes)} {peak / TFLOP:,.5g} TFLOP/s", INK)
+        for peak, dtypes in names.items()
+    ]
+    label_line_ends(axes, ends, x=1.01, gap=0.045)

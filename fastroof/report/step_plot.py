@@ -17,6 +17,7 @@ from fastroof.report.plots import (
     component_words,
     label_line_ends,
     new_figure,
+    size_words,
     style,
     write_titles,
 )
@@ -157,7 +158,7 @@ def _draw_areas(axes: Axes, size: Longs, layers: Sequence[Floats], stack: StepSt
     axes.set_xlim(size[0], size[-1])
     step = 1 if len(size) <= 11 * POINTS_PER_DOUBLING else 2
     ticks = [2**i for i in range(0, 24, step) if size[0] <= 2**i <= size[-1]]
-    axes.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    axes.set_xticks(ticks, [size_words(tick) for tick in ticks])
     axes.minorticks_off()
 
 

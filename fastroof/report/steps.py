@@ -21,7 +21,6 @@ from fastroof.report.plots import (
     COLOURS,
     INK,
     LINE_LOOKS,
-    QUIET,
     component_words,
     legends_below,
     new_figure,
@@ -29,7 +28,9 @@ from fastroof.report.plots import (
     write_titles,
 )
 from fastroof.report.results_file import RateColumns, Results
-from fastroof.units import MS_PER_S, TB, TFLOP, US_PER_MS, US_PER_S
+from fastroof.report.rooflines import draw_roofs
+from fastroof.report.step_plot import GROUPS as STEP_COLOURS
+from fastroof.units import MS_PER_S, TFLOP, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -277,17 +278,7 @@ def achieved(part: OperatorTime) -> tuple[float, float] | None:
 
 
 _MOST_ROWS: Final = len(LINE_LOOKS)
-_GROUP_COLOURS: Final = dict(
-    zip(
-        GROUPS,
-        (
-            *(COLOURS[c] for c in ("blue", "orange", "vermilion", "green", "yellow", "purple", "sky")),
-            QUIET,
-        ),
-        strict=True,
-    )
-)
-_INTENSITIES: Final = (0.3, 2e4)
+_GROUP_COLOURS: Final = STEP_COLOURS | {"prefill attention": COLOURS["yellow"]}
 
 
 def draw_leading_steps(results: Results, **required: Any) -> Figure:
@@ -361,25 +352,7 @@ def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) ->
 
 
 def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
-    top = max(gpu.peak_flops_per_s.values())
-    low, high = _INTENSITIES
-    slope = np.array([low, top / gpu.hbm_bytes_per_s])
-    axes.plot(slope, slope * gpu.hbm_bytes_per_s / TFLOP, color=INK, linewidth=1.6)
-    names: dict[float, list[str]] = {}
-    for dtype, peak in gpu.peak_flops_per_s.items():
-        names.setdefault(peak, []).append(dtype)
-    for peak, dtypes in names.items():
-        axes.plot([peak / gpu.hbm_bytes_per_s, high], [peak / TFLOP] * 2, color=INK, linewidth=1.6)
-        words = f"{', '.join(dtypes)} {peak / TFLOP:,.5g} TFLOP/s"
-        axes.annotate(
-            words,
-            (high, peak / TFLOP),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            size=9.0,
-        )
+    axes.set(xscale="log", yscale="log")
     for (row, step), (colour, marker) in zip(leading, LINE_LOOKS, strict=False):
         for part in step.operators:
             point = achieved(part)
@@ -394,8 +367,10 @@ def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]
             work / moved, work / step.total_us * US_PER_S / TFLOP, s=90, color=colour, marker=marker,
             edgecolors=INK, label=_words(row).replace("\n", " "), zorder=4,
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(low, high))
+    top = max(gpu.peak_flops_per_s.values())
+    axes.set_xlim(axes.get_xlim()[0] / 2.0, max(axes.get_xlim()[1], 4.0 * top / gpu.hbm_bytes_per_s))
     axes.set_ylim(top=top / TFLOP * 2.5)
+    draw_roofs(axes, gpu, gpu.peak_flops_per_s)
     axes.set_xlabel("FLOP per compulsory byte")
     axes.set_ylabel("achieved TFLOP/s on one GPU")
-    axes.set_title(f"{gpu.title}, HBM {gpu.hbm_bytes_per_s / TB:.2f} TB/s; outlined: whole steps", size=10.0)
+    axes.set_title(f"{gpu.title}; outlined: whole steps", size=10.0)

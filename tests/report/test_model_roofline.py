@@ -85,6 +85,20 @@ def test_picture_shows_the_steps(plans: list[fastroof.StepPlan]) -> None:
         assert not a.overlaps(b)
 
 
+def test_batches_are_labelled_where_no_line_is(plans: list[fastroof.StepPlan]) -> None:
+    figure = draw_model_roofline(plans, batch_sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    # with the radius of a marker around each
+    boxes = [text.get_window_extent().padded(4) for text in axes.texts if not text.get_rotation()]
+    assert len(boxes) == 13
+    for line in axes.lines:
+        places = axes.transData.transform(line.get_xydata())
+        steps = np.linspace(places[:-1], places[1:], 50).reshape(-1, 2) if len(places) > 1 else places
+        for box in boxes:
+            assert not box.count_contains(steps), line.get_label()
+
+
 def test_what_cannot_be_drawn_is_said(plans: list[fastroof.StepPlan], h100: fastroof.Tables) -> None:
     with pytest.raises(FastroofError, match="1 to 6 plans, got 0"):
         draw_model_roofline([])

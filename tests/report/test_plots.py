@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -39,6 +40,7 @@ def texts(figure: Any) -> str:
     for axes in figure.axes:
         found += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")]
         found += [t.get_text() for t in axes.texts]
+        found += [t.get_text() for t in (axes.get_legend().get_texts() if axes.get_legend() else ())]
     return "\n".join(found)
 
 
@@ -58,7 +60,7 @@ def test_roofline_shows_roofs_and_kernels(h100: fastroof.Tables) -> None:
     ):  # fmt: skip
         assert word in words
     assert "1,979" not in words
-    slope, streaming, peak = (line.get_xydata() for line in axes.lines)
+    slope, peak, streaming = (line.get_xydata() for line in axes.lines if len(line.get_xdata()))
     assert np.allclose(slope[:, 1] / slope[:, 0], 3.35)
     assert np.allclose(streaming[:, 1] / streaming[:, 0], ELEMENTWISE.streaming(h100).bytes_per_s / 1e12)
     assert np.allclose(peak[:, 1], 989.5)
@@ -78,6 +80,29 @@ def test_every_kernel_is_inside_the_picture(h100: fastroof.Tables) -> None:
         assert cloud.flops_per_s.max() / 1e12 < top
     assert f"{shown:,} measured kernels" in texts(figure)
     assert "1,979 TFLOP/s" in texts(figure)
+
+
+@pytest.mark.parametrize("dtypes", [("bf16",), ("bf16", "fp8", "fp8_block")])
+def test_labels_cover_no_kernel_and_no_other_label(h100: fastroof.Tables, dtypes: tuple[str, ...]) -> None:
+    figure = draw_roofline(h100.gpu, h100, dtypes=dtypes)
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    points = np.concatenate([np.asarray(cloud.get_offsets()) for cloud in axes.collections])
+    kernels = axes.transData.transform(points)
+    upright = [axes.get_legend().get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
+    for text in axes.texts:
+        angle = np.radians(text.get_rotation())
+        anchor = text.get_transform().transform(text.get_position())
+        # the label and the kernels, turned back around the label's anchor
+        text.set(rotation=0.0, transform_rotates_text=False)
+        box = text.get_window_extent()
+        turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        assert not box.padded(-1).count_contains((kernels - anchor) @ turn.T + anchor), text.get_text()
+        if not angle:
+            upright.append(box)
+    assert not upright[0].count_contains(kernels)
+    for a, b in itertools.combinations(upright, 2):
+        assert not a.overlaps(b)
 
 
 def test_clouds_are_the_measured_rows(h100: fastroof.Tables) -> None:
