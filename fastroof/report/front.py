@@ -10,7 +10,16 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.errors import FastroofError
-from fastroof.report.plots import LINE_LOOKS, QUIET, new_figure, style, write_titles
+from fastroof.report.plots import (
+    QUIET,
+    legends_below,
+    line_look,
+    log_ticks,
+    new_figure,
+    plain_number,
+    style,
+    write_titles,
+)
 from fastroof.report.results_file import RateColumns, Results
 from fastroof.units import MS_PER_S
 
@@ -56,7 +65,8 @@ def choose_rows(results: Results, most: int) -> ChosenRows:
     front = pareto_front(x, rate, results.groups(["model", *workload]))
     best = _best(rate, results.groups(results.have((*results.kind.settings, *results.kind.workload))))
     top = _best(rate, results.groups(["model", *workload]))
-    leaders = _leaders((top, front, best), y)
+    shown_first = results.rows_with(results.start_workload())
+    leaders = _leaders((*(mask & shown_first for mask in (top, front, best)), top, front, best), y)
     if results.num_rows <= most:
         return ChosenRows(np.arange(results.num_rows), leaders)
     curve = results.groups(results.series(load))
@@ -65,7 +75,9 @@ def choose_rows(results: Results, most: int) -> ChosenRows:
     chosen[leaders[:most]] = True
     led = outline & np.isin(curve, curve[chosen])
     everything = np.ones(results.num_rows, bool)
-    for candidates, share in ((front, 2), (led, 1), (best, 1), (outline, 1), (within, 1), (everything, 1)):
+    for candidates, share in (
+        (front, 2), (best & shown_first, 2), (led, 1), (best, 1), (outline, 1), (within, 1), (everything, 1),
+    ):  # fmt: skip
         room = (most - int(chosen.sum())) // share
         chosen[_spread(np.flatnonzero(candidates & ~chosen), room)] = True
     return ChosenRows(np.flatnonzero(chosen), leaders[:most])
@@ -200,8 +212,9 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
     with style():
         figure = new_figure(10.0, 6.2)
         axes = figure.subplots()
+        tops = []
         for i, value in enumerate(present):
-            colour, marker = LINE_LOOKS[i % len(LINE_LOOKS)]
+            colour, marker = line_look(i)
             own = rows & (codes == values.index(value))
             shown = np.flatnonzero(own)[:: max(1, int(own.sum()) // _MOST_POINTS)]
             axes.scatter(x[shown], y[shown], s=9, color=colour, alpha=0.28, linewidths=0, zorder=2)
@@ -209,28 +222,58 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
             front = front[pareto_front(x[front], y[front])]
             front = front[np.argsort(x[front])]
             if len(front):
-                label = f"{colour_by.replace('_', ' ')} {value}"
+                tops.append((x[front[-1]], y[front[0]]))
                 axes.plot(
-                    x[front], y[front], color=colour, marker=marker, markersize=5, label=label, zorder=3
-                )
-        axes.set_xlim(left=0.0)
-        axes.set_ylim(bottom=0.0)
+                    x[front], y[front], color=colour, marker=marker, markersize=5, zorder=3,
+                    label=setting_words(colour_by, value),
+                )  # fmt: skip
+        for axis, values, ends in zip((axes.xaxis, axes.yaxis), (x, y), np.array(tops).T, strict=False):
+            _scale(axis, values[rows], ends)
         limit = _tpot_ms(results)
-        if limit is not None and MS_PER_S / limit <= axes.get_xlim()[1]:
-            axes.axvline(MS_PER_S / limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
-            axes.text(
-                MS_PER_S / limit, 0.99, f" TPOT {limit:g} ms", transform=axes.get_xaxis_transform(),
-                color=QUIET, va="top", size=9.5,
+        (left, right), at = axes.get_xlim(), MS_PER_S / (limit or np.inf)
+        if left <= at <= right:
+            axes.axvline(at, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
+            # what is within the limit lies right of it
+            is_left = axes.transLimits.transform(axes.transScale.transform((at, 1.0)))[0] > _WORDS_WIDTH
+            axes.annotate(
+                f"TPOT {limit:g} ms", (at, 1.0), xytext=(-5 if is_left else 5, -4), va="top", color=QUIET,
+                textcoords="offset points", xycoords=("data", "axes fraction"), size=9.5,
+                ha="right" if is_left else "left",
             )  # fmt: skip
         axes.set_xlabel("tokens/s per user")
         axes.set_ylabel("tokens/s per GPU")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper right", frameon=False)
+        legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=4)
         what, workload = swept_words(results, rows)
         counted = f"{int(rows.sum()):,} {results.kind.noun}, {int(within.sum()):,} within the limits"
         subtitle = "; ".join(filter(None, (workload, counted, "lines: Pareto fronts")))
-        write_titles(figure, f"{what}: users against GPUs", subtitle)
+        write_titles(figure, f"{what}: tokens/s per GPU against per user", subtitle)
     return figure
+
+
+_FAR_APART: Final = 2.0
+"""Ratio of the fronts' ends from which an axis is logarithmic: a linear one would flatten the lowest."""
+_NEAR_ZERO: Final = 0.4
+"""Share of the largest value below which a linear axis starts at zero."""
+_WORDS_WIDTH: Final = 0.12
+
+
+def _scale(axis: Any, values: Floats, tops: Floats) -> None:
+    """Scale an axis so that no front is flat, and that its values fill it."""
+    low, high = float(values.min()), float(values.max())
+    room = 0.05 * (high - low)
+    limits = (low - room if low > _NEAR_ZERO * high else 0.0, high + room if high else 1.0)
+    if tops.max() >= _FAR_APART * tops.min() and low > 0.0:
+        limits = (low / 1.15, high * 1.15)
+        log_ticks(axis, *limits)
+    else:
+        axis.set_major_formatter(plain_number)
+    axis.axes.set(**{f"{axis.axis_name}lim": limits})
+
+
+def setting_words(name: str, value: Any) -> str:
+    """Return a setting as text, with its name unless the value explains itself."""
+    is_self_explanatory = name in ("model", "gpu", "dtype", "mode")
+    return str(value) if is_self_explanatory else f"{name.replace('_', ' ')} {value}"
 
 
 def _tpot_ms(results: Results) -> float | None:

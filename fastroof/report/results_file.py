@@ -53,8 +53,8 @@ class ResultsKind:
     required: tuple[str, ...]
     settings: tuple[str, ...]
     workload: tuple[str, ...]
-    loads: tuple[str, ...]
-    curves: tuple[str, str]
+    curves: dict[str, tuple[str, str]]
+    """Columns to draw over each load."""
 
 
 _SETTINGS: Final = ("model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine")
@@ -77,8 +77,7 @@ KINDS: Final = (
         ),
         (*_SETTINGS, *_LAYOUT),
         ("isl", "osl", "prefix_hit"),
-        ("concurrency", "request_rate_per_s"),
-        ("ttft_ms", "tpot_ms"),
+        dict.fromkeys(("concurrency", "request_rate_per_s"), ("ttft_ms", "tpot_ms")),
     ),
     ResultsKind(
         "steps",
@@ -86,8 +85,8 @@ KINDS: Final = (
         ("model", "gpu", "tp", "dtype", "kv_len", "batch_size", "step_us", RateColumns.GPU),
         tuple(name for name in _SETTINGS if name != "mode"),
         ("kv_len",),
-        ("batch_size", "kv_len"),
-        ("tpot_ms", RateColumns.GPU),
+        # over kv_len the best batch varies, and the time of its step jumps with it
+        {"batch_size": ("tpot_ms", RateColumns.GPU), "kv_len": ("batch_size", RateColumns.GPU)},
     ),
 )
 
@@ -165,6 +164,14 @@ class Results:
             size *= len(values) + 1
         return np.asarray(np.unique(code, return_inverse=True)[1])
 
+    def rows_with(self, required: dict[str, Any]) -> Bools:
+        """Return a mask of the rows whose columns have the given values, None where missing."""
+        chosen = np.ones(self.num_rows, bool)
+        for name, value in required.items():
+            codes, values = self.codes(name)
+            chosen &= codes == (values.index(value) if value in values else -1)
+        return chosen
+
     def is_within(self) -> Bools:
         """Return a mask of the estimated rows within all limits."""
         within = np.isfinite(self.numbers(RateColumns.USER)) & np.isfinite(self.numbers(RateColumns.GPU))
@@ -178,11 +185,11 @@ class Results:
         """Return the column that curves are drawn over."""
         if self.metadata_json("fastroof.spec").get("request_rate") and "request_rate_per_s" in self:
             return "request_rate_per_s"
-        for name in self.have(self.kind.loads):
+        for name in self.have(self.kind.curves):
             series = int(self.groups(self.series(name)).max()) + 1
             if self.num_rows / series >= _FEW_ROWS_A_SERIES and len(self.codes(name)[1]) > 1:
                 return name
-        return self.kind.loads[0]
+        return next(iter(self.kind.curves))
 
     def start_workload(self) -> dict[str, Any]:
         """Return the value of each workload column that charts start with: workloads do not compete."""
@@ -282,6 +289,9 @@ def _kind(path: Path, schema: pa.Schema) -> ResultsKind:
     missing = {kind.name: [name for name in kind.required if name not in schema.names] for kind in KINDS}
     matching = [kind for kind in KINDS if not missing[kind.name]]
     if not matching:
+        named = (schema.metadata or {}).get(b"fastroof.kind", b"").decode(errors="replace")
+        if named.isalpha() and named not in missing:
+            raise FastroofError(f"{path} has {named}; reports draw results of {' or '.join(missing)}")
         fewest = min(missing, key=lambda name: len(missing[name]))
         raise FastroofError(
             f"{path} is not a results file of fastroof sweep: for {fewest} it lacks the columns "

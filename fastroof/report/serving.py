@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.errors import FastroofError
-from fastroof.report.front import in_turns, rows_where, swept_words
+from fastroof.report.front import in_turns, rows_where, setting_words, swept_words
 from fastroof.report.plots import (
-    COLOURS,
-    INK,
-    LINE_COLOURS,
+    FAINT,
     LINE_LOOKS,
     QUIET,
     legends_below,
+    line_look,
+    log_ticks,
     new_figure,
+    plain_number,
+    size_words,
     style,
     write_titles,
 )
@@ -36,37 +38,30 @@ TARGET_COVERAGE: Final = (0.75, 0.85)
 
 
 def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
-    """Draw actual against claimed coverage of intervals inside the measured range, one line per grid."""
-    inside = [row for row in rows if row.region == "inside"]
+    """Draw how many hidden points lie in intervals of each claimed level, one row per grid, best first."""
+    inside = sorted((row for row in rows if row.region == "inside"), key=lambda row: row.level_80)
+    at = np.arange(len(inside))
     with style():
-        figure = new_figure(7.5, 6.2)
+        figure = new_figure(10.0, 2.2 + 0.24 * len(inside))
         axes = figure.subplots()
-        claimed = [100.0 * level for level in LEVELS]
-        axes.plot([0.0, 100.0], [0.0, 100.0], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
-        low, high = (100.0 * share for share in TARGET_COVERAGE)
-        axes.fill_between([78.0, 82.0], low, high, color=QUIET, alpha=0.2, linewidth=0)
-        for row, colour in zip(inside, LINE_COLOURS * len(inside), strict=False):
-            covered = [100.0 * s for s in (row.level_50, row.level_80, row.level_90, row.level_95)]
-            label = f"{row.operator.replace('_', ' ')}, {row.grid}: {100.0 * row.level_80:.0f} % of 80 %"
-            axes.plot(claimed, covered, color=colour, marker="o", markersize=5, label=label)
-        axes.set_xlim(45.0, 100.0)
-        axes.set_ylim(45.0, 100.0)
-        axes.set_xlabel("claimed, %")
-        axes.set_ylabel("covered, % of hidden points")
-        axes.legend(loc="lower right", frameon=False, fontsize=9.5)
-        parts = ("A quarter of every axis hidden, grey: 75 to 85 %", source)
+        axes.axvspan(*(100.0 * share for share in TARGET_COVERAGE), color=FAINT, linewidth=0)
+        for level, (colour, marker) in zip(LEVELS, LINE_LOOKS, strict=False):
+            name = f"{100.0 * level:.0f} %"
+            covered = [100.0 * getattr(row, f"level_{100.0 * level:.0f}") for row in inside]
+            axes.axvline(100.0 * level, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.plot(covered, at, color=colour, marker=marker, markersize=5, linestyle="none", label=name)
+        axes.set_yticks(at, [f"{row.operator.replace('_', ' ')}, {row.grid}" for row in inside])
+        axes.set_ylim(-0.7, len(inside) - 0.3)
+        axes.set_xlabel("hidden points in intervals of each claimed level (%)")
+        legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(LEVELS))
+        parts = ("A quarter of every axis hidden; dashed: claimed levels, grey: 75 to 85 %", source)
         write_titles(figure, "Intervals of lookups on hidden points", "; ".join(filter(None, parts)))
     return figure
 
 
 BAND: Final = 0.1
 PANEL_IN: Final = 4.9
-POINT_COLOURS: Final = (
-    *(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "orange", "sky")),
-    INK,
-    QUIET,
-)
-MARKERS: Final = "osD^vPXd"
+_LEGEND_LINE_IN: Final = 0.145
 
 
 class _Panel(NamedTuple):
@@ -94,7 +89,9 @@ def draw_validation(report: Validation) -> Figure:
     datasets = list(dict.fromkeys(row.dataset for row in report.rows))
     peers = any(not math.isnan(row.aic_ms) for _, rows in shown for row in rows)
     with style():
-        figure = new_figure(PANEL_IN * len(shown) + 0.3, (2 if peers else 1) * 4.4 + 0.8)
+        most = max(len({row.dataset for row in rows}) for _, rows in shown)
+        high = (2 if peers else 1) * (4.4 + _LEGEND_LINE_IN * most) + 0.8
+        figure = new_figure(PANEL_IN * len(shown) + 0.3, high)
         all_axes = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
         for (panel, rows), column in zip(shown, all_axes.T, strict=True):
             limits = _limits(rows)
@@ -150,16 +147,11 @@ def _draw(
         of_set = [row for row in rows if row.dataset == dataset]
         errors = [row.error if who == OWN else row.aic_error for row in of_set]
         mape = float(np.nanmean(np.abs(errors)))
+        colour, marker = line_look(i)
         axes.scatter(
-            measured,
-            predicted,
-            s=15,
-            alpha=0.65,
-            linewidths=0,
-            color=POINT_COLOURS[i % len(POINT_COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
+            measured, predicted, s=15, alpha=0.65, linewidths=0, color=colour, marker=marker,
             label=f"{dataset} [{mape:.1%}, {len(pairs)}{fitted}]",
-        )
+        )  # fmt: skip
     axes.set_title(f"{panel.title}: {who}")
     axes.set_xlabel(f"measured {panel.unit_of} (ms)")
     axes.set_ylabel(f"predicted {panel.unit_of} (ms)")
@@ -168,21 +160,13 @@ def _draw(
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", fontsize=7, framealpha=0.85, edgecolor="none", handletextpad=0.2)
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0.0, -0.14), fontsize=7, frameon=False, handletextpad=0.2
+        )
     else:
-        axes.text(0.5, 0.5, "no predictions", transform=axes.transAxes, ha="center", color=QUIET)
-
-
-def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Set logarithmic ticks at 1, 2, 5 of each decade, or only at decades over a wide range."""
-    from matplotlib.ticker import NullLocator
-
-    axis.axes.set_xscale("log") if axis.axis_name == "x" else axis.axes.set_yscale("log")
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if math.log10(high / low) < 3 else (1,)
-    ticks = [step * 10.0**e for e in decades for step in steps if low <= step * 10.0**e <= high]
-    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_minor_locator(NullLocator())
+        axes.clear()
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, f"no predictions by {who}", transform=axes.transAxes, ha="center", color=QUIET)
 
 
 _LABELS: Final = {
@@ -198,6 +182,8 @@ _FEW_TICKS: Final = 14
 _FEW_MARKERS: Final = 40
 _WIDE: Final = 4.0
 """Ratio of the largest to the smallest load from which an axis is logarithmic."""
+_VERY_WIDE: Final = 50.0
+"""Ratio of the largest to the smallest height from which an axis is logarithmic."""
 _LEAST_TICK: Final = 0.07
 """Minimum distance between two ticks, as a share of the axis."""
 
@@ -224,9 +210,10 @@ def draw_serving_curves(results: Results, **required: Any) -> Figure:
     if {"tp", "total_gpus"} <= set(differ):
         differ.remove("total_gpus")
     limits = results.metadata_json("fastroof.spec").get("constraints") or {}
+    quantities = results.kind.curves[load]
     with style():
         figure = new_figure(12.0, 5.6)
-        for axes, name in zip(figure.subplots(1, 2), results.kind.curves, strict=True):
+        for axes, name in zip(figure.subplots(1, 2), quantities, strict=True):
             values = results.numbers(name)
             for curve, (colour, marker) in zip(shown, LINE_LOOKS, strict=False):
                 label = _setting_label({column: columns[column] for column in differ}, int(curve[0]))
@@ -238,6 +225,10 @@ def draw_serving_curves(results: Results, **required: Any) -> Figure:
             limit = limits.get(name)
             if isinstance(limit, int | float) and limit <= axes.get_ylim()[1]:
                 axes.axhline(limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
+                axes.annotate(
+                    f"limit {limit:g} ms", (0.0, limit), xytext=(5, 4), textcoords="offset points",
+                    xycoords=("axes fraction", "data"), color=QUIET, size=9.5,
+                )  # fmt: skip
         if differ:
             legends_below(figure, [(figure, *figure.axes[0].get_legend_handles_labels())])
         what, workload = swept_words(results, np.concatenate(shown))
@@ -245,7 +236,7 @@ def draw_serving_curves(results: Results, **required: Any) -> Figure:
         chosen = most if len(curves) > len(shown) else f"{len(shown)} setting{'s' * (len(shown) != 1)}"
         write_titles(
             figure,
-            f"{what}: {' and '.join(_LABELS[n].partition(' (')[0] for n in results.kind.curves)}",
+            f"{what}: {' and '.join(_LABELS[n].partition(' (')[0] for n in quantities)}",
             "; ".join(filter(None, (workload, chosen))),
         )
     return figure
@@ -261,14 +252,15 @@ def _set_axes(axes: Axes, loads: Any, load: str, name: str) -> None:
     ticks = _apart(places, np.log(places) if is_log else places) if len(places) else []
     # loads that crowd on a linear axis are better labelled by round numbers
     if is_log or len(ticks) == len(loads):
-        axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
+        axes.set_xticks(ticks, [size_words(at) for at in ticks])
         axes.minorticks_off()
     heights = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
     low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
-    if name.endswith("_ms") and high > 50.0 * low > 0.0:
-        axes.set_yscale("log")
+    if high > _VERY_WIDE * low > 0.0:
+        log_ticks(axes.yaxis, low, high)
     else:
         axes.set_ylim(0.0, high * 1.08 if high > 0.0 else 1.0)
+        axes.yaxis.set_major_formatter(plain_number)
     axes.set_xlabel(_LABELS[load])
     axes.set_ylabel(_LABELS[name])
 
@@ -290,6 +282,5 @@ def _setting_label(columns: dict[str, tuple[Any, list[Any]]], row: int) -> str:
         value = values[int(codes[row])] if codes[row] >= 0 else "-"
         if value == 0 and (name == "replicas" or name.endswith("_workers")):
             continue
-        is_self_explanatory = name in ("model", "gpu", "dtype", "mode")
-        parts.append(str(value) if is_self_explanatory else f"{name.replace('_', ' ')} {value}")
+        parts.append(setting_words(name, value))
     return ", ".join(parts)

@@ -468,6 +468,11 @@ def test_the_picture_shows_every_row(auto: Validation, unseen: Validation, tmp_p
         assert any(
             label.startswith(f"{VLLM_70B} [{mape:.1%}") and label.endswith(f"{fitted}]") for label in labels
         )
+    figure.draw_without_rendering()
+    for legend in filter(None, (axes.get_legend() for axes in figure.axes)):
+        box = legend.get_window_extent()
+        assert box.y0 >= 0.0
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
     assert "without each row's model" in "".join(t.get_text() for t in draw_validation(unseen).texts)
     for name in ("one.png", "two.png"):
         save_figure(draw_validation(auto), tmp_path / name)
@@ -485,7 +490,7 @@ def test_steps_have_a_panel_of_their_own(h100: fastroof.Tables, tmp_path: Path) 
     single = some(shipped_rows("h100"), SINGLE)
     both = draw_validation(run_validation(Measured(tuple(single), (step,)), h100))
     assert len(both.axes) == 6
-    assert [text.get_text() for text in both.axes[5].texts] == ["no predictions"]
+    assert [text.get_text() for text in both.axes[5].texts] == ["no predictions by aiconfigurator-core"]
     path = tmp_path / "picture.svg"
     done = command("--dataset", SINGLE, "--plot", str(path))
     assert done.exit_code == 0, done.stderr

@@ -154,6 +154,24 @@ def test_rows_of_a_large_sweep_keep_the_fronts_and_the_leaders_curves(stepped: P
     assert len(choose_rows(results, 5).leaders) == 5
 
 
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The best batches of many contexts, as the packaged sweep keeps them."""
+    path = tmp_path_factory.mktemp("contexts") / "results.parquet"
+    kv_len = {"start": 128, "stop": 32768, "num": 129, "scale": "log2"}
+    fastroof.run_sweep({**STEP_SPEC, "dtype": ["bf16", "fp8"], "kv_len": kv_len}, path)
+    return path
+
+
+def test_the_first_view_is_complete(contexts: Path) -> None:
+    """However many rows the sweep has: the rows that a page starts with, and their steps."""
+    results = read_results(contexts)
+    start = results.numbers("kv_len") == results.start_workload()["kv_len"]
+    chosen = choose_rows(results, 300)
+    assert results.num_rows > 3 * len(chosen.indices)
+    assert set(np.flatnonzero(start).tolist()) <= set(chosen.leaders.tolist())
+
+
 def test_step_sweeps_have_the_rates_and_a_load(stepped: Path, tmp_path: Path) -> None:
     results = read_results(stepped)
     assert results.load() == "batch_size"
@@ -178,6 +196,8 @@ def test_wrong_files_are_refused(tmp_path: Path, deployed: Path) -> None:
 
     table = pq.read_table(deployed)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    capacities = pa.table({"a": [1]}).replace_schema_metadata({"fastroof.kind": "capacities"})
+    pq.write_table(capacities, tmp_path / "capacities.parquet")
     pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
     pq.write_table(table.drop(["ttft_ms"]), tmp_path / "short.parquet")
     swapped = table.drop(["tpot_ms"]).append_column("tpot_ms", pa.array(["1"] * table.num_rows))
@@ -189,6 +209,7 @@ def test_wrong_files_are_refused(tmp_path: Path, deployed: Path) -> None:
     assert "not a Parquet file" in refused("results.csv")
     assert "not a Parquet file" in refused("cut.parquet")
     assert "lacks the columns" in refused("other.parquet")
+    assert "has capacities; reports draw results of deployments or steps" in refused("capacities.parquet")
     assert "for deployments it lacks the columns ttft_ms" in refused("short.parquet")
     assert "column tpot_ms is string, need numbers" in refused("text.parquet")
     assert "has no rows" in refused("empty.parquet")
@@ -482,6 +503,15 @@ def drawn(page: Browser, chart: str = "pareto") -> list[dict[str, Any]]:
     return found
 
 
+def choose(page: Browser, select: str, value: str) -> None:
+    """Choose an option."""
+    page.run(
+        f"(() => {{ const s = document.getElementById('{select}'); s.value = '{value}';"
+        "s.dispatchEvent(new Event('change')); })()"
+    )
+    page.settle()
+
+
 def cells(page: Browser, name: str) -> list[str]:
     """A column of the table, as it is shown."""
     at = f"[...document.querySelectorAll('#rows th')].findIndex(th => th.dataset.name === {name!r})"
@@ -640,13 +670,9 @@ def test_light_and_dark(page: Browser) -> None:
     dark = page.run(colours)
     assert light[0] != dark[0]
     assert light[1] != dark[1]
-    choose = (
-        "(() => {{ const s = document.getElementById('theme'); s.value = '{}';"
-        "s.dispatchEvent(new Event('change')); }})()"
-    )
-    page.run(choose.format("light"))
+    choose(page, "theme", "light")
     assert page.run(colours) == light
-    page.run(choose.format("dark"))
+    choose(page, "theme", "dark")
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
     page.settle()
     assert page.run(colours) == dark
@@ -685,9 +711,78 @@ def test_step_sweeps_and_many_rows(browser: Browser, tmp_path: Path) -> None:
     first = cells(browser, "batch_size")
     browser.click("#next")
     assert cells(browser, "batch_size") != first
-    browser.click("#log-axes")
+    choose(browser, "axes", "log")
     assert browser.run("document.getElementById('pareto').layout.xaxis.type") == "log"
     assert browser.complaints == []
+
+
+def test_the_packaged_sweep_opens_on_pictures(browser: Browser, contexts: Path, tmp_path: Path) -> None:
+    browser.open(write_report(contexts, tmp_path / "r.html", max_rows=300).path)
+    assert browser.complaints == []
+    assert "nothing to draw" not in browser.run("document.querySelector('main').textContent")
+    for chart in ("pareto", "curve-0", "curve-1", "step", "roofline"):
+        assert drawn(browser, chart), chart
+    heading = "document.getElementById('curves-heading').textContent"
+    assert browser.run(heading) == "Batch size and tokens/s per GPU over kv_len"
+    # the best batch falls as contexts grow: no sawtooth
+    for curve in drawn(browser, "curve-0"):
+        assert curve["y"] == sorted(curve["y"], reverse=True)
+    browser.click("#filters input[name='model']", at=0)
+    browser.click("#filters input[name='model']", at=1)
+    assert browser.run("document.getElementById('step').hidden")
+    assert browser.complaints == []
+
+
+def test_axes_are_logarithmic_where_a_linear_one_flattens_a_model(
+    browser: Browser, h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    slow = {"qwen3-8b": 0.1, "llama-3.1-8b": 1.0}
+    two = [row | {"tokens_per_s_per_gpu": slow[row["model"]] * row["tokens_per_s_per_gpu"]} for row in rows]
+    path = write_deployments(tmp_path / "r.parquet", two, h100.content_hash)
+    browser.open(write_report(path, tmp_path / "r.html").path)
+    types = "['xaxis', 'yaxis'].map(axis => document.getElementById('pareto').layout[axis].type)"
+    assert browser.run(types) == ["linear", "log"]
+    choose(browser, "axes", "linear")
+    assert browser.run(types) == ["linear", "linear"]
+    assert browser.run("location.hash") == "#axes=linear"
+    choose(browser, "axes", "")
+    # a model alone needs no other axis
+    browser.click("#filters input[name='model']", at=1)
+    assert browser.run(types) == ["linear", "linear"]
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+def test_roofs_names_lie_free(page: Browser, width: int) -> None:
+    page.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+    )
+    page.settle()
+    found = page.run(
+        "['.textpoint text', '.points path'].map(of => [...document.querySelectorAll('#roofline ' + of)]"
+        ".map(e => { const b = e.getBoundingClientRect();"
+        "return {words: e.textContent, x0: b.left, x1: b.right, y0: b.top, y1: b.bottom}; }))"
+    )
+    names, points = found
+    assert {"HBM", "bf16", "fp8, int8"} == {name["words"] for name in names} - {""}
+    assert len(points) > 5
+
+    def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
+        return bool(a["x0"] < b["x1"] and b["x0"] < a["x1"] and a["y0"] < b["y1"] and b["y0"] < a["y1"])
+
+    for name in (name for name in names if name["words"]):
+        assert 0 <= name["x0"] < name["x1"] <= width
+        assert not any(overlap(name, other) for other in points), name
+        assert sum(overlap(name, other) for other in names if other["words"]) == 1
+    words = page.run("document.getElementById('roofline-words').textContent")
+    assert "HBM 3.35 TB/s, fp8, int8 1,979 TFLOP/s, bf16 989.5 TFLOP/s" in words
+
+
+def test_numbers_of_a_column_have_the_same_decimals(page: Browser) -> None:
+    for name in ("tpot_ms", "ttft_ms", "tokens_per_s_per_gpu", "tokens_per_s_per_user"):
+        texts = cells(page, name)
+        assert len(texts) > 10
+        assert len({len(text.partition(".")[2]) for text in texts}) == 1, name
 
 
 def test_few_rows_without_any_choice(

@@ -54,7 +54,6 @@ def test_pareto_lines_are_fronts(results: Results, rows: list[dict[str, Any]]) -
     figure = draw_pareto(results, colour_by="tp", isl=1024)
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens/s per user", "tokens/s per GPU")
-    assert axes.get_xlim()[0] == axes.get_ylim()[0] == 0.0
     for word in ("tp 1", "tp 2", "tp 4", "isl 1024, osl 128", "TPOT 30 ms", "llama-3.1-8b, qwen3-8b on h100"):
         assert word in words(figure)
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
@@ -62,8 +61,46 @@ def test_pareto_lines_are_fronts(results: Results, rows: list[dict[str, Any]]) -
     x, y = (np.array([r[f"tokens_per_s_per_{of}"] for r in own]) for of in ("user", "gpu"))
     front = pareto_front(x, y)
     assert {tuple(point) for point in lines["tp 2"]} == set(zip(x[front], y[front], strict=True))
-    points = sum(len(c.get_offsets()) for c in axes.collections)
-    assert points == sum(r["isl"] == 1024 for r in rows)
+    points = np.concatenate([np.asarray(c.get_offsets()) for c in axes.collections])
+    assert len(points) == sum(r["isl"] == 1024 for r in rows)
+    for limits, places in zip((axes.get_xlim(), axes.get_ylim()), points.T, strict=True):
+        assert limits[0] < places.min()
+        assert places.max() < limits[1]
+
+
+def faster(rows: list[dict[str, Any]], model: str, factor: float) -> list[dict[str, Any]]:
+    """The rows of qwen3-8b at one workload as another model, with other rates for GPUs."""
+    return [
+        row | {"model": model, "tokens_per_s_per_gpu": factor * row["tokens_per_s_per_gpu"]}
+        for row in rows
+        if row["model"] == "qwen3-8b" and row["isl"] == 1024
+    ]
+
+
+def test_the_slower_model_is_not_flattened(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    two = faster(rows, "slow", 0.1) + faster(rows, "fast", 1.0)
+    figure = draw_pareto(read_results(write_deployments(tmp_path / "r.parquet", two, "")))
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    fronts = {line.get_label(): axes.transData.transform(line.get_xydata())[:, 1] for line in axes.lines}
+    heights = {name: float(np.ptp(fronts[name])) / axes.bbox.height for name in ("slow", "fast")}
+    # the same front: as high as the other one, and a third of the picture
+    assert heights["slow"] == pytest.approx(heights["fast"], rel=0.01)
+    assert heights["slow"] > 0.33
+    ticks = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(ticks) >= 4
+    assert not any("e" in tick or "$" in tick for tick in ticks)
+
+
+def test_many_models_have_looks_of_their_own(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    many = [row for i in range(15) for row in faster(rows, f"model-{i}", 1.0 + 0.1 * i)]
+    figure = draw_pareto(read_results(write_deployments(tmp_path / "r.parquet", many, "")))
+    (axes,) = figure.axes
+    looks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() != "None"}
+    assert len(looks) == 15
+    found = boxes(figure)
+    assert len(figure.legends[0].get_texts()) == 15
+    assert not found["legend 0"].overlaps(found["axes 0"])
 
 
 def test_curves_are_the_rows(results: Results, rows: list[dict[str, Any]]) -> None:
@@ -177,6 +214,9 @@ def test_step_sweeps_and_their_best_rows(tmp_path: Path) -> None:
     fastroof.run_sweep(spec, tmp_path / "best.parquet")
     figure = draw_serving_curves(read_results(tmp_path / "best.parquet"))
     assert [axes.get_xlabel() for axes in figure.axes] == ["kv_len (tokens)"] * 2
+    # of the best batch of each context: the time of its step jumps with the batch
+    assert [axes.get_ylabel() for axes in figure.axes] == ["batch size (sequences)", "tokens/s per GPU"]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1k", "2k", "4k", "8k"]
     assert len(figure.axes[0].lines[0].get_xydata()) == 4
     assert "batch 256" in words(draw_leading_steps(read_results(tmp_path / "best.parquet"), kv_len=1024))
     for suffix in ("png", "svg"):

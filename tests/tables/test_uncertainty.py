@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import time
@@ -598,6 +599,21 @@ def test_the_picture_shows_every_grid_inside_its_range(h100, coverage):
     from fastroof.report.serving import draw_coverage
 
     figure = draw_coverage(coverage, source="some tables")
-    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
     assert len(labels) == len([grid for grid in grids_with_rows(h100, COVERAGE_GRIDS) if not grid.kernels])
     assert "some tables" in figure.texts[1].get_text()
+    levels = {
+        line.get_label(): line.get_xdata() for line in axes.lines if len(line.get_xdata()) == len(labels)
+    }
+    best = max((row for row in coverage if row.region == "inside"), key=lambda row: row.level_80)
+    assert labels[-1] == f"{best.operator.replace('_', ' ')}, {best.grid}"
+    assert [levels[f"{level} %"][-1] for level in (50, 95)] == [100 * best.level_50, 100 * best.level_95]
+    # many grids: no row, legend or title on another one
+    figure = draw_coverage([row._replace(grid=f"{row.grid} {i}") for i in range(5) for row in coverage])
+    figure.draw_without_rendering()
+    rows = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert len(rows) > 2 * len(labels)
+    parts = [*figure.texts, *figure.legends, *figure.axes[0].get_xticklabels()]
+    for a, b in itertools.combinations([*rows, *(part.get_window_extent() for part in parts)], 2):
+        assert not a.overlaps(b)

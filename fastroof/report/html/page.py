@@ -63,7 +63,7 @@ def chart_facts(results: Results) -> dict[str, Any]:
         "best": _objective_column(results, spec),
         "is_complete": spec.get("keep") == "all",
         "load": load,
-        "curves": results.have(results.kind.curves),
+        "curves": results.have(results.kind.curves[load]),
         "series": results.series(load),
         "settings": results.have(results.kind.settings),
         "workload": workload,

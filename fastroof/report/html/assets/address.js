@@ -21,7 +21,7 @@ function writeAddress() {
   if (withinOnly && !withinOnly.checked) parameters.append("beyond", "");
   if (state.sort !== null) parameters.append("sort", (state.sort.descending ? "-" : "") + state.sort.name);
   if (state.colour !== state.firstColour) parameters.append("colour", state.colour);
-  if (byId("log-axes").checked) parameters.append("log", "");
+  if (byId("axes").value) parameters.append("axes", byId("axes").value);
   if (state.isChosen) parameters.append("row", String(state.selected + 1));
   const fragment = parameters.toString();
   const place = location.href.replace(/#.*/s, "");
@@ -62,7 +62,10 @@ function readAddress() {
   const isColour = [...byId("colour").options].some((option) => option.value === colour);
   if (colour && !isColour) unknown.push(`a column ${colour}`);
   state.colour = byId("colour").value = isColour ? colour : state.firstColour;
-  byId("log-axes").checked = given("log").length > 0;
+  const axes = given("axes")[0] ?? "";
+  const isAxes = [...byId("axes").options].some((option) => option.value === axes);
+  if (!isAxes) unknown.push(`axes ${axes}`);
+  byId("axes").value = isAxes ? axes : "";
   const row = given("row")[0];
   const isRow = /^[0-9]+$/.test(row ?? "") && Number(row) >= 1 && Number(row) <= report.num_rows;
   if (row && !isRow) unknown.push(`row ${row}`);

@@ -41,6 +41,7 @@ function drawCurves() {
   const loads = [...new Set(curves.flatMap(({ line }) => line.map((row) => number(row, facts.load))))];
   const along = loadAxis(loads);
   const limited = [];
+  const title = (name) => label(name).replace(/ \(.*\)/, "");
   facts.curves.forEach((name, place) => {
     const traces = curves.map(({ line }, i) => ({
       x: line.map((row) => number(row, facts.load)), y: line.map((row) => value(row, name)),
@@ -54,9 +55,9 @@ function drawCurves() {
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: ink("--ink"), line: { width: 2.5 } },
     });
     const { low, high } = range(curves, name);
-    const type = name.endsWith("_ms") && high > 50 * low ? "log" : "linear";
+    const type = high > 50 * low ? "log" : "linear";
     const shapes = limitLine(name, "y", high);
-    if (shapes.length) limited.push(`${label(name)} ${write(facts.limits[name])}`);
+    if (shapes.length) limited.push(`${title(name)} ${milliseconds(facts.limits[name])}`);
     draw(`curve-${place}`, traces, {
       xaxis: axis(label(facts.load), along),
       yaxis: axis(label(name), { type, rangemode: type === "log" ? "normal" : "tozero" }),
@@ -64,8 +65,8 @@ function drawCurves() {
     });
   });
   byId("curves-legend").replaceChildren(...names.map((name, i) => legendItem(name, colourAt(i))));
-  const title = (name) => label(name).replace(/ \(.*\)/, "");
-  byId("curves-heading").textContent = `${facts.curves.map(title).join(" and ")} over ${title(facts.load)}`;
+  const heading = `${facts.curves.map(title).join(" and ")} over ${title(facts.load)}`;
+  byId("curves-heading").textContent = heading[0].toUpperCase() + heading.slice(1);
   const most = count > curves.length
     ? `: ${curves.length} with the most tokens/s per GPU of each model, of ${whole.format(count)}` : "";
   const own = state.selected === null ? "" : " The first, thick one is the selected row's.";
@@ -95,6 +96,6 @@ function loadAxis(loads) {
     if (!tickvals.length || place(load) - place(tickvals[tickvals.length - 1]) >= LEAST_TICK) tickvals.push(load);
   }
   // loads that crowd on a linear axis are better labelled by round numbers
-  const ticks = isLog || tickvals.length === found.length ? { tickvals, ticktext: tickvals.map((load) => write(load)) } : { nticks: 6 };
-  return { type: isLog ? "log" : "linear", tickangle: 0, ...ticks };
+  const ticks = isLog || tickvals.length === found.length ? { tickvals, ticktext: tickvals.map(sizeWords) } : { nticks: 6 };
+  return { type: isLog ? "log" : "linear", ...ticks };
 }

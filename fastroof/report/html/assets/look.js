@@ -19,10 +19,12 @@ function colourAt(i) {
 
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// Ticks have whole numbers: 2,000 instead of 2k, and on a logarithmic axis 20 instead of 2.
 function axis(title, more) {
   return {
     title: { text: title, standoff: 8 }, gridcolor: ink("--grid"), linecolor: ink("--line"), zeroline: false,
-    automargin: true, ticks: "outside", tickcolor: ink("--line"), ...more,
+    automargin: true, ticks: "outside", tickcolor: ink("--line"), tickformat: ",", tickangle: 0,
+    ...(more?.type === "log" ? { nticks: 4 } : {}), ...more,
   };
 }
 
@@ -54,6 +56,7 @@ function draw(id, traces, shape) {
     text: "nothing to draw", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: 15 },
   }];
   const annotations = [...(shape.annotations || []), ...words];
+  if (words.length) shape = { ...shape, xaxis: { visible: false }, yaxis: { visible: false } };
   const config = { ...CONFIG, displayModeBar: isNarrow() ? false : "hover", toImageButtonOptions: { format: "svg", filename: `fastroof-${id}` } };
   Plotly.react(chart, traces, layout({ ...shape, annotations }), config);
   if (!listening.has(id)) {
@@ -65,10 +68,10 @@ function draw(id, traces, shape) {
   }
 }
 
-// A limit of the sweep as a line, unless it is far outside the drawn range.
-function limitLine(name, along, largest) {
-  const at = facts.limits[name];
-  if (at === undefined || at > 1.5 * largest) return [];
+// A limit as a line, in a chart's unit, unless it is far outside the drawn range.
+function limitLine(name, along, largest, unit = 1) {
+  const at = facts.limits[name] / unit;
+  if (!(at <= 1.5 * largest)) return [];
   const line = { color: ink("--quiet"), dash: "dash", width: 1.5 };
   const place = along === "x"
     ? { x0: at, x1: at, y0: 0, y1: 1, yref: "paper" } : { y0: at, y1: at, x0: 0, x1: 1, xref: "paper" };

@@ -59,7 +59,7 @@ const LOWER_IS_BETTER = /_(ms|us)$|^cost_|^relative_error$|^kv_share$|^total_gpu
 // Values of columns that are not worth showing.
 const NOTHING = {
   replicas: 0, prefill_workers: 0, decode_workers: 0, num_draft_tokens: 0, pp: 1, dp: 1, ep: 1, routing: "none",
-  prefix_hit: 0, wait_ms: 0,
+  prefix_hit: 0, wait_ms: 0, accepted: 1,
 };
 
 function label(name) {

@@ -7,6 +7,18 @@ const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 
+// The decimals that give a number four significant digits, and a format with that many.
+const decimals = (found) => Math.min(Math.max(3 - Math.floor(Math.log10(Math.abs(found) || 1)), 0), 6);
+const fixed = (places) => new Intl.NumberFormat("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+
+// The unit in which times up to a number of ms are readable, and its length in ms.
+function unitOf(ms) {
+  return ms < 1e5 ? ["ms", 1] : ms < 1e7 ? ["s", 1e3] : ["h", 3.6e6];
+}
+
+// Sizes like those of a batch or context: 512, 4k, 128k.
+const sizeWords = (size) => (size >= 1024 && size % 1024 === 0 ? `${size / 1024}k` : write(size));
+
 function write(found, column) {
   if (found === null || found === undefined) return "–";
   if (typeof found !== "number") return String(found);

@@ -3,7 +3,8 @@
 const MOST_POINTS = 5000;
 const MOST_COLOURS = 8;
 const MOST_OUTLINED = 30;
-const NEIGHBOURS = 1.25;
+const NEIGHBOURS = 2.5;
+const FAR_APART = 2;
 
 function front(rows) {
   const sorted = rows.slice().sort((a, b) =>
@@ -34,13 +35,22 @@ function thinned(rows) {
   }
 }
 
-// The most frequent values, which get their own colour; the others share the last one.
+// The values with the best rows, which get their own colour; the others share the last one.
 function coloured(name) {
-  const many = new Map();
-  for (const row of allRows) many.set(value(row, name), (many.get(value(row, name)) || 0) + 1);
-  const byCount = [...many].sort((a, b) => b[1] - a[1]).map(([each]) => each);
-  return byCount.length <= MOST_COLOURS
-    ? byCount.sort(compare) : byCount.slice(0, MOST_COLOURS - 1).sort(compare);
+  const best = new Map();
+  for (const row of allRows) {
+    const each = value(row, name);
+    if (!best.has(each) || byMerit(row, best.get(each)) < 0) best.set(each, row);
+  }
+  const ranked = [...best].sort((a, b) => byMerit(a[1], b[1])).map(([each]) => each);
+  return (ranked.length <= MOST_COLOURS ? ranked : ranked.slice(0, MOST_COLOURS - 1)).sort(compare);
+}
+
+// By default an axis is logarithmic if fronts end far apart on it: a linear one would flatten the lowest.
+function axisType(name, fronts) {
+  if (byId("axes").value) return byId("axes").value;
+  const ends = fronts.filter((line) => line.length).map((line) => Math.max(...line.map((row) => number(row, name))));
+  return Math.max(...ends) >= FAR_APART * Math.min(...ends) ? "log" : "linear";
 }
 
 function drawPareto() {
@@ -54,9 +64,12 @@ function drawPareto() {
   const named = [...groups].map(([each, rows], i) => [write(each), rows, i]);
   if (others.length) named.push(["others", others, MOST_COLOURS - 1]);
   let drawn = 0;
+  const fronts = [];
   for (const [name, rows, i] of named) {
     if (!rows.length) continue;
-    const line = front(rows);
+    // the others are different values, whose common front means nothing
+    const line = rows === others ? [] : front(rows);
+    fronts.push(line);
     const onFront = new Set(line);
     const rest = thinned(rows.filter((row) => !onFront.has(row)));
     drawn += rest.length + line.length;
@@ -66,10 +79,10 @@ function drawPareto() {
     });
     const beyond = rest.map((row) => (exceeds(row) ? 0.15 : 0.4));
     if (rest.length) traces.push({
-      ...points(rest), mode: "markers", showlegend: false, name: plain(name),
+      ...points(rest), mode: "markers", showlegend: rows === others, name: plain(name),
       marker: { color: colourAt(i), symbol: SYMBOLS[i], size: 6, opacity: beyond },
     });
-    traces.push({
+    if (line.length) traces.push({
       ...points(line), mode: "lines+markers", name: plain(`${state.colour} ${name}`), showlegend: true,
       line: { color: colourAt(i), width: 2 },
       marker: line.length > MOST_OUTLINED
@@ -83,19 +96,16 @@ function drawPareto() {
     showlegend: false, hoverinfo: "skip", customdata: [selected],
     marker: { symbol: "circle-open", size: 19, color: ink("--ink"), line: { width: 2.5 } },
   });
-  const type = byId("log-axes").checked ? "log" : "linear";
   // close neighbours, such as the best few of a sweep, would be one dot on axes from zero
-  const rangemode = (name) => {
+  const scaled = (name) => {
     const found = usable.map((row) => number(row, name));
     const low = found.reduce((least, each) => Math.min(least, each), Infinity);
     const high = found.reduce((most, each) => Math.max(most, each), 0);
-    return type === "log" || high < NEIGHBOURS * low ? "normal" : "tozero";
+    const type = axisType(name, fronts);
+    return axis(label(name), { type, rangemode: type === "log" || high < NEIGHBOURS * low ? "normal" : "tozero" });
   };
   const shapes = limitLine(facts.x, "x", usable.reduce((most, row) => Math.max(most, number(row, facts.x)), 0));
-  draw("pareto", traces, {
-    xaxis: axis(label(facts.x), { type, rangemode: rangemode(facts.x) }),
-    yaxis: axis(label(facts.y), { type, rangemode: rangemode(facts.y) }), shapes,
-  });
+  draw("pareto", traces, { xaxis: scaled(facts.x), yaxis: scaled(facts.y), shapes });
   const thin = drawn < usable.length ? ` ${whole.format(drawn)} of ${whole.format(usable.length)} points are drawn, without overlapping ones.` : "";
   const dashed = shapes.length ? " Dashed: the sweep's TPOT limit; points to its right are within it." : "";
   byId("pareto-words").textContent =

@@ -55,7 +55,7 @@ function start() {
   }
   buildTable();
   colour.addEventListener("change", () => { state.colour = colour.value; drawPareto(); writeAddress(); });
-  byId("log-axes").addEventListener("change", () => { drawPareto(); writeAddress(); });
+  byId("axes").addEventListener("change", () => { drawPareto(); writeAddress(); });
   listenToTheme();
   const filter = () => { applyFilters(); writeAddress(); };
   byId("filters").addEventListener("input", filter);

@@ -18,14 +18,15 @@ function drawStep() {
       const us = step.groups[name] || 0;
       return `<b>${name}</b><br>${short.format(us / 1e3)} ms, ${short.format(100 * us / step.total_us)} % of the ${plain(step.name)}`;
     }),
-    hoverinfo: "text", textposition: "inside", insidetextanchor: "middle",
+    hoverinfo: "text", textposition: "inside", insidetextanchor: "middle", textangle: 0,
     text: steps.map((step) => {
       const share = 100 * (step.groups[name] || 0) / step.total_us;
       return share >= 6 ? `${Math.round(share)} %` : "";
     }),
   }));
-  draw("step", traces, {
-    barmode: "stack", xaxis: axis("ms", { rangemode: "tozero" }), yaxis: axis("", { autorange: "reversed", ticks: "" }),
+  byId("step").hidden = !steps.length;
+  if (steps.length) draw("step", traces, {
+    barmode: "stack", uniformtext: { minsize: 10, mode: "hide" }, xaxis: axis("ms", { rangemode: "tozero" }), yaxis: axis("", { autorange: "reversed", ticks: "" }),
     showlegend: false, margin: { l: 62, r: isNarrow() ? 8 : 44, t: 10, b: 48 },
   });
   byId("step-legend").replaceChildren(...present.map((name) => legendItem(name, groupColour(name))));
@@ -81,21 +82,23 @@ function roofTraces(roof) {
   const perByte = roof.hbm_bytes_per_s / tera;
   const line = { color: ink("--ink"), width: 1.6 };
   const shared = { type: "scatter", mode: "lines+text", showlegend: false, hoverinfo: "skip", line };
-  const slope = [0.3, 5, top / perByte];
+  // few operators lie right of the bandwidth's lower end, or at the peaks' right ends
+  const slope = [0.3, top / perByte];
   const traces = [{
-    ...shared, x: slope, y: slope.map((x) => x * perByte), textposition: "top left",
-    text: ["", `HBM ${short.format(perByte)} TB/s`, ""],
+    ...shared, x: slope, y: slope.map((x) => x * perByte), textposition: "bottom right", text: ["HBM", ""],
   }];
-  const dtypes = new Map();
-  for (const [dtype, peak] of Object.entries(roof.peaks)) dtypes.set(peak, [...(dtypes.get(peak) || []), dtype]);
-  for (const [peak, names] of dtypes) {
+  for (const [peak, names] of peaksOf(roof)) {
     const height = peak / tera;
-    traces.push({
-      ...shared, x: [height / perByte, 2e4], y: [height, height], textposition: "top left",
-      text: ["", `${plain(names.join(", "))} ${write(height)} TFLOP/s`],
-    });
+    traces.push({ ...shared, x: [height / perByte, 2e4], y: [height, height], textposition: "top left", text: ["", plain(names)] });
   }
   return traces;
+}
+
+// Peaks, FLOP/s, and the formats that have them, the highest first.
+function peaksOf(roof) {
+  const dtypes = new Map();
+  for (const [dtype, peak] of Object.entries(roof.peaks)) dtypes.set(peak, [...(dtypes.get(peak) || []), dtype]);
+  return [...dtypes].map(([peak, names]) => [peak, names.join(", ")]).sort(([a], [b]) => b - a);
 }
 
 function drawRoofline() {
@@ -137,6 +140,7 @@ function drawRoofline() {
   draw("roofline", traces, {
     xaxis: axis("FLOP per compulsory byte", { type: "log" }), yaxis: axis("achieved TFLOP/s on one GPU", { type: "log" }),
   });
+  const peaks = peaksOf(roof).map(([peak, names]) => `${names} ${write(peak / 1e12)} TFLOP/s`);
   byId("roofline-words").textContent =
-    `Peaks and memory bandwidth of ${roof.title}. Areas grow with an operator's time; operators that compute nothing are not shown.`;
+    `Roofs of ${roof.title}: HBM ${short.format(roof.hbm_bytes_per_s / 1e12)} TB/s, ${peaks.join(", ")}. Areas grow with an operator's time; operators that compute nothing are not shown.`;
 }

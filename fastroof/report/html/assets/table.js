@@ -9,6 +9,20 @@ const tableColumns = FIRST.filter((name) => columns.has(name))
   .concat([...columns.keys()].filter((name) => !FIRST.includes(name)))
   .filter((name) => columns.get(name).varies);
 
+// Columns of numbers that are not whole have the same decimals in all rows: four digits of their median.
+const formats = new Map();
+for (const name of tableColumns) {
+  const { kind, unit } = columns.get(name);
+  if (kind !== "float" || unit === "B") continue;
+  const found = allRows.map((row) => number(row, name)).filter((each) => !Number.isNaN(each)).sort((a, b) => a - b);
+  if (!found.every(Number.isInteger)) formats.set(name, fixed(decimals(found[found.length >> 1])));
+}
+
+function tableCell(row, name) {
+  const found = value(row, name);
+  return typeof found === "number" && formats.has(name) ? formats.get(name).format(found) : cell(row, name);
+}
+
 function sorted() {
   if (state.sort === null) return state.shown.slice().sort(byMerit);
   const { name, descending } = state.sort;
@@ -43,7 +57,8 @@ function buildTable() {
     head.append(th);
   }
   byId("rows").tHead.append(head);
-  const same = report.columns.filter((column) => !column.varies && column.constant !== null && column.constant !== "");
+  const same = report.columns.filter((column) => !column.varies && column.constant !== null && column.constant !== ""
+    && NOTHING[column.name] !== column.constant);
   byId("constants").textContent = same.length
     ? `The same in all rows: ${same.map((column) => `${label(column.name)} ${write(column.constant, column)}`).join("; ")}.` : "";
   byId("best-first").addEventListener("click", () => sortBy(null));
@@ -75,7 +90,7 @@ function drawTable() {
     first.append(button);
     line.append(first);
     for (const name of tableColumns) {
-      line.append(make("td", cell(row, name), { class: columns.get(name).kind === "text" ? "text" : "" }));
+      line.append(make("td", tableCell(row, name), { class: columns.get(name).kind === "text" ? "text" : "" }));
     }
     return line;
   });
