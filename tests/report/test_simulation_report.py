@@ -189,6 +189,33 @@ def test_page_in_a_browser(browser: Browser, sim: Simulation, tmp_path: Path) ->
     assert browser.complaints == []
 
 
+def test_long_runs_have_readable_times(browser: Browser, plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    page = write_simulation_report(made(plan, 50, 0.002), tmp_path / "r.html")
+    figures = dict(embedded(page)["figures"])
+    seconds = float(figures["duration"].partition("(")[2].removesuffix(" s)").replace(",", ""))
+    assert 1e4 < seconds < 1e5
+    assert figures["duration"] == f"{seconds / 3600:.1f} h ({seconds:,.0f} s)"
+    assert figures["requests/s"] == f"{50 / seconds:.6f}"
+    browser.open(page)
+    text = browser.run("document.querySelector('main').textContent")
+    assert not re.search(r"\de[+-]?\d|NaN|undefined", text)
+    assert "time (h)" in text
+    assert browser.run("Math.max(...document.getElementById('requests').data[0].x)") < 24
+    assert browser.complaints == []
+
+
+def test_numbers_of_a_row_have_the_same_decimals(
+    browser: Browser, plan: fastroof.StepPlan, tmp_path: Path
+) -> None:
+    browser.open(write_simulation_report(made(plan, 300, 2.0), tmp_path / "r.html"))
+    for row in browser.run(
+        "[...document.querySelectorAll('#percentiles tbody tr')]"
+        ".map(tr => [...tr.cells].slice(1).map(td => td.firstChild.textContent))"
+    ):
+        assert len(row) == 5
+        assert len({len(text.partition(".")[2]) for text in row}) == 1
+
+
 @pytest.mark.parametrize("width", [360, 800, 1500])
 def test_page_fits_its_window(browser: Browser, sim: Simulation, tmp_path: Path, width: int) -> None:
     browser.call(
@@ -196,6 +223,8 @@ def test_page_fits_its_window(browser: Browser, sim: Simulation, tmp_path: Path,
     )
     browser.open(write_simulation_report(sim, tmp_path / "r.html"))
     assert browser.run("document.documentElement.scrollWidth") <= width
+    scroll = "document.querySelector('#percentiles-section .scroll')"
+    assert browser.run(f"{scroll}.scrollWidth <= {scroll}.clientWidth")
     for chart in CHARTS:
         right = browser.run(f"document.getElementById('{chart}').getBoundingClientRect().right")
         assert 0 < right <= width

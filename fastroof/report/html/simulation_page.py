@@ -118,6 +118,7 @@ def _short(values: Floats) -> list[Any]:
 
 _SCRIPTS: Final = ("page.js", "look.js", "percentiles.js", "over_time.js", "distributions.js", "run.js")
 
+_MANY_SECONDS: Final = 1e4
 _TIMES: Final = {
     "ttft_ms": "TTFT",
     "tpot_ms": "TPOT",
@@ -232,24 +233,17 @@ def _subtitle(sim: Simulation) -> str:
 
 def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
     """Return the figures above the charts as text."""
-    mean_and_peak = {
-        name: f"{_number(answers[name]['mean'], form)} ({answers[name]['peak']:{peak}})"
-        for name, form, peak in (
-            ("running", ",.1f", ",.0f"),
-            ("waiting", ",.1f", ",.0f"),
-            ("kv_use", ".1%", ".1%"),
-        )
-    }
+    running, waiting, used = (answers[name] for name in ("running", "waiting", "kv_use"))
     figures = {
         "requests finished": f"{answers['finished']:,} of {answers['requests']:,}",
-        "duration": f"{answers['duration_s']:,.4g} s",
-        "requests/s": _number(answers["requests_per_s"], ",.4g"),
-        "output tokens/s": _number(answers["output_tokens_per_s"], ",.0f"),
-        "input tokens/s": _number(answers["input_tokens_per_s"], ",.0f"),
-        "running, mean (peak)": mean_and_peak["running"],
-        "waiting, mean (peak)": mean_and_peak["waiting"],
-        "KV cache, mean (peak)": mean_and_peak["kv_use"],
-        "busy": _number(answers["busy"], ".1%"),
+        "duration": _duration(answers["duration_s"]),
+        "requests/s": _number(answers["requests_per_s"]),
+        "output tokens/s": _number(answers["output_tokens_per_s"]),
+        "input tokens/s": _number(answers["input_tokens_per_s"]),
+        "running, mean (peak)": f"{_number(running['mean'])} ({running['peak']:,.0f})",
+        "waiting, mean (peak)": f"{_number(waiting['mean'])} ({waiting['peak']:,.0f})",
+        "KV cache, mean (peak)": f"{_percent(used['mean'])} ({_percent(used['peak'])})",
+        "busy": _percent(answers["busy"]),
         "steps": f"{answers['steps']:,}",
         "preemptions": f"{answers['preemptions']:,}",
     }
@@ -258,20 +252,33 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
     if answers["rejected"]:
         figures["rejected"] = f"{answers['rejected']:,}"
     for name, pool in answers.get("pools", {}).items():
-        busy = _number(pool["busy"], ".1%")
-        figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {busy} busy"
+        figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {_percent(pool['busy'])} busy"
     if "prefix_cache" in answers:
-        figures["prompts in the prefix cache"] = _number(answers["prefix_cache"]["hit_rate"], ".1%")
+        figures["prompts in the prefix cache"] = _percent(answers["prefix_cache"]["hit_rate"])
     goodput = answers.get("goodput")
     if goodput is not None:
-        rate = _number(goodput["requests_per_s"], ",.4g")
-        figures["goodput"] = f"{rate} requests/s ({goodput['share']:.1%})"
+        rate = _number(goodput["requests_per_s"])
+        figures["goodput"] = f"{rate} requests/s ({_percent(goodput['share'])})"
     return figures
 
 
-def _number(value: float, form: str) -> str:
-    """Format a number; NaN as a dash."""
-    return "-" if math.isnan(value) else format(value, form)
+def _number(value: float, digits: int = 4) -> str:
+    """Format a number with some significant digits and without an exponent; NaN as a dash."""
+    if math.isnan(value):
+        return "-"
+    decimals = 0 if value == 0.0 else min(max(digits - 1 - math.floor(math.log10(abs(value))), 0), 6)
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _percent(share: float) -> str:
+    return f"{_number(100.0 * share, 3)} %"
+
+
+def _duration(seconds: float) -> str:
+    """Format a duration in seconds, and in hours where these are many."""
+    words = f"{_number(seconds)} s"
+    return f"{_number(seconds / 3600.0, 2)} h ({words})" if seconds >= _MANY_SECONDS else words
 
 
 def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:
@@ -282,16 +289,16 @@ def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:
     found = answers.get("range")
     if found is not None and found["relative_error"] is not None:
         notes.append(
-            f"The range is for the same requests on steps {found['relative_error']:.1%} faster and slower: "
-            f"one standard error {found['basis']}."
+            f"The range is for the same requests on steps {found['relative_error'] * 100:.1f} % faster and "
+            f"slower: one standard error {found['basis']}."
         )
     elif found is not None:
         notes.append(f"The error of a step is {found['basis']}.")
     else:
         error = sim.step_error
         notes.append(
-            f"One standard error of a step is {error.relative:.1%}, {error.basis}; the load is not near "
-            "saturation, where queues amplify it."
+            f"One standard error of a step is {error.relative * 100:.1f} %, {error.basis}; the load is not "
+            "near saturation, where queues amplify it."
             if error.is_known
             else f"The error of a step is {error.basis}."
         )

@@ -8,14 +8,15 @@ function buildPercentiles() {
   const table = byId("percentiles");
   table.tHead.append(head);
   for (const row of report.percentiles) {
+    const largest = Math.max(...KEYS.flatMap((key) => [row.values[key] ?? 0, ...(row.range?.[key] ?? [])]));
+    const [unit, length] = unitOf(largest);
+    const format = fixed(decimals(largest / length));
+    const words = (ms) => (ms === null ? "–" : format.format(ms / length));
     const line = make("tr");
-    line.append(make("th", row.name, { scope: "row", class: "text" }));
+    line.append(make("th", `${row.name} (${unit})`, { scope: "row", class: "text" }));
     for (const key of KEYS) {
-      const cell = make("td", write(row.values[key]));
-      if (row.range) {
-        const [fast, slow] = row.range[key];
-        cell.append(make("span", `${write(fast)} – ${write(slow)}`, { class: "between" }));
-      }
+      const cell = make("td", words(row.values[key]));
+      if (row.range) cell.append(make("span", row.range[key].map(words).join(" – "), { class: "between" }));
       line.append(cell);
     }
     table.tBodies[0].append(line);
