@@ -362,3 +362,52 @@ def test_a_slider_is_followed(opened: Browser) -> None:
     print(f"an empty round trip {empty:.1f} ms, a picture {picture:.1f} ms")
     # 12 ms and 25 ms where nothing else runs
     assert picture < 40 + 8 * empty
+
+
+def test_no_tile_runs_into_the_next_one(opened: Browser) -> None:
+    for width in (360, 390, 820, 1280):
+        size(opened, width)
+        opened.settle()
+        wide = "filter(p => p.scrollWidth > p.clientWidth).map(p => p.textContent)"
+        assert opened.run(f"[...document.querySelectorAll('.tile > :is(h2, .big)')].{wide}") == [], width
+    size(opened, 1280)
+
+
+def test_labels_cover_no_point_and_no_other_label(opened: Browser) -> None:
+    """Wherever points are; a label without room is left out, the first points keep theirs."""
+    boxes = opened.run(
+        "import('/assets/chart.js').then(({labelBoxes}) => { let seed = 1;"
+        "const draw = (most) => (seed = seed * 16807 % 2147483647) / 2147483647 * most;"
+        "return Array.from({length: 200}, () => {"
+        "const points = Array.from({length: 8}, (_, i) => ({x: 20 + draw(360), y: 20 + draw(160),"
+        "radius: 20 - 2 * i, width: i < 5 ? 20 + draw(80) : 0, height: 14}));"
+        "const taken = [{left: 300, right: 395, top: 2, bottom: 16}];"
+        "const frame = {left: 0, right: 400, top: 0, bottom: 200};"
+        "return [points, taken, labelBoxes(points, taken, frame)]; }); })"
+    )
+    drawn_labels = 0
+    for points, taken, labels in boxes:
+        circles = [
+            {"left": p["x"] - p["radius"], "right": p["x"] + p["radius"], "top": p["y"] - p["radius"],
+             "bottom": p["y"] + p["radius"]}
+            for p in points
+        ]  # fmt: skip
+        placed = [box for box in labels if box]
+        drawn_labels += len(placed)
+        assert labels[5:] == [None] * 3
+        for i, box in enumerate(placed):
+            assert 0 <= box["left"] < box["right"] <= 400
+            assert 0 <= box["top"] < box["bottom"] <= 200
+            for other in (*circles, *taken, *placed[:i]):
+                apart = box["right"] <= other["left"] or other["right"] <= box["left"]
+                assert apart or box["bottom"] <= other["top"] or other["bottom"] <= box["top"]
+    assert drawn_labels > 600
+    assert "HBM 3.35 TB/s, bf16 990 TFLOP/s" in text(opened, "#roofline-words")
+
+
+def test_limits_have_the_digits_that_were_typed(opened: Browser) -> None:
+    put(opened, "tpot_ms", "30")
+    put(opened, "ttft_ms", "1250.5")
+    assert text(opened, "#tile-tpot .quiet").endswith("30 ms")
+    assert text(opened, "#tile-ttft .quiet").endswith("1,250.5 ms")
+    assert "TPOT p99 of 30 ms" in text(opened, "#capacity-legend")

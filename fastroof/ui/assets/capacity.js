@@ -1,25 +1,27 @@
 // The capacity: the highest rate within limits on percentiles, and the percentiles over the rate.
 
 import { Chart, clipped, groupName, ink, legend, line, text } from "./chart.js";
-import { byId, make, number, percent, showCommand } from "./words.js";
+import { byId, limit, make, number, percent, showCommand } from "./words.js";
 import { showCapacityTile } from "./headline.js";
 
 const MOST = 2;
+const NEAR_ZERO = 0.4;
 const WORDS = { goodput: "goodput", throughput: "throughput: requests arrive faster than they are served", none: "none: even all requests at one time stay within the limits" };
 
 let answer = null;
+let least = 0;
 let most = 1;
 
 const words = (name) => `${name.startsWith("ttft") ? "TTFT" : "TPOT"} ${name.split("_")[1]}`;
 const named = (i) => groupName(i ? 2 : 0);
 
 const chart = new Chart("capacity", {
-  x: { label: "requests/s", values: (value) => String(+value.toPrecision(3)), range: () => [0, most] },
+  x: { label: "requests/s", values: (value) => String(+value.toPrecision(3)), range: () => [least, most] },
   y: { label: "% of the limit", range: () => [0, MOST * 100] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const { left, width, top, height } = u.bbox;
-    const limit = u.valToPos(100, "y", true);
-    line(ctx, [[left, limit], [left + width, limit]], { colour: ink("--bad"), width: 1.5 * ratio, dash: [6 * ratio, 4 * ratio] });
+    const full = u.valToPos(100, "y", true);
+    line(ctx, [[left, full], [left + width, full]], { colour: ink("--bad"), width: 1.5 * ratio, dash: [6 * ratio, 4 * ratio] });
     if (!answer.requests_per_s) return;
     const [low, at, high] = [answer.low, answer.requests_per_s, answer.high].map((rate) => u.valToPos(rate, "x", true));
     ctx.fillStyle = ink("--shade");
@@ -46,12 +48,14 @@ export function showCapacity(answered, view) {
   const isAny = rows.length > 0;
   byId("capacity").hidden = !isAny;
   if (isAny) {
+    const lowest = Math.min(...rows.map((one) => one.requests_per_s), answer.low);
     most = Math.max(...rows.map((one) => one.requests_per_s).filter((rate) => rate < 2.5 * (answer.requests_per_s || Infinity)), answer.high) * 1.04;
+    least = lowest > NEAR_ZERO * most ? lowest / 1.04 : 0;
     const share = (name) => rows.map((one) => (one[name] === null ? null : Math.min((one[name] / answer.limits[name]) * 100, MOST * 150)));
     const series = names.map((name, i) => ({ label: name, stroke: () => ink(named(i)), width: 2, points: { show: true, size: 6, fill: () => ink(named(i)) } }));
     chart.show([rows.map((one) => one.requests_per_s), ...names.map(share)], series);
   }
-  legend("capacity-legend", isAny ? names.map((name, i) => [`${words(name)} of ${number(answer.limits[name])} ms`, named(i)]) : []);
+  legend("capacity-legend", isAny ? names.map((name, i) => [`${words(name)} of ${limit(answer.limits[name])}`, named(i)]) : []);
   byId("capacity").setAttribute("aria-label", byId("capacity-words").textContent);
   showCommand("capacity-command", answer.command);
   showCapacityTile(answer);

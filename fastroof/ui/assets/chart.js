@@ -182,6 +182,29 @@ export function text(ctx, words, x, y, { colour = ink("--ink"), align = "left", 
   ctx.fillText(words, x, y);
 }
 
+// Boxes of labels next to their points, the first point first: right, left, below or above it, where the box is
+// inside the frame and covers no point and no other box; null where there is no room.
+export function labelBoxes(points, taken, frame, gap = 3) {
+  const boxes = [...taken, ...points.map(({ x, y, radius: r }) => ({ left: x - r, right: x + r, top: y - r, bottom: y + r }))];
+  const isFree = (box) => box.left >= frame.left && box.right <= frame.right && box.top >= frame.top && box.bottom <= frame.bottom
+    && boxes.every((one) => one.right <= box.left || one.left >= box.right || one.bottom <= box.top || one.top >= box.bottom);
+  return points.map(({ x, y, radius, width, height }) => {
+    if (!width) return null;
+    const off = radius + gap;
+    const beside = y - height / 2;
+    const starts = [x - width / 2, x + radius - width, x - radius];
+    const corners = [[x + off, beside], [x - off - width, beside], ...[y + off, y - off - height].flatMap((top) => starts.map((left) => [left, top]))];
+    const box = corners.map(([left, top]) => ({ left, top, right: left + width, bottom: top + height })).find(isFree) ?? null;
+    if (box) boxes.push(box);
+    return box;
+  });
+}
+
+export function textWidth(ctx, words) {
+  ctx.font = FONT.replace("12px", `${12 * devicePixelRatio}px`);
+  return ctx.measureText(words).width;
+}
+
 // items: a text, and the name of a colour, which follows the theme.
 export function legend(id, items) {
   byId(id).replaceChildren(...items.map(([words, colour]) => {

@@ -1,7 +1,7 @@
 // The summary: step, latency, throughput, memory and capacity, each with its error, origin and limit.
 
 import { offPin } from "./pin.js";
-import { byId, count, error, gib, make, number, originChip, percent, time } from "./words.js";
+import { byId, count, error, gib, limit, make, number, originChip, percent, time } from "./words.js";
 
 const LIMIT = { ttft: "ttft_ms", tpot: "tpot_ms" };
 
@@ -26,21 +26,21 @@ export function showHeadline(answer, view) {
   const origin = originChip(step.origin);
   origin.title = "origin of its least certain part";
   tile("step", value, unit, [`${error(step.relative_error)} `, origin], "", step.latency_us);
-  for (const [name, limit] of Object.entries(LIMIT)) {
-    const ms = serving[limit];
-    const most = view[limit];
+  for (const [name, key] of Object.entries(LIMIT)) {
+    const ms = serving[key];
+    const most = view[key];
     const state = most === null || ms === undefined || ms === null ? "" : ms <= most ? "good" : "bad";
-    const words = most === null ? "" : state === "good" ? ` within ${number(most)} ms` : state ? ` above ${number(most)} ms` : "";
+    const words = most === null ? "" : state === "good" ? ` within ${limit(most)}` : state ? ` above ${limit(most)}` : "";
     const wait = name === "ttft" && serving.wait_ms > 0 ? ` (waits ${number(serving.wait_ms)} ms)` : "";
     if (serving.problem) tile(name, "–", "", ["does not fit"]);
     else tile(name, number(ms), "ms", [`${error(serving[`${name}_relative_error`])}${wait}${words && ","}${words}`], state, ms);
   }
   if (serving.problem) tile("rate", "–", "", ["no client can be served"]);
-  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s per GPU", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} tokens/s each`], "", serving.tokens_per_s_per_gpu);
+  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} each`], "", serving.tokens_per_s_per_gpu);
   const { weights = 0, kv_cache: cache = 0 } = plan.memory_bytes;
   const held = Math.max(0, plan.gpu_bytes - weights - cache);
   const share = step.kv_share;
-  tile("memory", share === null ? "full" : percent(share), "used", [`${gib(weights)} weights, ${gib(cache)} for ${count(plan.max_kv_tokens)} tokens`], share === null || share > 1 ? "bad" : "");
+  tile("memory", share === null ? "no room" : percent(share), share === null ? "" : "used", [`${gib(weights)} weights, ${gib(cache)} for ${count(plan.max_kv_tokens)} tokens`], share === null || share > 1 ? "bad" : "");
   const bar = byId("tile-memory").getElementsByClassName("bar")[0];
   bar.replaceChildren(...[weights, held, cache].map((bytes, i) => {
     const part = make("span");

@@ -1,7 +1,7 @@
 // Comparison of layouts: throughput per GPU against time per token over clients, and the limits.
 
 import { Chart, clipped, dot, groupName, ink, legend, line, nearest, pixels, text } from "./chart.js";
-import { byId, count, error, make, number, percent, showCommand } from "./words.js";
+import { byId, count, error, limit, make, number, percent, showCommand } from "./words.js";
 import { change } from "./state.js";
 
 const COLOURED = 8;
@@ -18,13 +18,13 @@ const chart = new Chart("pareto", {
   y: { label: "tokens/s per GPU", range: (u, least, most) => [0, most * 1.08 || 1] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const { top, height } = u.bbox;
-    const limit = answer.limits.tpot_ms;
-    if (limit !== undefined && limit >= u.scales.x.min && limit <= u.scales.x.max) {
-      const x = u.valToPos(limit, "x", true);
+    const most = answer.limits.tpot_ms;
+    if (most !== undefined && most >= u.scales.x.min && most <= u.scales.x.max) {
+      const x = u.valToPos(most, "x", true);
       ctx.fillStyle = ink("--shade");
       ctx.fillRect(x, top, u.bbox.left + u.bbox.width - x, height);
       line(ctx, [[x, top], [x, top + height]], { colour: ink("--bad"), width: 1.5 * ratio, dash: [6 * ratio, 4 * ratio] });
-      text(ctx, `TPOT ${number(limit)} ms`, x + 5 * ratio, top + 10 * ratio, { colour: ink("--bad") });
+      text(ctx, `TPOT ${limit(most)}`, x + 5 * ratio, top + 10 * ratio, { colour: ink("--bad") });
     }
     for (const curve of curves) {
       const colour = colourOf(curve);

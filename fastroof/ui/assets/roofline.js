@@ -1,7 +1,7 @@
 // The step's operators on the GPU's roofline.
 
-import { Chart, clipped, dot, groupColour, ink, line, nearest, pixels, text } from "./chart.js";
-import { byId, percent, scaled, time } from "./words.js";
+import { Chart, clipped, dot, groupColour, ink, labelBoxes, line, nearest, pixels, text, textWidth } from "./chart.js";
+import { byId, number, percent, scaled, time } from "./words.js";
 
 let roofs = [];
 let points = [];
@@ -9,34 +9,36 @@ let groups = [];
 let bandwidth = 1;
 
 const LABELS = 5;
+const HEIGHT = 14;
 const powerOf = (value) => 10 ** Math.floor(Math.log10(value));
 
 const chart = new Chart("roofline", {
-  x: { label: "FLOP per byte", log: 10, values: String, range: (u, least, most) => [least, most] },
-  y: { label: "TFLOP/s", log: 10, values: String, range: (u, least, most) => [least, most] },
+  x: { label: "FLOP per byte", log: 10, values: (value) => value.toLocaleString("en-US"), range: (u, least, most) => [least, most] },
+  y: { label: "TFLOP/s", log: 10, values: (value) => value.toLocaleString("en-US"), range: (u, least, most) => [least, most] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const [least, most] = [u.scales.x.min, u.scales.x.max];
+    const taken = [];
     for (const roof of roofs) {
       const ridge = (roof.peak * 1e12) / bandwidth;
       const start = pixels(u, least, (least * bandwidth) / 1e12);
       const corner = pixels(u, ridge, roof.peak);
       const end = pixels(u, most, roof.peak);
       line(ctx, [start, corner, end], { colour: ink("--quiet"), width: 1.5 * ratio });
-      text(ctx, `${roof.name} ${scaled(roof.peak * 1e12, "FLOP/s")}`, end[0] - 5 * ratio, end[1] - 9 * ratio, { colour: ink("--quiet"), align: "right" });
+      const width = textWidth(ctx, roof.name);
+      const [right, bottom] = [end[0] - 5 * ratio, end[1] - 3 * ratio];
+      text(ctx, roof.name, right, bottom, { colour: ink("--quiet"), align: "right", base: "bottom" });
+      taken.push({ left: right - width, right, top: bottom - HEIGHT * ratio, bottom });
     }
-    const taken = [];
-    for (const point of points) {
-      const at = pixels(u, point.x, point.y);
-      dot(ctx, at, point.radius * ratio, `${groupColour(point.group)}b0`, groupColour(point.group), ratio);
-    }
-    for (const point of points.slice(0, LABELS)) {
+    const dots = points.map((point, i) => {
       const [x, y] = pixels(u, point.x, point.y);
-      const isRight = x > u.bbox.left + u.bbox.width * 0.62;
-      const room = [x, y + (point.radius + 9) * ratio];
-      if (taken.some(([a, b]) => Math.abs(a - room[0]) < 90 * ratio && Math.abs(b - room[1]) < 14 * ratio)) continue;
-      taken.push(room);
-      text(ctx, point.name, x, room[1], { align: isRight ? "right" : "left" });
-    }
+      const radius = point.radius * ratio;
+      dot(ctx, [x, y], radius, `${groupColour(point.group)}b0`, groupColour(point.group), ratio);
+      return { x, y, radius, width: i < LABELS ? textWidth(ctx, point.name) : 0, height: HEIGHT * ratio };
+    });
+    const { left, top, width, height } = u.bbox;
+    labelBoxes(dots, taken, { left, top, right: left + width, bottom: top + height }).forEach((box, i) => {
+      if (box) text(ctx, points[i].name, box.left, (box.top + box.bottom) / 2);
+    });
   }),
   near: (u, left, top) => nearest(u, points, left, top),
 });
@@ -75,7 +77,8 @@ export function showRoofline(answer, order) {
   for (const part of step.operators) if (!part.flops_per_s) without[part.group] = (without[part.group] || 0) + part.total_us;
   if (step.groups_us.runtime) without.runtime = step.groups_us.runtime;
   const rest = Object.entries(without).map(([name, us]) => `${name} ${percent(us / step.latency_us)}`);
-  byId("roofline-words").textContent = `${gpu.title}, ${scaled(bandwidth, "B/s")}; areas: time`;
+  const peaks = roofs.map((roof) => `${roof.name} ${number(roof.peak)} TFLOP/s`);
+  byId("roofline-words").textContent = `${gpu.title}: HBM ${scaled(bandwidth, "B/s")}, ${peaks.join(", ")}; areas: time`;
   byId("roofline-rest").textContent = rest.length ? `Not shown, as they compute next to nothing: ${rest.join(", ")}.` : "";
   const labels = points.slice(0, LABELS).map((point) => `${point.name} ${point.y.toFixed(0)} TFLOP/s`);
   byId("roofline").setAttribute("aria-label", `Roofline of ${gpu.title}: ${labels.join(", ")}`);

@@ -21,6 +21,9 @@ export function number(value, digits = 3) {
   return value.toLocaleString("en-US", { minimumFractionDigits: Math.min(places, 3), maximumFractionDigits: Math.min(places, 3) });
 }
 
+// A limit with the digits that it was given with.
+export const limit = (ms) => `${ms.toLocaleString("en-US", { maximumSignificantDigits: 12 })} ms`;
+
 export function time(us) {
   if (us === null || us === undefined) return "–";
   if (us >= 1e6) return `${number(us / 1e6)} s`;
@@ -29,7 +32,8 @@ export function time(us) {
 
 export function percent(share) {
   if (share === null || share === undefined) return "–";
-  return `${(share * 100).toFixed(Math.abs(share) < 0.0995 ? 1 : 0)} %`;
+  // the sign stays on the number's line
+  return `${(share * 100).toFixed(Math.abs(share) < 0.0995 ? 1 : 0)}\u00a0%`;
 }
 
 const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -46,7 +50,7 @@ export function gib(bytes) {
 
 export function short(value) {
   if (value >= 1024 && value % 1024 === 0) return `${value / 1024}k`;
-  return value >= 10000 ? `${number(value / 1000)}k` : `${+value.toPrecision(4)}`;
+  return value >= 10000 ? `${number(value / 1000)}k` : (+value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 6 });
 }
 
 export function error(relative) {
