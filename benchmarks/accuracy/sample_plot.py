@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fastroof.errors import FastroofError
-from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
-from fastroof.report.serving import log_ticks
+from fastroof.report.plots import COLOURS, INK, QUIET, log_ticks, new_figure, style, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -212,7 +212,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
     with style():
         figure = new_figure(10.0, 6.2)
         axes = figure.subplots()
-        tops = []
+        tops: tuple[list[float], list[float]] = ([], [])
         for i, value in enumerate(present):
             colour, marker = line_look(i)
             own = rows & (codes == values.index(value))
@@ -222,13 +222,14 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
             front = front[pareto_front(x[front], y[front])]
             front = front[np.argsort(x[front])]
             if len(front):
-                tops.append((x[front[-1]], y[front[0]]))
+                tops[0].append(float(x[front[-1]]))
+                tops[1].append(float(y[front[0]]))
                 axes.plot(
                     x[front], y[front], color=colour, marker=marker, markersize=5, zorder=3,
                     label=setting_words(colour_by, value),
                 )  # fmt: skip
-        for axis, values, ends in zip((axes.xaxis, axes.yaxis), (x, y), np.array(tops).T, strict=False):
-            _scale(axis, values[rows], ends)
+        for axis, rates, ends in zip((axes.xaxis, axes.yaxis), (x, y), tops, strict=True):
+            _scale(axis, rates[rows], ends)
         limit = _tpot_ms(results)
         (left, right), at = axes.get_xlim(), MS_PER_S / (limit or np.inf)
         if left <= at <= right:
@@ -257,12 +258,12 @@ _NEAR_ZERO: Final = 0.4
 _WORDS_WIDTH: Final = 0.12
 
 
-def _scale(axis: Any, values: Floats, tops: Floats) -> None:
+def _scale(axis: Any, values: Floats, tops: Sequence[float]) -> None:
     """Scale an axis so that no front is flat, and that its values fill it."""
     low, high = float(values.min()), float(values.max())
     room = 0.05 * (high - low)
     limits = (low - room if low > _NEAR_ZERO * high else 0.0, high + room if high else 1.0)
-    if tops.max() >= _FAR_APART * tops.min() and low > 0.0:
+    if tops and max(tops) >= _FAR_APART * min(tops) and low > 0.0:
         limits = (low / 1.15, high * 1.15)
         log_ticks(axis, *limits)
     else:

@@ -45,12 +45,12 @@ def line_look(i: int) -> tuple[str, str]:
     return LINE_COLOURS[i % 6], _MARKERS[(i + i // 6) % 6]
 
 
-def plain_number(value: float, _position: int = 0) -> str:
+def plain_number(value: float, _position: float = 0.0) -> str:
     """Format a tick without an exponent: 10,000, 0.00001."""
     return f"{value:,.10f}".rstrip("0").rstrip(".")
 
 
-def size_words(size: float, _position: int = 0) -> str:
+def size_words(size: float) -> str:
     """Format a number of tokens or sequences: 512, 4k, 128k."""
     return f"{int(size) // 1024}k" if size >= 1024 and size % 1024 == 0 else plain_number(size)
 

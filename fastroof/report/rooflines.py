@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -353,8 +353,10 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         axes.set_ylabel("achieved TFLOP/s" if clouds else "TFLOP/s")
         _draw_clouds(axes, clouds)
         draw_roofs(axes, gpu, peaks)
-        if tables is not None:
-            _draw_streaming(axes, ELEMENTWISE.streaming(tables).bytes_per_s, max(peaks.values()))
+        streaming = None if tables is None else ELEMENTWISE.streaming(tables)
+        if streaming is not None:
+            _draw_streaming(axes, streaming.bytes_per_s, max(peaks.values()))
+        if clouds:
             # the bottom right is empty on every GPU: kernels of high intensity are never that slow
             axes.legend(loc="lower right", frameon=False, labelcolor="linecolor", prop={"weight": "bold"})
         shown = sum(len(cloud.intensity) for cloud in clouds)
@@ -399,7 +401,7 @@ def _draw_streaming(axes: Axes, bytes_per_s: float, top: float) -> None:
     axes.plot(x, x * bytes_per_s / TFLOP, color=QUIET, linestyle="--", linewidth=1.6, zorder=4, label=label)
 
 
-def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float]) -> None:
+def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: Mapping[str, float]) -> None:
     """Draw a GPU's peaks and bandwidth on logarithmic axes, with the peaks' names right of them."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(plain_number)

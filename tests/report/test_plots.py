@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,14 @@ def test_roofline_of_a_gpu_without_tables() -> None:
     assert not figure.axes[0].collections
     assert "no measured tables" in texts(figure)
     assert "4,500 TFLOP/s" in texts(figure)
+
+
+def test_roofline_without_streaming_kernels(h100: fastroof.Tables) -> None:
+    gemm = {"gemm": h100.measured.tables["gemm"]}
+    alone = fastroof.Tables(replace(h100.measured, tables=gemm, others={}), h100.gpu)
+    words = texts(draw_roofline(alone.gpu, alone))
+    assert "GEMM" in words
+    assert "streaming" not in words
 
 
 def test_roofline_refuses_dtypes(h100: fastroof.Tables) -> None:

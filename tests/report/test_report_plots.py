@@ -90,6 +90,11 @@ def test_the_slower_model_is_not_flattened(rows: list[dict[str, Any]], tmp_path:
     ticks = [label.get_text() for label in axes.get_yticklabels()]
     assert len(ticks) >= 4
     assert not any("e" in tick or "$" in tick for tick in ticks)
+    # without fronts there is nothing to flatten
+    beyond = [row | {"exceeds": "ttft"} for row in two]
+    (axes,) = draw_pareto(read_results(write_deployments(tmp_path / "b.parquet", beyond, ""))).axes
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylim()[0] == 0.0
 
 
 def test_many_models_have_looks_of_their_own(rows: list[dict[str, Any]], tmp_path: Path) -> None:
