@@ -234,12 +234,12 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
         (left, right), at = axes.get_xlim(), MS_PER_S / (limit or np.inf)
         if left <= at <= right:
             axes.axvline(at, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
-            # what is within the limit lies right of it
-            is_left = axes.transLimits.transform(axes.transScale.transform((at, 1.0)))[0] > _WORDS_WIDTH
+            # fronts fall from the top left, so the bottom left is free
+            is_late = axes.transLimits.transform(axes.transScale.transform((at, 1.0)))[0] > _LATE
             axes.annotate(
-                f"TPOT {limit:g} ms", (at, 1.0), xytext=(-5 if is_left else 5, -4), va="top", color=QUIET,
+                f"TPOT {limit:g} ms", (at, 0.0), xytext=(-5 if is_late else 5, 5), va="bottom", color=QUIET,
                 textcoords="offset points", xycoords=("data", "axes fraction"), size=9.5,
-                ha="right" if is_left else "left",
+                ha="right" if is_late else "left",
             )  # fmt: skip
         axes.set_xlabel("tokens/s per user")
         axes.set_ylabel("tokens/s per GPU")
@@ -255,7 +255,7 @@ _FAR_APART: Final = 2.0
 """Ratio of the fronts' ends from which an axis is logarithmic: a linear one would flatten the lowest."""
 _NEAR_ZERO: Final = 0.4
 """Share of the largest value below which a linear axis starts at zero."""
-_WORDS_WIDTH: Final = 0.12
+_LATE: Final = 0.85
 
 
 def _scale(axis: Any, values: Floats, tops: Sequence[float]) -> None:

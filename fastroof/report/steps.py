@@ -368,8 +368,10 @@ def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]
             edgecolors=INK, label=_words(row).replace("\n", " "), zorder=4,
         )  # fmt: skip
     top = max(gpu.peak_flops_per_s.values())
-    axes.set_xlim(axes.get_xlim()[0] / 2.0, max(axes.get_xlim()[1], 4.0 * top / gpu.hbm_bytes_per_s))
-    axes.set_ylim(top=top / TFLOP * 2.5)
+    # with room for the bandwidth's name before the first point
+    low = axes.get_xlim()[0] / 15.0
+    axes.set_xlim(low, max(axes.get_xlim()[1], 4.0 * top / gpu.hbm_bytes_per_s))
+    axes.set_ylim(min(axes.get_ylim()[0], low * gpu.hbm_bytes_per_s / TFLOP), top / TFLOP * 2.5)
     draw_roofs(axes, gpu, gpu.peak_flops_per_s)
     axes.set_xlabel("FLOP per compulsory byte")
     axes.set_ylabel("achieved TFLOP/s on one GPU")

@@ -66,6 +66,9 @@ def test_pareto_lines_are_fronts(results: Results, rows: list[dict[str, Any]]) -
     for limits, places in zip((axes.get_xlim(), axes.get_ylim()), points.T, strict=True):
         assert limits[0] < places.min()
         assert places.max() < limits[1]
+    figure.draw_without_rendering()
+    (limit,) = axes.texts
+    assert not limit.get_window_extent().padded(3).count_contains(axes.transData.transform(points))
 
 
 def faster(rows: list[dict[str, Any]], model: str, factor: float) -> list[dict[str, Any]]:
@@ -136,6 +139,10 @@ def test_leading_steps_add_up(results: Results) -> None:
     best = max(results.numbers("decode_step_ms")[rows_where(results, isl=1024)])
     assert 0.0 < max(ends) <= 1.1 * best
     assert len(left.get_yticklabels()) == 6
+    figure.draw_without_rendering()
+    points = np.concatenate([np.asarray(c.get_offsets()) for c in right.collections])
+    hbm = next(text for text in right.texts if "HBM" in text.get_text())
+    assert hbm.get_window_extent().x1 < right.transData.transform(points)[:, 0].min()
 
 
 def boxes(figure: Any) -> dict[str, Any]:
