@@ -620,8 +620,9 @@ def test_selecting_a_row_shows_its_steps(page: Browser, rows: list[dict[str, Any
 
     first = selected()
     assert first["model"] == "llama-3.1-8b"
+    step_ms = first["decode_step_ms"].removesuffix("\N{NO-BREAK SPACE}ms")
     total = sum(trace["x"][0] for trace in drawn(page, "step"))
-    assert total == pytest.approx(float(first["decode_step_ms"].removesuffix(" ms")), rel=0.06)
+    assert total == pytest.approx(float(step_ms), rel=0.06)
     page.click("#rows tbody tr:nth-child(4) button")
     assert page.run("document.querySelector('#rows tr.selected td').textContent") != "1"
     second = selected()

@@ -272,7 +272,7 @@ def _number(value: float, digits: int = 4) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{_number(100.0 * share, 3)} %"
+    return f"{_number(100.0 * share, 3)}\N{NO-BREAK SPACE}%"
 
 
 def _duration(seconds: float) -> str:

@@ -24,7 +24,7 @@ function rowsAsText(separator) {
 function selectedAsText() {
   const groups = describedRow(state.selected).map(([heading, entries]) =>
     [heading, ...entries.map(([, words, found]) => `  ${words}: ${found}`)].join("\n"));
-  return [`${document.title}, row ${state.selected + 1}`, ...groups, ""].join("\n");
+  return [`${document.title}, row ${state.selected + 1}`, ...groups, ""].join("\n").replaceAll("\u00a0", " ");
 }
 
 async function copy(text) {

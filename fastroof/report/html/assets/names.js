@@ -69,13 +69,14 @@ function label(name) {
   return column.unit && column.unit !== "B" ? `${words} (${column.unit})` : words;
 }
 
+// A unit stays on its number's line.
 function percent(share) {
-  if (share > 0 && share < 1e-3) return "under 0.1 %";
-  return `${new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }).format(100 * share)} %`;
+  if (share > 0 && share < 1e-3) return "under 0.1\u00a0%";
+  return `${new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }).format(100 * share)}\u00a0%`;
 }
 
 function milliseconds(ms) {
-  return Math.abs(ms) >= 1e4 ? `${short.format(ms / 1e3)} s` : `${short.format(ms)} ms`;
+  return Math.abs(ms) >= 1e4 ? `${short.format(ms / 1e3)}\u00a0s` : `${short.format(ms)}\u00a0ms`;
 }
 
 // Format a value with its unit.
