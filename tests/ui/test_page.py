@@ -369,7 +369,8 @@ def test_no_tile_runs_into_the_next_one(opened: Browser) -> None:
         size(opened, width)
         opened.settle()
         wide = "filter(p => p.scrollWidth > p.clientWidth).map(p => p.textContent)"
-        assert opened.run(f"[...document.querySelectorAll('.tile > :is(h2, .big)')].{wide}") == [], width
+        parts = ".tile > :is(h2, .big), #start-card .scroll"
+        assert opened.run(f"[...document.querySelectorAll({parts!r})].{wide}") == [], width
     size(opened, 1280)
 
 
