@@ -83,14 +83,13 @@ class LoggedRoom:
         if self.blocks is not None:
             return self.blocks * memory.block_bytes / GIB
         if self.max_concurrency is not None and self.max_model_len is not None:
-            return (
-                self.max_concurrency * memory.reserved_blocks(self.max_model_len) * memory.block_bytes / GIB
-            )
+            blocks = self.max_concurrency * int(memory.reserved_blocks(self.max_model_len))
+            return blocks * memory.block_bytes / GIB
         tokens = self.kv_tokens or 0
         if memory.groups > 1 and self.max_model_len is not None:
             # floor(concurrency x the longest context)
-            blocks = tokens / self.max_model_len * memory.reserved_blocks(self.max_model_len)
-            return float(blocks * memory.block_bytes / GIB)
+            blocks = tokens / self.max_model_len * int(memory.reserved_blocks(self.max_model_len))
+            return blocks * memory.block_bytes / GIB
         return float(tokens * memory.token_bytes / GIB)
 
 
