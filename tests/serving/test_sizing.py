@@ -481,8 +481,8 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
 
 def test_an_engine_that_is_started_for_few_requests_has_the_memory_of_few(h100: Tables) -> None:
     # with room to sort the logits of 1,024 requests vLLM has none for KV cache
-    split = ("--model", "llama-3.1-70b", "--tp", "2", "--max-seqs", "4", "--engine", "vllm-0.16.0")
-    plan = compile_plan("llama-3.1-70b", "h100", h100, tp=2, max_seqs=4, engine="vllm-0.16.0")
+    split = ("--model", "llama-3.1-70b", "--tp", "2", "--max-seqs", "4", "--engine", "vllm-0.10.0")
+    plan = compile_plan("llama-3.1-70b", "h100", h100, tp=2, max_seqs=4, engine="vllm-0.10.0")
     few = plan.memory_of(max_seqs=4)
     assert plan.memory.max_kv_tokens == 0 < few.max_kv_tokens
     row = document(*split, "--kv-len", "1000")["rows"][0]
