@@ -142,7 +142,8 @@ def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     best = best_batches(plan, range(1, 4097), [100, 16384])
     assert best.over_memory[0].tolist() == [0, 4096 - fit]
     # clients beyond those that fit run no more at once
-    held = plan.memory.held_tokens(16000 + 0.5 * 768)
+    # a given number of tokens has no blocks
+    held = plan.memory.held_tokens(16000 + 0.5 * 768) - plan.memory.open_tokens
     got = estimate(plan, 16000, 768, 4000, max_batched_tokens=4000, max_seqs=math.inf)
     full = estimate(plan, 16000, 768, 4000, max_batched_tokens=4000, max_seqs=math.inf, max_kv_tokens=1e5)
     assert full.effective_concurrency == pytest.approx(min(1e5 / held, 4000))
