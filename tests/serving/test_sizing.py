@@ -512,16 +512,16 @@ def test_it_prints_tables() -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "llama-3.1-70b on NVIDIA H100 SXM, bf16 weights, bf16 KV cache, engine vllm"
-    shown = [line.split() for line in lines[4:6]]
+    shown = [line.split() for line in lines[4:7]]
     assert shown[0][:2] == ["least", "20"]
-    assert [shown[0][4], shown[1][3]] == ["8", "4"]  # tp
-    for tp, line in zip((1, 2), lines[6:8], strict=True):
-        assert line.startswith(f"tp {tp} cannot run: ")
+    assert [shown[0][4], shown[1][3], shown[2][3]] == ["8", "4", "2"]  # tp
+    assert lines[7].startswith("tp 1 cannot run: ")
+    assert lines[7].endswith("; use tp=2")
     # of several rates, the least for each; where there is none, why not
     out = command(*DEPLOYMENT, "--rate", "20,50")[1]
     assert out.count("least") == 2
     out = command(*DEPLOYMENT[:-1], "3", "--rate", "20,50")[1]
-    assert out.count("none") == 4
+    assert out.count("none") == 6
     assert "least" not in out
     out = command("--model", "llama-3.1-8b", "--kv-len", "4096,999999", "--tp", "1", "--max-seqs", "5")[1]
     assert "--max-num-seqs" in out
