@@ -171,9 +171,9 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
         wanted = estimate(plan, *lengths, row.concurrency, **options)
         found = predict_row(row, plan)
         assert (found.ttft_ms, found.tpot_ms) == (wanted.ttft_ms, wanted.tpot_ms)
-        held = lengths[0] + lengths[1] * (1.0 if row.engine == "trtllm" else 0.5)
-        room = plan.memory_of(max_seqs=row.max_seqs).max_kv_tokens
-        assert found.kv_load == row.concurrency * held / room
+        memory = plan.memory_of(max_seqs=row.max_seqs)
+        held = memory.held_tokens(lengths[0] + lengths[1] * (1.0 if row.engine == "trtllm" else 0.5))
+        assert found.kv_load == row.concurrency * held / memory.max_kv_tokens
 
 
 def test_one_client_is_a_mean_decode_step(rows: tuple[ServingRow, ...], h100: fastroof.Tables) -> None:
