@@ -13,7 +13,7 @@ from fastroof.arrow import ORIGIN, RELATIVE_ERROR, ArrowResult, arrow_schema
 from fastroof.checks import shown
 from fastroof.columns import Column
 from fastroof.errors import BatchError, FastroofError
-from fastroof.given_arrays import number_array, refused
+from fastroof.given_arrays import is_masked, number_array, refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ def int_vector(name: str, value: Any) -> Ints:
 
 def _found(value: Any) -> str:
     """The type and value given instead of integers."""
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(type(value)):
         return refused(value)
     kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
     return f"got {kind} in {shown(value)}"

@@ -17,6 +17,7 @@ import numpy as np
 from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
+from fastroof.given_arrays import is_masked
 from fastroof.processors import usable_memory_bytes
 from fastroof.simulation.trace import HASH_IDS
 from fastroof.simulation.trace_columns import RawColumns
@@ -64,7 +65,7 @@ def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
     """Return values as one column of Arrow."""
     import pyarrow as pa
 
-    if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):
+    if isinstance(values, bytes | bytearray | memoryview) or is_masked(type(values)):
         raise TraceError(f"{what}: {name} must be a column of numbers, got {type(values).__name__}")
     if isinstance(values, list | tuple) and np.bool_ in set(map(type, values)):
         raise TraceError(f"{what}: {name} must be a column of numbers, got bools")

@@ -15,7 +15,7 @@ from fastroof.compat.infersim import tree
 from fastroof.compat.infersim.tree import KV_DTYPES, LARGEST, InfersimTables, file_path
 from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
-from fastroof.given_arrays import common_shape, number_array, refused
+from fastroof.given_arrays import common_shape, is_masked, number_array, refused
 
 Sizes = int | npt.ArrayLike
 Result = float | Reals
@@ -150,7 +150,7 @@ def _array(name: str, value: Any) -> Array:
         array = np.asarray(value)
     except (TypeError, ValueError, OverflowError):
         raise LookupInputError(f"{name} must be a scalar or an array, got {shown(value)}") from None
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(type(value)):
         raise LookupInputError(f"{name} must be a scalar or an array, {refused(value)}")
     return array
 
