@@ -203,20 +203,25 @@ def pack_gemm(
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]
+    # all curves at once, each with a node at 0 and one at SIZE_LIMIT: a table has hundreds of curves
+    before = 2 * np.arange(len(starts))
+    inner = np.arange(len(m)) + np.repeat(before + 1, stops - starts)
+    m_axis, value_us = np.empty(len(m) + 2 * len(starts)), np.empty(len(m) + 2 * len(starts))
+    flag = np.full(len(m_axis), ORIGIN_EXTRAPOLATED, np.uint8)
+    m_axis[inner], value_us[inner], flag[inner] = m, latency_us, flags
+    for end, node, size in ((starts + before, starts, 0.0), (stops + before + 1, stops - 1, SIZE_LIMIT)):
+        nn, kk = n[starts], k[starts]
+        m_axis[end] = size
+        value_us[end] = latency_us[node] / roofline_us(m[node], nn, kk) * roofline_us(m_axis[end], nn, kk)
     k_axis: list[float] = [0.0]
     rows: list[list[Curve]] = [[]]
-    for start, stop in zip(starts, stops, strict=True):
-        kk, nn = float(k[start]), float(n[start])
+    for nn, kk, start, stop in zip(
+        n[starts].tolist(), k[starts].tolist(), starts + before, stops + before + 2, strict=True
+    ):
         if kk != k_axis[-1]:
             k_axis.append(kk)
             rows.append([])
-        mm = m[start:stop]
-        ends = np.array([0.0, SIZE_LIMIT])
-        held = latency_us[[start, stop - 1]] / roofline_us(mm[[0, -1]], nn, kk) * roofline_us(ends, nn, kk)
-        flag = np.full(len(mm) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
-        flag[1:-1] = flags[start:stop]
-        axis = np.r_[0.0, mm, SIZE_LIMIT]
-        rows[-1].append((nn, axis, np.r_[held[0], latency_us[start:stop], held[1]], flag))
+        rows[-1].append((nn, m_axis[start:stop], value_us[start:stop], flag[start:stop]))
 
     def held_curve(curve: Curve, n_from: float, k_from: float, n_to: float, k_to: float) -> Curve:
         _, axis, value, flag = curve

@@ -17,6 +17,7 @@ from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled.expert_rows import RankRules
 from fastroof.compiled.grids import sum_rows
+from fastroof.compiled.layout import is_plain
 from fastroof.engines.data_parallel import ASSIGNMENTS, PADDINGS
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
@@ -167,6 +168,13 @@ def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) 
     )
 
 
+def plain_sum_rows(values: Floats, times: Floats, sums: Floats) -> None:
+    """Sum operators by NumPy, to the bits of :func:`sum_rows`, which takes long as Python."""
+    for row, factors in zip(sums, times, strict=True):
+        for value, factor in zip(values, factors, strict=True):
+            row += factor * value[: len(row)]
+
+
 def sums_of(
     calls: Sequence[RowCall],
     counts: Sequence[Sequence[int]],
@@ -188,7 +196,8 @@ def sums_of(
         sums = np.zeros((len(times), limit + 1))
         if not of:
             return sums
-        sum_rows(np.stack([calls[i].latency_us for i in of]), times[:, of].copy(), sums)
+        add_up = plain_sum_rows if is_plain() else sum_rows
+        add_up(np.stack([calls[i].latency_us for i in of]), times[:, of].copy(), sums)
         return sums
 
     tokens_us = summed("tokens", max_tokens)

@@ -16,8 +16,10 @@ from fastroof import compile_plan, compile_plans, load_model, load_tables
 from fastroof.compiled.grids import curve_rows, sum_rows
 from fastroof.compiled.guides import curve_point
 from fastroof.errors import FastroofError, PlanError
+from fastroof.operators.calls import Gemm
 from fastroof.plan import PlanSet
-from fastroof.plan.curves import TableCurves
+from fastroof.plan.calls import plain_sum_rows
+from fastroof.plan.curves import RowCurve, TableCurves, plain_row_values
 from fastroof.plan.options import PlanOptions
 from tests.reference.shards import changed
 
@@ -85,6 +87,11 @@ def test_rows_of_a_curve_are_its_points(axis, length):
     assert out[1:].tolist() == [us for us, _ in points[1:]]
     assert origin[1:].tolist() == [made for _, made in points[1:]]
     assert out[:1].tolist() == [0.0] * min(length, 1)
+    if length:
+        curve = RowCurve(Gemm("qkv", "qkv", 1, 1, 1, "bf16"), axis, value, flag, 0.0)
+        for got, expected in zip(plain_row_values(curve, length - 1), (out, origin), strict=True):
+            assert got.dtype == expected.dtype
+            assert got[1:].tolist() == expected[1:].tolist()
 
 
 @pytest.mark.loops
@@ -98,6 +105,9 @@ def test_sums_of_rows_add_the_operators_in_their_order():
         for operator in range(3):
             expected += times[plan, operator] * values[operator, :15]
         assert sums[plan].tolist() == expected.tolist()
+    plain = np.zeros((4, 15))
+    plain_sum_rows(values, times, plain)
+    assert plain.tolist() == sums.tolist()
 
 
 def test_a_plan_of_too_few_layers_is_refused_in_a_set_too(h100):
