@@ -48,6 +48,11 @@ class FilesRead:
         """Return the record as JSON values: kind of query, path, answer and file status."""
         return [[list(question), answer, self._stamps[question]] for question, answer in self._seen.items()]
 
+    def repeat(self) -> None:
+        """Note the same reads in the records that are open now, for a result that is used again."""
+        for question, answer in self._seen.items():
+            _note(question, answer, self._stamps[question])
+
     @staticmethod
     def holds(entries: Any) -> bool:
         """Return whether the disk still gives the answers in :attr:`entries`."""

@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.errors import ModelError, UnsupportedModelError
-from fastroof.file_access import is_file, is_folder, resolved
+from fastroof.file_access import FilesRead, is_file, is_folder, recorded, resolved
 from fastroof.models.families.family import Family
 from fastroof.models.families.registry import family_of
 from fastroof.models.hf import (
@@ -63,7 +64,9 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     if not isinstance(name_or_path, str | Path):
         raise ModelError(f"a model must be a name, a path or a mapping, got {type(name_or_path).__name__}")
     if isinstance(name_or_path, str) and (preset := preset_named(name_or_path)) is not None:
-        return _parse(preset_config(preset), f"preset {preset}", name or preset)
+        model, read = _preset(preset)
+        read.repeat()
+        return replace(model, name=name) if name else model
     path = Path(name_or_path)
     if name_or_path != "" and is_folder(path):
         path = path / CONFIG_FILE
@@ -77,6 +80,13 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
             "(`fastroof models` lists them)"
         )
     raise ModelError(unknown_name(name_or_path))
+
+
+@cache
+def _preset(preset: str) -> tuple[ModelSpec, FilesRead]:
+    """Return a preset, and what was read for it: a sweep loads each of its models hundreds of times."""
+    with recorded() as read:
+        return _parse(preset_config(preset), f"preset {preset}", preset), read
 
 
 def _parse(

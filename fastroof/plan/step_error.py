@@ -63,8 +63,8 @@ class StepErrors(NamedTuple):
     prefill_sources: tuple[SourceError, ...]
 
 
-def step_errors(plan: PlanData) -> StepErrors | None:
-    """Work out a plan's errors; None for the datasheet model."""
+def step_errors(plan: PlanData, *, of_decodes: bool = False) -> StepErrors | None:
+    """Work out a plan's errors, or those of decode steps alone; None for the datasheet model."""
     source = plan.error_source
     if source.is_datasheet:
         return None
@@ -76,12 +76,14 @@ def step_errors(plan: PlanData) -> StepErrors | None:
             "an unpickled plan has no tables to compute errors from; read plan.errors before pickling, or "
             "compile it again"
         )
-    tokens = _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
-    same = all(curve.operator.steps == "all" for curve in plan.row_curves)
-    decodes = tokens if same else _rows_errors(plan, tables, "tokens", "with_prefill", plan.max_tokens)
+    decodes = _rows_errors(plan, tables, "tokens", "with_prefill", plan.max_tokens)
+    same = of_decodes or all(curve.operator.steps == "all" for curve in plan.row_curves)
+    tokens = decodes if same else _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
     logits = _rows_errors(plan, tables, "sequences", "", plan.max_seqs)
     decode, prefill = (
         [_attention_local(part.phase(is_decode), tables) for part in plan.attention]
+        if is_decode or not of_decodes
+        else []
         for is_decode in (True, False)
     )
     return StepErrors(

@@ -90,6 +90,11 @@ class StepPlan(DescribedPlan):
         return step_error.step_errors(self)
 
     @lazy_property
+    def _decode_errors(self) -> StepErrors | None:
+        """Its errors for decode steps alone, in half of the time, unless it has them all."""
+        return self.errors if "errors" in self.__dict__ else step_error.step_errors(self, of_decodes=True)
+
+    @lazy_property
     def scalar(self) -> Callable[[int, int], float]:
         """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
 
@@ -338,7 +343,7 @@ class StepPlan(DescribedPlan):
         True
         """
         step_us = self.decode_us(batch_size, kv_len)
-        return step_error.decode_error(self, self.errors, batch_size, kv_len, step_us)
+        return step_error.decode_error(self, self._decode_errors, batch_size, kv_len, step_us)
 
     def step_us(
         self,
