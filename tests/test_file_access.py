@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fastroof import file_access
+from fastroof import file_access, load_model
 from fastroof.documents import parse_json
 from fastroof.file_access import (
     FilesRead,
@@ -79,6 +79,15 @@ def test_changed_content_is_noticed(
     time.sleep(0.05 if is_settled else 0.0)  # longer than a tick of the file system's clock
     change(path)
     assert not FilesRead.holds(record.entries)
+
+
+def test_a_preset_that_is_loaded_again_is_in_every_record() -> None:
+    with recorded() as first:
+        load_model("llama-3.1-8b")
+    with recorded() as second:
+        assert load_model("llama-3.1-8b", name="mine").name == "mine"
+    assert first.entries
+    assert [entry[0] for entry in first.entries] == [entry[0] for entry in second.entries]
 
 
 def test_the_same_content_with_another_status_holds(tmp_path: Path, settled: None) -> None:

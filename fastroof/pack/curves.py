@@ -210,9 +210,9 @@ def pack_gemm(
     flag = np.full(len(m_axis), ORIGIN_EXTRAPOLATED, np.uint8)
     m_axis[inner], value_us[inner], flag[inner] = m, latency_us, flags
     for end, node, size in ((starts + before, starts, 0.0), (stops + before + 1, stops - 1, SIZE_LIMIT)):
-        nn, kk = n[starts], k[starts]
+        sizes = n[starts], k[starts]
         m_axis[end] = size
-        value_us[end] = latency_us[node] / roofline_us(m[node], nn, kk) * roofline_us(m_axis[end], nn, kk)
+        value_us[end] = latency_us[node] / roofline_us(m[node], *sizes) * roofline_us(m_axis[end], *sizes)
     k_axis: list[float] = [0.0]
     rows: list[list[Curve]] = [[]]
     for nn, kk, start, stop in zip(

@@ -240,6 +240,22 @@ def test_dictionary_encoded_and_narrow_parquet_columns(tmp_path: Path) -> None:
     ]
 
 
+def test_words_of_a_dictionary_are_trimmed_and_none_is_missing(tmp_path: Path) -> None:
+    rows = {name: pa.array(list(values)) for name, values in gemm_rows(3).items()}
+    path = tmp_path / "gemm.parquet"
+
+    def write(codes: pa.Array, words: list[str | None]) -> None:
+        dtype = pa.DictionaryArray.from_arrays(codes, pa.array(words, pa.string()))
+        pq.write_table(pa.table(rows | {"dtype": dtype}), path)
+
+    write(pa.array([1, 0, 1], pa.int8()), ["fp8", " bf16\u00a0", ""])
+    assert read_columns(path, GEMM.required)["dtype"].tolist() == ["bf16", "fp8", "bf16"]
+    for blank, code in (("", 2), ("  ", 2), ("", None)):
+        write(pa.array([1, code, 0], pa.int32()), ["fp8", "bf16", blank])
+        with pytest.raises(TableError, match="row 2, column dtype: found nothing, need text"):
+            read_columns(path, GEMM.required)
+
+
 def test_the_label_names_the_file(tmp_path: Path) -> None:
     path = write_table(tmp_path / "gemm.csv", gemm_rows(2, m=[1, 0]))
     with pytest.raises(TableError, match=r"^h100/mfu.csv, row 2"):
