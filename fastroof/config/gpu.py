@@ -15,7 +15,6 @@ import difflib
 import math
 import os
 import re
-import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 from fastroof.checks import MOST_SUGGESTED, is_number, is_whole_number, shown, suggestion
 from fastroof.config.paths import bench_data_root
-from fastroof.documents import read_toml
+from fastroof.documents import parse_toml, read_toml
 from fastroof.errors import GpuError
 from fastroof.file_access import is_file, is_folder, matches, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
@@ -269,7 +268,7 @@ def _say_unread(name: str, spec: GpuSpec) -> None:
         if path is None or not os.path.isfile(path):
             continue
         try:
-            is_other = _parse(tomllib.loads(path.read_text(encoding="utf-8")), "", spec.name) != spec
+            is_other = _parse(parse_toml(path.read_bytes(), str(path), GpuError), "", spec.name) != spec
         except (OSError, ValueError, GpuError):
             continue
         if is_other:
