@@ -103,7 +103,7 @@ def _print(answer: Fit) -> None:
     out = console()
 
     def line(text: str) -> None:
-        out.print(text, soft_wrap=True)
+        out.print(text, soft_wrap=True, highlight=False)
 
     sizes = {"tp": answer.tp, "pp": answer.pp, "dp": answer.dp, "ep": answer.ep}
     layout = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")
