@@ -27,8 +27,8 @@ Examples:
   FASTROOF_CACHE_DIR=/var/cache/fastroof fastroof warm --jobs 4
 
 Runs small examples of best, capacity, compare, serving, simulate, size, sweep and ui, and a plan's calls from
-Python. plot roofline, plot step and export npz need no other loops; step and lookup compile nothing; export c and bench
-compile more. What the installed wheel carries is not compiled again.
+Python. plot roofline, plot step and export npz need no other loops; step and lookup compile nothing; export c
+and bench compile more. What the installed wheel carries is not compiled again.
 """
 
 PLAN_CALLS: Final = "from fastroof.cli.warm import call_a_plan; call_a_plan()"
