@@ -41,14 +41,14 @@ the results, ranked by requests/s per GPU. `fastroof sweep` takes it too, with s
 as options. The requests of all rates and deployments are the same: their arrivals are scaled.
 
 \b
-JSON of a model: version, model, gpu, tp, dtype, kv_dtype, engine, tables_hash, left_out (rows of the trace's
-file by reason), requests_per_s (0 where no rate keeps the limits), requests_per_s_per_gpu, limit (what breaks
-first beyond it; throughput: arrivals are faster than what is served; none: all at once keep all), low, high
-(with steps one standard error longer and shorter), relative_error, basis, sampling_error, tolerance,
-replicas, gpus, requests, simulations, at_capacity (percentiles), simulated: one object a rate
-[requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas, gpus (0
-where too many would be needed), limit, requests_per_s, at_replicas. JSON of a specification: as
-`fastroof sweep`, best: one object a group.
+JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
+left_out (rows of the trace's file by reason), requests_per_s (0 where no rate keeps the limits),
+requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are faster than what is served; none: all at once keep all), low, high (with steps
+one standard error longer and shorter), relative_error, basis, sampling_error, tolerance, replicas, gpus,
+requests, simulations, at_capacity (percentiles), simulated: one object a rate [requests_per_s, holds,
+served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas, gpus (0 where too many would be
+needed), limit, requests_per_s, at_replicas. JSON of a specification: as `fastroof sweep`, best: one object a
+group.
 """
 
 DEFAULT_RESULTS: Final = Path("capacities.parquet")
@@ -145,8 +145,10 @@ def capacity(
     served = simulated_plan(what, *gpu_and_tables(**measured), settings, plan)
     facts = {
         "version": __version__, "model": served.model.name, "gpu": served.gpu.name, "tp": served.tp,
-        "dtype": served.dtype, "kv_dtype": served.kv_dtype, "engine": served.engine,
-        "tables_hash": served.tables_hash, "left_out": getattr(asked, "left_out", {}),
+        "pp": served.layout.pp, "dp": served.layout.dp, "ep": served.layout.ep,
+        "moe_tp": served.layout.moe_tp, "dtype": served.dtype, "kv_dtype": served.kv_dtype,
+        "engine": served.engine, "tables_hash": served.tables_hash,
+        "left_out": getattr(asked, "left_out", {}),
     }  # fmt: skip
     if fewest:
         from fastroof.simulation.capacity import fewest_replicas

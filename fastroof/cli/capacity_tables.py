@@ -93,7 +93,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 def print_capacity(plan: StepPlan, most: Capacity) -> None:
     """Print the capacity of one deployment and its other rates."""
     out = console()
-    gpus = f"{most.replicas} x tp {plan.tp} on {most.gpus} x {plan.gpu.name}"
+    gpus = f"{most.replicas} x {plan.layout} on {most.gpus} x {plan.gpu.name}"
     out.print(
         f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.engine}: {_most_words(most)}",
         soft_wrap=True,
@@ -145,7 +145,7 @@ def _most_words(most: Capacity) -> str:
 def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
     out = console()
-    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, engine {plan.engine}"
+    name = f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.engine}"
     rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
     name = f"{name}, {rate}"
     limit = limit_words(few.limit)

@@ -22,14 +22,20 @@ if TYPE_CHECKING:
 
 
 def print_support(
-    models: Sequence[str], gpus: Sequence[str], engines: Sequence[str], dtypes: Sequence[str], as_json: bool
+    models: Sequence[str],
+    gpus: Sequence[str],
+    engines: Sequence[str],
+    dtypes: Sequence[str],
+    *,
+    is_full: bool,
+    as_json: bool,
 ) -> None:
-    """Compute and print the matrix: a row per model and format, or for one model a row per layout."""
+    """Compute and print a summary, a row per model and format, or for one model a row per layout."""
     from fastroof import gpu_names, load_model, model_names
     from fastroof.engines import engine_of_version, serving_engines
     from fastroof.load.by_name import table_folders
     from fastroof.models.execution import AUTO, DTYPES
-    from fastroof.plan.plan_set import FORMATS, support_rows
+    from fastroof.plan.plan_set import FORMATS, best_support, support_rows
 
     unknown = [dtype for dtype in dtypes if dtype not in (AUTO, *DTYPES)]
     if unknown:
@@ -37,6 +43,9 @@ def print_support(
     specs = [load_model(name) for name in models or model_names()]
     wanted = list(gpus) or [name for name in gpu_names() if table_folders(name)]
     profiles = list(engines) or [engine_of_version(name).name for name in serving_engines()]
+    if not (models or is_full or as_json):
+        _print_summary(list(best_support(specs, wanted, profiles, dtypes=dtypes or (AUTO,))), len(specs))
+        return
     rows = list(support_rows(specs, wanted, profiles, dtypes=dtypes or FORMATS))
     if as_json:
         print_json([row._asdict() for row in rows])
@@ -44,6 +53,22 @@ def print_support(
         _print_layouts(rows)
     else:
         _print_matrix(rows)
+
+
+def _print_summary(rows: Sequence[Support], models: int) -> None:
+    """Print how many models each GPU and engine has, by the status of their best layout."""
+    from fastroof.plan.plan_set import STATUSES
+
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        counts.setdefault((row.gpu, row.engine), Counter())[row.status] += 1
+    table = [(*place, *(str(counted[name]) for name in STATUSES)) for place, counted in counts.items()]
+    print_table(("gpu", "engine", *STATUSES), table, left=("gpu", "engine"))
+    console().print(
+        f"\n{models} models, each by its best layout on up to 8 GPUs in its checkpoint's format (or "
+        "--dtype). --model NAME lists the layouts of one with reasons, --full all models and formats.",
+        soft_wrap=True,
+    )
 
 
 def _print_layouts(rows: Sequence[Support]) -> None:
@@ -119,6 +144,9 @@ def models(
     support: Annotated[
         bool, typer.Option("--support", help="Print what is measured, borrowed, modelled or refused.")
     ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --support: every model and format, not a summary.")
+    ] = False,
     roster: Annotated[
         bool,
         typer.Option("--roster", help="Count what plans cover of aiconfigurator-core's support matrix."),
@@ -146,7 +174,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models known by name, or what plans are made of."""
-    if (failed and not roster) or (roster and (support or dtype)):
+    if (failed and not roster) or (roster and (support or dtype or full)):
         raise PlanError(
             "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"
         )
@@ -155,11 +183,11 @@ def models(
         judging.print_roster(model or (), gpu or (), engine or (), failed, as_json)
         return
     if support:
-        print_support(model or (), gpu or (), engine or (), dtype or (), as_json)
+        print_support(model or (), gpu or (), engine or (), dtype or (), is_full=full, as_json=as_json)
         return
-    if model or gpu or engine or dtype:
+    if model or gpu or engine or dtype or full:
         raise PlanError(
-            "--model, --gpu, --engine and --dtype choose what --support shows; give it or --roster too"
+            "--model, --gpu, --engine, --dtype and --full choose what --support shows; give it (or --roster)"
         )
     from fastroof import load_model, model_names
 

@@ -247,6 +247,34 @@ def support_rows(
     layouts: Sequence[Layout] | None = None,
 ) -> Iterator[Support]:
     """Yield whether the kernels of every combination were measured."""
+    for model, gpu, tables, engine in _combinations(models, gpus, engines):
+        yield from _of_model(model, gpu, tables, engine, dtypes, layouts or default_layouts(model))
+
+
+def best_support(
+    models: Iterable[ModelSpec],
+    gpus: Iterable[GpuSpec | str],
+    engines: Iterable[EngineProfile | str],
+    *,
+    dtypes: Sequence[str] = (AUTO,),
+) -> Iterator[Support]:
+    """Yield the best row of each model, GPU and engine; a measured one ends the search."""
+    for model, gpu, tables, engine in _combinations(models, gpus, engines):
+        best: Support | None = None
+        # large models first fit on many GPUs
+        for row in _of_model(model, gpu, tables, engine, dtypes, default_layouts(model)[::-1]):
+            if best is None or STATUSES.index(row.status) < STATUSES.index(best.status):
+                best = row
+            if row.status == STATUSES[0]:
+                break
+        assert best is not None
+        yield best
+
+
+def _combinations(
+    models: Iterable[ModelSpec], gpus: Iterable[GpuSpec | str], engines: Iterable[EngineProfile | str]
+) -> Iterator[tuple[ModelSpec, GpuSpec, Tables | None, EngineProfile]]:
+    """Yield models on GPUs with their tables, if any, and engines."""
     models = list(models)
     profiles = [load_engine(engine) for engine in engines]
     for given in gpus:
@@ -258,11 +286,22 @@ def support_rows(
                 raise
             tables = None
         for engine, model in itertools.product(profiles, models):
-            named = dict.fromkeys(model.checkpoint.dtype if dtype == AUTO else dtype for dtype in dtypes)
-            for dtype, layout in itertools.product(named, layouts or default_layouts(model)):
-                status, why = _status(model, gpu, tables, engine, dtype, layout)
-                sizes = (layout.tp, layout.pp, layout.dp, layout.ep, layout.moe_tp)
-                yield Support(model.name, gpu.name, engine.name, dtype, *sizes, status, why)
+            yield model, gpu, tables, engine
+
+
+def _of_model(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tables: Tables | None,
+    engine: EngineProfile,
+    dtypes: Sequence[str],
+    layouts: Sequence[Layout],
+) -> Iterator[Support]:
+    named = dict.fromkeys(model.checkpoint.dtype if dtype == AUTO else dtype for dtype in dtypes)
+    for dtype, layout in itertools.product(named, layouts):
+        status, why = _status(model, gpu, tables, engine, dtype, layout)
+        sizes = (layout.tp, layout.pp, layout.dp, layout.ep, layout.moe_tp)
+        yield Support(model.name, gpu.name, engine.name, dtype, *sizes, status, why)
 
 
 def _status(

@@ -72,6 +72,14 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     assert "one standard error off" in printed
 
 
+def test_a_capacity_names_the_whole_layout() -> None:
+    asked = ("capacity", *MODEL, *DRAWN, "--gpu", "h200", "--dp", "4", "--ttft-p99", "300")
+    assert "llama-3.1-8b, 1 x tp 1, dp 4 on 4 x h200, " in good(*asked)
+    found = json.loads(good(*asked, "--json"))
+    sizes = {name: found[name] for name in ("tp", "pp", "dp", "ep", "moe_tp", "gpus")}
+    assert sizes == {"tp": 1, "pp": 1, "dp": 4, "ep": 1, "moe_tp": 4, "gpus": 4}
+
+
 @pytest.mark.slow
 def test_what_it_says_where_nothing_or_all_is_kept() -> None:
     assert "no rate keeps p99 TTFT" in good("capacity", *MODEL, *DRAWN, "--ttft-p99", "1")

@@ -435,6 +435,16 @@ def test_what_plans_of_models_are_made_of() -> None:
     assert "Of 8 in all: 7 measured, 0 borrowed, 0 modelled, 1 refused." in matrix
 
 
+@pytest.mark.slow
+def test_the_support_of_all_models_is_a_summary() -> None:
+    lines = good("models", "--support", "--gpu", "h100", "--engine", "vllm").splitlines()
+    assert lines[0].split() == ["gpu", "engine", "measured", "borrowed", "modelled", "refused"]
+    gpu, engine, *counts = lines[2].split()
+    assert (gpu, engine, sum(map(int, counts))) == ("h100", "vllm", len(fastroof.model_names()))
+    assert len(lines) < 10
+    assert max(map(len, lines)) < 200
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
 )
@@ -461,7 +471,8 @@ def test_the_roster_counts_what_plans_cover() -> None:
 
 
 def test_choices_of_support_alone_are_refused() -> None:
-    assert "choose what --support shows" in refused("models", "--gpu", "h100")
+    for alone in (("--gpu", "h100"), ("--full",)):
+        assert "choose what --support shows" in refused("models", *alone)
     assert "--dtype must be one of auto" in refused("models", "--support", "--dtype", "fp4")
 
 

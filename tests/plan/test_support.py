@@ -7,7 +7,7 @@ import pytest
 from fastroof import compile_plan, load_model, load_tables
 from fastroof.errors import MissingTableError
 from fastroof.models import Layout
-from fastroof.plan.plan_set import STATUSES, default_layouts, support_rows
+from fastroof.plan.plan_set import STATUSES, best_support, default_layouts, support_rows
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +78,14 @@ def test_modelled_means_that_a_table_is_missing():
 
 def test_dense_models_are_asked_for_no_experts():
     assert all(layout.ep == 1 for layout in default_layouts(load_model("llama-3.1-8b")))
+
+
+def test_a_summary_has_the_best_row_of_all_layouts():
+    models = [load_model("llama-3.1-70b"), load_model("bamba-9b")]
+    place = (["h100"], ["vllm"])
+    every = list(support_rows(models, *place, dtypes=("auto",)))
+    for row in best_support(models, *place):
+        statuses = {other.status for other in every if other.model == row.model}
+        assert row.status == min(statuses, key=STATUSES.index)
+        assert row in every
+    assert {row.status for row in every if row.model == "llama-3.1-70b"} == {"measured", "refused"}

@@ -75,6 +75,15 @@ def test_page_holds_the_answers(sim: Simulation, tmp_path: Path) -> None:
     assert page.stat().st_size < 6e6
 
 
+def test_the_page_counts_the_blocks_of_all_ranks(tmp_path: Path) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h200", dp=4, ep=1)
+    ranks = fastroof.simulate(plan, fastroof.Workload(rate=20.0, requests=50).trace())
+    page = write_simulation_report(ranks, tmp_path / "r.html").read_text()
+    blocks = 4 * ranks.settings.num_gpu_blocks
+    assert ranks.outcomes.counters["num_gpu_blocks"] == blocks
+    assert f"{blocks:,} blocks of 16" in page
+
+
 def test_a_calm_run_has_no_range(plan: fastroof.StepPlan, tmp_path: Path) -> None:
     data = embedded(write_simulation_report(made(plan, 300, 2.0), tmp_path / "r.html"))
     assert data["error"] is None

@@ -224,8 +224,7 @@ def _subtitle(sim: Simulation) -> str:
         f"{plan.dtype} weights, {plan.kv_dtype} KV cache",
         f"max_num_batched_tokens {settings.max_num_batched_tokens:,}, max_num_seqs {settings.max_num_seqs:,}",
     ]
-    if settings.num_gpu_blocks:
-        words.append(f"{settings.num_gpu_blocks:,} blocks of {settings.block_size}")
+    words.append(f"{sim.outcomes.counters['num_gpu_blocks']:,} blocks of {settings.block_size}")
     words.append(f"measured tables {plan.tables_hash[:12]}" if plan.tables_hash else "no measured tables")
     words.append(f"fastroof {__version__}")
     return "; ".join(words)

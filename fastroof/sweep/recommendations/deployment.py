@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fastroof.columns import ORIGIN_MODELLED
 from fastroof.config import load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch import (
@@ -18,9 +20,14 @@ from fastroof.engines.launch import (
     served_name,
 )
 from fastroof.models import TP_SIZES, load_model
+from fastroof.models.execution import ROUTING
 from fastroof.models.load import Published, published_checkpoint
 from fastroof.sweep.best import Choice
 from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.deployments.kind import DeploymentSweep
+from fastroof.sweep.kind import load_tables_by_gpu
+from fastroof.sweep.unit_plans import Lost, unit_plan
+from fastroof.sweep.units import NO_ROUTING, PlanKey
 
 ROOM_TRUSTED: Final = 0.9
 """Maximum share of the estimated KV cache for the longest sequence: an engine with less KV cache than its
@@ -212,9 +219,34 @@ def _notes(
             f"{row['prefill_workers']} workers prefill and {row['decode_workers']} decode; these commands "
             "do not include the router in front of them"
         )
-    if row["origin"] == "modelled":
-        notes.append("its times are at least partly modelled from the datasheet, not measured")
+    modelled = _modelled_kernels(spec, row, profile) if row["origin"] == "modelled" else []
+    if modelled:
+        notes.append(f"modelled from the datasheet, not measured: {', '.join(modelled)}")
     return notes
+
+
+def _modelled_kernels(spec: DeploymentSpec, row: dict[str, Any], profile: EngineProfile) -> list[str]:
+    """Return the kernels of a deployment's decode and prefill steps that were not measured."""
+    given = next(name for name in spec.models if load_model(name).name == row["model"])
+    by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
+    gpu, tables = next((name, each) for name, each in by_gpu.items() if each.gpu.name == row["gpu"])
+    engine = next(name for name in spec.engine if load_engine(name).name == profile.name)
+    routing = ROUTING if row["routing"] == NO_ROUTING else row["routing"]
+    sizes = row["tp"], row["dtype"], row["kv_dtype"], engine, row["pp"], row["dp"], row["ep"], routing
+    batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
+    prompt = max(min(row["isl"], row["max_num_batched_tokens"]), 1)
+    running = max(min(math.ceil(row["effective_concurrency"] / batches), row["max_num_batched_tokens"]), 1)
+    with warnings.catch_warnings():
+        # of modelled kernels, which is what the answer is about
+        warnings.simplefilter("ignore", UserWarning)
+        key = PlanKey(given, gpu, *sizes)
+        plan = unit_plan(spec, key, tables, max_tokens=max(prompt, running), max_seqs=running)
+    if isinstance(plan, Lost):
+        return []
+    steps = [(1, row["isl"] + row["osl"] // 2)] * running, [(prompt, 0)]
+    parts = [part for step in steps for part in plan.explain(step).operators if part.role != "runtime"]
+    modelled = dict.fromkeys(part.name for part in parts if part.origin == ORIGIN_MODELLED)
+    return ["all kernels"] if all(part.name in modelled for part in parts) else list(modelled)
 
 
 def _price(spec: DeploymentSpec, row: dict[str, Any]) -> TokenPrice | None:

@@ -330,7 +330,7 @@ def recommend(
     for answer in found.answers.answers:
         name = answer.group["model"]
         if not answer.choices and answer.nearest is None and answer.infeasible.get("memory"):
-            row = _on_more_gpus(by_name[name], total_gpus, question, ranking.get("threads", 1))
+            row = _on_other_gpus(by_name[name], total_gpus, question, ranking.get("threads", 1))
             if row is not None:
                 found.would_fit[name] = row
     return found
@@ -398,11 +398,12 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
     return Recommendation(whole, tuple(deployments), tuple(specs), {})
 
 
-def _on_more_gpus(
+def _on_other_gpus(
     model: str | Path, total_gpus: int, question: Mapping[str, Any], threads: int
 ) -> dict[str, Any] | None:
-    """Return the row of a deployment on more GPUs that fits the model; None if no tried number does."""
-    gpus = 2 ** total_gpus.bit_length()
+    """Return the row of the smallest deployment that fits the model; None if no tried number does."""
+    # smaller powers of two divide the GPUs given, and so were tried as replicas
+    gpus = 2 * (total_gpus & -total_gpus)
     while gpus <= MOST_GPUS_TRIED:
         spec = deployment_question(model, total_gpus=gpus, **{**question, **dict.fromkeys(_LIMITS)})
         few = load_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})

@@ -170,6 +170,26 @@ def test_a_model_that_does_not_fit_says_on_how_many_gpus_it_would() -> None:
     assert fewer.answers.answers[0].choices == ()
 
 
+def test_fewer_gpus_than_given_may_hold_a_model() -> None:
+    # 12 GPUs have replicas of 1, 2 and 4 at most; one of 8 holds it
+    found = recommend("deepseek-v3", "h200", total_gpus=12, isl=3000, osl=600, allow_modelled=True)
+    assert found.answers.answers[0].choices == ()
+    assert found.would_fit["deepseek-v3"]["total_gpus"] == 8
+
+
+def test_a_note_names_kernels_that_were_not_measured() -> None:
+    def notes(model: str, **options: Any) -> str:
+        (deployment,) = recommend(model, "h100", total_gpus=1, isl=3000, osl=600, **options).deployments
+        assert deployment is not None
+        assert deployment.row["origin"] == "modelled"
+        return "\n".join(deployment.notes)
+
+    # chunks after the first are computed from whole prompts, and all kernels are measured
+    assert "modelled" not in notes("llama-3.1-8b", max_num_batched_tokens=2048)
+    mamba = notes("bamba-9b", allow_modelled=True)
+    assert "modelled from the datasheet, not measured: mamba recurrence (mamba)" in mamba
+
+
 def test_layouts_fill_the_gpus() -> None:
     dense, sparse = load_model("llama-3.1-70b"), load_model("deepseek-v3")
     for total, node in itertools.product((1, 2, 3, 6, 8, 12, 16, 32, 64), (1, 4, 8)):
@@ -304,7 +324,7 @@ def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> No
     deployment = found.deployments[0]
     assert deployment is not None
     assert deployment.row["origin"] == "modelled"
-    assert any("datasheet" in note for note in deployment.notes)
+    assert "modelled from the datasheet, not measured: all kernels" in deployment.notes
 
 
 @pytest.mark.slow
