@@ -181,7 +181,13 @@ def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None
                 input_tokens="lognormal:1024:0.8", output_tokens="lognormal:200:0.8",
             )  # fmt: skip
             fastroof.capacity(
-                plan, workload, **simulated.LIMITS, ttft_p99_ms=500.0, tpot_p99_ms=50.0, with_range=False
+                plan,
+                workload,
+                **simulated.LIMITS,
+                ttft_p99_ms=500.0,
+                tpot_p99_ms=50.0,
+                steady=False,
+                with_range=False,
             )
 
     one = Baseline("one simulation", once.run, once.count // steps, None, reports_seconds=True)

@@ -43,12 +43,13 @@ as options. The requests of all rates and deployments are the same: their arriva
 \b
 JSON of a model: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, tables_hash,
 left_out (rows of the trace's file by reason), requests_per_s (0 where no rate keeps the limits),
-requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are faster than what is served; none: all at once keep all), low, high (with steps
-one standard error longer and shorter), relative_error, basis, sampling_error, tolerance, replicas, gpus,
-requests, simulations, at_capacity (percentiles), simulated: one object a rate [requests_per_s, holds,
-served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas, gpus (0 where too many would be
-needed), limit, requests_per_s, at_replicas. JSON of a specification: as `fastroof sweep`, best: one object a
-group.
+requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are faster than what is
+served; none: all at once keep all), low, high (with steps one standard error longer and shorter),
+relative_error, basis, sampling_error (relative standard error by chance), tolerance, replicas, gpus, requests,
+counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a rate
+[requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas, gpus (0
+where too many would be needed), limit, requests_per_s, at_replicas. JSON of a specification: as
+`fastroof sweep`, best: one object a group.
 """
 
 DEFAULT_RESULTS: Final = Path("capacities.parquet")
@@ -91,6 +92,14 @@ def capacity(
     draws: Annotated[
         int, typer.Option(min=1, metavar="TIMES", help="Number of draws, to estimate the sampling error.")
     ] = 1,
+    steady: Annotated[
+        bool,
+        typer.Option(
+            "--steady/--no-steady",
+            help="Draw more requests, or repeat the trace, until ramp and drain do not matter; or count the "
+            "requests given, all of them.",
+        ),
+    ] = True,
     plan: GroupValues,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
     router: Annotated[
@@ -153,7 +162,9 @@ def capacity(
     if fewest:
         from fastroof.simulation.capacity import fewest_replicas
 
-        few = fewest_replicas(served, asked, routing=router, threads=workers, **settings, **limits)
+        few = fewest_replicas(
+            served, asked, routing=router, steady=steady, threads=workers, **settings, **limits
+        )
         if as_json:
             print_json({**facts, **few.document()})
         else:
@@ -163,8 +174,8 @@ def capacity(
     from fastroof import capacity as largest_rate
 
     most = largest_rate(
-        served, asked, replicas=replicas, routing=router, tolerance=tolerance, draws=draws, threads=workers,
-        **settings, **limits,
+        served, asked, replicas=replicas, routing=router, tolerance=tolerance, draws=draws, steady=steady,
+        threads=workers, **settings, **limits,
     )  # fmt: skip
     if as_json:
         print_json({**facts, **most.document()})

@@ -87,7 +87,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(columns, cells, left=("model", "GPUs", "layout", "dtype", "engine", "limited by"))
     sampled = [row["sampling_error"] for row in rows if row["sampling_error"] is not None]
     if sampled:
-        console().print(f"\nother draws change them by up to {percent(max(sampled))}", soft_wrap=True)
+        console().print(f"\nby chance up to ±{percent(max(sampled))}, one standard error", soft_wrap=True)
 
 
 def print_capacity(plan: StepPlan, most: Capacity) -> None:
@@ -107,9 +107,7 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
     else:
         out.print(f"  steps' error is {most.basis}", soft_wrap=True)
     if most.sampling_error is not None:
-        out.print(
-            f"  other draws of the requests change it by {percent(most.sampling_error)}", soft_wrap=True
-        )
+        out.print(f"  by chance ±{percent(most.sampling_error)}, one standard error", soft_wrap=True)
     out.print()
     rates = sorted(most.seen)
     at = rates.index(most.requests_per_s) if most.requests_per_s in most.seen else 0
@@ -126,7 +124,10 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
     ]
     goodput = ["within limits"] if most.limits.of_request else []
     print_table(["requests/s", "kept", "served/s", *_limit_columns(most.limits), *goodput], rows)
-    out.print(f"\n{most.simulations} simulations of {most.requests:,} requests", soft_wrap=True)
+    counted = "" if most.counted == most.requests else f"; {most.counted:,} count, without ramp and drain"
+    out.print(
+        f"\n{most.simulations} simulations of up to {most.requests:,} requests{counted}", soft_wrap=True
+    )
 
 
 def _most_words(most: Capacity) -> str:

@@ -81,7 +81,9 @@ DRAWN: Final = {
         int, "Number of clients of a closed loop, each of which waits for its last answer.", "CLIENTS"
     ),
     "think": _option(float, "Seconds from an answer to the client's next request, with --clients.", "S"),
-    "num_requests": _option(int, "Number of requests to draw.  [default: 1000]", "REQUESTS"),
+    "num_requests": _option(
+        int, "Number of requests to draw; capacity draws more (--steady).  [default: 1000]", "REQUESTS"
+    ),
     "input": _option(
         str,
         "Prompt length: 1024, lognormal:MEAN:SIGMA[:MAX], uniform:MIN:MAX, or file:TRACE to draw from a "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
-from fastroof.errors import SimulationError
+from fastroof.errors import SimulationError, TraceError
 from fastroof.plan.compile import check_plan
 from fastroof.simulation.capacity_search import (
     CapacitySearch,
@@ -16,12 +16,21 @@ from fastroof.simulation.capacity_search import (
     Limits,
     Seen,
     deployment_runner,
-    drawn_traces,
+    drawn_trace,
+    has_rate,
     parsed_limits,
 )
 from fastroof.simulation.engine import refuse_too_long
 from fastroof.simulation.replicas import MOST_REPLICAS
 from fastroof.simulation.settings import EngineSettings, running_tokens
+from fastroof.simulation.steady import (
+    LEAST_REQUESTS,
+    Run,
+    affordable_requests,
+    enough_requests,
+    more_requests,
+    steady_run,
+)
 from fastroof.simulation.step_range import StepError, step_error
 from fastroof.simulation.trace import Trace
 
@@ -58,13 +67,15 @@ class Capacity:
     basis : str
         The source of that error.
     sampling_error : float or None
-        Relative standard error of one draw's rate; None with one draw.
+        Relative standard error of the rate by chance: over the draws, or with one from the pieces of its run.
+        None if unknown, as for limits on gaps between tokens with one draw.
     tolerance : float
         Relative tolerance of the rate.
     replicas, gpus : int
         Replicas, and GPUs of all of them.
-    requests : int
-        Requests of the trace.
+    requests, counted : int
+        Requests of each simulation, and those that percentiles are over: the ramp before and the drain after
+        them do not count.
     simulations : int
         Number of simulations.
     seen : dict of float to Seen
@@ -84,6 +95,7 @@ class Capacity:
     replicas: int
     gpus: int
     requests: int
+    counted: int
     simulations: int
     seen: dict[float, Seen] = field(repr=False)
     limits: Limits = field(repr=False)
@@ -140,6 +152,7 @@ def capacity(
     routing: str = "round_robin",
     tolerance: float = 0.01,
     draws: int = 1,
+    steady: bool = True,
     with_range: bool = True,
     threads: int = 1,
     max_num_batched_tokens: int | None = None,
@@ -172,6 +185,9 @@ def capacity(
         Relative tolerance of the rate, up to 0.5.
     draws : int, default 1
         For a workload: number of draws, with the seeds after its own, to estimate the sampling error.
+    steady : bool, default True
+        Whether more requests of a workload are drawn, or a trace is repeated, until ramp and drain do not
+        matter; else percentiles are over the requests given, all of them.
     with_range : bool, default True
         Whether to search for ``low`` and ``high``.
     threads : int, default 1
@@ -202,6 +218,13 @@ def capacity(
     which no tried rate fails; the next tried rate, at most ``tolerance`` above, fails. The lowest rate tried
     is 1/4096 of the throughput when all requests arrive at once.
 
+    By default at least 20,000 requests count, and 50 for each one in the system; a quarter as many precede
+    them and a sixteenth follow. A workload is drawn up to 80,000 until the sampling error is within
+    ``tolerance``, as far as a simulation has at most some 2 million steps. That error is the standard error
+    of the binding percentile over 16 pieces of the run, over its slope in the rate. A trace is repeated as a
+    whole, and its pieces are those of the trace; a ramp of rates likewise. Percentiles of gaps (``itl``)
+    count all requests.
+
     A queue that grows for the whole trace could stay within a limit only because the trace ends. Such a rate
     is rejected, with the limit ``throughput``: times to first token grow by more than ``tolerance`` of the
     elapsed time and by more than chance (``1 / sqrt(requests)``).
@@ -224,12 +247,17 @@ def capacity(
         raise SimulationError(
             f"tolerance must be a number above 0 and up to {MOST_TOLERANCE}, got {shown(tolerance)}"
         )
-    traces = drawn_traces(trace_or_workload, draws, ANY_RATE)
-    growth = max(tolerance, 1.0 / math.sqrt(len(traces[0])))
-    parsed = parsed_limits(limits, goodput, growth)
+    check_flag("steady", steady, SimulationError)
+    trace = drawn_trace(trace_or_workload, ANY_RATE)
+    if draws > 1 and isinstance(trace_or_workload, Trace):
+        raise SimulationError(
+            f"draws needs a workload, whose requests can be drawn again; trace {shown(trace.name)} has one "
+            f"draw, got {draws}"
+        )
+    parsed = parsed_limits(limits, goodput, math.inf)
     settings = EngineSettings.of_plan(
         plan,
-        kv_len=running_tokens(traces[0], plan, reserve_output),
+        kv_len=running_tokens(trace, plan, reserve_output),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         num_gpu_blocks=num_gpu_blocks,
@@ -240,21 +268,34 @@ def capacity(
         reserve_output=reserve_output,
         timeout_s=timeout_s,
     )
-    for trace in traces:
-        refuse_too_long(trace, settings, "leave such requests out")
-    run = deployment_runner(plan, settings, replicas, routing, threads)
+    refuse_too_long(trace, settings, "leave such requests out")
+    simulate = deployment_runner(plan, settings, replicas, routing, threads)
     is_scaled = math.isinf(settings.timeout_s)
-    search = CapacitySearch(traces[0], parsed, run, tolerance, scales_with_time=is_scaled)
-    found = search.found()
+
+    def searching(run: Run) -> CapacitySearch:
+        # beyond the tolerance, chance lets a queue grow
+        limited = parsed._replace(growth=max(tolerance, 1.0 / math.sqrt(run.requests)))
+        return CapacitySearch(run, limited, simulate, tolerance, scales_with_time=is_scaled)
+
+    alone = searching(Run.whole(trace))
+    tried = [_Searched(alone, alone.found())]
+    if steady:
+        tried += _longer(
+            trace_or_workload, tried[0], searching, settings.max_num_batched_tokens, float(tolerance)
+        )
+    search, found, sampling_error = tried[-1]
     error = _step_error(plan, search, found)
     low, high = found, found
     if with_range and error.is_known:
         faster, slower = error.time_scales
         low, high = search.found(slower), search.found(faster)
-    searches = [search]
+    searches = [each.search for each in tried]
     rates = [found.requests_per_s]
-    for trace in traces[1:]:
-        again = CapacitySearch(trace, parsed, run, tolerance, scales_with_time=is_scaled)
+    for draw in range(1, draws):
+        assert not isinstance(trace_or_workload, Trace)
+        drawn = replace(trace_or_workload, seed=trace_or_workload.seed + draw)
+        run = _steady(drawn, search.run.requests) if steady else Run.whole(drawn_trace(drawn, ANY_RATE))
+        again = searching(run)
         rates.append(again.found(near=found.requests_per_s or None).requests_per_s)
         searches.append(again)
     return Capacity(
@@ -265,29 +306,74 @@ def capacity(
         high=max(high.requests_per_s, found.requests_per_s),
         relative_error=error.relative if error.is_known else None,
         basis=error.basis,
-        sampling_error=_sampling_error(rates),
+        sampling_error=sampling_error if draws == 1 else _of_draws(rates),
         tolerance=float(tolerance),
         replicas=replicas,
         gpus=replicas * plan.layout.world_size,
-        requests=len(traces[0]),
+        requests=len(search.trace),
+        counted=search.run.requests,
         simulations=sum(each.simulations for each in searches),
         seen=dict(search.tried()),
-        limits=parsed,
+        limits=search.limits,
     )
+
+
+def _steady(given: Trace | Workload, requests: int) -> Run:
+    """Return a run of a trace, or of a workload at its rate or any; as given where it would last too long."""
+    rate = None if isinstance(given, Trace) or has_rate(given) else ANY_RATE
+    try:
+        return steady_run(given, requests, rate)
+    except TraceError:
+        return Run.whole(drawn_trace(given, rate))
+
+
+class _Searched(NamedTuple):
+    """A search, its rate, and the rate's error by chance where it is known."""
+
+    search: CapacitySearch
+    found: FoundRate
+    sampling_error: float | None = None
+
+
+def _longer(
+    given: Trace | Workload,
+    first: _Searched,
+    searching: Callable[[Run], CapacitySearch],
+    max_num_batched_tokens: int,
+    tolerance: float,
+) -> list[_Searched]:
+    """Search in a run that is long enough for a steady state, and then in one for the tolerance."""
+
+    def most(done: _Searched) -> int:
+        decodes = done.search.seen_at(done.found).decodes
+        return affordable_requests(done.search.run, decodes, max_num_batched_tokens)
+
+    def searched(requests: int, near: float | None = None) -> _Searched:
+        search = searching(_steady(given, requests))
+        found = search.found(near=near or None)
+        return _Searched(search, found, search.sampling_error(found))
+
+    in_system = first.search.seen_at(first.found).in_system
+    requests = enough_requests(first.search.run.requests, in_system, most(first))
+    steady = searched(requests)
+    if isinstance(given, Trace) or steady.search.run.cycle < steady.search.run.requests:
+        # repeats are no new draws
+        return [steady]
+    more = more_requests(requests, steady.sampling_error, tolerance, most(steady))
+    return [steady] if more == requests else [steady, searched(more, steady.found.requests_per_s)]
 
 
 def _step_error(plan: StepPlan, search: CapacitySearch, found: FoundRate) -> StepError:
     """Return the error of steps at capacity."""
-    trace, tried = search.trace, search.tried()
-    seen = tried.get(found.requests_per_s) or tried[math.inf]
+    trace, seen = search.trace, search.seen_at(found)
     outputs = trace.output_tokens.astype(float)
     kv_len = float((outputs * (trace.input_tokens + outputs / 2.0)).sum() / outputs.sum())
     return step_error(plan, seen.decodes, kv_len)
 
 
-def _sampling_error(rates: list[float]) -> float | None:
+def _of_draws(rates: list[float]) -> float | None:
     """Return the relative standard error of one draw; None if unknown."""
-    if len(rates) == 1 or not min(rates) > 0.0:
+    if not min(rates) > 0.0:
         return None
     logs = [math.log(rate) for rate in rates]
     mean = math.fsum(logs) / len(logs)
@@ -334,14 +420,18 @@ def fewest_replicas(
     goodput: float | None = None,
     routing: str = "round_robin",
     most: int = 64,
+    steady: bool = True,
     threads: int = 1,
     **options: Any,
 ) -> FewestReplicas:
     """Find the fewest replicas that serve requests at their own rate within limits on percentiles."""
     most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
-    trace = drawn_traces(trace_or_workload, 1)[0]
+    trace = drawn_trace(trace_or_workload)
     chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
-    growth = max(GROWTH, 1.0 / math.sqrt(len(trace)))
+    run = Run.whole(trace)
+    if steady and not trace.is_closed and 0.0 < trace.requests_per_s < math.inf:
+        run = _steady(trace_or_workload, max(LEAST_REQUESTS, len(trace)))
+    growth = max(GROWTH, 1.0 / math.sqrt(run.requests))
     # closed-loop clients send as fast as they are answered: their queue does not grow
     limits = parsed_limits(options, goodput, math.inf if trace.is_closed else growth)
     tokens = running_tokens(trace, plan, chosen.get("reserve_output"))
@@ -350,8 +440,8 @@ def fewest_replicas(
     seen: dict[int, Seen] = {}
 
     def keeps(replicas: int) -> bool:
-        run = deployment_runner(plan, settings, replicas, routing, threads)
-        seen[replicas] = limits.seen(trace, run(trace, 1.0))
+        simulate = deployment_runner(plan, settings, replicas, routing, threads)
+        seen[replicas] = limits.seen(run.trace, simulate(run.trace, 1.0), run.counted)
         return limits.holds(seen[replicas])
 
     fewest = fewest_that_keep(keeps, most)

@@ -13,11 +13,13 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
+from fastroof.compiled.simulation.state import FINISHED
 from fastroof.errors import SimulationError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
 from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.steady import PIECES, Run, error_of_mean
 from fastroof.simulation.trace import Trace
 from fastroof.simulation.workload import Workload
 from fastroof.units import US_PER_MS, US_PER_S
@@ -56,6 +58,7 @@ class Seen(NamedTuple):
     growth: float
     served_per_s: float
     decodes: float
+    in_system: float
 
 
 class Limits(NamedTuple):
@@ -73,21 +76,36 @@ class Limits(NamedTuple):
             of_request={name: most_ms * factor for name, most_ms in self.of_request.items()},
         )
 
-    def seen(self, trace: Trace, outcomes: Outcomes) -> Seen:
-        """Measure a simulation as far as the limits need."""
-        times = RequestTimes.of(trace, outcomes)
+    def seen(self, trace: Trace, outcomes: Outcomes, counted: slice | None = None) -> Seen:
+        """Measure a simulation as far as the limits need; percentiles of gaps are over all requests."""
+        span = slice(0, len(trace)) if counted is None else counted
+        times = RequestTimes.of(trace, outcomes).of_places(span)
         values = tuple(_percentile_ms(each, times, outcomes.gaps) for each in self.percentiles)
-        kept = float(times.within(self.of_request).mean()) if self.of_request else 1.0
         finished = times.is_finished
         lost = 1.0 - float(finished.mean())
-        arrival_us, last_us = outcomes.arrival_us, outcomes.last_us
-        if lost:
-            arrival_us, last_us = arrival_us[finished], last_us[finished]
-        growth = max(_growth(arrival_us, times.ttft_ms[finished] if lost else times.ttft_ms), lost)
-        served_us = float(last_us.max()) - float(outcomes.arrival_us[0]) if len(last_us) else math.inf
+        arrival_us = outcomes.arrival_us[span]
+        growth = max(_growth(arrival_us[finished], times.ttft_ms[finished]), lost)
+        served_per_s = _served_per_s(outcomes, span)
         steps = max(int(outcomes.counters["steps"]), 1)
         decodes = (int(trace.output_tokens.sum()) - len(trace)) / steps
-        return Seen(values, kept, growth, len(last_us) / served_us * US_PER_S, decodes)
+        e2e_ms = times.e2e_ms[finished]
+        in_system = served_per_s * float(e2e_ms.mean()) * US_PER_MS / US_PER_S if len(e2e_ms) else 0.0
+        return Seen(values, self.goodput_of(times), growth, served_per_s, decodes, in_system)
+
+    def goodput_of(self, times: RequestTimes) -> float:
+        """Return the share of requests within the limits of each request; 1 without any."""
+        return float(times.within(self.of_request).mean()) if self.of_request else 1.0
+
+    def excess_of(self, name: str, times: RequestTimes) -> float:
+        """Return the log excess of one limit for some requests; nan for limits that others share."""
+        if name == GOODPUT:
+            missed = 1.0 - self.goodput_of(times)
+            return math.log(missed / (1.0 - self.goodput)) if missed and self.goodput < 1.0 else math.nan
+        for limit in self.percentiles:
+            if limit.name == name and limit.of != "itl_ms":
+                value = times.percentile(limit.of, limit.percent)
+                return math.log(value / limit.most_ms) if 0.0 < value < math.inf else math.nan
+        return math.nan
 
     def keeps(self, seen: Seen) -> bool:
         """Whether all limits on times hold, whatever the throughput."""
@@ -121,6 +139,16 @@ class Limits(NamedTuple):
         if over:
             return max(over, key=lambda name: over[name])
         return GOODPUT if seen.goodput < self.goodput else THROUGHPUT
+
+
+def _served_per_s(outcomes: Outcomes, span: slice) -> float:
+    """Return the requests/s that finished while the counted ones arrived, or in the whole run."""
+    arrival_us, last_us = outcomes.arrival_us, outcomes.last_us[np.asarray(outcomes.status) == FINISHED]
+    first, last = float(arrival_us[span][0]), float(arrival_us[span][-1])
+    if len(arrival_us[span]) < len(arrival_us) and last > first:
+        return int(np.count_nonzero((last_us > first) & (last_us <= last))) / (last - first) * US_PER_S
+    whole_us = float(last_us.max()) - float(arrival_us[0]) if len(last_us) else math.inf
+    return len(last_us) / whole_us * US_PER_S
 
 
 def parsed_limits(given: Mapping[str, Any], goodput: float | None, growth: float) -> Limits:
@@ -281,10 +309,13 @@ def _outside(found: Bracket, start: float, lowest: float, highest: float) -> flo
 NO_LIMIT: Final = "none"
 """Limit of a capacity if even all requests at once are within every limit."""
 
+_SLOPE_OVER: Final = 0.1
+"""Relative decrease of the rate over which the slope of a percentile is taken."""
+
 MOST_DOUBLINGS: Final = 20
 """Doublings of the first rate that are tried; at higher rates requests practically arrive at once."""
 
-Run = Callable[["Trace", float], "Outcomes"]
+Simulate = Callable[["Trace", float], "Outcomes"]
 """Simulates a trace with time-outs divided by the second argument."""
 
 
@@ -299,8 +330,16 @@ class CapacitySearch:
     """Searches for the largest rates of one trace under limits, and all simulations for them."""
 
     def __init__(
-        self, trace: Trace, limits: Limits, run: Run, tolerance: float, *, scales_with_time: bool = True
+        self,
+        run: Run | Trace,
+        limits: Limits,
+        simulate: Simulate,
+        tolerance: float,
+        *,
+        scales_with_time: bool = True,
     ) -> None:
+        self.run = run if isinstance(run, Run) else Run.whole(run)
+        trace = self.run.trace
         if trace.is_closed:
             raise SimulationError(
                 f"trace {shown(trace.name)} is a closed loop, whose clients send as fast as they are "
@@ -314,7 +353,7 @@ class CapacitySearch:
         self.trace = trace
         self.limits = limits
         self.tolerance = tolerance
-        self._run = run
+        self._simulate = simulate
         self._scales = scales_with_time
         self._base_per_s = trace.requests_per_s
         self._tried: dict[float, dict[float, Seen]] = {}
@@ -330,7 +369,7 @@ class CapacitySearch:
 
         def seen_at(per_s: float) -> Seen:
             self.simulations += 1
-            return limits.seen(*self._simulated(per_s / self._base_per_s, time_scale))
+            return limits.seen(*self._simulated(per_s / self._base_per_s, time_scale), self.run.counted)
 
         if math.inf not in tried:
             tried[math.inf] = seen_at(math.inf)
@@ -351,14 +390,45 @@ class CapacitySearch:
         limit = NO_LIMIT if span.broken == math.inf else limits.binding(tried[span.broken])
         return FoundRate(span.kept / time_scale, limit)
 
-    def broken_at(self) -> float:
-        """Return the lowest tried rate beyond the limits, inf if all requests at once are within them."""
-        return bracket(self.tried(), self.limits.holds).broken
+    def seen_at(self, found: FoundRate) -> Seen:
+        """Return what was measured at a rate that was found; all at once if none is within the limits."""
+        return self.tried().get(found.requests_per_s) or self.tried()[math.inf]
 
     def _simulated(self, factor: float, time_scale: float) -> tuple[Trace, Outcomes]:
         """Simulate the trace at a rate; time-outs are scaled with the steps."""
         trace = _sped_up(self.trace, factor)
-        return trace, self._run(trace, 1.0 if self._scales else time_scale)
+        return trace, self._simulate(trace, 1.0 if self._scales else time_scale)
+
+    def sampling_error(self, found: FoundRate) -> float | None:
+        """Return the relative standard error of a rate by chance, from pieces of its run; None if unknown.
+
+        The error of the limited percentile, over its slope in the rate.
+        """
+        if not found.requests_per_s:
+            return None
+        is_at_once = found.limit == NO_LIMIT
+        outcomes = self._outcomes(math.inf if is_at_once else found.requests_per_s)
+        if found.limit in (NO_LIMIT, THROUGHPUT):
+            # how long equal numbers of requests take to finish, one after the other
+            ends = np.sort(outcomes.last_us[np.asarray(outcomes.status) == FINISHED])[self.run.counted]
+            spans = (
+                np.diff(ends[np.linspace(0, len(ends) - 1, PIECES + 1).astype(int)]) if len(ends) else ends
+            )
+            return error_of_mean(np.log(np.maximum(spans, 1.0)))
+        times = RequestTimes.of(self.trace, outcomes)
+        pieces = [self.limits.excess_of(found.limit, times.of_places(places)) for places in self.run.pieces()]
+        below = RequestTimes.of(self.trace, self._outcomes(found.requests_per_s * (1.0 - _SLOPE_OVER)))
+        counted = self.run.counted
+        grown = self.limits.excess_of(found.limit, times.of_places(counted))
+        grown -= self.limits.excess_of(found.limit, below.of_places(counted))
+        error = error_of_mean(pieces)
+        if error is None or not grown > 0.0:
+            return None
+        return error * -math.log1p(-_SLOPE_OVER) / grown
+
+    def _outcomes(self, per_s: float) -> Outcomes:
+        self.simulations += 1
+        return self._simulated(per_s / self._base_per_s, 1.0)[1]
 
 
 def _sped_up(trace: Trace, factor: float) -> Trace:
@@ -369,24 +439,23 @@ def _sped_up(trace: Trace, factor: float) -> Trace:
     return faster
 
 
-def drawn_traces(given: Trace | Workload, draws: int, rate: float | None = None) -> list[Trace]:
-    """Return a trace, or draws of a workload with its seed and those after it."""
+def drawn_trace(given: Trace | Workload, rate: float | None = None) -> Trace:
+    """Return a trace, or the requests of a workload."""
     if isinstance(given, Trace):
-        if draws > 1:
-            raise SimulationError(
-                f"draws needs a workload, whose requests can be drawn again; trace {shown(given.name)} has "
-                f"one draw, got {draws}"
-            )
-        return [given]
+        return given
     if not isinstance(given, Workload):
         raise SimulationError(f"requests must be a Trace or a Workload, got {type(given).__name__}")
-    has_rate = given.is_closed or given.requests_per_s is not None
-    return [given.trace(None if has_rate else rate, given.seed + draw) for draw in range(draws)]
+    return given.trace(None if has_rate(given) else rate, given.seed)
+
+
+def has_rate(given: Workload) -> bool:
+    """Whether a workload's arrivals are set without another rate."""
+    return given.is_closed or given.requests_per_s is not None
 
 
 def deployment_runner(
     plan: StepPlan, settings: EngineSettings, replicas: int, routing: str, threads: int
-) -> Run:
+) -> Simulate:
     """Return a function that simulates a trace on a deployment, with time-outs divided by a factor."""
 
     def run(trace: Trace, speedup: float) -> Outcomes:

@@ -112,6 +112,10 @@ class RequestTimes(NamedTuple):
             trace.output_tokens > 1,
         )
 
+    def of_places(self, places: slice | Longs) -> RequestTimes:
+        """Return the times of some requests."""
+        return RequestTimes(*(values[places] for values in self))
+
     def of_finished(self, name: str) -> Floats:
         """Return the times that percentiles are over: of finished requests that have such a time."""
         values: Floats = getattr(self, name)

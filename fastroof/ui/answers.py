@@ -22,7 +22,6 @@ from fastroof.simulation.replicas import ranks_of
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import check_stopped
 from fastroof.ui.commands import (
-    CAPACITY_REQUESTS,
     capacity_command,
     capacity_limits,
     fit_command,
@@ -51,7 +50,7 @@ def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
     if not limits:
         raise SimulationError("a capacity needs a limit: set one on TTFT or TPOT")
     prompts, outputs = lengths_written(view)
-    workload = Workload(requests=CAPACITY_REQUESTS, input_tokens=prompts, output_tokens=outputs)
+    workload = Workload(input_tokens=prompts, output_tokens=outputs)
     plan = store.plan(view, view.capacity_sizes).plan
     _check_work(plan, workload, view)
     # None selects the engine's default

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
 from fastroof.columns import ORIGINS
@@ -43,10 +43,6 @@ def _gpu(store: PlanStore, name: str) -> dict[str, str]:
     if written == name and not table_folders(name):
         known = "importable" if can_import(name) else "datasheet"
     return {"name": name, "title": store.gpu(name).title, "known": known}
-
-
-CAPACITY_REQUESTS: Final = 1000
-"""Number of simulated requests of a capacity."""
 
 
 def _number(value: float) -> str:
@@ -115,7 +111,7 @@ def capacity_command(store: PlanStore, view: View) -> str:
     written = [f"{name}_p{view.percentile}={_number(ms)}" for name, ms in limits.items() if ms is not None]
     words += ["--slo", ",".join(written)]
     prompts, outputs = lengths_written(view)
-    words += ["--num-requests", str(CAPACITY_REQUESTS), "--input", str(prompts), "--output", str(outputs)]
+    words += ["--input", str(prompts), "--output", str(outputs)]
     if view.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(view.max_num_batched_tokens)]
     return shlex.join(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     limits = ("--ttft-p99", "300", "--slo", "tpot_p90=25")
     found = json.loads(good("capacity", *MODEL, *DRAWN, *limits, "--json"))
     most = fastroof.capacity(plan(), workload(), ttft_p99_ms=300, tpot_p90_ms=25, **ENGINES_OWN)
-    for name in ("requests_per_s", "limit", "low", "high", "simulations", "at_capacity", "basis"):
+    names = ("requests_per_s", "limit", "low", "high", "simulations", "at_capacity", "basis")
+    for name in (*names, "requests", "counted", "sampling_error"):
         assert found[name] == getattr(most, name)
     assert found["simulated"][-1]["requests_per_s"] is None
     explained = good("capacity", "--help")
@@ -70,6 +72,10 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     assert "beyond, p9" in printed
     assert "all at once" in printed
     assert "one standard error off" in printed
+    assert f"{most.counted:,} count, without ramp and drain" in printed
+    given = good("capacity", *MODEL, *DRAWN, *limits, "--no-steady")
+    assert "of up to 300 requests" in given
+    assert "by chance" not in given
 
 
 def test_a_capacity_names_the_whole_layout() -> None:
@@ -86,7 +92,7 @@ def test_what_it_says_where_nothing_or_all_is_kept() -> None:
     all_kept = good("capacity", *MODEL, *DRAWN, "--e2e-p99", "1000000")
     assert "even all requests at once keep the limits" in all_kept
     drawn = good("capacity", *MODEL, *DRAWN, "--ttft-p99", "300", "--draws", "2")
-    assert "other draws of the requests change it by" in drawn
+    assert re.search(r"by chance ±[0-9.]+ %, one standard error", drawn)
 
 
 def test_the_fewest_replicas_of_a_rate() -> None:
@@ -117,7 +123,7 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
     assert len(rows) == 2
     assert f"{rows[0]['requests_per_s_per_gpu']:,.4g}" in said
     tighter = json.loads(good("capacity", str(spec), "-o", str(output), "--ttft-p99", "60", "--json"))
-    assert tighter["best"][0]["requests_per_s"] < rows[0]["requests_per_s"]
+    assert tighter["best"][0]["requests_per_s_per_gpu"] < rows[0]["requests_per_s_per_gpu"]
     assert tighter["candidates"] == 2
 
 

@@ -18,6 +18,7 @@ from fastroof.simulation.engine import Outcomes, run_engine
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
+from fastroof.simulation.steady import steady_run
 
 LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 30.0}
 
@@ -34,9 +35,14 @@ def load() -> Workload:
     )
 
 
+def as_given(plan: StepPlan, requests: Any, **options: Any) -> Capacity:
+    """The capacity of the requests given, all of which count."""
+    return capacity(plan, requests, steady=False, **options)
+
+
 @pytest.fixture(scope="module")
 def most(plan: StepPlan, load: Workload) -> Capacity:
-    return capacity(plan, load, **LIMITS)
+    return as_given(plan, load, **LIMITS)
 
 
 def times_ms(plan: StepPlan, trace: Trace, time_scale: float = 1.0, **given: int) -> dict[str, np.ndarray]:
@@ -91,7 +97,7 @@ def test_low_and_high_are_capacities_on_slower_and_faster_steps(plan: StepPlan, 
     """Found on other clocks: twice as long steps are half the rate and half the limits."""
     # of smaller steps, whose percentiles rise with the rate here
     sizes = {"max_num_batched_tokens": 2048, "max_num_seqs": 256}
-    most = capacity(plan, load, **LIMITS, **sizes)
+    most = as_given(plan, load, **LIMITS, **sizes)
     assert most.relative_error == plan.profile.errors.tpot
     trace = load.trace()
     assert most.low < most.requests_per_s < most.high
@@ -101,30 +107,30 @@ def test_low_and_high_are_capacities_on_slower_and_faster_steps(plan: StepPlan, 
         assert p99(kept["tpot"]) <= 30.0 * (1 + 1e-9)
         broken = times_ms(plan, at_rate(trace, rate * 1.0101), scale, **sizes)
         assert p99(broken["ttft"]) > 400.0 or p99(broken["tpot"]) > 30.0
-    alone = capacity(plan, load, **LIMITS, **sizes, with_range=False)
+    alone = as_given(plan, load, **LIMITS, **sizes, with_range=False)
     assert (alone.low, alone.requests_per_s, alone.high) == (most.requests_per_s,) * 3
 
 
 def test_looser_limits_serve_no_less_and_the_tightest_binds(plan: StepPlan, load: Workload) -> None:
     rates = [
-        capacity(plan, load, tpot_p99_ms=tpot_ms, with_range=False).requests_per_s
+        as_given(plan, load, tpot_p99_ms=tpot_ms, with_range=False).requests_per_s
         for tpot_ms in (15, 20, 30, 50)
     ]
     assert all(slow <= fast * 1.01 for slow, fast in itertools.pairwise(rates))
-    one = capacity(plan, load, tpot_p99_ms=20, with_range=False)
-    both = capacity(plan, load, tpot_p99_ms=20, ttft_p99_ms=1e6, with_range=False)
+    one = as_given(plan, load, tpot_p99_ms=20, with_range=False)
+    both = as_given(plan, load, tpot_p99_ms=20, ttft_p99_ms=1e6, with_range=False)
     assert (one.requests_per_s, one.limit) == (both.requests_per_s, both.limit) == (rates[1], "tpot_p99_ms")
 
 
 def test_where_no_rate_keeps_the_limits_it_is_0_and_says_which(plan: StepPlan, load: Workload) -> None:
-    none = capacity(plan, load, ttft_p99_ms=1.0, e2e_p50_ms=1e9)
+    none = as_given(plan, load, ttft_p99_ms=1.0, e2e_p50_ms=1e9)
     assert (none.requests_per_s, none.low, none.limit, none.at_capacity) == (0.0, 0.0, "ttft_p99_ms", {})
     assert none.requests_per_s_per_gpu == 0.0
     assert none.simulations < 10
 
 
 def test_where_all_requests_at_once_keep_the_limits_none_binds(plan: StepPlan, load: Workload) -> None:
-    every = capacity(plan, load, e2e_p99_ms=1e9)
+    every = as_given(plan, load, e2e_p99_ms=1e9)
     assert every.limit == "none"
     at_once = replace(load.trace(), arrival_s=np.zeros(400))
     served_s = times_ms(plan, at_once)["e2e"].max() / 1e3
@@ -136,10 +142,10 @@ def test_where_all_requests_at_once_keep_the_limits_none_binds(plan: StepPlan, l
 def test_a_queue_that_grows_until_the_trace_ends_is_not_kept(plan: StepPlan) -> None:
     """Its percentile is within the limit only because there are no more requests."""
     load = Workload(rate=1.0, requests=2000, input_tokens=500, output_tokens=50, seed=1)
-    at_once = capacity(plan, load, e2e_p99_ms=1e9)
+    at_once = as_given(plan, load, e2e_p99_ms=1e9)
     # nearly as long as all at once take: at any rate that is just too fast, the last wait for less
     limit_ms = at_once.at_capacity["e2e_p99_ms"] * 0.9
-    most = capacity(plan, load, e2e_p99_ms=limit_ms)
+    most = as_given(plan, load, e2e_p99_ms=limit_ms)
     assert most.limit == "throughput"
     assert most.requests_per_s < 1.1 * at_once.requests_per_s
     kept = [seen for rate, seen in most.seen.items() if rate > most.requests_per_s]
@@ -147,7 +153,7 @@ def test_a_queue_that_grows_until_the_trace_ends_is_not_kept(plan: StepPlan) -> 
 
 
 def test_a_goodput_is_the_share_of_requests_within_their_limits(plan: StepPlan, load: Workload) -> None:
-    most = capacity(plan, load, goodput=0.95, ttft_ms=300, tpot_ms=25, with_range=False)
+    most = as_given(plan, load, goodput=0.95, ttft_ms=300, tpot_ms=25, with_range=False)
     assert most.limit == "goodput"
     trace = at_rate(load.trace(), most.requests_per_s)
     outcomes = run_engine(plan, trace, EngineSettings.of_plan(plan))
@@ -159,8 +165,8 @@ def test_a_goodput_is_the_share_of_requests_within_their_limits(plan: StepPlan, 
 
 
 def test_clients_that_give_up_count_as_served_in_no_time(plan: StepPlan, load: Workload) -> None:
-    patient = capacity(plan, load, ttft_p99_ms=20_000)
-    hurried = capacity(plan, load, ttft_p99_ms=20_000, timeout_s=3.0)
+    patient = as_given(plan, load, ttft_p99_ms=20_000)
+    hurried = as_given(plan, load, ttft_p99_ms=20_000, timeout_s=3.0)
     assert hurried.requests_per_s < patient.requests_per_s
     assert hurried.low <= hurried.requests_per_s <= hurried.high
     lost = max(seen.growth for rate, seen in hurried.seen.items() if rate < math.inf)
@@ -170,23 +176,23 @@ def test_clients_that_give_up_count_as_served_in_no_time(plan: StepPlan, load: W
 def test_it_is_the_same_however_often_and_wherever_it_is_searched(
     plan: StepPlan, load: Workload, most: Capacity
 ) -> None:
-    again = capacity(plan, load.trace(), **LIMITS)
+    again = as_given(plan, load.trace(), **LIMITS)
     assert again.document() == most.document()
 
 
 def test_draws_say_how_much_is_chance(plan: StepPlan, load: Workload, most: Capacity) -> None:
-    drawn = capacity(plan, load, **LIMITS, draws=4)
+    drawn = as_given(plan, load, **LIMITS, draws=4)
     assert (drawn.requests_per_s, drawn.low, drawn.high) == (most.requests_per_s, most.low, most.high)
     assert drawn.sampling_error is not None
     assert 0.0 < drawn.sampling_error < 0.5
-    alone = capacity(plan, replace(load, seed=4), **LIMITS, with_range=False).requests_per_s
-    two = capacity(plan, load, **LIMITS, draws=2, with_range=False).sampling_error
+    alone = as_given(plan, replace(load, seed=4), **LIMITS, with_range=False).requests_per_s
+    two = as_given(plan, load, **LIMITS, draws=2, with_range=False).sampling_error
     assert two == pytest.approx(abs(math.log(alone / most.requests_per_s)) / math.sqrt(2.0), abs=0.01)
     assert most.sampling_error is None
 
 
 def test_percentiles_of_gaps_are_limits_too(plan: StepPlan, load: Workload) -> None:
-    most = capacity(plan, load, itl_p99_ms=25, with_range=False)
+    most = as_given(plan, load, itl_p99_ms=25, with_range=False)
     assert most.limit == "itl_p99_ms"
     assert most.at_capacity["itl_p99_ms"] <= 25.0
     sim = simulated(plan, at_rate(load.trace(), most.requests_per_s))
@@ -271,7 +277,7 @@ def test_of_one_server_the_capacity_is_what_theory_says(load: float) -> None:
 )
 def test_what_cannot_be_is_said(plan: StepPlan, load: Workload, options: dict[str, Any], said: str) -> None:
     with pytest.raises(FastroofError, match=said):
-        capacity(plan, load, **options)
+        as_given(plan, load, **options)
 
 
 @pytest.mark.parametrize(
@@ -285,29 +291,29 @@ def test_what_cannot_be_is_said(plan: StepPlan, load: Workload, options: dict[st
 )
 def test_requests_without_a_rate_are_refused(plan: StepPlan, requests: Any, said: str) -> None:
     with pytest.raises(FastroofError, match=said):
-        capacity(plan, requests, ttft_p99_ms=500)
+        as_given(plan, requests, ttft_p99_ms=500)
 
 
 def test_a_trace_has_one_draw(plan: StepPlan, load: Workload) -> None:
     with pytest.raises(SimulationError, match="draws needs a workload"):
-        capacity(plan, load.trace(), ttft_p99_ms=500, draws=2)
+        as_given(plan, load.trace(), ttft_p99_ms=500, draws=2)
 
 
 def test_replicas_serve_as_many_times_as_many_where_requests_are_dealt_out_in_turn(
     plan: StepPlan, load: Workload, most: Capacity
 ) -> None:
-    two = capacity(plan, load, **LIMITS, replicas=2, with_range=False)
+    two = as_given(plan, load, **LIMITS, replicas=2, with_range=False)
     assert two.gpus == 2
     assert two.requests_per_s_per_gpu == two.requests_per_s / 2
     # each has every second arrival, more even than one has: not less
     assert 1.8 * most.requests_per_s < two.requests_per_s < 2.6 * most.requests_per_s
-    least = capacity(plan, load, **LIMITS, replicas=2, routing="least_load", with_range=False)
+    least = as_given(plan, load, **LIMITS, replicas=2, routing="least_load", with_range=False)
     assert least.requests_per_s > 1.8 * most.requests_per_s
 
 
 def test_the_fewest_replicas_keep_the_limits_and_one_fewer_does_not(plan: StepPlan, load: Workload) -> None:
     trace = at_rate(load.trace(), 120.0)
-    fewest = fewest_replicas(plan, trace, **LIMITS)
+    fewest = fewest_replicas(plan, trace, **LIMITS, steady=False)
     assert fewest.replicas == fewest.gpus > 1
     assert fewest.requests_per_s == pytest.approx(120.0)
     assert {fewest.replicas - 1, fewest.replicas} <= fewest.seen.keys()
@@ -318,7 +324,7 @@ def test_the_fewest_replicas_keep_the_limits_and_one_fewer_does_not(plan: StepPl
     assert one_less == fewest.seen[fewest.replicas - 1]
     assert not fewest.limits.holds(one_less)
     serves = [
-        capacity(plan, load, **LIMITS, replicas=count, with_range=False).requests_per_s
+        as_given(plan, load, **LIMITS, replicas=count, with_range=False).requests_per_s
         for count in (fewest.replicas - 1, fewest.replicas)
     ]
     assert serves[0] < 120.0 <= serves[1] * 1.01
@@ -333,3 +339,91 @@ def test_where_one_replica_will_do_or_none_will_it_says_so(plan: StepPlan, load:
     assert list(none.seen) == [1, 2, 3]
     clients = fewest_replicas(plan, Workload(clients=200, requests=400), tpot_p99_ms=15)
     assert clients.replicas > 1
+
+
+def test_a_capacity_does_not_depend_on_the_number_of_requests_given(plan: StepPlan) -> None:
+    """600, 1,000, 30,000 and 300,000 requests gave 29.6, 29.5, 28.0 and 27.4 requests/s, without an error."""
+    found = [
+        capacity(plan, Workload(requests=count), ttft_p99_ms=500, tpot_p99_ms=50, with_range=False)
+        for count in (600, 1000, 30_000, 300_000)
+    ]
+    assert found[0].requests_per_s == found[1].requests_per_s
+    longest = found[-1]
+    assert longest.counted == 300_000
+    for each in found:
+        assert each.counted >= 20_000
+        assert each.requests == each.counted + -(-each.counted // 4) + -(-each.counted // 16)
+        assert each.sampling_error is not None
+        assert longest.sampling_error is not None
+        assert 0.002 < each.sampling_error < 0.02
+        chance = math.hypot(each.sampling_error, longest.sampling_error)
+        assert abs(math.log(each.requests_per_s / longest.requests_per_s)) < 3.0 * chance + each.tolerance
+
+
+def test_only_requests_between_ramp_and_drain_count(plan: StepPlan) -> None:
+    load = Workload(requests=300, seed=2)
+    most = capacity(plan, load, tpot_p99_ms=40, ttft_p50_ms=1e4, with_range=False)
+    drawn = replace(load, requests=most.requests).trace(1.0)
+    counted = slice(-(-most.counted // 4), -(-most.counted // 4) + most.counted)
+    kept = times_ms(plan, at_rate(drawn, most.requests_per_s))
+    assert most.at_capacity == {
+        "tpot_p99_ms": p99(kept["tpot"][counted]), "ttft_p50_ms": float(np.median(kept["ttft"][counted]))
+    }  # fmt: skip
+    seen = most.seen[most.requests_per_s]
+    # what is served while they arrive is what arrives: the queue is steady
+    assert seen.served_per_s == pytest.approx(most.requests_per_s, rel=0.02)
+    assert seen.in_system == pytest.approx(most.requests_per_s * kept["e2e"][counted].mean() / 1e3, rel=0.02)
+    assert most.counted >= 50 * seen.in_system
+
+
+def test_the_sampling_error_is_how_much_other_draws_differ(plan: StepPlan) -> None:
+    limits = {"tpot_p99_ms": 40, "ttft_p99_ms": 1000}
+    alone = [
+        capacity(plan, Workload(seed=seed), **limits, with_range=False, tolerance=0.002) for seed in range(8)
+    ]
+    # more were drawn for the tolerance
+    assert {each.counted for each in alone} == {80_000}
+    spread = float(np.std([math.log(each.requests_per_s) for each in alone], ddof=1))
+    stated = float(np.sqrt(np.mean([float(each.sampling_error or 0.0) ** 2 for each in alone])))
+    # of 8 draws, a standard deviation is within a factor of 2 in 99 of 100
+    assert 0.5 < stated / spread < 2.0
+
+
+def test_a_short_trace_is_repeated(plan: StepPlan) -> None:
+    trace = replace(Workload(requests=150, seed=6).trace(20.0), name="mine")
+    most = capacity(plan, trace, tpot_p99_ms=40, with_range=False)
+    assert (most.counted % 150, most.counted >= 20_000) == (0, True)
+    run = steady_run(trace, 400)
+    assert (run.requests, run.cycle, len(run.trace)) == (450, 150, 450 + 113 + 29)
+    again = run.trace.input_tokens[run.counted].reshape(3, 150)
+    assert (again == trace.input_tokens).all()
+    gaps = np.diff(run.trace.arrival_s)
+    lap = np.append(np.diff(trace.arrival_s), trace.duration_s / 149)
+    # the first gap is one into the counted requests, whose first is the trace's
+    assert gaps == pytest.approx(np.resize(np.roll(lap, 113), len(gaps)), abs=1e-9)
+    assert run.trace.requests_per_s == pytest.approx(trace.requests_per_s, rel=0.05)
+    assert sorted(np.concatenate(run.pieces()).tolist()) == list(range(113, 563))
+    assert {int(place - 113) % 150 * 16 // 150 for place in run.pieces()[3]} == {3}
+
+
+def test_rates_that_change_over_a_run_are_repeated_as_a_whole(plan: StepPlan) -> None:
+    load = Workload(ramp=(2.0, 20.0), requests=200)
+    run = steady_run(load, 300)
+    assert (run.requests, run.cycle) == (400, 200)
+    assert (run.trace.output_tokens[run.counted][:200] == load.trace().output_tokens).all()
+
+
+def test_replicas_for_a_rate_are_counted_in_a_steady_state(plan: StepPlan, load: Workload) -> None:
+    fewest = fewest_replicas(plan, replace(load, rate=120.0), **LIMITS)
+    serves = [
+        capacity(plan, load, **LIMITS, replicas=count, with_range=False).requests_per_s
+        for count in (fewest.replicas - 1, fewest.replicas)
+    ]
+    assert serves[0] < 120.0 * 1.03
+    assert serves[1] > 120.0 / 1.03
+
+
+def test_requests_that_would_last_too_long_are_taken_as_given(plan: StepPlan) -> None:
+    slow = Trace([0.0, 1e9, 2e9], [100, 200, 300], [10, 20, 30])
+    most = capacity(plan, slow, ttft_p99_ms=500, with_range=False)
+    assert (most.requests, most.counted) == (3, 3)

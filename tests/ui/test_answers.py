@@ -31,7 +31,6 @@ from fastroof.ui.answers import (
     start_answer,
     step_answer,
 )
-from fastroof.ui.commands import CAPACITY_REQUESTS
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View
 
@@ -293,7 +292,7 @@ def test_a_capacity_is_what_its_command_finds(store: PlanStore, name: str) -> No
         key: answer[key] for key in told if key in answer
     }
     assert told["requests_per_s"] > 0
-    assert told["requests"] == CAPACITY_REQUESTS
+    assert told["requests"] > told["counted"] >= 20_000
 
 
 def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:

@@ -58,7 +58,7 @@ def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: i
     try:
         most = capacity(
             plan, spec.requests, replicas=replicas, routing=spec.router, tolerance=spec.tolerance,
-            draws=spec.draws, **options,
+            draws=spec.draws, steady=spec.steady, **options,
         )  # fmt: skip
     except SimulationError as error:
         return Lost("engine", f"{plan.model.name} on {plan.gpu.name} tp={plan.tp} {plan.dtype}: {error}")

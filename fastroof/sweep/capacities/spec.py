@@ -118,6 +118,10 @@ class CapacitySpec(CandidateSpec):
     draws: int = Field(
         1, ge=1, le=1000, description="number of draws of the workload, a whole number up to 1,000"
     )
+    steady: bool = Field(
+        True,
+        description="whether more requests are drawn, or a trace repeated, until the ramp does not matter",
+    )
     keep: Literal["all", "best"] = Field("all", description="'all' or 'best'")
     per: Names = Field(("model",), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}")
 
@@ -237,7 +241,7 @@ COLUMNS: Final = (
     Column("relative_error", "float", "", "standard error of a step's time, in ln; empty if unknown"),
     Column(
         "sampling_error", "float", "",
-        "relative standard error of requests_per_s over the draws; empty with one draw", 0,
+        "relative standard error of requests_per_s by chance; empty if unknown", 0,
     ),
     Column("simulations", "int", "", "number of simulations of the requests"),
     WEIGHT_BYTES,

@@ -40,10 +40,11 @@ export function showCapacity(answered, view) {
   const per = answer.requests_per_s ? `, ${answer.gpus > 1 ? `${number(answer.requests_per_s_per_gpu)} per GPU, ` : ""}${tokens}` : "";
   const at = Object.entries(answer.at_capacity).map(([name, ms]) => `${words(name)} ${number(ms)} ms`);
   const range = answer.relative_error === null ? "the error of its steps is unknown" : `${number(answer.low)} to ${number(answer.high)} with steps one standard error (${percent(answer.relative_error)}) longer and shorter`;
+  const chance = answer.sampling_error === null ? "" : ` By chance ±${percent(answer.sampling_error)}.`;
   const binds = WORDS[answer.limit] || words(answer.limit);
   byId("capacity-words").replaceChildren(
     make("strong", answer.requests_per_s ? `${number(answer.requests_per_s)} requests/s` : "No rate is within the limits"),
-    `${per}; ${range}. Binding limit: ${binds}.${at.length ? ` At this rate: ${at.join(", ")}.` : ""} ${answer.requests.toLocaleString("en-US")} requests were simulated at ${answer.simulations} rates.`,
+    `${per}; ${range}. Binding limit: ${binds}.${at.length ? ` At this rate: ${at.join(", ")}.` : ""} ${chance} ${answer.simulations} simulations of up to ${answer.requests.toLocaleString("en-US")} requests; ramp and drain do not count.`,
   );
   const isAny = rows.length > 0;
   byId("capacity").hidden = !isAny;

@@ -209,8 +209,8 @@ CAPACITY: dict[str, tuple[str, ...]] = {
        "block_size", "replicas", "async_scheduling", "order", "chunked_prefill", "reserve_output",
        "timeout_s", "routing")},
     "goodput": (), "tolerance": ("0.1", "0.01", "0.5"), "draws": ("1", "2", "0"), "with_range": FLAGS,
-    "threads": ("1", "2", "0"), "ttft_p99_ms": (), "tpot_p99_ms": (), "e2e_p50_ms": (), "itl_p90_ms": (),
-    "ttft_p101_ms": (), "ttft_mean_ms": (), "x_p9_ms": (), "ttft_ms": (),
+    "steady": FLAGS, "threads": ("1", "2", "0"), "ttft_p99_ms": (), "tpot_p99_ms": (), "e2e_p50_ms": (),
+    "itl_p90_ms": (), "ttft_p101_ms": (), "ttft_mean_ms": (), "x_p9_ms": (), "ttft_ms": (),
 }  # fmt: skip
 
 
@@ -218,7 +218,8 @@ class Capacities(Simulations):
     name = "capacity"
     known = CAPACITY
     always: ClassVar[dict[str, str]] = {
-        "num_gpu_blocks": "2000", "tolerance": "0.2", "with_range": "False", "ttft_p99_ms": "500",
+        "num_gpu_blocks": "2000", "tolerance": "0.2", "with_range": "False", "steady": "False",
+        "ttft_p99_ms": "500",
     }  # fmt: skip
     limit_s = 20.0
     ci_cases = 120

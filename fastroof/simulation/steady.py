@@ -1,0 +1,135 @@
+"""Runs long enough for a steady state: more draws or repeats of a trace, which requests count, and chance.
+
+The first requests find an empty engine and the last ones an emptying one, and percentiles of a short run are
+those of few congested moments: both make a capacity too high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.simulation.trace import Trace
+from fastroof.simulation.workload import Workload
+
+if TYPE_CHECKING:
+    from fastroof.arrays import Floats, Longs
+
+LEAST_REQUESTS: Final = 20_000
+"""Requests that count, at least: a run of so many takes milliseconds."""
+
+MOST_REQUESTS: Final = 4 * LEAST_REQUESTS
+"""Requests that count, at most, where only chance asks for more."""
+
+TURNOVERS: Final = 50
+"""Requests that count for each one in the system, at least."""
+
+MOST_TURNED_OVER: Final = 2**20
+"""Requests that count, at most, for any number in the system."""
+
+MOST_STEPS: Final = 2**21
+"""Steps of a run, at most, beyond the requests given: about 0.1 s."""
+
+RAMP: Final = 1 / 4
+"""Requests before those that count, as a share of them: 12 for each one in the system."""
+
+DRAIN: Final = 1 / 16
+"""Requests after those that count, as a share of them."""
+
+PIECES: Final = 16
+"""Pieces of a run that are compared for the sampling error."""
+
+
+class Run(NamedTuple):
+    """A trace to simulate, and which of its requests count.
+
+    ``cycle`` is the number of counted requests after which they repeat; all of them if they do not.
+    """
+
+    trace: Trace
+    counted: slice
+    cycle: int
+
+    @classmethod
+    def whole(cls, trace: Trace) -> Run:
+        """Return a run whose requests all count."""
+        return cls(trace, slice(0, len(trace)), len(trace))
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that count."""
+        return int(self.counted.stop - self.counted.start)
+
+    def pieces(self) -> list[Longs]:
+        """Return the places of the requests in each piece; repeats of a request are in one piece."""
+        place = np.arange(self.requests)
+        piece = place % self.cycle * PIECES // self.cycle
+        return [place[piece == one] + self.counted.start for one in range(PIECES)]
+
+
+def steady_run(given: Trace | Workload, requests: int, rate: float | None = None) -> Run:
+    """Return a run in which at least ``requests`` count, after a ramp and before a drain.
+
+    A workload is drawn; a trace, or a workload whose rate changes over the run, is repeated as a whole.
+    """
+    if isinstance(given, Workload) and given.ramp is None:
+        before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
+        drawn = replace(given, requests=before + requests + after).trace(rate)
+        return Run(drawn, slice(before, before + requests), requests)
+    trace = given if isinstance(given, Trace) else given.trace(rate)
+    cycle = len(trace)
+    requests = -(-requests // cycle) * cycle
+    before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
+    lap, place = np.divmod(np.arange(-before, requests + after), cycle)
+    # the last request of a lap is a mean gap before the first of the next
+    lap_s = trace.duration_s * cycle / (cycle - 1)
+    arrival_s = lap * lap_s + trace.arrival_s[place]
+    sizes: dict[str, Any] = {
+        name: getattr(trace, name)[place] for name in ("input_tokens", "output_tokens", "cached_tokens")
+    }
+    repeated = Trace(arrival_s - arrival_s[0], **sizes, name=trace.name)
+    return Run(repeated, slice(before, before + requests), cycle)
+
+
+def enough_requests(given: int, in_system: float, affordable: int) -> int:
+    """Return how many requests should count for a steady state with some number in the system."""
+    turned_over = min(math.ceil(TURNOVERS * in_system), MOST_TURNED_OVER)
+    return max(given, _doubled(max(LEAST_REQUESTS, turned_over), affordable))
+
+
+def _doubled(wanted: int, affordable: int) -> int:
+    """Return the least number by doubling or halving that is enough, or the largest affordable one.
+
+    Runs of the same size have the same draws, whatever number was given.
+    """
+    doublings = math.ceil(math.log2(wanted / LEAST_REQUESTS))
+    if affordable < LEAST_REQUESTS * 2**doublings:
+        doublings = math.floor(math.log2(max(affordable, 1) / LEAST_REQUESTS))
+    return max(int(LEAST_REQUESTS * 2.0**doublings), 1)
+
+
+def affordable_requests(run: Run, decodes: float, max_num_batched_tokens: int) -> int:
+    """Return with how many requests a run has about as many steps as it may."""
+    outputs, prompts = float(run.trace.output_tokens.mean()), float(run.trace.input_tokens.mean())
+    steps = outputs / max(decodes, 1.0) + prompts / max_num_batched_tokens
+    return int(MOST_STEPS / steps)
+
+
+def more_requests(requests: int, sampling_error: float | None, tolerance: float, affordable: int) -> int:
+    """Return how many requests should count for a sampling error within the tolerance."""
+    if sampling_error is None or sampling_error <= tolerance or requests >= MOST_REQUESTS:
+        return requests
+    wanted = requests * (sampling_error / tolerance) ** 2
+    return max(requests, _doubled(math.ceil(min(wanted, MOST_REQUESTS)), affordable))
+
+
+def error_of_mean(values: Sequence[float] | Floats) -> float | None:
+    """Return the standard error of the mean of equal pieces; None if any is unknown."""
+    known = np.asarray(values, float)
+    if len(known) < 2 or not np.isfinite(known).all():
+        return None
+    return float(known.std(ddof=1)) / math.sqrt(len(known))
