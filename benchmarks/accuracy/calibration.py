@@ -33,6 +33,7 @@ from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
 from fastroof.engines.kernel_choices import FP8_SCALES, GEMM_SMOOTHINGS
+from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.errors import FastroofError, TableError
 from fastroof.models import load_model
 from fastroof.serving.evidence.kernel_times import OWN_LAYERS, KernelTimes
@@ -79,7 +80,7 @@ class Calibration:
 
 def at_version(profile: EngineProfile, row: ServingRow) -> EngineProfile:
     """Return a profile as of the version of a row."""
-    return profile.at(row.engine_version)
+    return profile.at(row.engine_version or UNKNOWN_VERSION)
 
 
 def calibrate(

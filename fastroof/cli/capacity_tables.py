@@ -95,7 +95,7 @@ def print_capacity(plan: StepPlan, most: Capacity) -> None:
     out = console()
     gpus = f"{most.replicas} x {plan.layout} on {most.gpus} x {plan.gpu.name}"
     out.print(
-        f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.engine}: {_most_words(most)}",
+        f"{plan.model.name}, {gpus}, {plan.dtype} weights, engine {plan.profile.title}: {_most_words(most)}",
         soft_wrap=True,
     )
     if most.relative_error is not None:
@@ -146,7 +146,7 @@ def _most_words(most: Capacity) -> str:
 def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
     out = console()
-    name = f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.engine}"
+    name = f"{plan.model.name}, {plan.layout} on {plan.gpu.name}, engine {plan.profile.title}"
     rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
     name = f"{name}, {rate}"
     limit = limit_words(few.limit)

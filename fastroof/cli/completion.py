@@ -64,9 +64,9 @@ def _gpus() -> Sequence[str]:
 
 
 def _engines() -> Sequence[str]:
-    from fastroof.engines import engine_names
+    from fastroof.engines import engine_names, serving_engines
 
-    return engine_names()
+    return tuple(sorted({*engine_names(), *serving_engines()}))
 
 
 def _dtypes() -> Sequence[str]:

@@ -246,7 +246,7 @@ def _print(
         )
     out.print(
         f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"engine {plan.engine}" + _asked_words(asked) + "\n",
+        f"engine {plan.profile.title}" + _asked_words(asked) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")

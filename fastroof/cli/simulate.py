@@ -79,7 +79,7 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
     out.print(
         f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV "
-        f"cache, engine {plan.engine}",
+        f"cache, engine {plan.profile.title}",
         soft_wrap=True,
     )
     rate = answers["arrivals_per_s"]

@@ -171,7 +171,7 @@ def size(
         return
     out = console()
     out.print(
-        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, engine {engine.name}\n",
+        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, engine {engine.title}\n",
         soft_wrap=True,
     )
     (_print_steps if rate is None else _print_deployments)(rows)

@@ -20,6 +20,7 @@ from fastroof.cli.option_groups import ENGINE
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, own_runs_of
+from fastroof.command_group import warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def validate(
     from fastroof.engines import load_engine
     from fastroof.load.by_name import missing_tables
     from fastroof.serving.evidence.measured_steps import read_steps
-    from fastroof.serving.evidence.validation import validate_own
+    from fastroof.serving.evidence.validation import other_versions, validate_own
 
     if plot is not None:
         from fastroof.report import check_picture
@@ -115,6 +116,8 @@ def validate(
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)
     if measured_kernels is None:
         raise MissingTableError(missing_tables(spec.name))
+    for words in () if own is None else other_versions(own.rows, engine):
+        warn(words)
     report = validate_own(
         () if own is None else own.rows,
         () if steps is None else read_steps(steps),

@@ -17,6 +17,7 @@ from fastroof.engines.values import (
     check_size,
     check_text,
     holds_for,
+    includes_newest,
 )
 from fastroof.errors import PlanError
 
@@ -99,8 +100,8 @@ class OperatorKernel:
     operator : str
         Name of the operator in tables, such as ``gemm``.
     versions : str
-        Range of engine versions within the profile's; empty for all of them. A kernel with a range
-        applies only to a profile loaded for a version, as ``vllm-0.17.0``.
+        Range of engine versions within the profile's; empty for all of them. A range that ends
+        applies only to a profile loaded for a version in it, as ``vllm-0.17.0``.
     gpu, format : str
         GPU, and dtype of linear layers; empty for any.
     architecture : str
@@ -164,7 +165,7 @@ class OperatorKernel:
         """Return whether it runs for an operator on a GPU, in a format and layout, in models of a class."""
         return (
             self.operator == operator
-            and self.versions == ""
+            and includes_newest(self.versions)
             and self.gpu in ("", gpu)
             and self.format in ("", dtype)
             and self.architecture in ("", architecture)
@@ -245,16 +246,25 @@ class KernelChoices:
         self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
     ) -> OperatorKernel | None:
         """Return the kernel of an operator on a GPU, in a format and layout; None if unknown."""
-        return next((k for k in self.operators if k.is_for(operator, gpu, dtype, layout, architecture)), None)
+        known = [k for k in self.operators if k.is_for(operator, gpu, dtype, layout, architecture)]
+        return next((k for k in known if k.versions), known[0] if known else None)
 
     def of_version(self, version: str) -> KernelChoices:
         """Return the choices of one engine version: those with a matching range first."""
         ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
         retained = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
         graphs = [one for one in (g.of_version(version) for g in self.prefill_graphs) if one is not None]
-        if any(is_ranged and k is not None for is_ranged, k in ranged):
-            return replace(self, operators=tuple(retained), prefill_graphs=tuple(graphs))
-        return replace(self, prefill_graphs=tuple(graphs)) if graphs else self
+        if retained == list(self.operators) and graphs == list(self.prefill_graphs):
+            return self
+        return replace(self, operators=tuple(retained), prefill_graphs=tuple(graphs))
+
+    def of_all_versions(self) -> KernelChoices:
+        """Return the choices that do not depend on the version."""
+        operators = tuple(k for k in self.operators if not k.versions)
+        graphs = tuple(one for one in self.prefill_graphs if not one.versions)
+        if (operators, graphs) == (self.operators, self.prefill_graphs):
+            return self
+        return replace(self, operators=operators, prefill_graphs=graphs)
 
 
 ANY_KERNELS: Final = KernelChoices()

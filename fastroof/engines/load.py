@@ -69,13 +69,13 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     engine : str
         One of :func:`serving_engines`.
     version : str
-        Its version; empty if unknown.
+        Its version; empty for the newest.
 
     Returns
     -------
     EngineProfile
         The profile whose range includes the version, with that version's kernels; the oldest for a version
-        before all ranges; if no range includes it, or it is unknown or not a version, the newest.
+        before all ranges; if no range includes it, or it is not a version, that of the newest.
 
     Raises
     ------
@@ -83,8 +83,10 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
         If the engine is unknown.
     """
     one_of("engine", engine, serving_engines(), PlanError)
+    if not is_version(version):
+        return _narrowed(_of_version(engine, "").name, version)
     try:
-        return _of_version(engine, version if is_version(version) else "")
+        return _of_version(engine, version)
     except PlanError:
         return _narrowed(_before_all(engine, version) or _of_version(engine, "").name, version)
 
@@ -116,8 +118,8 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     Parameters
     ----------
     given : EngineProfile, str, Path or mapping
-        A profile, the name of a packaged one, an engine and its version as in ``vllm-0.12``, the path of a
-        TOML file, or its contents.
+        A profile, the name of a packaged one, an engine (its newest version), an engine and its version as in
+        ``vllm-0.12``, the path of a TOML file, or its contents.
 
     Returns
     -------
@@ -141,6 +143,8 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     if isinstance(given, Mapping):
         return _profile(dict(given), "the profile given")
     names = engine_names()
+    if isinstance(given, str) and given in serving_engines():
+        return engine_of_version(given)
     if isinstance(given, str) and given in names:
         return _packaged(given)
     path = Path(given) if isinstance(given, str | Path) else None
@@ -150,7 +154,8 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
             return _of_version(engine, version)
         if not isinstance(given, str):
             raise PlanError(f"engine must be one of {', '.join(names)} or a .toml file, got {shown(given)}")
-        raise PlanError(f"{unknown_word('engine', given, names, 'fastroof engines')}, or give a .toml file")
+        words = unknown_word("engine", given, {*names, *serving_engines()}, "fastroof engines")
+        raise PlanError(f"{words}, or give a .toml file")
     content = read_toml(path, PlanError, f"the engine profile {path}")
     return _profile({"name": path.stem, **content}, str(path))
 

@@ -23,6 +23,7 @@ from fastroof.engines.values import (
     check_size,
     check_text,
     holds_for,
+    includes_newest,
     is_version,
 )
 from fastroof.errors import PlanError
@@ -113,7 +114,7 @@ class StepCosts:
     def of_step_us(self, architecture: str, layers: float, allreduces: int) -> float:
         """Return the time added to every step of a model, us, without its sequences and prompts.
 
-        If an architecture has costs in several versions, the last (newest) applies.
+        If an architecture has costs in several versions, the last that has no end applies.
 
         Examples
         --------
@@ -122,7 +123,12 @@ class StepCosts:
         (190.0, 140.0)
         """
         own_us = next(
-            (one.layer_us for one in reversed(self.layers) if one.architecture == architecture), 0.0
+            (
+                one.layer_us
+                for one in reversed(self.layers)
+                if one.architecture == architecture and includes_newest(one.versions)
+            ),
+            0.0,
         )
         return self.step_us + self.allreduce_us * allreduces + (self.layer_us + own_us) * layers
 
@@ -296,18 +302,25 @@ class EngineProfile:
         if not isinstance(self.evidence, Mapping):
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
 
+    @property
+    def title(self) -> str:
+        """Name, and the range of versions: ``vllm >=0.14``."""
+        return f"{self.name} {self.versions}".rstrip()
+
     def at(self, version: str) -> EngineProfile:
         """Return the engine as of one of its versions: without other versions' layers and kernels.
 
-        A build that is not a version has only what all versions have.
+        Without a version it is the newest. A build that is not a version has only what all versions have.
         """
+        if not version:
+            return self
         is_known = is_version(version)
         layers = tuple(
-            one
+            replace(one, versions="")
             for one in self.costs.layers
             if not one.versions or (is_known and holds_for(one.versions, version))
         )
-        kernels = self.kernels.of_version(version) if is_known else self.kernels
+        kernels = self.kernels.of_version(version) if is_known else self.kernels.of_all_versions()
         memory = self.memory.at(version) if is_known else self.memory
         if layers == self.costs.layers and kernels is self.kernels and memory is self.memory:
             return self

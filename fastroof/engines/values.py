@@ -139,6 +139,18 @@ def holds_for(versions: str, version: str) -> bool:
     return not versions or all(_COMPARED[sign](key, bound) for sign, bound in _bounds(versions))
 
 
+UNKNOWN_VERSION: Final = "unknown"
+"""Build of a run without a version: it has what all versions have."""
+
+NEWEST: Final = "9999"
+"""Version of an engine that is named without one: after all that were read."""
+
+
+def includes_newest(versions: str) -> bool:
+    """Return whether a range has no end."""
+    return holds_for(versions, NEWEST)
+
+
 def is_version(version: str) -> bool:
     """Return whether a text is a version that ranges can include: ``1.1.0rc2``, not ``nightly``."""
     return _VERSION.fullmatch(version) is not None

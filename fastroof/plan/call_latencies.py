@@ -12,6 +12,7 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.compiled.grids import grid_latency_us
 from fastroof.engines import EngineProfile
+from fastroof.engines.values import includes_newest
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
@@ -214,7 +215,7 @@ def padded_steps(
     model: ModelSpec, layout: Layout, execution: Execution, engine: EngineProfile, row_limit: int
 ) -> PaddedSteps | None:
     """Return how an engine pads a plan's steps with prefill; None if it does not."""
-    graphs = next((one for one in engine.kernels.prefill_graphs if not one.versions), None)
+    graphs = next((one for one in engine.kernels.prefill_graphs if includes_newest(one.versions)), None)
     is_grouped = all(isinstance(kind.attention, GroupedQueryAttention) for kind in model.kinds)
     is_alone = layout.world_size == layout.tp and execution.exchange.alltoall != "always"
     if graphs is None or model.vision is not None or not is_grouped or not is_alone:

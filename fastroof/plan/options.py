@@ -133,8 +133,8 @@ class PlanOptions:
     )
     engine: Any = _option(  # noqa: RUF009 -- frozen, and its default is a text
         DEFAULT_ENGINE,
-        "Serving engine whose costs, schedule and memory are added (see fastroof engines), or a .toml file; "
-        "kernels adds nothing.",
+        "Serving engine whose costs, schedule and memory are added (see fastroof engines): its newest "
+        "version, or one as in vllm-0.12.0; or a .toml file; kernels adds nothing.",
         "ENGINE",
         _engine,
     )

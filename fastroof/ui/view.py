@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.defaults import DEFAULT_ENGINE, FORMER_KEYS
-from fastroof.engines import EngineProfile, engine_names, load_engine
+from fastroof.engines import EngineProfile, engine_names, load_engine, serving_engines
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
 
@@ -77,7 +77,7 @@ class View:
         for name, allowed in (
             ("dtype", (AUTO, *DTYPES)),
             ("kv_dtype", (AUTO, *KV_DTYPES)),
-            ("engine", engine_names()),
+            ("engine", (*engine_names(), *serving_engines())),
             ("kind", KINDS),
             ("percentile", PERCENTILES),
         ):

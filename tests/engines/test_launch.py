@@ -103,7 +103,7 @@ def test_every_serving_engine_has_commands_and_what_is_none_has_not() -> None:
         True,
         "vllm/vllm-openai:v0.13.0",
     )
-    old = engine_commands("trtllm", load_engine("trtllm").versions)
+    old = engine_commands("trtllm", load_engine("trtllm-1.0").versions)
     assert old is not None
     assert not old.is_of_profile
 
@@ -139,7 +139,7 @@ def test_ranks_and_stages_count_as_each_engine_counts_them() -> None:
     config = trtllm.server(ranks).config
     assert config["enable_attention_dp"] is True
     assert "attention_dp_config" not in config
-    for name in ("trtllm", "trtllm-1.1"):
+    for name in ("trtllm-1.0", "trtllm-1.1"):
         steps = load_engine(name).data_parallel.balance_steps
         balance = trtllm.server(replace(ranks, balance_steps=steps)).config["attention_dp_config"]
         assert balance == {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": steps}

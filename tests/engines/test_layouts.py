@@ -17,7 +17,7 @@ def test_engines_accept_what_they_run():
     for engine in engine_names():
         for sizes in ({}, {"tp": 8}, {"tp": 8, "ep": 8}, {"dp": 8, "ep": 8}, {"dp": 8}):
             assert refused(engine, **sizes) == ""
-    for engine in ("kernels", "sglang", "trtllm", "trtllm-1.1"):
+    for engine in ("kernels", "sglang", "trtllm-1.0", "trtllm-1.1"):
         assert refused(engine, tp=8, ep=4) == ""
     for engine in ("kernels", "sglang", "vllm"):
         assert refused(engine, tp=2, dp=4, ep=8) == ""
@@ -25,7 +25,7 @@ def test_engines_accept_what_they_run():
 
 def test_what_they_refuse_names_what_would_do():
     assert "ep must be 1 or 8 with tp 8 x dp 1, got 4" in refused("vllm", tp=8, ep=4)
-    for engine in ("trtllm", "trtllm-1.1"):
+    for engine in ("trtllm-1.0", "trtllm-1.1"):
         assert "tp 8 with dp 1, or tp 1 with dp 8" in refused(engine, tp=2, dp=4, ep=8)
 
 

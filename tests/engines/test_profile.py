@@ -37,7 +37,7 @@ PROFILE = EngineProfile(
 
 
 def test_the_packaged_profiles_load():
-    assert set(engine_names()) >= {"infersim", "kernels", "sglang", "trtllm", "vllm"}
+    assert set(engine_names()) >= {"infersim", "kernels", "sglang", "trtllm-1.1", "vllm"}
     for name in engine_names():
         profile = load_engine(name)
         assert profile.name == name
@@ -49,7 +49,7 @@ def test_the_packaged_profiles_load():
         assert load_engine(dataclasses.asdict(profile)) == profile
     recent = load_engine("trtllm-1.2.0")
     assert (recent.name, recent.kernels.fp8_scales) == ("trtllm-1.1", "static")
-    assert load_engine("trtllm-1.0.0").name == "trtllm"
+    assert load_engine("trtllm-1.0.0").name == "trtllm-1.0"
     infersim = load_engine("infersim")
     assert (infersim.costs.step_us, infersim.costs.step_us + infersim.costs.prefill_us) == (5000.0, 30000.0)
 
@@ -165,7 +165,8 @@ def test_costs_of_layers_and_all_reduces_are_one_number_of_a_plan(h100):
     other = compile_plan("qwen3-8b", "h100", h100, engine=profile)
     bare = compile_plan("qwen3-8b", "h100", h100, engine="kernels")
     assert other.decode_us(1, 100) - bare.decode_us(1, 100) == pytest.approx(50.0 + 36)
-    assert profile.at("0.4").costs.layers == layers[:1]
+    assert profile.at("0.4").costs.layers == (dataclasses.replace(layers[0], versions=""),)
+    assert profile.at("") is profile
     assert PROFILE.at("0.4") is PROFILE
 
 
@@ -216,13 +217,37 @@ def test_an_engine_is_found_by_its_version():
     # what only some versions have is not of an unknown one
     sglang = engine_of_version("sglang", "nightly")
     assert all(not one.versions for one in sglang.costs.layers)
-    assert load_engine("trtllm-1.0.0rc3") is load_engine("trtllm")
-    with pytest.raises(PlanError, match=r"no profile for trtllm 0\.9; valid: trtllm \(>=1\.0\.0rc0,<1\.1"):
+    assert load_engine("trtllm-1.0.0rc3") is load_engine("trtllm-1.0")
+    with pytest.raises(PlanError, match=r"no profile for trtllm 0\.9; valid: trtllm-1\.0 \(>=1\.0"):
         load_engine("trtllm-0.9")
     with pytest.raises(PlanError, match="'new' is not a version"):
         load_engine("vllm-new")
     with pytest.raises(PlanError, match="engine must be one of sglang, trtllm, vllm, got 'tgi'"):
         engine_of_version("tgi")
+
+
+def test_an_engine_without_a_version_is_the_newest(h100):
+    releases = {"vllm": "0.99.0", "sglang": "0.99.0", "trtllm": "9.0.0"}
+    for engine, newest in releases.items():
+        assert load_engine(engine) == engine_of_version(engine)
+        plans = [
+            compile_plan(model, "h100", h100, engine=name, max_tokens=1024)
+            for model in ("qwen3-8b", "qwen3-30b-a3b")
+            for name in (engine, f"{engine}-{newest}")
+        ]
+        for bare, versioned in zip(plans[::2], plans[1::2], strict=True):
+            assert bare.step_us(STEPS).tolist() == versioned.step_us(STEPS).tolist()
+    assert load_engine("trtllm").versions == ">=1.1.0rc0"
+    # kernels and costs of ranges that end are not the newest's, those of ranges that do not are
+    ranged = KernelChoices(
+        operators=[OperatorKernel("gemm"), OperatorKernel("gemm", versions="<2", source="old"),
+                   OperatorKernel("gemm", versions=">=2", source="new")],
+    )  # fmt: skip
+    profile = EngineProfile("mine", kernels=ranged)
+    sources = {"": "new", "1.0": "old", "2.1": "new", "nightly": ""}
+    for version, source in sources.items():
+        found = profile.at(version).kernels.of("gemm", "h100", "bf16", {})
+        assert (found.source, version) == (source, version)
 
 
 def test_a_kernel_is_for_a_gpu_a_format_and_a_layout():

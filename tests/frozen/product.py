@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import fastroof
 from benchmarks.accuracy.validation import run_validation
 from fastroof import (
     FastroofError,
     StepBatch,
     StepPlan,
     Tables,
-    compile_plan,
     compile_plans,
     load_gpu,
     load_model,
     load_tables,
-    run_sweep,
 )
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.backends.dynamo import write_dynamo_profile
@@ -29,7 +28,6 @@ from fastroof.serving import (
     estimate_disaggregated,
     largest_batch,
     largest_context,
-    least_gpus,
     match_workers,
 )
 from fastroof.sweep import best_batches
@@ -94,6 +92,32 @@ def h100_tables() -> Tables:
     return load_tables("h100")
 
 
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the engine of the record: ``trtllm`` was what is ``trtllm-1.0`` now."""
+    given = dict(options)
+    for name in given.keys() & {"engine", "runtime"}:
+        if given[name] == "trtllm":
+            given[name] = "trtllm-1.0"
+        elif isinstance(given[name], list):
+            given[name] = ["trtllm-1.0" if one == "trtllm" else one for one in given[name]]
+    return given
+
+
+def compile_plan(*given: Any, **options: Any) -> StepPlan:
+    """A plan of the record."""
+    return fastroof.compile_plan(*given, **_renamed(options))
+
+
+def least_gpus(*given: Any, **options: Any) -> Any:
+    """The fewest GPUs of the record."""
+    return fastroof.serving.least_gpus(*given, **_renamed(options))
+
+
+def run_sweep(spec: Any, *given: Any, **options: Any) -> Any:
+    """A sweep of the record."""
+    return fastroof.run_sweep(_renamed(spec) if isinstance(spec, Mapping) else spec, *given, **options)
+
+
 def compile_together(requests: Sequence[Mapping[str, Any]], gpu: str, tables: Tables) -> list[StepPlan]:
     """Plans compiled by one call."""
-    return list(compile_plans([{"runtime": "kernels", **one} for one in requests], gpu, tables))
+    return list(compile_plans([{"runtime": "kernels", **_renamed(one)} for one in requests], gpu, tables))

@@ -22,7 +22,7 @@ from fastroof.serving import estimate, estimate_disaggregated, least_gpus
 from fastroof.serving.sizing import largest_batch
 from fastroof.units import GIB, MIB
 
-ENGINES = ("vllm", "sglang", "trtllm", "trtllm-1.1")
+ENGINES = ("vllm", "sglang", "trtllm-1.0", "trtllm-1.1")
 
 
 def naive_room_bytes(
@@ -108,10 +108,10 @@ def test_70b_in_fp8_on_one_h100_has_the_room_that_its_published_throughput_needs
     options = {"dtype": "fp8", "kv_dtype": "fp8"}
     rooms = {
         engine: compile_plan("llama-3.1-70b", "h100", h100, engine=engine, **options).memory.max_kv_tokens
-        for engine in ("kernels", "trtllm", "vllm", "vllm-0.16.0")
+        for engine in ("kernels", "trtllm-1.0", "vllm", "vllm-0.16.0")
     }
     assert rooms["kernels"] < 20_000
-    assert 45_000 < rooms["trtllm"] < 60_000
+    assert 45_000 < rooms["trtllm-1.0"] < 60_000
     # 0.9 of all memory are its weights, and what sorting the logits of 1,024 requests takes
     assert rooms["vllm-0.16.0"] == 0 < rooms["vllm"]
     more = compile_plan("llama-3.1-70b", "h100", h100, engine="vllm-0.16.0", memory_fraction=0.97, **options)

@@ -207,7 +207,7 @@ def test_engines_and_versions_differ(tables: Any) -> None:
 
 
 def test_every_serving_engine_says_where_its_rules_are_from() -> None:
-    for name in ("vllm", "vllm-0.12", "sglang", "trtllm", "trtllm-1.1"):
+    for name in ("vllm", "vllm-0.12", "sglang", "trtllm-1.0", "trtllm-1.1"):
         assert load_engine(name).data_parallel.source, name
 
 

@@ -203,11 +203,11 @@ def test_an_error_is_a_line_and_goes_away(opened: Browser) -> None:
 def test_a_view_is_its_address(opened: Browser, page: PageServer) -> None:
     put(opened, "batch", "48")
     put(opened, "tpot_ms", "")
-    put(opened, "engine", "trtllm")
+    put(opened, "engine", "trtllm-1.0")
     until(opened, "location.search.length > 0")
     time.sleep(0.4)
     address = opened.run("location.href")
-    assert address == f"{page.url}?engine=trtllm&batch=48&tpot_ms="
+    assert address == f"{page.url}?engine=trtllm-1.0&batch=48&tpot_ms="
     step = text(opened, "#tile-step .big")
     opened.open(address)
     settled(opened)

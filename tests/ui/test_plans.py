@@ -28,7 +28,7 @@ OTHERS: dict[str, Any] = {
     "ep": 2,
     "dtype": "fp8",
     "kv_dtype": "fp8",
-    "engine": "trtllm",
+    "engine": "trtllm-1.0",
     "allow_modelled": True,
 }
 SOURCE = "aiconfigurator-vllm-0.24.0"

@@ -219,7 +219,7 @@ def _subtitle(sim: Simulation) -> str:
     plan, settings = sim.plan, sim.settings
     words = [
         f"{len(sim):,} requests simulated",
-        f"engine {plan.engine}",
+        f"engine {plan.profile.title}",
         f"{sim.replicas} engine{'s' * (sim.replicas > 1)} on {sim.gpus} GPU{'s' * (sim.gpus > 1)}",
         f"{plan.dtype} weights, {plan.kv_dtype} KV cache",
         f"max_num_batched_tokens {settings.max_num_batched_tokens:,}, max_num_seqs {settings.max_num_seqs:,}",

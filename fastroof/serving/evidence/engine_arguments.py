@@ -194,7 +194,12 @@ def _arguments(where: str, found: Mapping[str, str], warnings: Sequence[str]) ->
         raise type(error)(f"{where}: {error} (--model names another)") from None
     dtype, notes = _dtype(where, found, spec.checkpoint.formats[0])
     kv_dtype, known_from = _kv_dtype(where, found, spec.checkpoint.kv_dtype, engine)
-    profile = _scheduled(where, engine_of_version(engine, version), found)
+    packaged = engine_of_version(engine, version)
+    profile = _scheduled(where, packaged, found)
+    if not version:
+        notes.append(
+            f"{where} does not name the version of {engine}: the newest is assumed, profile {packaged.title}"
+        )
     return EngineArguments(
         found["gpu"].lower(),
         engine,

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.engines import EngineProfile
+from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import num_allreduces
 from fastroof.serving.estimate import estimate
@@ -169,7 +170,7 @@ def times_of_plan(
     rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile, arrivals: str = "random"
 ) -> KernelTimes:
     """Return the kernel times of the rows of one plan."""
-    plan = plan_of_row(rows[0], tables, profile.at(rows[0].engine_version).kernels_alone())
+    plan = plan_of_row(rows[0], tables, profile.at(rows[0].engine_version or UNKNOWN_VERSION).kernels_alone())
     rounds = rows[0].requests_per_client
     predicted = estimate(
         plan,

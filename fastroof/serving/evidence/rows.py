@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from fastroof.engines import EngineProfile, engine_of_version, recipe_for
+from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
@@ -47,7 +48,8 @@ class ServedModel:
     @property
     def engine_profile(self) -> EngineProfile:
         """The packaged profile of its engine and version."""
-        return engine_of_version(self.engine, self.engine_version)
+        # of an unknown version: not the newest
+        return engine_of_version(self.engine, self.engine_version or UNKNOWN_VERSION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 
 from fastroof._version import __version__
-from fastroof.engines import EngineProfile, load_engine
+from fastroof.engines import EngineProfile, load_engine, serving_engines
+from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
@@ -103,6 +104,27 @@ def validate_own(
         (*tpot, *ttft, *of_steps),
         counted(skipped),
     )
+
+
+def other_versions(rows: Sequence[ServingRow], given: EngineProfile | str) -> list[str]:
+    """Return warnings about runs of other engines or versions than the profile that all are judged by."""
+    if given == "auto":
+        return []
+    profile = load_engine(given)
+    is_newest = isinstance(given, str) and given in serving_engines()
+    found: dict[str, int] = {}
+    for row in rows:
+        is_of_range = profile.engine in ("", row.engine) and not (
+            is_version(row.engine_version) and not holds_for(profile.versions, row.engine_version)
+        )
+        if not is_of_range or (is_newest and is_version(row.engine_version)):
+            name = f"{row.engine} {row.engine_version}".rstrip()
+            found[name] = found.get(name, 0) + 1
+    return [
+        f"{count} of {len(rows)} runs are of {name}, judged by {profile.title}"
+        f"{', the newest' if is_newest else ''}: auto takes the profile of each run's version"
+        for name, count in found.items()
+    ]
 
 
 def is_taken(row: ServingRow, gpu: str, skipped: Skipped) -> bool:

@@ -81,13 +81,13 @@ def test_trtllm_with_its_options(tmp_path: Path) -> None:
 def test_files_agree_with_the_command(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     command = f"vllm serve {LLAMA} --tensor-parallel-size 4 --kv-cache-dtype fp8"
-    own = started(tmp_path, command)
+    own = started(tmp_path, command, version="0.15.1")
     toml = f'engine = "vllm"\nmodel = "{LLAMA}"\ntensor-parallel-size = 4\nkv_cache_dtype = "fp8"\n'
     yaml = f"engine: vllm\nmodel: {LLAMA}\ntp: 4\nkv_dtype: fp8\n"
-    assert started(tmp_path, toml, "a.toml") == own
-    assert started(tmp_path, yaml, "a.yaml") == own
+    assert started(tmp_path, toml, "a.toml", version="0.15.1") == own
+    assert started(tmp_path, yaml, "a.yaml", version="0.15.1") == own
     listed = json.dumps({"command": command.split()})
-    assert started(tmp_path, listed, "a.json") == own
+    assert started(tmp_path, listed, "a.json", version="0.15.1") == own
 
 
 CONFIG = f"model: {LLAMA}\ntensor-parallel-size: 4\nkv-cache-dtype: fp8\nenable-expert-parallel: false\n"
@@ -209,7 +209,7 @@ def test_a_speculative_run_is_never_taken_for_a_plain_one(tmp_path: Path, engine
     ],
 )
 def test_a_switch_may_be_told_whether_it_is_on(tmp_path: Path, words: str, chunks: bool, seqs: int) -> None:
-    engine = started(tmp_path, f"vllm serve {LLAMA} {words} --max-num-seqs {seqs}")
+    engine = started(tmp_path, f"vllm serve {LLAMA} {words} --max-num-seqs {seqs}", version="0.15.1")
     schedule = engine.profile.scheduling
     assert (schedule.chunked_prefill, schedule.max_num_seqs) == (chunks, seqs)
     assert engine.warnings == ()
@@ -237,8 +237,17 @@ def test_a_refusal_of_a_long_value_is_short(tmp_path: Path) -> None:
     assert len(str(error.value).replace(str(tmp_path), "")) < 400
 
 
+def test_runs_without_a_version_are_taken_as_the_newest_and_it_says_so(tmp_path: Path) -> None:
+    engine = started(tmp_path, f"vllm serve {LLAMA}")
+    assert (engine.version, engine.profile.name) == ("", "vllm")
+    (words,) = engine.warnings
+    assert words.endswith("does not name the version of vllm: the newest is assumed, profile vllm >=0.14")
+    assert started(tmp_path, f"vllm serve {LLAMA}", version="0.11.2").warnings == ()
+
+
 def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
-    engine = started(tmp_path, f"vllm serve {LLAMA} --frobnicate 3 --enforce-eager --dtype float16")
+    command = f"vllm serve {LLAMA} --frobnicate 3 --enforce-eager --dtype float16"
+    engine = started(tmp_path, command, version="1.0")
     unknown, overlooked, half = engine.warnings
     assert unknown.endswith("ignored: --frobnicate")
     assert overlooked.endswith("not modelled: --enforce-eager")

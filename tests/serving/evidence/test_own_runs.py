@@ -179,6 +179,14 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
     judged = runner.invoke(app, ["validate", *given, "--engine", place, "--json"])
     groups = {group["quantity"]: group["mape"] for group in json.loads(judged.stdout)["groups"]}
     assert groups["tpot"] < 1e-3
+    (tmp_path / "engine_args.txt").unlink()
+    for version, engine in {"0.11.2": "vllm", "0.19.0": "vllm", "0.12.0": "vllm-0.14.0"}.items():
+        started = {"engine": "vllm", "version": version, "model": LLAMA}
+        (tmp_path / "engine_args.json").write_text(json.dumps(started))
+        warned = runner.invoke(app, ["validate", *given, "--engine", engine]).stderr
+        newest = ", the newest" if engine == "vllm" else ""
+        assert f"8 of 8 runs are of vllm {version}, judged by vllm >=0.14{newest}: auto takes" in warned
+    assert "runs are of" not in runner.invoke(app, ["validate", *given]).stderr
     for command in (
         ["calibrate", *given, "--rows", "a.csv"],
         ["calibrate", "--engine-args", "a.txt"],
