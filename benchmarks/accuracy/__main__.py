@@ -24,6 +24,7 @@ MODULES: Final = {
     "expert-steps": "aiconfigurator_steps",
     "roster": "roster",
     "silicon-sample": "silicon_sample",
+    "agreement": "agreement",
     "simulated-loops": "simulated_loops",
     "simulated-ranks": "simulated_ranks",
 }

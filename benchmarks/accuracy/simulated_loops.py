@@ -18,6 +18,7 @@ from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
 from fastroof.simulation import Workload, simulate
 from fastroof.tables import Tables
+from fastroof.units import MS_PER_S
 
 EXPERTS: Final = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b")
 DENSE: Final = ("llama-3.1-8b", "qwen3-8b")
@@ -39,14 +40,22 @@ class Question(NamedTuple):
     osl: int
     clients: int
     budget: int
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+
+    @property
+    def max_seqs(self) -> int:
+        """Maximum number of running requests of a rank."""
+        return min(1024, self.budget)
 
 
 class Compared(NamedTuple):
-    """Estimated over simulated TPOT and TTFT, less 1."""
+    """Estimated over simulated TPOT, TTFT and throughput, less 1, and the simulated times."""
 
     question: Question
     tpot: float
     ttft: float
+    throughput: float
     tpot_ms: float
     ttft_ms: float
 
@@ -75,34 +84,52 @@ def questions(ranks: int, seed: int = 0) -> Iterator[Question]:
 
 def plan_of(question: Question, tables: Tables, plans: dict[Any, StepPlan]) -> StepPlan:
     """Compile the plan of a question, cached."""
-    key = question[:5]
+    key = (*question[:5], question.dtype, question.kv_dtype)
     if key not in plans:
         plans[key] = compile_plan(
             question.model, tables.gpu, tables, tp=question.tp, dp=question.ranks, ep=question.ep,
-            engine=question.engine, max_tokens=LARGEST_STEP, max_seqs=1024,
+            engine=question.engine, dtype=question.dtype, kv_dtype=question.kv_dtype,
+            max_tokens=LARGEST_STEP, max_seqs=1024,
         )  # fmt: skip
     return plans[key]
 
 
+def _highest(mean: int) -> int:
+    """Return the longest of uniform lengths with a mean."""
+    return round(mean / (1.0 - SPREAD / 2.0))
+
+
+def loop_of(question: Question) -> Workload:
+    """Return the closed loop of a question."""
+    lengths = [
+        f"uniform:{max(round(most * (1.0 - SPREAD)), 1)}:{most}"
+        for most in (_highest(question.isl), _highest(question.osl))
+    ]
+    return Workload(
+        clients=question.clients, requests=question.clients * REQUESTS_PER_CLIENT,
+        input_tokens=lengths[0], output_tokens=lengths[1],
+    )  # fmt: skip
+
+
 def compare(question: Question, plan: StepPlan) -> Compared | None:
     """Answer a question by both; None if requests would wait for KV cache."""
-    highest = round(question.isl / (1.0 - SPREAD / 2.0)), round(question.osl / (1.0 - SPREAD / 2.0))
+    highest = _highest(question.isl), _highest(question.osl)
     of_rank = question.clients / question.ranks
     if (of_rank + 1.0) * 1.3 * sum(highest) > plan.memory.max_kv_tokens:
         return None
-    lengths = [f"uniform:{max(round(most * (1.0 - SPREAD)), 1)}:{most}" for most in highest]
-    trace = Workload(
-        clients=question.clients, requests=question.clients * REQUESTS_PER_CLIENT,
-        input_tokens=lengths[0], output_tokens=lengths[1],
-    ).trace()  # fmt: skip
-    seen = simulate(plan, trace, question.budget, 1024, block_size=None).requests
+    trace = loop_of(question).trace()
+    seen = simulate(plan, trace, question.budget, question.max_seqs, block_size=None).requests
     later = slice(question.clients * REQUESTS_PER_CLIENT // 3, question.clients * (REQUESTS_PER_CLIENT - 2))
-    ttft_ms, tpot_ms = (
-        float(np.nanmean(seen.column(name).to_numpy()[later])) for name in ("ttft_ms", "tpot_ms")
+    ttft_ms, tpot_ms, e2e_ms = (
+        float(np.nanmean(seen.column(name).to_numpy()[later])) for name in ("ttft_ms", "tpot_ms", "e2e_ms")
     )
     isl, osl = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
-    got = estimate(plan, isl, osl, question.clients, question.budget, max_seqs=1024)
-    return Compared(question, got.tpot_ms / tpot_ms - 1.0, got.ttft_ms / ttft_ms - 1.0, tpot_ms, ttft_ms)
+    got = estimate(plan, isl, osl, question.clients, question.budget, max_seqs=min(1024, question.budget))
+    tokens_per_s = question.clients * osl / e2e_ms * MS_PER_S / plan.layout.world_size
+    return Compared(
+        question, got.tpot_ms / tpot_ms - 1.0, got.ttft_ms / ttft_ms - 1.0,
+        got.tokens_per_s_per_gpu / tokens_per_s - 1.0, tpot_ms, ttft_ms,
+    )  # fmt: skip
 
 
 def sample(tables: Tables, ranks: Sequence[int], count: int, seed: int = 0) -> list[Compared]:
