@@ -8,6 +8,7 @@ the same closed form: their difference is rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
@@ -78,7 +79,7 @@ def worst(found: Sequence[Compared], count: int = 10) -> list[Compared]:
     """Return the questions with the largest difference of any quantity, in ln, largest first."""
 
     def difference(one: Compared) -> float:
-        return max(abs(np.log1p(getattr(one, name))) for name in QUANTITIES)
+        return max(abs(math.log1p(getattr(one, name))) for name in QUANTITIES)
 
     return sorted(found, key=difference, reverse=True)[:count]
 

@@ -46,9 +46,9 @@ left_out (rows of the trace's file by reason), requests_per_s (0 where no rate k
 requests_per_s_per_gpu, limit (what breaks first beyond it; throughput: arrivals are faster than what is
 served; none: all at once keep all), low, high (with steps one standard error longer and shorter),
 relative_error, basis, sampling_error (relative standard error by chance), tolerance, replicas, gpus,
-requests, counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a rate
-[requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas, gpus (0
-where too many would be needed), limit, requests_per_s, at_replicas. JSON of a specification: as
+requests, counted (without ramp and drain), simulations, at_capacity (percentiles), simulated: one object a
+rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]. With --fewest: replicas,
+gpus (0 where too many would be needed), limit, requests_per_s, at_replicas. JSON of a specification: as
 `fastroof sweep`, best: one object a group.
 """
 

@@ -114,7 +114,13 @@ class RequestTimes(NamedTuple):
 
     def of_places(self, places: slice | Longs) -> RequestTimes:
         """Return the times of some requests."""
-        return RequestTimes(*(values[places] for values in self))
+        return RequestTimes(
+            self.ttft_ms[places],
+            self.tpot_ms[places],
+            self.e2e_ms[places],
+            self.is_finished[places],
+            self.has_gaps[places],
+        )
 
     def of_finished(self, name: str) -> Floats:
         """Return the times that percentiles are over: of finished requests that have such a time."""
