@@ -31,7 +31,7 @@ from tests.reference.serving import closed_form, simulate_closed_loop, simulate_
 def plans(h100):
     return {
         engine: compile_plan("llama-3.1-8b", "h100", h100, engine=engine, max_tokens=8192)
-        for engine in ("kernels", "vllm", "trtllm")
+        for engine in ("kernels", "vllm", "trtllm-1.0")
     }
 
 
@@ -99,7 +99,7 @@ def test_requests_that_arrive_as_a_step_ends_do_not_wait_for_one(plan, isl, osl,
     assert ttft == pytest.approx(1.0, abs=0.15 if (isl, osl, clients, options) in LIGHT else 0.25)
 
 
-@pytest.mark.parametrize("engine", ["kernels", "trtllm"])
+@pytest.mark.parametrize("engine", ["kernels", "trtllm-1.0"])
 def test_estimates_are_near_a_simulation_with_every_runtime(plans, engine):
     errors = np.array([compared(plans[engine], *scenario) for scenario in LIGHT[1:4]])
     np.testing.assert_allclose(errors[:, 0], 1.0, atol=0.15)
@@ -122,7 +122,7 @@ def test_prompts_wait_as_long_as_in_a_simulated_prefill_worker(one, more, most):
 # -- what is exact -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["kernels", "vllm", "trtllm"])
+@pytest.mark.parametrize("engine", ["kernels", "vllm", "trtllm-1.0"])
 @pytest.mark.parametrize(("isl", "osl"), [(1024, 128), (1, 4000), (5000, 2), (8000, 100)])
 def test_one_client_sees_the_mean_of_its_steps(plans, engine, isl, osl):
     plan = plans[engine]
@@ -164,7 +164,7 @@ def answers(found: ServingEstimate | DisaggregatedEstimate) -> list[Any]:
 
 
 def test_a_step_has_no_more_sequences_than_clients(h100):
-    full = compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm", max_tokens=8192, max_seqs=2048)
+    full = compile_plan("llama-3.1-8b", "h100", h100, engine="trtllm-1.0", max_tokens=8192, max_seqs=2048)
     room = {"max_batched_tokens": 8192, "max_seqs": 2048, "max_kv_tokens": 10**7}
     assert estimate(full, isl=128, osl=128, concurrency=2048, **room).tpot_ms > 0
     with pytest.raises(PlanRangeError, match="steps of 2049 sequences"):
