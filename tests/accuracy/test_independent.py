@@ -197,9 +197,9 @@ def test_versions_without_a_profile_are_predicted_by_kernels_alone() -> None:
     row = shipped_throughput("h100")[0]
     assert (row.engine, row.engine_version) == ("trtllm", "0.17.0")
     profile = profile_of_served(row)
-    assert profile == load_engine("trtllm").at("0.17.0").kernels_alone()
-    assert profile.memory.decoder_bytes > 0 == load_engine("trtllm").memory.decoder_bytes
-    assert profile_of_served(replace(row, engine_version="1.0.0")) == load_engine("trtllm")
+    assert profile == load_engine("trtllm-1.0").at("0.17.0").kernels_alone()
+    assert profile.memory.decoder_bytes > 0 == load_engine("trtllm-1.0").memory.decoder_bytes
+    assert profile_of_served(replace(row, engine_version="1.0.0")) == load_engine("trtllm-1.0")
 
 
 @pytest.mark.slow

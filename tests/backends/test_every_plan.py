@@ -51,7 +51,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "vision": ("qwen3-vl-8b", {}),
     "vllm": ("llama-3.1-8b", {"engine": "vllm"}),
     "vllm-0.19.0": ("llama-3.1-8b", {"engine": "vllm-0.19.0"}),
-    "sglang": ("llama-3.1-8b", {"engine": "sglang"}),
+    # later ones pad prompts, which some files have no place for
+    "sglang": ("llama-3.1-8b", {"engine": "sglang-0.5.9"}),
     "trtllm": ("llama-3.1-8b", {"engine": "trtllm"}),
 }
 MAX_TOKENS, MAX_SEQS = 1024, 32
