@@ -90,7 +90,8 @@ def test_experts_compute_what_the_engine_pads_to(tables, plans):
 
 @pytest.mark.loops
 def test_dense_ranks_are_replicas_but_in_old_vllm(tables):
-    for engine in simulated_loops.ENGINES:
+    # from 0.5.10 on SGLang pads prompts to its graphs, but not those of several ranks
+    for engine in ("vllm", "vllm-0.12", "sglang-0.5.9", "trtllm-1.1"):
         one, four = (
             compile_plan("llama-3.1-8b", "h100", tables, dp=dp, engine=engine, max_tokens=9000)
             for dp in (1, 4)
