@@ -34,7 +34,7 @@ CASES = [
     ("qwen3.5-27b", "h200", "sglang", {}),
     ("qwen3-next-80b-a3b", "h200", "vllm-0.13.0", {"tp": 2}),
     ("nemotron-3-nano-30b-a3b", "h200", "vllm", {}),
-    ("llama-3.1-8b", "h100", "trtllm", {}),
+    ("llama-3.1-8b", "h100", "trtllm-1.0", {}),
     ("gemma-3-27b", "h200", "sglang", {"tp": 2}),
 ]
 
