@@ -100,6 +100,7 @@ def holds_prompts(question: Question) -> bool:
 
 
 def test_best_answers_what_estimate_does(asked: list[Asked]) -> None:
+    """To 1e-6: the fixed point of short outputs is found from another side."""
     for (question, *_), plan in asked if len(asked) == EVERY else asked[::3]:
         spec = {
             "models": [question.model], "gpus": ["h100"], "tp": [question.tp], "dp": [question.ranks],
@@ -112,7 +113,7 @@ def test_best_answers_what_estimate_does(asked: list[Asked]) -> None:
         )
         row = best_deployments(spec).answers[0].choices[0].row
         for name in ANSWERS:
-            assert row[name] == pytest.approx(getattr(got, name), rel=1e-9), (question, name)
+            assert row[name] == pytest.approx(getattr(got, name), rel=1e-6), (question, name)
 
 
 def test_the_command_line_answers_what_python_does(asked: list[Asked]) -> None:
