@@ -12,7 +12,7 @@ from fastroof._version import __version__
 from fastroof.acceptance import MTP
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec
-from fastroof.defaults import DATASHEET
+from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch.commands import EngineCommands, engine_commands
 from fastroof.engines.launch.settings import Command, LaunchSettings, served_name
@@ -270,7 +270,7 @@ def fit(
     free_gib: float | None = None,
     num_draft_tokens: int = 0,
     draft: StepPlan | str | None = None,
-    engine: EngineProfile | str | Path | Mapping[str, Any] = "vllm",
+    engine: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_ENGINE,
     **plan_options: Any,
 ) -> Fit:
     """Tell whether an engine starts a model on GPUs, with which limits, and by which command.
@@ -318,7 +318,7 @@ def fit(
     True
     >>> tight = fastroof.fit("llama-3.1-70b", "h100", tp=2)
     >>> tight.starts, list(tight.changes[0].settings)
-    (False, ['max_num_seqs', 'max_model_len'])
+    (False, ['max_model_len'])
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = load_engine(engine)

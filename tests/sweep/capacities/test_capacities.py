@@ -186,7 +186,7 @@ def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path
     # 3 GPUs are no two; 141 GB do not fit one, whether there are two or three of them
     assert summary.infeasible["layout"] == 1
     assert summary.infeasible["engine"] == 2
-    assert "has no room" in summary.skipped["engine"][0]
+    assert "leave no room for KV cache" in summary.skipped["engine"][0]
     assert summary.rows == summary.candidates - 3
 
 
