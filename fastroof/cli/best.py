@@ -140,8 +140,9 @@ cache or engine. --save writes the command that starts a copy, one that measures
 Kubernetes manifest and the rows.
 
 \b
-JSON: objective, candidates, skipped (plans that could not be compiled), total_s, answers, deployments,
-would_fit (model: a row on enough GPUs), saved (paths).
+JSON: objective, configurations (deployments compared), candidates (these under each load), skipped (plans
+that could not be compiled), total_s, answers, deployments, would_fit (model: a row on enough GPUs), saved
+(paths).
 answers: one object per model and load [group, candidates, feasible, infeasible (reason: candidates), choices,
 nearest (if no deployment is within the limits: row, exceeds (limit: ratio to it))].
 choices: one object per deployment, the best first [objective, relative_error (of a decode step's time),
@@ -246,16 +247,17 @@ def best(
             metavar="TOKENS",
             min=1,
             help_text="Maximum number of tokens in a step; repeatable.  "
-            "[default: 2048, 8192 and the engines' own]",
+            "[default: the engines' own and powers of two from 1024 to 16384]",
         ),
     ] = None,
     max_num_seqs: Annotated[
-        int | None,
+        list[int] | None,
         _option(
             *MAX_NUM_SEQS,
             metavar="REQUESTS",
             min=1,
-            help_text="Maximum number of concurrent sequences.  [default: the engines' own]",
+            help_text="Maximum number of concurrent sequences; repeatable.  "
+            "[default: the engines' own and smaller ones from 16]",
         ),
     ] = None,
     prefix_hit: Annotated[
@@ -401,4 +403,4 @@ def _print(found: Recommendation, percentile: float | None, *, is_question: bool
         skipped = ()
     for why in skipped:
         say(f"left out: {why}")
-    say(f"{answers.candidates:,} deployments compared in {duration(answers.total_s)}")
+    say(f"{answers.configurations:,} deployments compared in {duration(answers.total_s)}")

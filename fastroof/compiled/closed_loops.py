@@ -38,7 +38,9 @@ CONCURRENCY, REQUEST_RATE, TTFT_MS, TPOT_MS, REQUEST_MS, TOKENS_PER_S, PER_GPU, 
 REQUESTS_PER_S, COST, EFFECTIVE, DECODE_STEP_MS, MIXED_STEP_MS, MIXED_SHARE, WAIT_MS, KV_SHARE = range(8, 16)
 # mean steps of one replica or worker
 DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = range(16, 20)
-ANSWERS = 20
+# the limit on requests that it runs with, and the room that this leaves
+MAX_SEQS, ROOM = 20, 21
+ANSWERS = 22
 
 # rows that both kinds of estimate fill
 MEAN_TTFT_US, MEAN_TPOT_US, MEAN_REQUEST_US, MEAN_TOKENS_PER_US, MEAN_WAIT_US, MEAN_DECODE_US = range(6)
@@ -61,7 +63,6 @@ class DeploymentOptions(NamedTuple):
     is_rate: bool
     tp: float
     max_position: float
-    max_seqs: float
     osl_reserved: float
     is_chunked: bool
     transfer_us_per_token: float
@@ -112,6 +113,7 @@ class Sizes(NamedTuple):
     osl: float
     load: float
     budget: float
+    max_seqs: float
     max_kv_tokens: float
 
 
@@ -131,7 +133,7 @@ def _read_times(estimate: Floats, mean: Floats) -> None:
 
 
 @jit
-def _held(isl: float, osl: float, options: DeploymentOptions) -> float:
+def mean_held(isl: float, osl: float, options: DeploymentOptions) -> float:
     """Return a request's mean KV cache and state, in tokens' worth."""
     output = options.osl_reserved * osl
     return held_tokens(isl + output, options.window, options.window_share, options.state_tokens)
@@ -142,7 +144,7 @@ def _aggregated(
     arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
     """Estimate one replica into ``scratch.mean``. Returns a code."""
-    held = _held(sizes.isl, sizes.osl, options)
+    held = mean_held(sizes.isl, sizes.osl, options)
     given = scratch.sizes
     given[0, 0] = sizes.isl
     given[1, 0] = sizes.new
@@ -151,7 +153,7 @@ def _aggregated(
     given[4, 0] = sizes.budget
     serving_options = ServingOptions(
         sizes.max_kv_tokens,
-        options.max_seqs,
+        sizes.max_seqs,
         options.osl_reserved,
         options.is_chunked,
         0.0,
@@ -199,7 +201,7 @@ def _disaggregated(
     link = LinkOptions(
         sizes.max_kv_tokens,
         sizes.max_kv_tokens,
-        options.max_seqs,
+        sizes.max_seqs,
         options.osl_reserved,
         options.is_chunked,
         options.transfer_us_per_token,
@@ -249,9 +251,9 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> fl
     """Return the number of clients beyond which the rate no longer grows."""
     if options.is_disaggregated:
         return MOST_CLIENTS
-    held = _held(sizes.isl, sizes.osl, options)
+    held = mean_held(sizes.isl, sizes.osl, options)
     begun = most_admitted(sizes.new, sizes.budget, options.is_chunked, tokens, options.is_prefill_first)
-    return max(min(sizes.max_kv_tokens / held, options.max_seqs, begun, MOST_CLIENTS), 1.0)
+    return max(min(sizes.max_kv_tokens / held, sizes.max_seqs, begun, MOST_CLIENTS), 1.0)
 
 
 @jit

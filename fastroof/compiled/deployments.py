@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.closed_loops import (
     ANSWERS,
@@ -23,6 +25,7 @@ from fastroof.compiled.closed_loops import (
     KV_LEN,
     KV_SHARE,
     KV_SHARE_OVER,
+    MAX_SEQS,
     MEAN_DECODE_US,
     MEAN_DECODES,
     MEAN_EFFECTIVE,
@@ -48,6 +51,7 @@ from fastroof.compiled.closed_loops import (
     REQUEST_MS,
     REQUEST_RATE,
     REQUESTS_PER_S,
+    ROOM,
     TOKENS_PER_S,
     TPOT,
     TPOT_MS,
@@ -59,6 +63,7 @@ from fastroof.compiled.closed_loops import (
     Scratch,
     Sizes,
     closed_loop,
+    mean_held,
     solve_rate,
 )
 from fastroof.compiled.grids import grid_flag
@@ -180,7 +185,11 @@ PER_GPU_HIGH, PER_USER_HIGH, COST_LOW, GOODPUT = range(4)
 
 
 class Axes(NamedTuple):
-    """Axes of a plan's candidates, the first varies slowest; layouts and budgets have several columns."""
+    """Axes of a plan's candidates, the first varies slowest; layouts have several columns.
+
+    ``max_seqs`` is not an axis: each candidate runs with one of them. ``max_kv_tokens`` has a row per budget
+    and a column per limit on requests.
+    """
 
     replicas: Floats
     prefill_workers: Floats
@@ -189,8 +198,9 @@ class Axes(NamedTuple):
     osl: Floats
     load: Floats
     budget: Floats
-    max_kv_tokens: Floats
     prefix_hit: Floats
+    max_seqs: Floats
+    max_kv_tokens: Floats
 
 
 class Reduction(NamedTuple):
@@ -217,13 +227,25 @@ def candidate_digits(axes: Axes, number: int, digits: Longs) -> None:
 
 
 @jit
-def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOptions, scratch: Scratch) -> int:
-    """Estimate a candidate into ``scratch.answer``. Returns the outcome."""
-    digits = scratch.digits
-    candidate_digits(axes, number, digits)
+def _most_running(axes: Axes, budget: int, whole: float, held: float, clients: float) -> int:
+    """Return the limit on requests under which most of the clients run, the first of equals."""
+    best = 0
+    most = -1.0
+    for i in range(len(axes.max_seqs)):
+        room = axes.max_kv_tokens[budget, i]
+        running = min(clients, axes.max_seqs[i], room / held) if whole <= room else 0.0
+        if running > most:
+            most = running
+            best = i
+    return best
+
+
+@jit
+def _sizes(axes: Axes, digits: Longs, limit: int) -> Sizes:
+    """Return a candidate's sizes with one of the limits on requests."""
     layout = digits[0]
     isl = axes.isl[digits[1]]
-    sizes = Sizes(
+    return Sizes(
         axes.replicas[layout],
         axes.prefill_workers[layout],
         axes.decode_workers[layout],
@@ -232,13 +254,32 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
         axes.osl[digits[2]],
         axes.load[digits[3]],
         axes.budget[digits[4]],
-        axes.max_kv_tokens[digits[4]],
+        axes.max_seqs[limit],
+        axes.max_kv_tokens[digits[4], limit],
     )
-    length = sizes.isl + sizes.osl
+
+
+@jit
+def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOptions, scratch: Scratch) -> int:
+    """Estimate a candidate into ``scratch.answer``. Returns the outcome."""
+    digits = scratch.digits
+    candidate_digits(axes, number, digits)
+    layout = digits[0]
+    isl = axes.isl[digits[1]]
+    osl = axes.osl[digits[2]]
+    budget = digits[4]
+    length = isl + osl
     if length > options.max_position:
         return CONTEXT
-    held = held_tokens(length, options.window, options.window_share, options.state_tokens)
-    if held > sizes.max_kv_tokens:
+    whole = held_tokens(length, options.window, options.window_share, options.state_tokens)
+    held = mean_held(isl, osl, options)
+    # engines among which the clients' requests spread
+    engines = max(axes.replicas[layout], axes.decode_workers[layout], 1.0)
+    limit = _most_running(
+        axes, budget, whole, held, math.inf if options.is_rate else axes.load[digits[3]] / engines
+    )
+    sizes = _sizes(axes, digits, limit)
+    if whole > sizes.max_kv_tokens:
         return MEMORY
     if not options.is_chunked and sizes.new > sizes.budget:
         return WHOLE_PROMPT
@@ -247,6 +288,10 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
     if options.is_rate:
         rate = sizes.load / options.us_per_s / replicas
         code, clients = solve_rate(arena, sizes, rate, options, scratch)
+        enough = _most_running(axes, budget, whole, held, clients * replicas / engines)
+        if code == FEASIBLE and enough != limit:
+            sizes = _sizes(axes, digits, enough)
+            code = closed_loop(arena, sizes, clients, options, scratch)
     else:
         rate = 0.0
         clients = sizes.load / replicas
@@ -282,6 +327,8 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
     answer[PREFILL_TOKENS] = mean[MEAN_PREFILL]
     answer[PROMPTS] = mean[MEAN_PROMPTS]
     answer[KV_LEN] = mean[MEAN_KV_LEN]
+    answer[MAX_SEQS] = sizes.max_seqs
+    answer[ROOM] = sizes.max_kv_tokens
     if answer[TTFT_MS] > options.ttft_ms:
         return TTFT
     if answer[TPOT_MS] > options.tpot_ms:
@@ -355,9 +402,13 @@ def evaluate_candidates(
                 answers[row, i] = scratch.answer[row]
 
 
+MANTISSA = 2.0**40
+"""Rounding of objectives: candidates that differ by less than 1e-12 are equal, the first of them is best."""
+
+
 @jit
 def _objective(answer: Any, objective: int) -> float:
-    """Return the metric to maximize."""
+    """Return the metric to maximize, without its last digits, in which sums that should be equal differ."""
     value = answer[TOKENS_PER_S]
     if objective == PER_GPU_HIGH:
         value = answer[PER_GPU]
@@ -365,7 +416,8 @@ def _objective(answer: Any, objective: int) -> float:
         value = answer[PER_USER]
     elif objective == COST_LOW:
         value = -answer[COST]
-    return float(value)
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(np.rint(mantissa * MANTISSA) / MANTISSA, exponent)
 
 
 @jit

@@ -131,11 +131,15 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Ranked deployments for each model and load, in the order of the spec."""
+    """Ranked deployments for each model and load, in the order of the spec.
+
+    ``configurations`` counts the deployments that were compared, ``candidates`` these under each load.
+    """
 
     answers: tuple[Answer, ...]
     objective: str
     candidates: int
+    configurations: int
     skipped: tuple[str, ...]
     total_s: float
 
@@ -153,7 +157,7 @@ class Answers(NamedTuple):
 
     def _repr_html_(self) -> str:
         """Return the choices of all answers as HTML for notebooks."""
-        caption = f"best of {self.candidates:,} deployments by {self.objective}"
+        caption = f"best of {self.configurations:,} deployments by {self.objective}"
         return rows_as_html((*CHOICE_PLACE, *COLUMNS), self._rows(), caption)
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -278,7 +282,8 @@ def best_deployments(
             named = {"model": model, **group}
             answers.append(Answer(named, choices, candidates, feasible, dict(counts), nearest))
     total = sum(evaluated.counts["evaluated"] for evaluated in by_model.values())
-    return Answers(tuple(answers), objective, total, skipped, time.perf_counter() - started)
+    elapsed_s = time.perf_counter() - started
+    return Answers(tuple(answers), objective, total, loaded.num_configurations, skipped, elapsed_s)
 
 
 def _evaluated(

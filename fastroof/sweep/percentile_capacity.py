@@ -115,7 +115,7 @@ def _capacity(
     engine = next(name for name in spec.engine if load_engine(name).name == row["engine"])
     budget = int(row["max_num_batched_tokens"])
     # a step needs one token for each running request
-    seqs = min(spec.max_num_seqs, budget)
+    seqs = min(int(row["max_num_seqs"]), budget)
     plan = compile_plan(
         model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
         routing=ROUTING if row["routing"] == NO_ROUTING else row["routing"], dtype=row["dtype"],

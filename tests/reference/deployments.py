@@ -76,7 +76,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], engine=replace(engine, scheduling=own),
         max_tokens=most, max_seqs=20_000,
     )  # fmt: skip
-    memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs)
+    memory = plan.memory_of(max_tokens=row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs[0])
     room = memory.max_kv_tokens
     if row["isl"] + row["osl"] > model.max_position:
         return {"reason": "context"}
@@ -87,7 +87,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         if row["mode"] == "aggregated":
             clients = row["concurrency"] / row["replicas"]
             found = estimate(
-                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs
+                plan, *sizes, max(clients, 1.0), row["max_num_batched_tokens"], max_seqs=spec.max_num_seqs[0]
             )
             tokens = found.tokens_per_s_per_gpu * row["tp"] * row["replicas"] * min(clients, 1.0)
             held = memory.held_tokens(row["isl"] + 0.5 * row["osl"])
@@ -96,7 +96,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
             workers = (row["prefill_workers"], row["decode_workers"])
             found = estimate_disaggregated(
                 plan, plan, *sizes, row["concurrency"], *workers, row["max_num_batched_tokens"],
-                max_seqs=spec.max_num_seqs,
+                max_seqs=spec.max_num_seqs[0],
             )  # fmt: skip
             tokens = found.tokens_per_s_per_gpu * row["tp"] * sum(workers)
             kv_share = found.kv_load

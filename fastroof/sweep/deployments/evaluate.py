@@ -54,8 +54,16 @@ def speculated_plan(
         return lost(name, error)
 
 
+def limits_to_try(spec: DeploymentSpec, plan: StepPlan) -> tuple[int, ...]:
+    """Return the limits on concurrent requests that a plan's candidates choose from, the preferred first."""
+    own = plan.profile.scheduling.max_num_seqs
+    # memory above the engine's own limit is unknown
+    tried = [seqs for seqs in spec.max_num_seqs if seqs <= own] or [spec.max_num_seqs[0]]
+    return tuple(sorted(tried, reverse=True))
+
+
 def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> Axes:
-    """Return the axes of a plan's candidates; each token budget has its own KV memory."""
+    """Return the axes of a plan's candidates; each budget and limit on requests has its own KV memory."""
     plan = target.plan
 
     def floats(values: object) -> Floats:
@@ -65,22 +73,29 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
     laid_out = floats(spec.layouts(mode, plan.layout.world_size)).reshape(-1, 3) * (
         plan.layout.batches_in_flight
     )
+    limits = limits_to_try(spec, plan)
     room = [
-        target.memory(max_tokens=budget, max_seqs=spec.max_num_seqs).max_kv_tokens // plan.layout.pp
+        [
+            target.memory(max_tokens=budget, max_seqs=seqs).max_kv_tokens // plan.layout.pp
+            for seqs in limits
+        ]
         for budget in spec.max_num_batched_tokens
     ]
+    # an engine does not start with more requests than it has state for
+    most = max(spec.max_num_batched_tokens)
+    running = [target.memory(max_tokens=most, max_seqs=seqs).most_running(seqs) for seqs in limits]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate
     return Axes(
         laid_out[:, 0].copy(), laid_out[:, 1].copy(), laid_out[:, 2].copy(),
         floats(spec.isl), floats(spec.osl), floats(load), floats(spec.max_num_batched_tokens),
-        floats(room), floats(spec.prefix_hit),
+        floats(spec.prefix_hit), np.floor(floats(running)), floats(room),
     )  # fmt: skip
 
 
 def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> DeploymentOptions:
     """Return the options that all candidates of a plan share."""
     plan = target.plan
-    memory = target.memory(max_tokens=max(spec.max_num_batched_tokens), max_seqs=spec.max_num_seqs)
+    memory = target.memory(max_tokens=max(spec.max_num_batched_tokens), max_seqs=spec.max_num_seqs[-1])
     limits = spec.constraints
     price = spec.price(plan.gpu.name)
 
@@ -95,7 +110,6 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         is_rate=spec.request_rate is not None,
         tp=float(plan.tp),
         max_position=float(model.max_position),
-        max_seqs=memory.most_running(float(spec.max_num_seqs)),
         osl_reserved=plan.profile.memory.osl_reserved,
         is_chunked=plan.profile.scheduling.chunked_prefill,
         # as in estimate_disaggregated: all GPUs of a worker send concurrently
@@ -137,10 +151,10 @@ FIRST_FRONT: Final = 8
 
 def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
     """Estimate a unit's candidates, and return the rows that the spec selects."""
-    budget = spec.max_num_batched_tokens[-1]
+    budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
     plan = unit_plan(
-        spec, unit.plan, tables, max_tokens=max(budget, spec.max_num_seqs) + MORE_TOKENS,
-        max_seqs=spec.max_num_seqs + budget + MORE_TOKENS,
+        spec, unit.plan, tables, max_tokens=max(budget, seqs) + MORE_TOKENS,
+        max_seqs=seqs + budget + MORE_TOKENS,
     )  # fmt: skip
     if isinstance(plan, Lost):
         return _no_rows(unit, plan)

@@ -211,7 +211,8 @@ def candidate_rows(
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
         "max_num_batched_tokens": axes.budget[budget],
-        "max_kv_tokens": axes.max_kv_tokens[budget],
+        "max_num_seqs": answers[closed_loops.MAX_SEQS],
+        "max_kv_tokens": answers[closed_loops.ROOM],
     }
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in whole.items()}
     columns["prefix_hit"] = pa.array(axes.prefix_hit[hit])

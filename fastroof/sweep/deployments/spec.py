@@ -73,6 +73,7 @@ _LARGEST: Final = {
     "osl": 2**27,
     "concurrency": 2**20,
     "max_num_batched_tokens": 2**20,
+    "max_num_seqs": 2**16,
     "replicas": 2**16,
     "total_gpus": 2**16,
     "prefill_workers": 2**12,
@@ -129,13 +130,11 @@ class DeploymentSpec(CandidateSpec):
         validate_default=True,
         description=f"max tokens per step, {COUNTS}; default: the engines' own",
     )
-    max_num_seqs: int = Field(
+    max_num_seqs: Sizes = Field(
         None,
-        ge=1,
-        le=2**16,
         validate_default=True,
-        description=f"max concurrent requests per replica, a whole number up to {2**16:,}; default: the "
-        "engines' own",
+        description=f"max concurrent requests per replica, {COUNTS}: a candidate takes the one with which "
+        "most requests run, the largest of equals; default: the engines' own",
     )
     prefix_hit: Reals = Field(
         (0.0,), description=f"share of a prompt found in the prefix cache, below 1: {COUNTS}"
@@ -194,14 +193,9 @@ class DeploymentSpec(CandidateSpec):
     @field_validator(*_LARGEST, mode="before")
     @classmethod
     def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
-        if value is None and info.field_name == "max_num_batched_tokens":
-            value = _engines_own(info, "max_num_batched_tokens")
+        if value is None and info.field_name in ("max_num_batched_tokens", "max_num_seqs"):
+            value = _engines_own(info, info.field_name)
         return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
-
-    @field_validator("max_num_seqs", mode="before")
-    @classmethod
-    def _check_seqs(cls, value: Any, info: ValidationInfo) -> Any:
-        return _engines_own(info, "max_num_seqs") if value is None else value
 
     @field_validator("request_rate", mode="before")
     @classmethod
@@ -360,6 +354,12 @@ class DeploymentSpec(CandidateSpec):
         )
 
     @property
+    def num_configurations(self) -> int:
+        """Return the number of deployments to compare, possible or not, whatever their load."""
+        limits = len(self.max_num_batched_tokens) * len(self.max_num_seqs)
+        return self.num_plans * sum(self.layouts_by_split.values()) * limits
+
+    @property
     def all_models(self) -> tuple[str, ...]:
         """Return all models that the results depend on, including a draft's."""
         draft = None if self.speculation is None else self.speculation.draft_model
@@ -393,6 +393,7 @@ COLUMNS: Final = (
     ),
     Column("request_rate_per_s", "float", "1/s", "requested rate; empty if concurrency was requested"),
     Column("max_num_batched_tokens", "int", "tokens", "max tokens per step"),
+    Column("max_num_seqs", "int", "", "max concurrent requests per replica or worker"),
     Column("prefix_hit", "float", "", "share of a prompt found in the prefix cache", 0),
     Column(
         "num_draft_tokens", "int", "tokens", "draft tokens per request and step; 0 without speculation", 0

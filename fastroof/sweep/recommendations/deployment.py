@@ -159,7 +159,7 @@ def _settings(
         ep=row["ep"],
         has_experts=model.has_experts,
         max_batched_tokens=row["max_num_batched_tokens"],
-        max_seqs=spec.max_num_seqs,
+        max_seqs=row["max_num_seqs"],
         max_context=_context(row, model.max_position),
         running=math.ceil(row["effective_concurrency"] / batches),
         memory_fraction=0.0 if profile.memory.room == "datasheet" else profile.memory.fraction,

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-BUDGETS: Final = (2048, 8192)
+BUDGETS: Final = (1024, 2048, 4096, 8192, 16_384)
 """Token budgets to try in addition to the engines' defaults."""
+
+LEAST_SEQS: Final = 16
+"""Smallest limit on concurrent requests to try; what still smaller ones leave is hardly more."""
 
 MOST_GPUS: Final = 2**16
 MOST_CLIENTS: Final = 2**20
-CLIENTS_A_GPU_APART: Final = 8
-"""GPUs per unit of spacing between the numbers of clients to try: 1 for 8 GPUs, 2 for 16."""
+CLIENTS_APART: Final = 100
+"""Numbers of clients to try are at most one part in this many apart: all up to it, then about 1 %."""
 
 MOST_STAGES: Final = 8
 
@@ -49,7 +52,7 @@ class QuestionOptions(TypedDict, total=False):
     kv_dtype: Names
     engine: Names | None
     max_num_batched_tokens: int | Sequence[int] | None
-    max_num_seqs: int | None
+    max_num_seqs: int | Sequence[int] | None
     prefix_hit: float
     gpu_hour_price: float | Mapping[str, float] | None
     objective: str | None
@@ -57,7 +60,7 @@ class QuestionOptions(TypedDict, total=False):
     allow_modelled: bool
     runtime: Names | None
     max_batched_tokens: int | Sequence[int] | None
-    max_seqs: int | None
+    max_seqs: int | Sequence[int] | None
 
 
 class RecommendOptions(QuestionOptions, RankingOptions, total=False):
@@ -131,13 +134,17 @@ def deployment_question(
         "concurrency": 1,
         # the other values depend on the defaults that the spec fills in
         "max_num_batched_tokens": BUDGETS[0],
+        "max_num_seqs": LEAST_SEQS,
         **given,
     }
     spec = load_spec(values)
     assert isinstance(spec, DeploymentSpec)
-    changes: dict[str, Any] = {"concurrency": _clients(total_gpus, spec.max_num_seqs)}
+    engines = [load_engine(name) for name in spec.engine]
+    changes: dict[str, Any] = {}
+    if "max_num_seqs" not in given:
+        changes["max_num_seqs"] = _seqs(engines)
+    changes["concurrency"] = _clients(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
     if "max_num_batched_tokens" not in given:
-        engines = [load_engine(name) for name in spec.engine]
         changes["max_num_batched_tokens"] = _budgets(engines, spec.isl[0])
     spec = load_spec(values | changes)
     assert isinstance(spec, DeploymentSpec)
@@ -184,9 +191,11 @@ def _listed(value: Any) -> list[Any]:
 
 def _clients(total_gpus: int, max_num_seqs: int) -> list[int]:
     """Return the numbers of clients to try, up to one more than can run on single GPUs."""
-    apart = max(total_gpus // CLIENTS_A_GPU_APART, 1)
-    most = min(total_gpus * max_num_seqs + apart, MOST_CLIENTS)
-    return sorted({1, *range(apart, most + 1, apart)})
+    most = min(total_gpus * max_num_seqs + 1, MOST_CLIENTS)
+    clients = [1]
+    while clients[-1] < most:
+        clients.append(min(clients[-1] + max(clients[-1] // CLIENTS_APART, 1), most))
+    return clients
 
 
 def _budgets(engines: Sequence[EngineProfile], isl: int) -> list[int]:
@@ -196,6 +205,14 @@ def _budgets(engines: Sequence[EngineProfile], isl: int) -> list[int]:
     if isl > budgets[-1] and any(not engine.scheduling.chunked_prefill for engine in engines):
         budgets.append(1 << (isl - 1).bit_length())
     return budgets
+
+
+def _seqs(engines: Sequence[EngineProfile]) -> list[int]:
+    """Return the limits on requests to try: the engines' own, powers of two below, and halfway between."""
+    own = {engine.scheduling.max_num_seqs for engine in engines}
+    powers = (2**power for power in range(LEAST_SEQS.bit_length() - 1, max(own).bit_length()))
+    smaller = {seqs for power in powers for seqs in (power, 3 * power // 2)}
+    return sorted({*own, *(seqs for seqs in smaller if seqs < max(own))})
 
 
 MOST_GPUS_TRIED: Final = 64
@@ -276,10 +293,11 @@ def recommend(
     engine : str, Path or sequence of them
         Engines to choose from (default: vllm). ``runtime`` is the former name.
     max_num_batched_tokens : int or sequence of int
-        Maximum tokens per step to choose from (default: 2,048, 8,192, the engines' own, and a whole prompt
-        if an engine does not chunk prompts).
-    max_num_seqs : int
-        Maximum number of concurrent requests per replica (default: the engine's own).
+        Maximum tokens per step to choose from (default: powers of two from 1,024 to 16,384, the engines'
+        own, and a whole prompt if an engine does not chunk prompts).
+    max_num_seqs : int or sequence of int
+        Maximum numbers of concurrent requests per replica to choose from (default: the engine's own, and
+        smaller ones from 16 on, which leave more memory for KV cache).
     prefix_hit : float
         Share of each prompt found in the prefix cache (default: 0).
     gpu_hour_price : float or mapping, optional
@@ -394,7 +412,9 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
         candidates += found.candidates
         objective = found.objective
         done += spec.num_candidates
-    whole = Answers(tuple(answers), objective, candidates, tuple(skipped), time.perf_counter() - began)
+    compared = sum(spec.num_configurations for spec in specs)
+    elapsed_s = time.perf_counter() - began
+    whole = Answers(tuple(answers), objective, candidates, compared, tuple(skipped), elapsed_s)
     return Recommendation(whole, tuple(deployments), tuple(specs), {})
 
 

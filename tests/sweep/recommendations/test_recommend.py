@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import fastroof
 from fastroof import ModelError, SweepError
+from fastroof.engines import load_engine
 from fastroof.models import load_model
 from fastroof.serving import estimate
 from fastroof.sweep import Recommendation, best_deployments, deployment_question, load_spec, recommend
@@ -18,6 +20,7 @@ from fastroof.sweep import collect as local
 from fastroof.sweep.recommendations import layouts_to_try
 
 QUESTION: dict[str, Any] = {"total_gpus": 4, "isl": 1000, "osl": 200, "ttft_ms": 300, "tpot_ms": 15}
+SEQS = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +34,9 @@ def written_spec(**changes: Any) -> dict[str, Any]:
     """The same question as a person writes it into a file."""
     return {
         "models": ["Qwen/Qwen3-32B-FP8"], "gpus": ["h100", "h200"], "tp": [1, 2, 4], "total_gpus": 4,
-        "isl": 1000, "osl": 200, "concurrency": {"start": 1, "stop": 4 * 1024, "step": 1},
-        "max_num_batched_tokens": [2048, 8192], "constraints": {"ttft_ms": 300, "tpot_ms": 15},
+        "isl": 1000, "osl": 200, "concurrency": deployment_question("qwen3-32b-fp8", **QUESTION).concurrency,
+        "max_num_batched_tokens": [1024, 2048, 4096, 8192, 16_384], "max_num_seqs": SEQS,
+        "constraints": {"ttft_ms": 300, "tpot_ms": 15},
         "objective": "cost", "gpu_hour_price": {"h100": 2.0, "h200": 3.0}, **changes,
     }  # fmt: skip
 
@@ -65,7 +69,7 @@ def test_a_leaders_numbers_are_the_estimates(found: Recommendation) -> None:
         )  # fmt: skip
         answer = estimate(
             plan, row["isl"], row["osl"], row["concurrency"] / row["replicas"],
-            max_batched_tokens=row["max_num_batched_tokens"], max_seqs=1024,
+            max_batched_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
         )  # fmt: skip
         for name in ("ttft_ms", "tpot_ms", "request_latency_ms"):
             assert getattr(answer, name) == pytest.approx(row[name], rel=1e-12), name
@@ -107,7 +111,7 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
     values = dict(itertools.pairwise(words))
     assert values["--tensor-parallel-size"] == str(row["tp"])
     assert values["--max-num-batched-tokens"] == str(row["max_num_batched_tokens"])
-    assert values["--max-num-seqs"] == "1024"
+    assert values["--max-num-seqs"] == str(row["max_num_seqs"])
     assert values["--gpu-memory-utilization"] == "0.92"
     assert 1200 <= int(values["--max-model-len"]) <= load_model("qwen3-32b").max_position
     asked = dict(itertools.pairwise(deployment.benchmark.words()))
@@ -209,17 +213,60 @@ def test_layouts_fill_the_gpus() -> None:
 def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
     spec = deployment_question("llama-3.1-8b", **QUESTION, max_num_seqs=10)
     assert spec.concurrency == tuple(range(1, 42))
-    spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_num_seqs=10)
-    assert spec.concurrency == (1, *range(4, 325, 4))
-    assert spec.max_num_batched_tokens == (2048, 8192)
+    spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_num_seqs=[10, 20])
+    assert (spec.concurrency[0], spec.concurrency[-1]) == (1, 641)
+    for one, after in itertools.pairwise(spec.concurrency):
+        assert one < after <= max(one + 1, 1.01 * one)
+    assert spec.max_num_seqs == (10, 20)
+    assert spec.max_num_batched_tokens == (1024, 2048, 4096, 8192, 16_384)
     # as many as a spec may ask for, however many GPUs there are
     most = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 2**16}).concurrency
-    assert most == (1, *range(2**13, 2**20 + 1, 2**13))
+    assert (most[-1], len(most) < 2000) == (2**20, True)
     whole = deployment_question("llama-3.1-8b", **QUESTION | {"isl": 20_000}, engine="trtllm-1.1")
-    assert whole.max_num_batched_tokens == (2048, 8192, 16_384, 32_768)
+    assert whole.max_num_batched_tokens == (1024, 2048, 4096, 8192, 16_384, 32_768)
+    own = {load_engine(name).scheduling.max_num_seqs for name in ("vllm", "trtllm")}
+    tried = deployment_question("llama-3.1-8b", **QUESTION, engine=["vllm", "trtllm"]).max_num_seqs
+    assert own <= set(tried)
+    assert set(SEQS) <= {*tried, 1024}
     assert deployment_question(
         "llama-3.1-8b", **QUESTION, max_num_batched_tokens=512
     ).max_num_batched_tokens == (512,)
+
+
+LIMITS: list[tuple[str, dict[str, Any], float]] = [
+    ("qwen3-32b", {"total_gpus": 1, "isl": 2000, "osl": 200}, 1.4),
+    ("llama-3.1-70b", {"total_gpus": 2, "isl": 2000, "osl": 200}, math.inf),
+]
+"""Questions that memory decides, and how much more a smaller limit on requests gives than the engine's."""
+
+
+@pytest.mark.parametrize(("model", "question", "gain"), LIMITS)
+def test_a_smaller_limit_on_requests_is_found_and_printed(
+    model: str, question: dict[str, Any], gain: float
+) -> None:
+    found = recommend(model, "h100", **question)
+    best = found.answers.answers[0].choices[0]
+    alone = {}
+    for seqs in SEQS:
+        choices = recommend(model, "h100", **question, max_num_seqs=seqs).answers.answers[0].choices
+        alone[seqs] = choices[0].objective if choices else 0.0
+    assert best.objective == pytest.approx(max(alone.values()), rel=1e-9)
+    assert best.objective == pytest.approx(alone[best.row["max_num_seqs"]], rel=1e-9)
+    assert best.objective >= alone[1024] * gain if alone[1024] else gain == math.inf
+    # the engine's own unless a smaller one gives more
+    assert best.row["max_num_seqs"] == max(
+        seqs for seqs, rate in alone.items() if rate == pytest.approx(best.objective, rel=1e-9)
+    )
+    deployment = found.deployments[0]
+    assert deployment is not None
+    values = dict(itertools.pairwise(deployment.servers["server"].words()))
+    assert values["--max-num-seqs"] == str(best.row["max_num_seqs"])
+    assert values["--max-num-batched-tokens"] == str(best.row["max_num_batched_tokens"])
+
+
+def test_a_limit_that_changes_nothing_is_the_engines_own() -> None:
+    found = recommend("llama-3.1-8b", "h100", total_gpus=1, isl=500, osl=100, tpot_ms=10)
+    assert found.answers.answers[0].choices[0].row["max_num_seqs"] == 1024
 
 
 def test_former_names_are_aliases_and_unknown_ones_errors() -> None:
@@ -285,6 +332,8 @@ def test_models_are_answered_one_by_one_in_order() -> None:
     assert [answer.group["model"] for answer in found.answers.answers] == ["qwen3-8b", "llama-3.1-8b"]
     assert len(found.deployments) == len(found.specs) == 2
     assert found.answers.candidates == sum(spec.num_candidates for spec in found.specs)
+    # a deployment under another load is no other deployment
+    assert found.answers.configurations == sum(spec.num_configurations for spec in found.specs)
 
 
 def test_a_spec_with_workers_apart_has_a_command_of_each(tmp_path: Path) -> None:
