@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CONFIG: Final = "engine.yaml"
 _INDENT: Final = "  "
 _COMMAND_WIDTH: Final = 76
-_ROLES: Final = {"server": "", "prefill": " that prefills", "decode": " that decodes"}
+_ROLES: Final = {"server": "it", "prefill": "a worker that prefills", "decode": "a worker that decodes"}
 
 
 def parse_prices(given: list[str]) -> float | dict[str, float] | None:
@@ -52,7 +52,7 @@ def print_how_to_run(deployment: Deployment) -> None:
         )
     for role, command in deployment.servers.items():
         copies = _copies_words(deployment, role)
-        say(f"to run it, {copies}{_ROLES[role]}:")
+        say(f"to run {_ROLES[role]}, {copies}:")
         _print_command(command)
         if command.config:
             from fastroof.sweep.recommendations.files import yaml_documents
@@ -60,10 +60,11 @@ def print_how_to_run(deployment: Deployment) -> None:
             say(f"with {_CONFIG}:")
             _print_indented(yaml_documents(command.config))
     if deployment.benchmark is not None:
-        clients = f"{deployment.benchmark_clients:,}"
+        rate, row = deployment.benchmark_rate, deployment.row
+        load = f"{rate:,.4g} requests/s" if rate else f"{deployment.benchmark_clients:,}"
         if deployment.copies > 1:
-            clients += f" of the {deployment.row['concurrency']:,.0f}"
-        say(f"to check it, one copy with {clients} clients:")
+            load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['concurrency']:,.0f}"
+        say(f"to check it, one copy with {load}{'' if rate else ' clients'}:")
         _print_command(deployment.benchmark)
     for note in deployment.notes:
         say(note)
@@ -119,6 +120,7 @@ def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
         "servers": {role: words(command) for role, command in deployment.servers.items()},
         "benchmark": None if deployment.benchmark is None else words(deployment.benchmark),
         "benchmark_clients": deployment.benchmark_clients,
+        "benchmark_rate": deployment.benchmark_rate,
         "price": None if deployment.price is None else deployment.price._asdict(),
         "notes": list(deployment.notes),
     }
@@ -131,30 +133,41 @@ Examples:
       --engine vllm --engine sglang --isl 4000 --osl 500 --tpot 30 --price h100=2.5 --price h200=3.5
   fastroof best --model deepseek-v3 --gpu h200 --gpus 8 --isl 2000 --osl 1000 --tpot 50 --save deepseek
   fastroof sweep --example > my.toml; fastroof best my.toml --runners-up 5
-  fastroof best my.toml --percentile 99
+  fastroof best my.toml --mean
 
 With --model, every layout of a copy is compared (with experts also attention data parallelism, and experts
-whole or split over all GPUs; beyond a node pipeline stages), with copies that fill the GPUs and every number
-of clients. Limits are on means. A runner-up is the best deployment of another GPU, mode, layout, dtype, KV
-cache or engine. --save writes the command that starts a copy, one that measures it, the engine's YAML, a
-Kubernetes manifest and the rows.
+whole or split over all GPUs; across nodes pipeline stages and wide expert parallelism), with copies that fill
+the GPUs, separate workers for prefill and decode, and several limits of the engine's steps.
+--most-gpus-each 8 leaves out layouts across nodes, --mode aggregated separate workers.
+
+Limits are on the 99th percentile: the leaders by the closed form are simulated with requests that arrive at
+random, and everything in the answer is at the rate that each serves within the limits. --mean applies them to
+means, with clients that send their next request when they are answered. A runner-up is the best deployment
+of another GPU, mode, layout, dtype, KV cache or engine. --save writes the command that starts a copy, one
+that measures it, the engine's YAML, a Kubernetes manifest and the rows.
 
 \b
 JSON: objective, configurations (deployments compared), candidates (these under each load), skipped (plans
 that could not be compiled), total_s, answers, deployments, would_fit (model: a row on enough GPUs), saved
 (paths).
-answers: one object per model and load [group, candidates, feasible, infeasible (reason: candidates), choices,
-nearest (if no deployment is within the limits: row, exceeds (limit: ratio to it))].
+answers: one object per model and load [group, candidates, feasible, infeasible (reason: candidates, by
+means), choices, nearest (if no deployment is within the limits: row, values, exceeds (value over limit),
+limits_on), limits_on (p99 or mean), why_mean (why not a percentile), simulated (deployments), families].
+families: one object per way to deploy that was tried [family (aggregated, experts_across_nodes,
+stages_across_nodes or disaggregated), choice (its best), gain (share above the best aggregated within a
+node)].
 choices: one object per deployment, the best first [objective, relative_error (of a decode step's time),
 behind (share of the best), is_tie (within the estimates' errors), at_edge (at the specification's largest
 load), margins [name, value, limit, left (share of the limit)], row (columns of a sweep's results),
 percentile].
-percentile: null without --percentile, which then also decides behind and is_tie [requests_per_s, low, high
-(steps one standard error longer and shorter), tokens_per_s_per_gpu, limit (the binding one), place (rank by
-the closed form), why_not (why it was not simulated)].
+percentile: null with limits_on mean; else it decides behind and is_tie, and times in row are means at its
+rate [requests_per_s, low, high (steps one standard error longer and shorter), tokens_per_s_per_gpu, limit
+(the binding one), place (rank by the closed form), why_not (why it was not simulated), values_ms (percentiles
+at the rate, by limit), clients (mean requests in the system), requests (simulated), sampling_error (relative,
+over draws of the arrivals; of the best)].
 deployments: one object or null per answer [checkpoint, engine, release (of the arguments), image, copies,
-gpus_each, servers (role: command, config), benchmark, benchmark_clients, price [an_hour, of_output, of_all
-(per million tokens)], notes].
+gpus_each, servers (role: command, config), benchmark, benchmark_clients, benchmark_rate (requests/s; 0 for
+clients), price [an_hour, of_output, of_all (per million tokens)], notes].
 """
 
 _ASKED: Final = "The question"
@@ -201,11 +214,15 @@ def best(
     osl: Annotated[int | None, _option("--osl", min=1, metavar="TOKENS", help_text="Output length.")] = None,
     ttft: Annotated[
         float | None,
-        _option("--ttft", "--ttft-ms", metavar="MS", help_text="Maximum mean time to first token."),
+        _option("--ttft", "--ttft-ms", metavar="MS", help_text="Maximum time to first token."),
     ] = None,
     tpot: Annotated[
         float | None,
-        _option("--tpot", "--tpot-ms", metavar="MS", help_text="Maximum mean time per output token."),
+        _option("--tpot", "--tpot-ms", metavar="MS", help_text="Maximum time per output token."),
+    ] = None,
+    itl: Annotated[
+        float | None,
+        _option("--itl", "--itl-ms", metavar="MS", help_text="Maximum time between two tokens."),
     ] = None,
     request_latency: Annotated[
         float | None,
@@ -213,7 +230,7 @@ def best(
             "--request-latency",
             "--request-latency-ms",
             metavar="MS",
-            help_text="Maximum mean time of a request.",
+            help_text="Maximum time of a request.",
         ),
     ] = None,
     dtype: Annotated[
@@ -247,7 +264,7 @@ def best(
             metavar="TOKENS",
             min=1,
             help_text="Maximum number of tokens in a step; repeatable.  "
-            "[default: the engines' own and powers of two from 1024 to 16384]",
+            "[default: the engines' own and smaller powers of two from 1024]",
         ),
     ] = None,
     max_num_seqs: Annotated[
@@ -258,6 +275,24 @@ def best(
             min=1,
             help_text="Maximum number of concurrent sequences; repeatable.  "
             "[default: the engines' own and smaller ones from 16]",
+        ),
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        _option(
+            "--mode",
+            metavar="MODE",
+            help_text="aggregated, or disaggregated: separate workers prefill and decode; repeatable.  "
+            "[default: both]",
+        ),
+    ] = None,
+    most_gpus_each: Annotated[
+        int | None,
+        _option(
+            "--most-gpus-each",
+            metavar="GPUS",
+            min=1,
+            help_text="Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]",
         ),
     ] = None,
     prefix_hit: Annotated[
@@ -294,14 +329,16 @@ def best(
     runners_up: Annotated[int, typer.Option(min=0, help="Maximum number of runners-up.")] = 3,
     percentile: Annotated[
         float | None,
+        typer.Option(metavar="P", help="Percentile of each time that limits apply to.  [default: 99]"),
+    ] = None,
+    mean: Annotated[bool, typer.Option("--mean", help="Apply limits to means instead.")] = False,
+    requests: Annotated[
+        int | None,
         typer.Option(
-            metavar="P", help="Re-rank the leaders by requests/s with this percentile within the limits."
+            min=2, help="Number of requests to simulate.  [default: 20 per client, from 10000 to 40000]"
         ),
     ] = None,
-    requests: Annotated[
-        int, typer.Option(min=2, help="Number of requests to simulate, with --percentile.")
-    ] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of their arrivals, with --percentile.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of their arrivals.")] = 0,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of threads.  [default: all processors]")
     ] = None,
@@ -310,18 +347,23 @@ def best(
     """Recommend a deployment, with reasons and commands to start it."""
     from fastroof import recommend
     from fastroof.sweep import recommend_for_spec
+    from fastroof.sweep.best import PERCENTILE
 
     question: dict[str, Any] = {
         "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "ttft_ms": ttft, "tpot_ms": tpot,
-        "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine,
-        "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
+        "itl_ms": itl, "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype,
+        "engine": engine, "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
+        "mode": mode, "most_gpus_each": most_gpus_each,
         "prefix_hit": prefix_hit or None, "objective": objective, "tables": tables,
         "allow_modelled": allow_modelled or None,
     }  # fmt: skip
     given = {name: value for name, value in question.items() if value not in (None, [])}
     _check_question(spec, model, given)
+    if mean and percentile is not None:
+        raise typer.BadParameter("give --mean or --percentile, got both")
+    of = None if mean else PERCENTILE if percentile is None else percentile
     options: dict[str, Any] = {
-        "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": percentile,
+        "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": of,
         "requests": requests, "seed": seed, "threads": threads or usable_processors(),
     }  # fmt: skip
     share_heaps(1)
@@ -343,17 +385,18 @@ def best(
             }
         )
         return
-    _print(found, percentile, is_question=bool(model))
+    _print(found, is_question=bool(model))
     if written:
         print_saved(written)
 
 
 _NEEDED: Final = {"total_gpus": "--gpus", "isl": "--isl", "osl": "--osl"}
 _OPTIONS: Final = {
-    **_NEEDED, "gpu": "--gpu", "ttft_ms": "--ttft", "tpot_ms": "--tpot",
+    **_NEEDED, "gpu": "--gpu", "ttft_ms": "--ttft", "tpot_ms": "--tpot", "itl_ms": "--itl",
     "request_latency_ms": "--request-latency", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
     "engine": "--engine", "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_num_seqs": "--max-num-seqs", "prefix_hit": "--prefix-hit",
+    "max_num_seqs": "--max-num-seqs", "mode": "--mode", "most_gpus_each": "--most-gpus-each",
+    "prefix_hit": "--prefix-hit",
     "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
 }  # fmt: skip
 
@@ -391,10 +434,10 @@ def _document(value: Any) -> Any:
     return [_document(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _print(found: Recommendation, percentile: float | None, *, is_question: bool) -> None:
+def _print(found: Recommendation, *, is_question: bool) -> None:
     answers = found.answers
     for answer, deployment in zip(answers.answers, found.deployments, strict=True):
-        print_answer(answer, answers.objective, percentile, found.would_fit.get(answer.group["model"]))
+        print_answer(answer, answers.objective, found.would_fit.get(answer.group["model"]))
         if deployment is not None:
             print_how_to_run(deployment)
     skipped = answers.skipped
@@ -403,4 +446,6 @@ def _print(found: Recommendation, percentile: float | None, *, is_question: bool
         skipped = ()
     for why in skipped:
         say(f"left out: {why}")
-    say(f"{answers.configurations:,} deployments compared in {duration(answers.total_s)}")
+    simulated = sum(answer.simulated for answer in answers.answers)
+    of_them = f", {simulated:,} of them simulated," if simulated else ""
+    say(f"{answers.configurations:,} deployments compared{of_them} in {duration(answers.total_s)}")

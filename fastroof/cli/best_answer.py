@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.cli.output import UNLIMITED_WIDTH, console, percent, print_table
 
 if TYPE_CHECKING:
-    from fastroof.sweep.best import Answer, Choice, Margin
+    from fastroof.sweep.answers import Answer, Choice, Margin
 
 _EQUAL: Final = 1e-8
 _NAMES: Final = {
     "ttft_ms": ("TTFT", "ms"),
     "tpot_ms": ("TPOT", "ms"),
+    "itl_ms": ("ITL", "ms"),
     "request_latency_ms": ("request latency", "ms"),
     "kv_share": ("share of the KV cache", ""),
     "total_gpus": ("GPUs", ""),
@@ -40,11 +41,9 @@ def say(text: str, indent: int = 0) -> None:
     out.print(text, soft_wrap=True)
 
 
-def print_answer(
-    answer: Answer, objective: str, percentile: float | None, would_fit: dict[str, Any] | None
-) -> None:
+def print_answer(answer: Answer, objective: str, would_fit: dict[str, Any] | None) -> None:
     """Print what to run for one model and load."""
-    from fastroof.cli.sweep import layout_words
+    from fastroof.models.layout import copies_words
 
     out = console()
     group = dict(answer.group)
@@ -56,11 +55,11 @@ def print_answer(
     first = answer.choices[0]
     row = first.row
     say(
-        f"{title}: run {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
+        f"{title}: run {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
         f"{row['kv_dtype']} KV cache, engine {row['engine']}, steps of up to "
-        f"{row['max_num_batched_tokens']:,} tokens{_drafts_words(row)}"
+        f"{row['max_num_batched_tokens']:,} tokens and {row['max_num_seqs']:,} requests{_drafts_words(row)}"
     )
-    for line in _why(first, objective, answer.choices[1:]):
+    for line in _why(answer, objective):
         say(line, 2)
     out.print()
     limits = sorted(margin.name for margin in first.margins)
@@ -68,14 +67,14 @@ def print_answer(
         name: len({choice.row[column] for choice in answer.choices}) == 1 for name, column in _SAID.items()
     }
     columns = ["layout", *_SAID, "clients", _OBJECTIVES[objective], "behind"]
-    columns += [" ".join(_NAMES[name]).strip() for name in limits]
+    of = "" if answer.limits_on == "mean" else f"{answer.limits_on} "
+    columns += [of * (name in TIMES) + " ".join(_NAMES[name]).strip() for name in limits]
     columns += ["KV cache", "bound by"]
     left = ["layout", *_SAID, "bound by"]
     rows = [_cells(choice, limits) for choice in answer.choices]
-    if percentile is not None:
-        limited = f"limit at p{percentile:g}"
-        columns += [f"p{percentile:g} requests/s", "one error", "tokens/s a GPU at it", limited, "was"]
-        left.append(limited)
+    if answer.limits_on != "mean":
+        columns += ["requests/s", "one error", "limited by", "by mean"]
+        left.append("limited by")
         rows = [cells + _percentile_cells(choice) for cells, choice in zip(rows, answer.choices, strict=True)]
     # what all have, the first sentence says
     kept = [place for place, name in enumerate(columns) if not same.get(name, False)]
@@ -84,8 +83,55 @@ def print_answer(
     )
     for choice in answer.choices:
         if choice.percentile is not None and choice.percentile.why_not:
-            say(f"{layout_words(choice.row)} not simulated: {choice.percentile.why_not}")
+            say(f"{copies_words(choice.row)} not simulated: {choice.percentile.why_not}")
+    for line in _family_words(answer):
+        say(line)
     out.print()
+
+
+_FAMILIES: Final = {
+    "aggregated": "within nodes",
+    "experts_across_nodes": "expert parallelism across nodes",
+    "stages_across_nodes": "pipeline stages across nodes",
+    "disaggregated": "separate workers for prefill and decode",
+}
+
+
+def _family_words(answer: Answer) -> list[str]:
+    """Say how far the best of each way to deploy is from the best aggregated one within nodes."""
+    from fastroof.models.layout import copies_words
+
+    lines = []
+    for one in answer.families:
+        if one.family == "aggregated":
+            continue
+        name = _FAMILIES[one.family]
+        if one.choice is None:
+            lost = "not simulated" if one.family == "stages_across_nodes" and not answer.why_mean else ""
+            lines.append(f"{name}: {lost or 'not within the limits'}")
+        elif one.gain is None:
+            lines.append(f"{name}: {copies_words(one.choice.row)}; nothing within nodes keeps the limits")
+        else:
+            more = "more" if one.gain >= 0.0 else "less"
+            base = next(each.choice for each in answer.families if each.family == "aggregated")
+            against = f" than {copies_words(base.row)}" if base is not None else ""
+            lines.append(f"{name}: {copies_words(one.choice.row)}, {percent(abs(one.gain))} {more}{against}")
+    return lines
+
+
+TIMES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
+"""Limits that apply to a percentile or a mean."""
+
+
+def _limits_words(answer: Answer) -> list[str]:
+    """Say what the limits are on, and why."""
+    if answer.limits_on != "mean":
+        return [f"limits are on {answer.limits_on}, by simulation of requests that arrive at random"]
+    if answer.why_mean == "no time has a limit":
+        return []
+    if answer.why_mean:
+        return [f"limits are on means: {answer.why_mean}"]
+    return ["limits are on means: percentiles of requests that arrive at random are longer"]
 
 
 _SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "engine"}
@@ -93,27 +139,31 @@ _SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "engine": "eng
 
 
 def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) -> None:
-    from fastroof.cli.sweep import layout_words
+    from fastroof.models.layout import copies_words
 
     lost = sorted(answer.infeasible.items(), key=lambda item: -item[1])
     say(f"{title}: no deployment is within the limits")
     say(_lost_words(lost, answer.candidates), 2)
     if answer.nearest is not None:
-        row = answer.nearest.row
+        row, limits_on = answer.nearest.row, answer.nearest.limits_on
         clients = f"{row['concurrency']:,.0f} clients" if round(row["concurrency"]) != 1 else "one client"
+        if limits_on != "mean":
+            rate = row["request_rate_per_s"]
+            clients = "hardly any load" if rate is None else f"{rate:,.4g} requests/s"
         said = [
-            f"{_NAMES[name][0]} {row[name]:,.4g}{f' {unit}' if (unit := _NAMES[name][1]) else ''} "
+            f"{'' if limits_on == 'mean' else f'{limits_on} '}{_NAMES[name][0]} "
+            f"{answer.nearest.values[name]:,.4g}{f' {unit}' if (unit := _NAMES[name][1]) else ''} "
             f"({'within' if times <= 1.0 else f'{times:.3g} times'} the limit)"
             for name, times in answer.nearest.exceeds.items()
         ]
         say(
-            f"nearest: {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
+            f"nearest: {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
             f"engine {row['engine']}, with {clients}: {', '.join(said)}",
             2,
         )
     if would_fit is not None:
         say(
-            f"{would_fit['total_gpus']} x {would_fit['gpu']} would hold it, as {layout_words(would_fit)}: "
+            f"{would_fit['total_gpus']} x {would_fit['gpu']} would hold it, as {copies_words(would_fit)}: "
             f"{would_fit['weight_bytes'] / 1e9:,.3g} GB of weights on a GPU",
             2,
         )
@@ -126,11 +176,10 @@ def _percentile_cells(choice: Choice) -> list[str]:
 
     most = choice.percentile
     if most is None or most.why_not:
-        return ["-", "-", "-", "not simulated", "" if most is None else f"{most.place}."]
+        return ["-", "-", "not simulated", "" if most is None else f"{most.place}."]
     return [
         f"{most.requests_per_s:,.4g}",
         f"{most.low:,.4g} to {most.high:,.4g}",
-        f"{most.tokens_per_s_per_gpu:,.4g}",
         limit_words(most.limit),
         f"{most.place}.",
     ]
@@ -146,25 +195,34 @@ def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
     from fastroof.sweep.deployments.kind import INFEASIBLE
 
     of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
-    return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may help"
+    counted = f"of {candidates:,} candidates (a deployment under a load each)"
+    return f"{counted} {of}. Looser limits, less load or more GPUs may help"
 
 
-def _why(first: Choice, objective: str, others: Sequence[Choice]) -> list[str]:
+def _why(answer: Answer, objective: str) -> list[str]:
     """Why a deployment is recommended, in sentences."""
-    row = first.row
+    first, *others = answer.choices
+    row, most = first.row, first.percentile
     clients = f"{row['concurrency']:,.0f} clients" if row["concurrency"] >= 1.0 else "less than one client"
     does = f"{first.objective:,.4g} {_OBJECTIVES[objective]}"
     if objective == "cost_per_million_tokens":
         does = (
             f"1M output tokens for {first.objective:,.4g}, {row['tokens_per_s_per_gpu']:,.4g} tokens/s a GPU"
         )
+    if most is not None and not most.why_not and row["request_rate_per_s"] is None:
+        sampled = "" if most.sampling_error is None else f" (±{percent(most.sampling_error)} by chance)"
+        clients = f"{most.requests_per_s:,.4g} requests/s{sampled}, from {clients} on average"
+        does = does.replace(" with", " at")
     lines = [
         f"{does} with {clients}; most of a step is bound by {row['bound']}, {percent(row['kv_share'])} of "
         "the KV cache is in use"
     ]
     if first.margins:
         nearest = "nearest limit: " if len(first.margins) > 1 else "limit: "
-        lines.append(nearest + ", ".join(_margin_words(margin) for margin in first.margins))
+        of = "" if answer.limits_on == "mean" else f"{answer.limits_on} "
+        words = [of * (margin.name in TIMES) + _margin_words(margin) for margin in first.margins]
+        lines.append(nearest + ", ".join(words))
+    lines += _limits_words(answer)
     if first.at_edge:
         lines.append("this is the largest load of the specification: a larger one may be better")
     equals = sum(choice.behind < _EQUAL for choice in others)
@@ -185,12 +243,12 @@ def _margin_words(margin: Margin) -> str:
 
 
 def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
-    from fastroof.cli.sweep import layout_words
+    from fastroof.models.layout import copies_words
 
     row = choice.row
     margins = {margin.name: margin for margin in choice.margins}
     behind = "" if choice.behind < _EQUAL else percent(choice.behind) + " (tie)" * choice.is_tie
-    cells = [layout_words(row), *(row[column] for column in _SAID.values()), f"{row['concurrency']:,.0f}"]
+    cells = [copies_words(row), *(row[column] for column in _SAID.values()), f"{row['concurrency']:,.0f}"]
     cells += [f"{choice.objective:,.4g}", behind]
     cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
     return [*cells, percent(row["kv_share"]), row["bound"]]

@@ -65,7 +65,7 @@ histograms (group: counts).
 
 DEFAULT_OUTPUT: Final = Path("results.parquet")
 _KEYS: Final = "Keys of the specification"
-_NESTED: Final = ("ttft_ms", "tpot_ms", "request_latency_ms")
+_NESTED: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
 Text = str | None
 
@@ -133,6 +133,7 @@ def sweep(
     speculation: Annotated[Text, _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}")] = None,
     ttft_ms: Annotated[Text, _key("Maximum mean time to first token, ms.")] = None,
     tpot_ms: Annotated[Text, _key("Maximum mean time per output token, ms.")] = None,
+    itl_ms: Annotated[Text, _key("Maximum mean time between two tokens, ms.")] = None,
     request_latency_ms: Annotated[Text, _key("Maximum mean time of a request, ms.")] = None,
     objective: Annotated[Text, _key("Metric to maximize.")] = None,
     gpu_hour_price: Annotated[Text, _key("Price per GPU hour.")] = None,
@@ -302,16 +303,6 @@ def _step_cell(best: BestStep, column: str) -> str:
     return str(getattr(best, column.replace(" ", "_")) or "-")
 
 
-def layout_words(row: dict[str, Any]) -> str:
-    """Describe a deployment's GPUs: ``4 x tp 2``, or ``1 + 3 x tp 2`` workers."""
-    from fastroof.models.layout import split_words
-
-    split = split_words(row)
-    if row["mode"] == "aggregated":
-        return f"{row['replicas']} x {split}"
-    return f"{row['prefill_workers']} prefill + {row['decode_workers']} decode x {split}"
-
-
 def _print_deployments(summary: DeploymentSummary) -> None:
     """Print the best deployment of each group, and the counts."""
     from fastroof.sweep.deployments.kind import INFEASIBLE
@@ -358,7 +349,9 @@ def _deployment_cell(row: dict[str, Any], name: str, varied: dict[str, str]) -> 
     if name == "GPUs":
         return f"{row['total_gpus']} x {row['gpu']}"
     if name == "layout":
-        return layout_words(row)
+        from fastroof.models.layout import copies_words
+
+        return copies_words(row)
     columns = {
         "isl": "isl", "osl": "osl", "clients": "concurrency", "TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms",
         "tokens/s a GPU": "tokens_per_s_per_gpu", "tokens/s a user": "tokens_per_s_per_user",

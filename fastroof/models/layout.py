@@ -121,6 +121,14 @@ def split_words(row: Mapping[str, int]) -> str:
     return ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in others.items() if size > 1)])
 
 
+def copies_words(row: Mapping[str, Any]) -> str:
+    """Return the copies or workers of a result row as text: ``4 x tp 2``, ``1 prefill + 3 decode x tp 2``."""
+    split = split_words(row)
+    if row["mode"] == "aggregated":
+        return f"{row['replicas']} x {split}"
+    return f"{row['prefill_workers']} prefill + {row['decode_workers']} decode x {split}"
+
+
 def check_sizes(part: Any, *names: str) -> None:
     """Raise ModelError unless those attributes are whole numbers of at least 1."""
     for name in names:

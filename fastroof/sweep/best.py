@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
-from fastroof.arrow import pandas_frame, polars_frame
 from fastroof.checks import check_progress, whole_number
 from fastroof.errors import SweepError
-from fastroof.sweep.deployments import COLUMNS, DeploymentSpec, DeploymentSweep
+from fastroof.sweep.answers import Answer, Answers, Choice, Nearest, margins_of
+from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
-from fastroof.sweep.percentile_capacity import (
-    PercentileCapacity,
-    percentile_capacity,
-    percentile_limits,
-    ranked_anew,
-    weights,
-)
-from fastroof.sweep.result_rows import CHOICE_PLACE, rows_as_html, rows_as_table
+from fastroof.sweep.percentile_answer import by_percentile, compared_of, why_mean_of
+from fastroof.sweep.percentile_capacity import LEAST_REQUESTS
+from fastroof.sweep.percentile_search import PercentileSearch
 from fastroof.sweep.units import PlanKey
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from fastroof.sweep.kind import GpuTables
 
 
 MOST_ROWS: Final = 200_000
 FEW_LOADS: Final = 8
 _KEY_OF: Final = {"request_rate_per_s": "request_rate"}
-
-
-class Nearest(NamedTuple):
-    """Deployment that comes nearest to limits that no deployment keeps."""
-
-    row: dict[str, Any]
-    exceeds: dict[str, float]
 
 
 def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> DeploymentSpec | None:
@@ -84,93 +68,17 @@ def nearest_to_limits(
     if not found:
         return None
     exceeds, row = min(found, key=lambda pair: max(pair[0].values(), default=0.0))
-    return Nearest(row, exceeds)
+    return Nearest(row, exceeds, {name: row[name] for name in exceeds})
 
 
 CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine")
 """Columns that distinguish choices; replicas, budgets and loads are ways to run the same choice."""
 
-LEAST_LEADERS: Final = 8
-"""Minimum number of leaders to simulate when they are ranked by a percentile."""
+PERCENTILE: Final = 99.0
+"""Percentile of each time that limits apply to by default."""
 
 _DIGITS: Final = 8
 _OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}
-
-
-class Margin(NamedTuple):
-    """How far a deployment is from one limit."""
-
-    name: str
-    value: float
-    limit: float
-    left: float
-
-
-class Choice(NamedTuple):
-    """A deployment with the reasons for its rank."""
-
-    row: dict[str, Any]
-    objective: float
-    relative_error: float | None
-    behind: float
-    is_tie: bool
-    margins: tuple[Margin, ...]
-    at_edge: bool
-    percentile: PercentileCapacity | None = None
-
-
-class Answer(NamedTuple):
-    """Ranked deployments for one model and load."""
-
-    group: dict[str, Any]
-    choices: tuple[Choice, ...]
-    candidates: int
-    feasible: int
-    infeasible: dict[str, int]
-    nearest: Nearest | None = None
-
-
-class Answers(NamedTuple):
-    """Ranked deployments for each model and load, in the order of the spec.
-
-    ``configurations`` counts the deployments that were compared, ``candidates`` these under each load.
-    """
-
-    answers: tuple[Answer, ...]
-    objective: str
-    candidates: int
-    configurations: int
-    skipped: tuple[str, ...]
-    total_s: float
-
-    def to_arrow(self) -> pa.Table:
-        """Return the choices of all answers as an Arrow table: rank first, then the rows' columns."""
-        return rows_as_table((*CHOICE_PLACE, *COLUMNS), self._rows(), objective=self.objective)
-
-    def to_pandas(self) -> Any:
-        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
-        return pandas_frame(self.to_arrow())
-
-    def to_polars(self) -> Any:
-        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``."""
-        return polars_frame(self.to_arrow())
-
-    def _repr_html_(self) -> str:
-        """Return the choices of all answers as HTML for notebooks."""
-        caption = f"best of {self.configurations:,} deployments by {self.objective}"
-        return rows_as_html((*CHOICE_PLACE, *COLUMNS), self._rows(), caption)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "place": place,
-                "standing": "best" if place == 1 else "tie" if choice.is_tie else "behind",
-                "behind": choice.behind,
-                **choice.row,
-            }
-            for answer in self.answers
-            for place, choice in enumerate(answer.choices, 1)
-        ]
 
 
 class _OfModel(NamedTuple):
@@ -186,7 +94,7 @@ class RankingOptions(TypedDict, total=False):
 
     runners_up: int
     percentile: float | None
-    requests: int
+    requests: int | None
     seed: int
     threads: int
     progress: Callable[[int, int], None] | None
@@ -196,8 +104,8 @@ def best_deployments(
     spec: DeploymentSpec | Mapping[str, Any] | str | Path,
     *,
     runners_up: int = 3,
-    percentile: float | None = None,
-    requests: int = 10_000,
+    percentile: float | None = PERCENTILE,
+    requests: int | None = None,
     seed: int = 0,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -212,13 +120,15 @@ def best_deployments(
     runners_up : int
         Maximum number of deployments after the best; each is the best of its GPU, mode, tp, dtypes and
         engine.
-    percentile : float, optional
-        Re-rank the leaders by simulation: by the largest rate at which this percentile of each time keeps
-        the limit on its mean, as :func:`fastroof.capacity` finds it. Simulated are twice as many as are
-        returned, and at least eight.
+    percentile : float or None
+        Percentile of each time that limits apply to, by simulation: deployments are ranked by the largest
+        rate at which it keeps them, as :func:`fastroof.capacity` finds it; their rows are at that rate. None
+        applies limits to the closed form's means. Without limits on times, with the objective
+        ``tokens_per_s_per_user``, for a given number of clients (in ``per``) and with draft tokens, answers
+        are of means too, and say so.
     requests, seed : int
-        With a percentile: number of simulated requests, and the seed of their Poisson arrivals. Their lengths
-        are those of the load.
+        With a percentile: number of simulated requests (default: 20 for each request in the system, from
+        10,000 to 40,000), and the seed of their Poisson arrivals. Their lengths are those of the load.
     threads : int
         Threads to share the work over; any number gives the same answers.
     progress : callable, optional
@@ -229,13 +139,13 @@ def best_deployments(
     Answers
         Within the constraints, ordered by the spec's objective; ties go to fewer GPUs, then to shorter
         request latency. With a percentile, ordered by requests/s within it, per GPU or per cost; if a rate is
-        given, deployments that serve it come first.
+        given, deployments that serve it come first. Simulated are, from the closed form's best on, all kinds
+        that could serve more than the best so far, each with several limits of its steps.
 
     Raises
     ------
     SweepError
-        If the spec is invalid or not one of deployments; if a percentile is given without limits on times, or
-        with an objective that does not depend on the rate.
+        If the spec is invalid or not one of deployments, or the percentile is not one.
     TableError
         If the tables cannot be read.
 
@@ -243,15 +153,20 @@ def best_deployments(
     --------
     >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "concurrency": [1, 32],
     ...         "constraints": {"tpot_ms": 20}}
-    >>> best, second = best_deployments(spec).answers[0].choices
+    >>> best, second = best_deployments(spec, percentile=None).answers[0].choices
     >>> best.row["tp"], best.row["concurrency"], best.margins[0].name, second.row["tp"]
     (1, 32.0, 'tpot_ms', 2)
+    >>> answer = best_deployments(spec, requests=1000).answers[0]
+    >>> answer.limits_on, answer.choices[0].percentile.limit
+    ('p99', 'tpot_p99_ms')
     """
+    from fastroof.sweep.kind import load_tables_by_gpu
+
     started = time.perf_counter()
     for name, value, least in (
         ("runners_up", runners_up, 0),
         ("threads", threads, 1),
-        ("requests", requests, 2),
+        ("requests", LEAST_REQUESTS if requests is None else requests, 2),
     ):
         whole_number(name, value, least, error=SweepError)
     check_progress(progress, "the number of candidates done and the total", SweepError)
@@ -262,8 +177,12 @@ def best_deployments(
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
     narrowed = load_spec(loaded, changes)
     assert isinstance(narrowed, DeploymentSpec)
-    capacities_of = None if percentile is None else _simulating(loaded, percentile, requests, seed, threads)
-    by_model, skipped = _evaluated(narrowed, threads, progress)
+    why_mean = "" if percentile is None else why_mean_of(loaded, percentile)
+    tables_by_gpu = load_tables_by_gpu(DeploymentSweep(loaded))
+    search = None
+    if percentile is not None and not why_mean:
+        search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads)
+    by_model, skipped = _evaluated(narrowed, tables_by_gpu, threads, progress)
     objective = _OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
     for model, evaluated in by_model.items():
@@ -273,21 +192,26 @@ def best_deployments(
             group = dict(zip(loads, load, strict=True))
             rows = [row for row in evaluated.rows if all(row[name] == value for name, value in group.items())]
             choices = _ranked(loaded, objective, rows)
-            if capacities_of is not None:
-                leaders = choices[: max(LEAST_LEADERS, 2 * (1 + runners_up))]
-                choices = _ranked_anew(loaded, leaders, capacities_of(leaders))
-            choices = choices[: 1 + runners_up]
             feasible = candidates - sum(counts.values())
-            nearest = None if choices else _nearest(loaded, evaluated.given, group, threads)
-            named = {"model": model, **group}
-            answers.append(Answer(named, choices, candidates, feasible, dict(counts), nearest))
+            nearest = None if choices else _nearest(loaded, evaluated.given, group, tables_by_gpu, threads)
+            answer = Answer(
+                {"model": model, **group}, choices, candidates, feasible, dict(counts), nearest,
+                why_mean=why_mean,
+            )  # fmt: skip
+            if search is not None:
+                answer = by_percentile(answer, search, objective, 1 + runners_up)
+            compared = compared_of(loaded, objective, answer.choices)
+            answers.append(answer._replace(choices=answer.choices[: 1 + runners_up], families=compared))
     total = sum(evaluated.counts["evaluated"] for evaluated in by_model.values())
     elapsed_s = time.perf_counter() - started
     return Answers(tuple(answers), objective, total, loaded.num_configurations, skipped, elapsed_s)
 
 
 def _evaluated(
-    spec: DeploymentSpec, threads: int, progress: Callable[[int, int], None] | None
+    spec: DeploymentSpec,
+    tables_by_gpu: Mapping[str, GpuTables],
+    threads: int,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, _OfModel], tuple[str, ...]]:
     """Run the sweep in memory; return the remaining rows and the counts of each model, and skipped plans."""
     import pyarrow as pa
@@ -295,7 +219,6 @@ def _evaluated(
     from fastroof.arrow import arrow_schema
     from fastroof.models import load_model
     from fastroof.sweep.collect import local_results
-    from fastroof.sweep.kind import load_tables_by_gpu
 
     names = {model: load_model(model).name for model in spec.models}
     counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}
@@ -305,7 +228,7 @@ def _evaluated(
     total = sum(unit.size for unit in units)
     batches = []
     done = 0
-    results = local_results(sweep, units, load_tables_by_gpu(sweep), threads)
+    results = local_results(sweep, units, tables_by_gpu, threads)
     for unit, result in zip(units, results, strict=True):
         batches.append(result.rows)
         counts[names[unit.plan.model]].update(result.counts)
@@ -323,13 +246,20 @@ def _evaluated(
     return by_model, tuple(skipped)
 
 
-def _nearest(spec: DeploymentSpec, model: str, group: Mapping[str, Any], threads: int) -> Nearest | None:
+def _nearest(
+    spec: DeploymentSpec,
+    model: str,
+    group: Mapping[str, Any],
+    tables_by_gpu: Mapping[str, GpuTables],
+    threads: int,
+) -> Nearest | None:
     """Find the deployment nearest to limits that no deployment of a model keeps under a load."""
     narrowed = nearest_spec(spec, model, group)
     if narrowed is None:
         return None
     return nearest_to_limits(
-        narrowed, lambda requested: next(iter(_evaluated(requested, threads, None)[0].values())).rows
+        narrowed,
+        lambda requested: next(iter(_evaluated(requested, tables_by_gpu, threads, None)[0].values())).rows,
     )
 
 
@@ -361,59 +291,4 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
     given = spec.load_axes[load]
     at_edge = len(given) > 1 and row[load] == given[-1] and load not in spec.per
     behind = abs(1.0 - ratio)
-    return Choice(row, row[objective], errors[0], behind, is_tie, _margins(spec, row), at_edge)
-
-
-def _simulating(
-    spec: DeploymentSpec, percentile: float, requests: int, seed: int, threads: int
-) -> Callable[[Sequence[Choice]], list[PercentileCapacity]]:
-    """Return a function that simulates the leaders' capacities; its arguments are checked immediately."""
-    limits = percentile_limits(spec, percentile)
-    weights(spec, ())
-
-    @functools.cache
-    def tables_by_gpu() -> Mapping[str, GpuTables]:
-        from fastroof.sweep.kind import load_tables_by_gpu
-
-        return load_tables_by_gpu(DeploymentSweep(spec))
-
-    def capacities(leaders: Sequence[Choice]) -> list[PercentileCapacity]:
-        tables = tables_by_gpu()
-
-        def capacity_of(place: int) -> PercentileCapacity:
-            return percentile_capacity(spec, leaders[place].row, place + 1, tables, limits, requests, seed)
-
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(capacity_of, range(len(leaders))))
-
-    return capacities
-
-
-def _ranked_anew(
-    spec: DeploymentSpec, leaders: Sequence[Choice], capacities: Sequence[PercentileCapacity]
-) -> tuple[Choice, ...]:
-    """Rank the leaders by their capacity within a percentile."""
-    rows = [leader.row for leader in leaders]
-    divided_by = weights(spec, rows)
-    order = ranked_anew(capacities, divided_by, [row["request_rate_per_s"] for row in rows])
-    served = [most.requests_per_s / by for most, by in zip(capacities, divided_by, strict=True)]
-    best = order[0] if order else 0
-    ranked = []
-    for place in order:
-        ratio = served[place] / served[best] if served[best] > 0.0 else math.nan
-        error, its = capacities[place].relative_error, capacities[best].relative_error
-        is_close = ratio > 0.0 and error is not None and its is not None
-        is_tie = is_close and place != best and abs(math.log(ratio)) < math.hypot(error or 0.0, its or 0.0)
-        behind = abs(1.0 - ratio) if place != best else 0.0
-        ranked.append(leaders[place]._replace(behind=behind, is_tie=is_tie, percentile=capacities[place]))
-    return tuple(ranked)
-
-
-def _margins(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]:
-    margins = [
-        Margin(name, row[name], limit, 1.0 - row[name] / limit)
-        for name, limit in spec.constraints.model_dump().items()
-        # an output of one token has no time per token
-        if limit is not None and row[name] is not None
-    ]
-    return tuple(sorted(margins, key=lambda margin: margin.left))
+    return Choice(row, row[objective], errors[0], behind, is_tie, margins_of(spec, row), at_edge)

@@ -1,26 +1,49 @@
-"""Capacity of a sweep's deployments when a percentile of each time must keep the limit on its mean."""
+"""The rate at which a deployment of a sweep keeps limits on a percentile of each time, by simulation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.checks import shown
-from fastroof.errors import FastroofError, SweepError
+from fastroof.errors import FastroofError, SimulationError, SweepError
 from fastroof.sweep.deployments import DeploymentSpec
 
 if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.capacity_search import CapacitySearch, Run
+    from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.trace import Trace
     from fastroof.simulation.workload import Workload
     from fastroof.sweep.kind import GpuTables
 
 
-_LIMITS: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "request_latency_ms": "e2e"}
-"""Constraints on means, and the names of these times in simulations."""
+LIMITED: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "itl", "request_latency_ms": "e2e"}
+"""Limits on times, and the names of these times in simulations."""
+
+TOLERANCE: Final = 0.01
+"""Relative tolerance of a rate."""
+
+ALMOST_NO_LOAD: Final = 1e-6
+"""Requests/s at which a request never meets another."""
+
+LEAST_REQUESTS: Final = 10_000
+MOST_REQUESTS: Final = 40_000
+REQUESTS_A_CLIENT: Final = 20
+"""Requests to simulate by default for each in the system, so that the first and last ones weigh little."""
+
+MORE_SEEDS: Final = 3
+"""Further draws of the arrivals from which the sampling error of the best deployment's rate is estimated."""
 
 
 class PercentileCapacity(NamedTuple):
-    """Capacity of a deployment when a percentile of each time must keep the limit on its mean."""
+    """What a deployment serves while a percentile of each time keeps its limit.
+
+    ``values_ms`` has the percentiles at that rate, by limit; ``clients`` is the mean number of requests in
+    the system; ``requests`` how many were simulated; ``place`` is the rank by the closed form.
+    """
 
     requests_per_s: float
     low: float
@@ -29,6 +52,10 @@ class PercentileCapacity(NamedTuple):
     limit: str
     place: int
     why_not: str = ""
+    values_ms: Mapping[str, float] = {}
+    clients: float = math.nan
+    requests: int = 0
+    sampling_error: float | None = None
 
     @property
     def relative_error(self) -> float | None:
@@ -36,23 +63,28 @@ class PercentileCapacity(NamedTuple):
         return math.log(self.high / self.low) / 2.0 if 0.0 < self.low < self.high else None
 
 
+class Setting(NamedTuple):
+    """Limits of an engine's steps; of separate workers also how many prefill."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    prefill_workers: int = 0
+
+
 def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
-    """Return the spec's limits on means as limits on a percentile, named as capacities name them."""
+    """Return the spec's limits on times as limits on a percentile, named as capacities name them."""
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
         raise SweepError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
-    digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
     constraints = spec.constraints.model_dump()
-    limits = {
-        f"{what}_p{digits}_ms": constraints[name]
-        for name, what in _LIMITS.items()
-        if constraints[name] is not None
+    return {
+        limit_name(name, percentile): constraints[name] for name in LIMITED if constraints[name] is not None
     }
-    if not limits:
-        raise SweepError(
-            f"percentile {percentile:g} needs a limit: set ttft_ms, tpot_ms or request_latency_ms in the "
-            "spec's constraints"
-        )
-    return limits
+
+
+def limit_name(constraint: str, percentile: float) -> str:
+    """Return the name that a limit of a spec has among those of a capacity: ``ttft_p99_ms``."""
+    digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
+    return f"{LIMITED[constraint]}_p{digits}_ms"
 
 
 def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Workload:
@@ -67,74 +99,205 @@ def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Worklo
     )  # fmt: skip
 
 
-def percentile_capacity(
-    spec: DeploymentSpec,
-    row: Mapping[str, Any],
-    place: int,
-    tables_by_gpu: Mapping[str, GpuTables],
-    limits: Mapping[str, float],
-    requests: int,
-    seed: int,
-) -> PercentileCapacity:
-    """Simulate to find the capacity of one deployment."""
-    lost = PercentileCapacity(math.nan, math.nan, math.nan, math.nan, "", place)
-    if row["mode"] != "aggregated":
-        return lost._replace(why_not="disaggregated deployments are not simulated")
+def why_not_simulated(row: Mapping[str, Any]) -> str:
+    """Return why simulations do not have a row's deployment; empty if they do."""
     if row["num_draft_tokens"]:
-        return lost._replace(why_not="draft tokens are not simulated")
-    try:
-        most = _capacity(spec, row, tables_by_gpu, limits, requests, seed)
-    except FastroofError as error:
-        return lost._replace(why_not=str(error))
-    tokens_per_s = most.requests_per_s * row["osl"]
-    return PercentileCapacity(
-        most.requests_per_s, most.low, most.high, tokens_per_s / row["total_gpus"], most.limit, place
-    )
+        return "draft tokens are not simulated"
+    if row["pp"] > 1:
+        return "pipeline stages are not simulated"
+    return ""
 
 
-def _capacity(
-    spec: DeploymentSpec,
-    row: Mapping[str, Any],
-    tables_by_gpu: Mapping[str, GpuTables],
-    limits: Mapping[str, float],
-    requests: int,
-    seed: int,
-) -> Any:
+class SimulatedKind:
+    """A kind of deployment, compiled once for every setting of its engine."""
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        row: dict[str, Any],
+        tables_by_gpu: Mapping[str, GpuTables],
+        limits: Mapping[str, float],
+    ) -> None:
+        from fastroof.sweep.deployments.evaluate import MORE_TOKENS
+        from fastroof.sweep.unit_plans import Lost, unit_plan
+
+        self.spec, self.row, self.limits = spec, row, limits
+        self.key = plan_key(spec, row)
+        self.tables = tables_by_gpu[self.key.gpu]
+        budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
+        plan = unit_plan(
+            spec, self.key, self.tables, max_tokens=max(budget, seqs) + MORE_TOKENS,
+            max_seqs=seqs + budget + MORE_TOKENS,
+        )  # fmt: skip
+        if isinstance(plan, Lost):
+            raise SweepError(plan.message)
+        self.plan: StepPlan = plan
+
+    def engine_settings(self, setting: Setting) -> EngineSettings:
+        """Return the engine's settings; its memory is that of these limits."""
+        from fastroof.simulation.settings import EngineSettings
+
+        budget, seqs, _ = setting
+        # the plan times larger steps than this engine runs
+        exact = replace(self.plan, max_tokens=budget)
+        tokens = self.row["isl"] + self.plan.profile.memory.osl_reserved * self.row["osl"]
+        return EngineSettings.of_plan(
+            exact, kv_len=tokens, max_num_batched_tokens=budget, max_num_seqs=min(seqs, budget)
+        )
+
+    def runner(self, setting: Setting) -> Run:
+        """Return a function that simulates a trace on the whole deployment."""
+        from fastroof.simulation.capacity_search import deployment_runner
+        from fastroof.simulation.disaggregated import Link, Pool, run_pools
+
+        engine, row = self.engine_settings(setting), self.row
+        if row["mode"] == "aggregated":
+            return deployment_runner(self.plan, engine, int(row["replicas"]), "round_robin", 1)
+        decodes = int(row["prefill_workers"] + row["decode_workers"]) - setting.prefill_workers
+        prefill = Pool(self.plan, engine, setting.prefill_workers)
+        decode = Pool(self.plan, engine, decodes)
+        link = Link(self.spec.link_bytes_per_s)
+        return lambda trace, _: run_pools(prefill, decode, trace, link).outcomes
+
+    def search(self, setting: Setting, requests: int, seed: int, tolerance: float) -> CapacitySearch:
+        """Return the search for the largest rate of a draw of requests."""
+        from fastroof.simulation.capacity_search import CapacitySearch, drawn_traces, parsed_limits
+        from fastroof.simulation.engine import refuse_too_long
+
+        (trace,) = drawn_traces(request_workload(self.row, requests, seed), 1)
+        refuse_too_long(trace, self.engine_settings(setting), "use more GPUs")
+        limits = parsed_limits(self.limits, None, max(tolerance, 1.0 / math.sqrt(requests)))
+        return CapacitySearch(trace, limits, self.runner(setting), tolerance)
+
+    def rate(self, setting: Setting, requests: int, seed: int, tolerance: float = 2 * TOLERANCE) -> float:
+        """Return the largest rate of a setting; 0 if nothing is served within the limits."""
+        try:
+            return self.search(setting, requests, seed, tolerance).found().requests_per_s
+        except SimulationError:
+            return 0.0
+
+    def serves(self, setting: Setting, per_s: float, requests: int, seed: int) -> bool:
+        """Return whether a setting serves a rate within the limits."""
+        try:
+            search = self.search(setting, requests, seed, TOLERANCE)
+            trace = _at_rate(search.trace, per_s)
+            return search.limits.holds(search.limits.seen(trace, self.runner(setting)(trace, 1.0)))
+        except SimulationError:
+            return False
+
+    def capacity(self, setting: Setting, place: int, requests: int, seed: int) -> PercentileCapacity:
+        """Return what a setting serves, and the effect of the steps' error."""
+        lost = PercentileCapacity(math.nan, math.nan, math.nan, math.nan, "", place)
+        try:
+            if self.row["mode"] == "aggregated":
+                most = self._aggregated(setting, requests, seed)
+            else:
+                most = self._disaggregated(setting, requests, seed)
+        except FastroofError as error:
+            return lost._replace(why_not=str(error))
+        tokens_per_s = most.requests_per_s * self.row["osl"]
+        per_gpu = tokens_per_s / self.row["total_gpus"]
+        return most._replace(tokens_per_s_per_gpu=per_gpu, place=place, requests=requests)
+
+    def _aggregated(self, setting: Setting, requests: int, seed: int) -> PercentileCapacity:
+        """Ask for the capacity as anyone would."""
+        from fastroof.plan import compile_plan
+        from fastroof.simulation.capacity import capacity
+
+        budget = setting.max_num_batched_tokens
+        seqs = min(setting.max_num_seqs, budget)
+        key, tables, row = self.key, self.tables, self.row
+        plan = compile_plan(
+            self.plan.model, tables.gpu, tables.tables, dtype=row["dtype"], kv_dtype=row["kv_dtype"],
+            engine=key.engine, method=self.spec.method, max_tokens=budget, max_seqs=seqs,
+            curves=tables.curves, allow_modelled=self.spec.allow_modelled, **key.layout_options,
+        )  # fmt: skip
+        most = capacity(
+            plan, request_workload(row, requests, seed), replicas=int(row["replicas"]), tolerance=TOLERANCE,
+            max_num_batched_tokens=budget, max_num_seqs=seqs, **dict[str, Any](self.limits),
+        )  # fmt: skip
+        return PercentileCapacity(
+            most.requests_per_s, most.low, most.high, math.nan, most.limit, 0, values_ms=most.at_capacity
+        )
+
+    def _disaggregated(self, setting: Setting, requests: int, seed: int) -> PercentileCapacity:
+        """Search as a capacity does; one standard error of the steps changes transfers as much."""
+        from fastroof.simulation.step_range import step_error
+
+        search = self.search(setting, requests, seed, TOLERANCE)
+        found, row = search.found(), self.row
+        seen = search.tried().get(found.requests_per_s) or search.tried()[math.inf]
+        error = step_error(self.plan, seen.decodes, row["isl"] + row["osl"] / 2.0)
+        low = high = found.requests_per_s
+        if error.is_known:
+            faster, slower = error.time_scales
+            low = min(search.found(slower).requests_per_s, low)
+            high = max(search.found(faster).requests_per_s, high)
+        names = [limit.name for limit in search.limits.percentiles]
+        values = dict(zip(names, seen.values_ms, strict=True)) if found.requests_per_s else {}
+        return PercentileCapacity(found.requests_per_s, low, high, math.nan, found.limit, 0, values_ms=values)
+
+    def means_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
+        """Return the mean times of requests at a rate, ms, by the columns of a row."""
+        from fastroof.simulation.requests import RequestTimes
+
+        trace = _at_rate(request_workload(self.row, requests, seed).trace(), per_s)
+        times = RequestTimes.of(trace, self.runner(setting)(trace, 1.0))
+        named = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "request_latency_ms": "e2e_ms"}
+        return {
+            column: float(values.mean()) if len(values := times.of_finished(name)) else math.nan
+            for column, name in named.items()
+        }
+
+    def sampling_error(self, setting: Setting, per_s: float, requests: int, seed: int) -> float | None:
+        """Return the relative standard deviation of the rate over draws of the arrivals; None at rate 0."""
+        rates = [per_s]
+        for draw in range(1, 1 + MORE_SEEDS):
+            search = self.search(setting, requests, seed + draw, TOLERANCE)
+            rates.append(search.found(near=per_s or None).requests_per_s)
+        if not min(rates) > 0.0:
+            return None
+        logs = [math.log(rate) for rate in rates]
+        mean = math.fsum(logs) / len(logs)
+        return math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
+
+    def values_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
+        """Return the limited percentiles at a rate, ms, by limit."""
+        search = self.search(setting, requests, seed, TOLERANCE)
+        trace = _at_rate(search.trace, per_s)
+        seen = search.limits.seen(trace, self.runner(setting)(trace, 1.0))
+        return dict(zip([each.name for each in search.limits.percentiles], seen.values_ms, strict=True))
+
+
+def _at_rate(trace: Trace, per_s: float) -> Trace:
+    """Return a trace at a rate of the requests that were drawn, as a capacity counts it."""
+    return trace.rate_scaled(per_s / trace.requests_per_s)
+
+
+def plan_key(spec: DeploymentSpec, row: Mapping[str, Any]) -> Any:
+    """Return the plan of a row, by the names in its spec."""
     from fastroof.config import load_gpu
     from fastroof.engines import load_engine
     from fastroof.models import load_model
     from fastroof.models.execution import ROUTING
-    from fastroof.plan import compile_plan
-    from fastroof.simulation.capacity import capacity
-    from fastroof.sweep.units import NO_ROUTING
+    from fastroof.sweep.units import NO_ROUTING, PlanKey
 
-    gpu, tables = next(
-        (gpu, tables) for gpu, tables in tables_by_gpu.items() if load_gpu(gpu).name == row["gpu"]
+    return PlanKey(
+        next(name for name in spec.models if load_model(name).name == row["model"]),
+        next(name for name in spec.gpus if load_gpu(name).name == row["gpu"]),
+        row["tp"],
+        row["dtype"],
+        row["kv_dtype"],
+        next(name for name in spec.engine if load_engine(name).name == row["engine"]),
+        row["pp"],
+        row["dp"],
+        row["ep"],
+        ROUTING if row["routing"] == NO_ROUTING else row["routing"],
     )
-    model = next(load_model(name) for name in spec.models if load_model(name).name == row["model"])
-    engine = next(name for name in spec.engine if load_engine(name).name == row["engine"])
-    budget = int(row["max_num_batched_tokens"])
-    # a step needs one token for each running request
-    seqs = min(int(row["max_num_seqs"]), budget)
-    plan = compile_plan(
-        model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
-        routing=ROUTING if row["routing"] == NO_ROUTING else row["routing"], dtype=row["dtype"],
-        kv_dtype=row["kv_dtype"], engine=engine, method=spec.method, max_tokens=budget, max_seqs=seqs,
-        curves=tables.curves, allow_modelled=spec.allow_modelled,
-    )  # fmt: skip
-    return capacity(
-        plan, request_workload(row, requests, seed), replicas=int(row["replicas"]),
-        max_num_batched_tokens=budget, max_num_seqs=seqs, block_size=None, **dict[str, Any](limits),
-    )  # fmt: skip
 
 
 def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the divisor that turns requests per second into the spec's objective."""
-    if spec.objective == "tokens_per_s_per_user":
-        raise SweepError(
-            "objective 'tokens_per_s_per_user' does not depend on how many requests are served: with a "
-            "percentile use 'tokens_per_s_per_gpu', 'goodput' or 'cost'"
-        )
     if spec.objective == "goodput":
         return [1.0] * len(rows)
     prices = [spec.price(row["gpu"]) if spec.objective == "cost" else 1.0 for row in rows]
@@ -144,14 +307,14 @@ def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[flo
 def ranked_anew(
     capacities: Sequence[PercentileCapacity], divided_by: Sequence[float], rates: Sequence[float | None]
 ) -> list[int]:
-    """Order deployments by their capacity within the percentile."""
+    """Order deployments by their capacity within the percentile, or those that serve a rate by their cost."""
 
-    def order(place: int) -> tuple[bool, bool, float, int]:
-        most = capacities[place]
+    def order(place: int) -> tuple[bool, bool, float, float, int]:
+        most, requested = capacities[place], rates[place]
         if most.why_not:
-            return True, True, 0.0, place
-        requested = rates[place]
-        misses = requested is not None and most.requests_per_s < requested
-        return False, misses, -most.requests_per_s / divided_by[place], place
+            return True, True, 0.0, 0.0, place
+        if requested is not None and most.requests_per_s >= requested:
+            return False, False, divided_by[place], -most.requests_per_s, place
+        return False, requested is not None, -most.requests_per_s / divided_by[place], 0.0, place
 
     return sorted(range(len(capacities)), key=order)

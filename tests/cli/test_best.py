@@ -14,16 +14,19 @@ import fastroof
 from fastroof.cli import app
 from fastroof.cli.best import parse_prices
 from fastroof.cli.best_answer import say
+from fastroof.sweep import deployment_question
 
 ASKED = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
 SPEC = """
 models = ["qwen3-8b"]
 tp = [1, 2]
 total_gpus = 2
+mode = ["aggregated", "disaggregated"]
 isl = 500
 osl = 50
-concurrency = {start = 1, stop = 2048, step = 1}
-max_num_batched_tokens = [2048, 8192]
+concurrency = %s
+max_num_batched_tokens = [1024, 2048, 4096, 8192]
+max_num_seqs = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 [constraints]
 tpot_ms = 20
 """
@@ -66,14 +69,50 @@ def test_one_line_says_what_the_library_says() -> None:
     assert deployment["price"] == how.price._asdict()
     assert (deployment["release"], deployment["notes"]) == ("0.24.0", list(how.notes))
     explained = good("best", "--help")
-    for key in (*found, *answer, *answer["choices"][0], *deployment, *deployment["price"]):
+    most = answer["choices"][0]["percentile"]
+    for key in (*found, *answer, *answer["choices"][0], *most, *deployment, *deployment["price"]):
         assert key in explained
+    assert (answer["limits_on"], answer["simulated"]) == ("p99", meant.simulated)
+    assert most == {**meant.choices[0].percentile._asdict()}  # type: ignore[union-attr]
+    assert deployment["benchmark_rate"] == meant.choices[0].row["requests_per_s"] / how.copies
+
+
+@pytest.mark.slow
+def test_means_and_percentiles_are_named_as_in_python() -> None:
+    for options, of in ((("--mean",), None), (("--percentile", "90"), 90.0), ((), 99.0)):
+        (meant,) = asked(percentile=of).answers.answers
+        found = json.loads(good(*ASKED, *options, "--json"))
+        (answer,) = found["answers"]
+        name = "mean" if of is None else f"p{of:g}"
+        assert answer["limits_on"] == meant.limits_on == name
+        assert [choice["row"] for choice in answer["choices"]] == [choice.row for choice in meant.choices]
+        text = good(*ASKED, *options)
+        assert ("limits are on means: percentiles" if of is None else f"limits are on {name}, by") in text
+        assert ("--max-concurrency" if of is None else "--request-rate") in text
+        assert (f"{name} TPOT ms" in text) == (of is not None)
+        limit = answer["choices"][0]["margins"][0]
+        assert f"limit: {'' if of is None else f'{name} '}TPOT {limit['value']:,.4g} of 20 ms" in text
+    assert "give --mean or --percentile, got both" in refused(*ASKED, "--mean", "--percentile", "99")
+
+
+@pytest.mark.slow
+def test_gaps_between_tokens_can_be_limited() -> None:
+    loose, tight = (
+        json.loads(good(*ASKED, "--itl", itl, "--json"))["answers"][0]["choices"][0] for itl in ("60", "12")
+    )
+    assert {margin["name"] for margin in tight["margins"]} == {"itl_ms", "tpot_ms"}
+    assert tight["percentile"]["values_ms"]["itl_p99_ms"] <= 12
+    assert tight["objective"] < loose["objective"]
+    means = json.loads(good(*ASKED[:-2], "--itl", "12", "--mean", "--json"))["answers"][0]["choices"][0]
+    tpot = json.loads(good(*ASKED[:-2], "--tpot", "12", "--mean", "--json"))["answers"][0]["choices"][0]
+    assert means["row"] == tpot["row"]
 
 
 @pytest.mark.slow
 def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
-    spec.write_text(SPEC)
+    clients = deployment_question("qwen3-8b", total_gpus=2, isl=500, osl=50).concurrency
+    spec.write_text(SPEC % list(clients or ()))
     one_line, written = good(*ASKED), good("best", str(spec))
     # but for the id that was named, and how many were compared
     assert one_line.rpartition("\n\n")[0] == written.rpartition("\n\n")[0]

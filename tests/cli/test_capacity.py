@@ -169,7 +169,7 @@ def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> Non
     first = answer.choices[0].percentile
     assert first is not None
     printed = good(*asked)
-    assert "p99 requests/s" in printed
+    assert "limits are on p99" in printed
     assert f"{first.requests_per_s:,.4g}" in printed
     found = json.loads(good(*asked, "--json"))
     assert found["answers"][0]["choices"][0]["percentile"] == first._asdict()

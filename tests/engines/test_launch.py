@@ -82,8 +82,9 @@ def test_every_argument_is_one_that_the_engine_has(engine: str) -> None:
     assert commands is not None
     for asked in some_settings():
         check(engine, commands.server(asked))
-    for prefix in (0, 400):
-        check(engine, commands.benchmark(BenchmarkLoad("org/a-model", 1000, 100, 40, prefix)))
+    for prefix, rate in itertools.product((0, 400), (0.0, 2.5)):
+        load = BenchmarkLoad("org/a-model", 1000, 100, 40, prefix, requests_per_s=rate)
+        check(engine, commands.benchmark(load))
 
 
 @pytest.mark.parametrize("engine", serving_engines())

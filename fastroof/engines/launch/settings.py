@@ -115,11 +115,13 @@ class BenchmarkLoad:
     isl, osl : int
         Tokens of a prompt and an output.
     clients : int
-        Requests in flight.
+        Requests in flight; with a rate the mean number of them.
     prefix_tokens : int
         Number of tokens that all prompts start with.
     port : int
         Port that the server listens on.
+    requests_per_s : float
+        Rate of Poisson arrivals; 0 if each client sends its next request when the last one is answered.
     """
 
     model: str
@@ -128,11 +130,22 @@ class BenchmarkLoad:
     clients: int
     prefix_tokens: int = 0
     port: int = 8000
+    requests_per_s: float = 0.0
 
     @property
     def prompts(self) -> int:
-        """Number of requests to send: ten per client, so that the first and last ones weigh little."""
-        return max(10 * self.clients, 20)
+        """Number of requests to send: ten per client, so that the first and last ones weigh little.
+
+        At a rate at least a thousand, so that ten are beyond the 99th percentile.
+        """
+        return max(10 * self.clients, 1000 if self.requests_per_s else 20)
+
+    @property
+    def load(self) -> tuple[str, str]:
+        """Return the option that sets the load, which the engines' benchmarks have in common."""
+        if self.requests_per_s:
+            return "--request-rate", f"{self.requests_per_s:.4g}"
+        return "--max-concurrency", str(self.clients)
 
 
 @dataclass(frozen=True)

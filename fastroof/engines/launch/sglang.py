@@ -95,7 +95,7 @@ def benchmark(load: BenchmarkLoad) -> Command:
             ("--random-output-len", str(load.osl)),
             # equal minimum and maximum give all requests the same length
             ("--random-range-ratio", "1"),
-            ("--max-concurrency", str(load.clients)),
+            load.load,
             ("--num-prompts", str(load.prompts)),
         ),
         unsaid=unsaid,

@@ -86,8 +86,8 @@ def benchmark(load: BenchmarkLoad) -> Command:
             *prefix,
             ("--random-output-len", str(load.osl)),
             ("--ignore-eos",),
-            ("--max-concurrency", str(load.clients)),
+            load.load,
             ("--num-prompts", str(load.prompts)),
-            ("--percentile-metrics", "ttft,tpot,e2el"),
+            ("--percentile-metrics", "ttft,tpot,itl,e2el"),
         ),
     )

@@ -85,7 +85,7 @@ def _limits(spec: dict[str, Any]) -> dict[str, float]:
     given = spec.get("constraints") or spec
     limits = {
         name: value
-        for name in ("ttft_ms", "tpot_ms", "request_latency_ms", "kv_share", "total_gpus")
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "kv_share", "total_gpus")
         if isinstance(value := given.get(name), int | float) and value > 0
     }
     if "tpot_ms" in limits:

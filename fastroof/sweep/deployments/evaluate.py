@@ -75,10 +75,7 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
     )
     limits = limits_to_try(spec, plan)
     room = [
-        [
-            target.memory(max_tokens=budget, max_seqs=seqs).max_kv_tokens // plan.layout.pp
-            for seqs in limits
-        ]
+        [target.memory(max_tokens=budget, max_seqs=seqs).max_kv_tokens // plan.layout.pp for seqs in limits]
         for budget in spec.max_num_batched_tokens
     ]
     # an engine does not start with more requests than it has state for
@@ -118,7 +115,8 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         us_per_s=US_PER_S,
         gpu_price=math.nan if price is None else price / SECONDS_AN_HOUR * TOKENS_A_PRICE,
         ttft_ms=limit(limits.ttft_ms),
-        tpot_ms=limit(limits.tpot_ms),
+        # both means are equal
+        tpot_ms=min(limit(limits.tpot_ms), limit(limits.itl_ms)),
         request_ms=limit(limits.request_latency_ms),
         kv_share=limit(limits.kv_share),
         total_gpus=limit(limits.total_gpus),

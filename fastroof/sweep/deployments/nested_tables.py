@@ -20,6 +20,9 @@ class Constraints(BaseModel):
 
     ttft_ms: Limit | None = Field(default=None, description="a number of ms above 0: maximum mean TTFT")
     tpot_ms: Limit | None = Field(default=None, description="a number of ms above 0: maximum mean TPOT")
+    itl_ms: Limit | None = Field(
+        default=None, description="a number of ms above 0: maximum mean time between two tokens"
+    )
     request_latency_ms: Limit | None = Field(
         default=None, description="a number of ms above 0: maximum mean request latency"
     )

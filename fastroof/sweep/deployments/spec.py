@@ -355,9 +355,12 @@ class DeploymentSpec(CandidateSpec):
 
     @property
     def num_configurations(self) -> int:
-        """Return the number of deployments to compare, possible or not, whatever their load."""
-        limits = len(self.max_num_batched_tokens) * len(self.max_num_seqs)
-        return self.num_plans * sum(self.layouts_by_split.values()) * limits
+        """Return the number of possible deployments to compare, whatever their load."""
+        layouts = sum(
+            len(self.layouts(mode, tp * split.pp * split.dp))
+            for mode, (tp, split) in itertools.product(self.mode, self.splits)
+        )
+        return self.num_plans * layouts * len(self.max_num_batched_tokens) * len(self.max_num_seqs)
 
     @property
     def all_models(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from fastroof.engines.launch import (
 from fastroof.models import TP_SIZES, load_model
 from fastroof.models.execution import ROUTING
 from fastroof.models.load import Published, published_checkpoint
-from fastroof.sweep.best import Choice
+from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
@@ -74,7 +74,9 @@ class Deployment:
     benchmark : Command or None
         Command that measures one replica under its share of the load; None for separate workers.
     benchmark_clients : int
-        Concurrent clients of the benchmark.
+        Concurrent clients of the benchmark; with a rate the mean number of its requests in flight.
+    benchmark_rate : float
+        Requests/s of the benchmark; 0 if its clients send their next request when the last one is answered.
     price : TokenPrice or None
         Price of tokens; None without a price of GPUs.
     notes : tuple of str
@@ -90,6 +92,7 @@ class Deployment:
     servers: dict[str, Command]
     benchmark: Command | None
     benchmark_clients: int
+    benchmark_rate: float
     price: TokenPrice | None
     notes: tuple[str, ...]
 
@@ -121,6 +124,9 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
     benchmark = None
     copies = row["replicas"]
     clients = max(round(row["concurrency"] / copies), 1) if copies else 0
+    # limits on a percentile hold for arrivals at random, which a closed loop of clients does not send
+    is_by_rate = choice.percentile is not None and not choice.percentile.why_not and bool(copies)
+    rate = row["requests_per_s"] / copies if is_by_rate else 0.0
     if engine is not None:
         roles = {"server": ""} if copies else {"prefill": "prefill", "decode": "decode"}
         for name, role in roles.items():
@@ -128,7 +134,9 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
         if copies:
             prefix = int(row["isl"] * row["prefix_hit"])
             # a server calls the model by the path or id that it was started with
-            load = BenchmarkLoad(served_name(checkpoint.name), row["isl"], row["osl"], clients, prefix)
+            load = BenchmarkLoad(
+                served_name(checkpoint.name), row["isl"], row["osl"], clients, prefix, requests_per_s=rate
+            )
             benchmark = engine.benchmark(load)
     notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
     unsaid = dict.fromkeys(
@@ -136,7 +144,7 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
     )
     notes += [f"not in the command: {text}" for text in unsaid]
     return Deployment(
-        choice, checkpoint, profile, engine, copies, gpus_each, servers, benchmark, clients,
+        choice, checkpoint, profile, engine, copies, gpus_each, servers, benchmark, clients, rate,
         _price(spec, row), tuple(notes),
     )  # fmt: skip
 
@@ -216,8 +224,8 @@ def _notes(
         )
     if not row["replicas"]:
         notes.append(
-            f"{row['prefill_workers']} workers prefill and {row['decode_workers']} decode; these commands "
-            "do not include the router in front of them"
+            f"workers that prefill: {row['prefill_workers']}, that decode: {row['decode_workers']}; these "
+            "commands do not include the router in front of them"
         )
     modelled = _modelled_kernels(spec, row, profile) if row["origin"] == "modelled" else []
     if modelled:

@@ -215,8 +215,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
     if deployment.benchmark is not None:
         files["benchmark.sh"] = _script(
             [
-                f"Measures one replica with {deployment.benchmark_clients} of the "
-                f"{deployment.row['concurrency']:,.0f} clients.",
+                _measures(deployment),
                 *_expected(deployment.row),
             ],
             deployment.benchmark.shell(raw={"--base-url": '"${1:-http://127.0.0.1:8000}"'}),
@@ -224,6 +223,17 @@ def _files(deployment: Deployment) -> dict[str, str]:
         if deployment.gpus_each <= TP_SIZES[-1]:
             files["kubernetes.yaml"] = _manifest(deployment)
     return files
+
+
+def _measures(deployment: Deployment) -> str:
+    row = deployment.row
+    if deployment.benchmark_rate:
+        return (
+            f"Measures one replica with {deployment.benchmark_rate:.4g} of the "
+            f"{row['requests_per_s']:,.4g} requests/s."
+        )
+    clients = f"{deployment.benchmark_clients} of the {row['concurrency']:,.0f} clients"
+    return f"Measures one replica with {clients}."
 
 
 def _expected(row: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,34 +11,33 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from fastroof.arrow import ArrowRows
 from fastroof.checks import check_progress, shown, whole_number
 from fastroof.config import load_gpu
-from fastroof.engines import EngineProfile, load_engine
+from fastroof.engines import load_engine
 from fastroof.errors import SweepError
-from fastroof.models import TP_SIZES, ModelSpec, load_model
-from fastroof.sweep.best import Answer, Answers, RankingOptions, best_deployments
+from fastroof.models import TP_SIZES, load_model
+from fastroof.sweep.answers import Answer, Answers
+from fastroof.sweep.best import RankingOptions, best_deployments
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.kinds import load_spec, renamed_keys
+from fastroof.sweep.recommendations.candidates import (
+    BUDGETS,
+    LEAST_SEQS,
+    MOST_GPUS,
+    budgets_to_try,
+    clients_to_try,
+    layouts_to_try,
+    listed,
+    modes_to_try,
+    seqs_to_try,
+)
 from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-BUDGETS: Final = (1024, 2048, 4096, 8192, 16_384)
-"""Token budgets to try in addition to the engines' defaults."""
-
-LEAST_SEQS: Final = 16
-"""Smallest limit on concurrent requests to try; what still smaller ones leave is hardly more."""
-
-MOST_GPUS: Final = 2**16
-MOST_CLIENTS: Final = 2**20
-CLIENTS_APART: Final = 100
-"""Numbers of clients to try are at most one part in this many apart: all up to it, then about 1 %."""
-
-MOST_STAGES: Final = 8
-
 Names = str | Path | Sequence[str | Path]
 
-_LIMITS: Final = ("ttft_ms", "tpot_ms", "request_latency_ms")
+_LIMITS: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
 
 class QuestionOptions(TypedDict, total=False):
@@ -47,12 +45,15 @@ class QuestionOptions(TypedDict, total=False):
 
     ttft_ms: float | None
     tpot_ms: float | None
+    itl_ms: float | None
     request_latency_ms: float | None
     dtype: Names
     kv_dtype: Names
     engine: Names | None
     max_num_batched_tokens: int | Sequence[int] | None
     max_num_seqs: int | Sequence[int] | None
+    mode: Names | None
+    most_gpus_each: int | None
     prefix_hit: float
     gpu_hour_price: float | Mapping[str, float] | None
     objective: str | None
@@ -94,7 +95,8 @@ def deployment_question(
     Returns
     -------
     DeploymentSpec
-        All layouts of :func:`layouts_to_try`, with numbers of clients up to the maximum that can run.
+        All layouts of :func:`layouts_to_try` in every mode, with numbers of clients up to the maximum that
+        can run.
 
     Raises
     ------
@@ -105,33 +107,36 @@ def deployment_question(
     --------
     >>> spec = deployment_question("llama-3.1-8b", total_gpus=2, isl=1000, osl=100, tpot_ms=20)
     >>> [split.tp for split in spec.split], spec.max_num_batched_tokens, spec.concurrency[-1]
-    ([1, 2], (2048, 8192), 2049)
+    ([1, 2], (1024, 2048, 4096, 8192), 2049)
     """
     unknown = [name for name in options if name not in QuestionOptions.__annotations__]
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
     whole_number("total_gpus", total_gpus, most=MOST_GPUS, error=SweepError)
     loaded = load_model(model)
-    gpus = [load_gpu(name) for name in _listed(gpu)]
+    gpus = [load_gpu(name) for name in listed(gpu)]
     node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])
     given = {name: value for name, value in options.items() if value is not None}
     given = renamed_keys(given, "options")
+    given_most: Any = given.pop("most_gpus_each", MOST_GPUS)
+    most_gpus_each = whole_number("most_gpus_each", given_most, most=MOST_GPUS, error=SweepError)
     price = given.get("gpu_hour_price")
     if isinstance(price, Mapping):
         given["gpu_hour_price"] = dict(price)
     if "engine" in given:
-        given["engine"] = [str(name) for name in _listed(given["engine"])]
+        given["engine"] = [str(name) for name in listed(given["engine"])]
     limits = {name: given.pop(name) for name in _LIMITS if name in given}
     values: dict[str, Any] = {
         "models": [str(model)],
-        "gpus": [str(name) for name in _listed(gpu)],
-        "split": layouts_to_try(loaded, total_gpus, node),
+        "gpus": [str(name) for name in listed(gpu)],
+        "split": layouts_to_try(loaded, total_gpus, node, most_gpus_each),
         "total_gpus": total_gpus,
         "isl": isl,
         "osl": osl,
         "constraints": limits,
         "objective": "tokens_per_s_per_gpu" if price is None else "cost",
         "concurrency": 1,
+        **modes_to_try(gpus, total_gpus, node, osl, given),
         # the other values depend on the defaults that the spec fills in
         "max_num_batched_tokens": BUDGETS[0],
         "max_num_seqs": LEAST_SEQS,
@@ -142,77 +147,13 @@ def deployment_question(
     engines = [load_engine(name) for name in spec.engine]
     changes: dict[str, Any] = {}
     if "max_num_seqs" not in given:
-        changes["max_num_seqs"] = _seqs(engines)
-    changes["concurrency"] = _clients(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
+        changes["max_num_seqs"] = seqs_to_try(engines)
+    changes["concurrency"] = clients_to_try(total_gpus, max(changes.get("max_num_seqs", spec.max_num_seqs)))
     if "max_num_batched_tokens" not in given:
-        changes["max_num_batched_tokens"] = _budgets(engines, spec.isl[0])
+        changes["max_num_batched_tokens"] = budgets_to_try(engines, spec.isl[0])
     spec = load_spec(values | changes)
     assert isinstance(spec, DeploymentSpec)
     return spec
-
-
-def layouts_to_try(model: ModelSpec, total_gpus: int, node_gpus: int) -> list[dict[str, int]]:
-    """List the layouts of a replica to try on a number of GPUs.
-
-    Replicas fill the GPUs, and each stays within a node (up to eight linked GPUs): every tp, and for models
-    with experts every tp with data-parallel attention over the other GPUs, with and without expert
-    parallelism over all of them. Larger replicas are split into up to eight pipeline stages of one node each.
-
-    Examples
-    --------
-    >>> layouts_to_try(load_model("llama-3.1-70b"), 16, 8)[-2:]
-    [{'tp': 8}, {'tp': 8, 'pp': 2}]
-    >>> layouts_to_try(load_model("qwen3-30b-a3b"), 2, 8)
-    [{'tp': 1}, {'tp': 2}, {'tp': 2, 'ep': 2}, {'tp': 1, 'dp': 2}, {'tp': 1, 'dp': 2, 'ep': 2}]
-    """
-    sizes = [size for size in TP_SIZES if size <= node_gpus and total_gpus % size == 0]
-    splits: list[dict[str, int]] = []
-    for gpus in sizes:
-        if not model.has_experts:
-            splits.append({"tp": gpus})
-            continue
-        for tp, has_groups in itertools.product(reversed(TP_SIZES), (False, True)):
-            if gpus % tp or (has_groups and gpus == 1):
-                continue
-            split = {"tp": tp}
-            if gpus > tp:
-                split["dp"] = gpus // tp
-            if has_groups:
-                split["ep"] = gpus
-            splits.append(split)
-    stages = [2**power for power in range(1, MOST_STAGES.bit_length())]
-    beyond = [pp for pp in stages if sizes[-1] == node_gpus and total_gpus % (pp * node_gpus) == 0]
-    return splits + [{"tp": node_gpus, "pp": pp} for pp in beyond]
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _clients(total_gpus: int, max_num_seqs: int) -> list[int]:
-    """Return the numbers of clients to try, up to one more than can run on single GPUs."""
-    most = min(total_gpus * max_num_seqs + 1, MOST_CLIENTS)
-    clients = [1]
-    while clients[-1] < most:
-        clients.append(min(clients[-1] + max(clients[-1] // CLIENTS_APART, 1), most))
-    return clients
-
-
-def _budgets(engines: Sequence[EngineProfile], isl: int) -> list[int]:
-    """Return the token budgets to try: common ones, the engines', and whole prompts if not chunked."""
-    own = {engine.scheduling.max_num_batched_tokens for engine in engines}
-    budgets = sorted({*BUDGETS, *own})
-    if isl > budgets[-1] and any(not engine.scheduling.chunked_prefill for engine in engines):
-        budgets.append(1 << (isl - 1).bit_length())
-    return budgets
-
-
-def _seqs(engines: Sequence[EngineProfile]) -> list[int]:
-    """Return the limits on requests to try: the engines' own, powers of two below, and halfway between."""
-    own = {engine.scheduling.max_num_seqs for engine in engines}
-    powers = (2**power for power in range(LEAST_SEQS.bit_length() - 1, max(own).bit_length()))
-    smaller = {seqs for power in powers for seqs in (power, 3 * power // 2)}
-    return sorted({*own, *(seqs for seqs in smaller if seqs < max(own))})
 
 
 MOST_GPUS_TRIED: Final = 64
@@ -286,18 +227,26 @@ def recommend(
 
     Other Parameters
     ----------------
-    ttft_ms, tpot_ms, request_latency_ms : float, optional
-        Maximum means, ms.
+    ttft_ms, tpot_ms, itl_ms, request_latency_ms : float, optional
+        Maximum time to first token, per output token, between two tokens, and of a request, ms: of the 99th
+        percentile, or of what ``percentile`` says.
     dtype, kv_dtype : str or sequence of str
         Formats to choose from (default: ``auto``, the checkpoint's).
     engine : str, Path or sequence of them
         Engines to choose from (default: vllm). ``runtime`` is the former name.
     max_num_batched_tokens : int or sequence of int
-        Maximum tokens per step to choose from (default: powers of two from 1,024 to 16,384, the engines'
-        own, and a whole prompt if an engine does not chunk prompts).
+        Maximum tokens per step to choose from (default: the engines' own, smaller powers of two from
+        1,024 on, and a whole prompt if an engine does not chunk prompts).
     max_num_seqs : int or sequence of int
         Maximum numbers of concurrent requests per replica to choose from (default: the engine's own, and
         smaller ones from 16 on, which leave more memory for KV cache).
+    mode : str or sequence of str
+        ``aggregated``: replicas prefill and decode; ``disaggregated``: separate workers do (default: both;
+        only the first with one GPU, outputs of one token or a prefix cache, and beyond a node if the GPU's
+        file has no ``inter_node_gb_per_s``).
+    most_gpus_each : int
+        Maximum number of GPUs of a replica or worker; those of a node (8) leave out expert parallelism and
+        pipeline stages across nodes (default: no limit).
     prefix_hit : float
         Share of each prompt found in the prefix cache (default: 0).
     gpu_hour_price : float or mapping, optional

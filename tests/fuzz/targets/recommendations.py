@@ -18,7 +18,7 @@ from tests.fuzz.targets.simulations import FLAGS, Calls
 
 __all__ = ["TARGETS"]
 
-LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
+LIMITS = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 MOST_GPUS = 16
 MOST_SEQS = 64
 MOST_REQUESTS = 100
@@ -33,7 +33,9 @@ def checked(found: fastroof.sweep.Recommendation, limits: dict[str, Any]) -> Non
         for choice in answer.choices:
             if not 0.0 <= choice.objective < math.inf or choice.row["total_gpus"] < 1:
                 raise Wrong(f"a deployment of {choice.objective} on {choice.row['total_gpus']} GPUs")
-            for name, most in limits.items():
+            if any(margin.left < 0.0 for margin in choice.margins):
+                raise Wrong(f"{choice.margins} are beyond the limits")
+            for name, most in limits.items() if answer.limits_on == "mean" else ():
                 # a single token has no time per token
                 if most is not None and choice.row[name] is not None and choice.row[name] > most:
                     raise Wrong(f"{name} is {choice.row[name]}, and was to be at most {most}")
@@ -48,10 +50,12 @@ class Recommendations(Calls):
     known: ClassVar[dict[str, tuple[str, ...]]] = {
         "gpu": ("'h100'", "'H100-SXM'", "['h100']", "Path('h100')", "['h100', 'x']", "[]"),
         "total_gpus": ("1", "2", "8", "0", "2**16 + 1"), "isl": (), "osl": (),
-        "ttft_ms": (), "tpot_ms": (), "request_latency_ms": (),
+        "ttft_ms": (), "tpot_ms": (), "itl_ms": (), "request_latency_ms": (),
         "dtype": ("'bf16'", "'fp8'", "['bf16', 'fp8']", "'auto'", "'x'"), "kv_dtype": ("'bf16'", "'fp8'"),
         "engine": ("'vllm'", "['vllm', 'trtllm']", "'kernels'", "None"),
-        "max_num_batched_tokens": ("2048", "[2048, 8192]", "64", "None"), "max_num_seqs": ("8", "16", "None"),
+        "max_num_batched_tokens": ("2048", "[2048, 8192]", "64", "None"),
+        "max_num_seqs": ("8", "16", "[8, 16]", "None"),
+        "mode": ("'aggregated'", "['disaggregated']", "'x'", "None"), "most_gpus_each": ("1", "8", "0"),
         "prefix_hit": ("0.5", "0", "1.0", "1.5"), "gpu_hour_price": ("2.5", "{'h100': 2}", "{}", "0", "None"),
         "objective": ("'cost'", "'goodput'", "'tokens_per_s_per_user'", "'x'", "None"),
         "tables": ("'datasheet'", "'/nowhere'", "None"), "allow_modelled": FLAGS,

@@ -229,7 +229,7 @@ def test_the_best_is_as_good_as_its_estimate_says(
     asked = {"num_draft_tokens": drafts, "accepted": accepted, "draft": draft}
     spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_num_seqs": 256}
     spec |= {"concurrency": [1, 16, 200], "speculation": asked, "prefix_hit": hit, "engine": "vllm"}
-    row = best_deployments(spec, runners_up=0).answers[0].choices[0].row
+    row = best_deployments(spec, runners_up=0, percentile=None).answers[0].choices[0].row
     plan = plan_of(row, load_engine("vllm"), h100, 256, row["model"])
     speculation = SpeculativeDecoding(drafts, accepted, None if draft == "none" else draft)
     seen = estimated(plan, row, max_seqs=256, speculation=speculation, prefix_hit=row["prefix_hit"])

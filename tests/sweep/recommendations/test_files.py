@@ -35,7 +35,7 @@ HOSTILE = (
 def found(request: pytest.FixtureRequest) -> Recommendation:
     return recommend(
         "qwen3-8b", "h100", total_gpus=4, isl=500, osl=50, tpot_ms=20, engine=request.param,
-        max_num_batched_tokens=8192, gpu_hour_price=2,
+        max_num_batched_tokens=8192, gpu_hour_price=2, mode="aggregated",
     )  # fmt: skip
 
 
