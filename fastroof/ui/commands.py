@@ -45,7 +45,8 @@ def _gpu(store: PlanStore, name: str) -> dict[str, str]:
     return {"name": name, "title": store.gpu(name).title, "known": known}
 
 
-def _number(value: float) -> str:
+def number_written(value: float) -> str:
+    """Return a number as short as it can be written."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
@@ -94,7 +95,7 @@ def lengths_written(view: View) -> tuple[int | str, int | str]:
     """Return the lengths of prompts and outputs, as written in a workload and a command."""
     if not view.spread:
         return view.isl, view.osl
-    sigma = _number(view.spread)
+    sigma = number_written(view.spread)
     return f"lognormal:{view.isl}:{sigma}", f"lognormal:{view.osl}:{sigma}"
 
 
@@ -108,7 +109,9 @@ def capacity_command(store: PlanStore, view: View) -> str:
     """Return the command that finds the capacity."""
     words = ["fastroof", "capacity", store.written_model(view.model), *_options(store, view)]
     limits = {"ttft": view.ttft_ms, "tpot": view.tpot_ms}
-    written = [f"{name}_p{view.percentile}={_number(ms)}" for name, ms in limits.items() if ms is not None]
+    written = [
+        f"{name}_p{view.percentile}={number_written(ms)}" for name, ms in limits.items() if ms is not None
+    ]
     words += ["--slo", ",".join(written)]
     prompts, outputs = lengths_written(view)
     words += ["--input", str(prompts), "--output", str(outputs)]

@@ -45,6 +45,7 @@ from fastroof.documents import parse_json
 from fastroof.stopping import check_stopped
 from fastroof.ui.answers import capacity_answer, layouts_answer, start_answer, step_answer
 from fastroof.ui.commands import choices
+from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View
 
@@ -192,6 +193,7 @@ class PageApp:
                 Route("/ask/step", self._question(step_answer, self._quick), methods=["POST"]),
                 Route("/ask/start", self._question(start_answer, self._quick), methods=["POST"]),
                 Route("/ask/layouts", self._question(layouts_answer, self._long), methods=["POST"]),
+                Route("/ask/deployment", self._question(deployment_answer, self._long), methods=["POST"]),
                 Route("/ask/capacity", self._question(capacity_answer, self._long), methods=["POST"]),
             ],
             exception_handlers={HTTPException: self._not_routed},

@@ -21,6 +21,7 @@ from fastroof.errors import (
     ModelError,
     SimulationError,
 )
+from fastroof.models.layout import copies_words
 from fastroof.serving import estimate
 from fastroof.sweep.best import best_deployments
 from fastroof.ui.answers import (
@@ -31,6 +32,7 @@ from fastroof.ui.answers import (
     start_answer,
     step_answer,
 )
+from fastroof.ui.deployment import deployment_answer, deployment_question_of
 from fastroof.ui.plans import PlanStore
 from fastroof.ui.view import View
 
@@ -235,10 +237,40 @@ def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
         "engine": ["vllm"], "isl": view.isl, "osl": view.osl, "concurrency": chosen["clients"],
         "constraints": {"ttft_ms": 500.0, "tpot_ms": 12.0},
     }  # fmt: skip
-    first = best_deployments(spec).answers[0].choices[0].row
+    first = best_deployments(spec, percentile=None).answers[0].choices[0].row
     point = answer["best"]["point"]
     assert (first["tp"], first["concurrency"]) == (chosen["split"]["tp"], chosen["clients"][point])
     assert first["tokens_per_s_per_gpu"] == pytest.approx(chosen["tokens_per_s_per_gpu"][point], rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "view",
+    [
+        View(model="llama-3.1-8b", gpus=2, ttft_ms=500.0, tpot_ms=12.0, isl=1000, osl=100),
+        View(model="qwen3-8b", gpus=1, tpot_ms=15.0, isl=1000, osl=100, dtype="fp8", percentile=90),
+        View(model="qwen3-8b", gpus=1, ttft_ms=1.0, isl=1000, osl=100, max_num_batched_tokens=512),
+    ],
+    ids=["default", "percentile", "none"],
+)
+def test_what_to_run_is_what_its_command_and_python_say(store: PlanStore, view: View) -> None:
+    answer = as_json(deployment_answer(store, view))
+    (said,) = printed(answer["command"])["answers"]
+    found = fastroof.recommend(
+        view.model, view.gpu, **deployment_question_of(store, view), percentile=float(view.percentile)
+    )
+    (meant,) = found.answers.answers
+    assert answer["limits_on"] == said["limits_on"] == meant.limits_on == f"p{view.percentile}"
+    assert len(answer["choices"]) == len(said["choices"]) == len(meant.choices)
+    for mine, theirs, choice in zip(answer["choices"], said["choices"], meant.choices, strict=True):
+        assert theirs["row"] == as_json(choice.row)
+        assert mine["layout"] == copies_words(choice.row)
+        for name in ("concurrency", "requests_per_s", "tokens_per_s_per_gpu", "max_num_seqs"):
+            assert mine[name] == choice.row[name]
+        assert mine["margins"] == theirs["margins"]
+    servers = found.deployments[0].servers if found.deployments[0] is not None else {}
+    assert answer["servers"] == {role: command.shell() for role, command in servers.items()}
+    assert (answer["nearest"] is None) == bool(meant.choices)
 
 
 def test_without_limits_the_best_has_the_most_throughput(store: PlanStore) -> None:

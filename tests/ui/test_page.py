@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("starlette", reason="the page needs starlette: pip install f
 pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
 
 from fastroof.ui.answers import step_answer
+from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.server import PageServer
 
 SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
@@ -114,7 +116,7 @@ def test_it_shows_what_it_was_answered(opened: Browser, page: PageServer) -> Non
     assert "requests/s" in text(opened, "#capacity-words")
     assert text(opened, "#start-words").startswith("It starts.")
     assert text(opened, "#start-launch code").startswith("vllm serve ")
-    assert text(opened, "#best").startswith("Best: tp ")
+    assert text(opened, "#best").startswith("Best copy by means: tp ")
     for chart in CHARTS:
         assert len(drawn(opened, chart)) > 5000
         assert opened.run(f"document.getElementById('{chart}').getAttribute('aria-label').length") > 20
@@ -170,6 +172,36 @@ def test_what_is_asked_again_is_what_changed(opened: Browser, page: PageServer) 
     assert {address.rpartition("/")[2] for address in opened.requests} == {"step"}
     put(opened, "percentile", "90")
     assert {address.rpartition("/")[2] for address in opened.requests} == {"step", "capacity"}
+
+
+def test_what_to_run_is_asked_by_a_button_and_is_that_of_the_command(
+    opened: Browser, page: PageServer
+) -> None:
+    put(opened, "gpus", "2")
+    assert opened.run("document.getElementById('deployment').hidden")
+    opened.requests.clear()
+    opened.click("#find")
+    settled(opened)
+    assert {address.rpartition("/")[2] for address in opened.requests} == {"deployment"}
+    answer = deployment_answer(page.store, replace(SMALL, gpus=2))
+    best = answer["choices"][0]
+    words = text(opened, "#deployment-words")
+    assert words.startswith(f"Best on 2 GPUs: {best['layout']}: ")
+    assert f"{answer['configurations']:,} deployments compared" in words
+    assert "p99 TPOT" in words
+    rows = opened.run(
+        "[...document.querySelectorAll('#deployment tbody tr')].map(r => r.cells[0].textContent)"
+    )
+    assert rows == [choice["layout"] for choice in answer["choices"]]
+    assert text(opened, "#deployment-command code") == answer["command"]
+    assert text(opened, "#deployment-families").startswith("Separate workers for prefill and decode: ")
+    assert text(opened, "#deployment-server code") in ("\n".join(answer["servers"].values()),) or (
+        "# prefill" in text(opened, "#deployment-server code")
+    )
+    assert not opened.run("document.getElementById('deployment').classList.contains('stale')")
+    put(opened, "tpot_ms", "25")
+    assert opened.run("document.getElementById('deployment').classList.contains('stale')")
+    assert opened.complaints == []
 
 
 def test_every_kind_of_step_is_drawn(opened: Browser) -> None:

@@ -26,6 +26,7 @@ from fastroof.backends.serve.http_requests import Calls
 from fastroof.errors import BackendError
 from fastroof.simulation import Workload, simulate
 from fastroof.ui import answers
+from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.view import View
 from tests.fuzz.mutators import mutated_bytes
 
@@ -91,6 +92,7 @@ def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
         ("start", answers.start_answer),
         ("layouts", answers.layouts_answer),
         ("capacity", answers.capacity_answer),
+        ("deployment", deployment_answer),
     ):
         reply = post(page, question, SMALL.document())
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")

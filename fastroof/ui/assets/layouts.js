@@ -130,7 +130,7 @@ function bestWords() {
   const i = answer.best.point;
   const margins = Object.entries(answer.best.margins).sort(([, a], [, b]) => a - b).map(([name, left]) => `${NAMES[name]} has ${percent(left)} left`);
   const gpus = curve.gpus === 1 ? "1 GPU" : `${curve.gpus} GPUs`;
-  const best = make("strong", `Best: ${curve.layout} with ${count(curve.clients[i])} clients per replica of ${gpus}`);
+  const best = make("strong", `Best copy by means: ${curve.layout} with ${count(curve.clients[i])} clients per replica of ${gpus}`);
   return [best, `: ${number(curve.tokens_per_s_per_gpu[i])} tokens/s per GPU${margins.length ? `; ${margins.join(", ")}` : ""}. Dots: Pareto front; dashes: TTFT is above its limit.`];
 }
 

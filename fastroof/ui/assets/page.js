@@ -11,6 +11,7 @@ import { redrawRoofline, showRoofline } from "./roofline.js";
 import { redrawLayouts, showHere, showLayouts } from "./layouts.js";
 import { redrawCapacity, showCapacity, showNoCapacity } from "./capacity.js";
 import { showNoStart, showStart } from "./start.js";
+import { showDeployment, showNoDeployment } from "./deployment.js";
 import { forgetInks } from "./chart.js";
 import { pinAnswer, pinned } from "./pin.js";
 import { listenToTheme } from "./theme.js";
@@ -19,6 +20,7 @@ const RESTS_MS = 120;
 const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "allow_modelled", "isl", "osl", "max_num_batched_tokens", "ttft_ms", "tpot_ms"];
 const START = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine", "max_num_batched_tokens"];
 const OF = { start: START, layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
+const DEPLOYMENT = [...PLAN.filter((name) => !["tp", "pp", "dp", "ep"].includes(name)), "gpus", "percentile"];
 const IMMEDIATE = ["step-card", "curve", "roofline"];
 
 let groups = [];
@@ -109,6 +111,24 @@ const askStart = questioner("start", {
   },
 });
 
+// Fade the answer on what to run once it is of other settings.
+function ages(isStale) {
+  for (const id of ["deployment-words", "deployment", "deployment-families", "deployment-server"]) byId(id).classList.toggle("stale", isStale);
+}
+
+const askDeployment = questioner("deployment", {
+  waits: () => waits("deployment-card", true),
+  show: (answer) => {
+    waits("deployment-card", false);
+    showDeployment(answer);
+    ages(lastSettings.deployment !== sizesOf(DEPLOYMENT));
+  },
+  fail: (message) => {
+    waits("deployment-card", false);
+    showNoDeployment(message);
+  },
+});
+
 // Send a question again only if a setting that it depends on has changed.
 function askWhatChanged(view) {
   askStep(view);
@@ -119,6 +139,7 @@ function askWhatChanged(view) {
       ask(view);
     }
   }
+  ages(lastSettings.deployment !== undefined && lastSettings.deployment !== sizesOf(DEPLOYMENT));
 }
 
 async function begin() {
@@ -142,6 +163,10 @@ async function begin() {
   byId("reset").addEventListener("click", () => {
     document.activeElement?.blur();
     reset();
+  });
+  byId("find").addEventListener("click", () => {
+    lastSettings.deployment = sizesOf(DEPLOYMENT);
+    askDeployment(current());
   });
   byId("pin").addEventListener("click", () => {
     pinAnswer(pinned() || !last ? null : last[0]);
