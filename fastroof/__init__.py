@@ -77,6 +77,7 @@ __all__ = [
     "numba_decode",
     "numba_step",
     "recommend",
+    "recommend_shared",
     "run_sweep",
     "simulate",
 ]
@@ -138,7 +139,7 @@ if TYPE_CHECKING:
     from fastroof.serving import SpeculativeDecoding, fit
     from fastroof.simulation import Simulation, Trace, Workload, load_trace, simulate
     from fastroof.simulation.capacity import capacity
-    from fastroof.sweep import recommend, run_sweep
+    from fastroof.sweep import recommend, recommend_shared, run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
     # Hidden from type checkers: they accept any attribute of a module with __getattr__.
@@ -167,6 +168,7 @@ else:
         "numba_decode": "backends.numba_callers",
         "numba_step": "backends.numba_callers",
         "recommend": "sweep",
+        "recommend_shared": "sweep",
         "run_sweep": "sweep",
         "simulate": "simulation",
     }

@@ -11,6 +11,13 @@ from fastroof.cli.best_answer import print_answer, say
 from fastroof.cli.option_groups import ENGINE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import UNLIMITED_WIDTH, console, counted, duration, print_json, shown_progress
+from fastroof.cli.shared_budget import (
+    TRAFFIC,
+    one_for_all,
+    print_shares,
+    shared_document,
+    shared_question,
+)
 from fastroof.errors import SweepError
 from fastroof.processors import share_heaps, usable_processors
 
@@ -134,6 +141,8 @@ Examples:
   fastroof best --model deepseek-v3 --gpu h200 --gpus 8 --isl 2000 --osl 1000 --tpot 50 --save deepseek
   fastroof sweep --example > my.toml; fastroof best my.toml --runners-up 5
   fastroof best my.toml --mean
+  fastroof best --model llama-3.1-70b --model qwen3-8b --gpu h100 --gpus 16 --rate 4 --rate 30 \\
+      --isl 3000 --isl 500 --osl 600 --osl 200 --tpot 40
 
 With --model, every layout of a copy is compared (with experts also attention data parallelism, and experts
 whole or split over all GPUs; across nodes pipeline stages and wide expert parallelism), with copies that fill
@@ -145,6 +154,11 @@ random, and everything in the answer is at the rate that each serves within the 
 means, with clients that send their next request when they are answered. A runner-up is the best deployment
 of another GPU, mode, layout, dtype, KV cache or engine. --save writes the command that starts a copy, one
 that measures it, the engine's YAML, a Kubernetes manifest and the rows.
+
+With --rate, the models share the GPUs, which are of one kind. The smallest ratio of held to wanted rate is
+made as large as possible. --rate, --isl, --osl, --ttft, --tpot, --itl, --request-latency and --prefix-hit are
+then given once for all models, or once per --model in the same order. A SPEC.toml of gpu, total_gpus and
+[[traffic]] tables sets every option per model: model, isl, osl, requests_per_s, tpot_ms, dtype, engine, ...
 
 \b
 JSON: objective, configurations (deployments compared), candidates (these under each load), skipped (plans
@@ -168,6 +182,13 @@ over draws of the arrivals; of the best)].
 deployments: one object or null per answer [checkpoint, engine, release (of the arguments), image, copies,
 gpus_each, servers (role: command, config), benchmark, benchmark_clients, benchmark_rate (requests/s; 0 for
 clients), price [an_hour, of_output, of_all (per million tokens)], notes].
+
+\b
+JSON with --rate: gpu, total_gpus, scale (smallest ratio of held to wanted rate; 0 if the GPUs cannot run
+all models), gpus_left, needed_gpus (that hold all wanted rates; null if none were found), shares, questions
+(a model on a number of GPUs), total_s, saved.
+shares: one object per model [model, isl, osl, wanted_requests_per_s, held_requests_per_s, ratio, gpus,
+needed_gpus, answer, deployment (as above)].
 """
 
 _ASKED: Final = "The question"
@@ -210,22 +231,36 @@ def best(
     gpus: Annotated[
         int | None, _option("--gpus", "--total-gpus", min=1, help_text="Number of GPUs to fill.")
     ] = None,
-    isl: Annotated[int | None, _option("--isl", min=1, metavar="TOKENS", help_text="Prompt length.")] = None,
-    osl: Annotated[int | None, _option("--osl", min=1, metavar="TOKENS", help_text="Output length.")] = None,
+    isl: Annotated[
+        list[int] | None, _option("--isl", min=1, metavar="TOKENS", help_text="Prompt length.")
+    ] = None,
+    osl: Annotated[
+        list[int] | None, _option("--osl", min=1, metavar="TOKENS", help_text="Output length.")
+    ] = None,
+    rate: Annotated[
+        list[float] | None,
+        _option(
+            "--rate",
+            "--request-rate",
+            metavar="PER_S",
+            help_text="Wanted requests per second, once for all models or once per --model: the models "
+            "share the GPUs.",
+        ),
+    ] = None,
     ttft: Annotated[
-        float | None,
+        list[float] | None,
         _option("--ttft", "--ttft-ms", metavar="MS", help_text="Maximum time to first token."),
     ] = None,
     tpot: Annotated[
-        float | None,
+        list[float] | None,
         _option("--tpot", "--tpot-ms", metavar="MS", help_text="Maximum time per output token."),
     ] = None,
     itl: Annotated[
-        float | None,
+        list[float] | None,
         _option("--itl", "--itl-ms", metavar="MS", help_text="Maximum time between two tokens."),
     ] = None,
     request_latency: Annotated[
-        float | None,
+        list[float] | None,
         _option(
             "--request-latency",
             "--request-latency-ms",
@@ -296,8 +331,13 @@ def best(
         ),
     ] = None,
     prefix_hit: Annotated[
-        float, _option("--prefix-hit", metavar="SHARE", help_text="Share of a prompt in the prefix cache.")
-    ] = 0.0,
+        list[float] | None,
+        _option(
+            "--prefix-hit",
+            metavar="SHARE",
+            help_text="Share of a prompt in the prefix cache.  [default: 0]",
+        ),
+    ] = None,
     objective: Annotated[
         str | None,
         _option(
@@ -350,11 +390,12 @@ def best(
     from fastroof.sweep.best import PERCENTILE
 
     question: dict[str, Any] = {
-        "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "ttft_ms": ttft, "tpot_ms": tpot,
+        "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "requests_per_s": rate,
+        "ttft_ms": ttft, "tpot_ms": tpot,
         "itl_ms": itl, "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype,
         "engine": engine, "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
         "mode": mode, "most_gpus_each": most_gpus_each,
-        "prefix_hit": prefix_hit or None, "objective": objective, "tables": tables,
+        "prefix_hit": prefix_hit, "objective": objective, "tables": tables,
         "allow_modelled": allow_modelled or None,
     }  # fmt: skip
     given = {name: value for name, value in question.items() if value not in (None, [])}
@@ -367,6 +408,11 @@ def best(
         "requests": requests, "seed": seed, "threads": threads or usable_processors(),
     }  # fmt: skip
     share_heaps(1)
+    shared = shared_question(spec, model, given)
+    if shared is not None:
+        _answer_shared(shared, options, save, as_json=as_json)
+        return
+    given = one_for_all(given)
     with shown_progress("best", "candidates", quiet=as_json) as shown:
         if model:
             found = recommend(model, **given, **options, progress=shown)
@@ -378,7 +424,7 @@ def best(
     if as_json:
         print_json(
             {
-                **_document(found.answers),
+                **answers_document(found.answers),
                 "deployments": [deployment_document(one) for one in found.deployments],
                 "would_fit": found.would_fit,
                 "saved": [str(path) for path in written],
@@ -386,17 +432,48 @@ def best(
         )
         return
     _print(found, is_question=bool(model))
+    if len(found.deployments) > 1 and model:
+        say(
+            f"each model was compared alone on all {gpus} GPUs; --rate, once for all or once per --model, "
+            "shares them"
+        )
+    if written:
+        print_saved(written)
+
+
+def _answer_shared(
+    question: dict[str, Any] | Path, options: dict[str, Any], save: Path | None, *, as_json: bool
+) -> None:
+    """Print how several models share GPUs, and how to run each."""
+    from fastroof import recommend_shared
+
+    with shown_progress("best", "questions", quiet=as_json) as shown:
+        found = recommend_shared(question, **options, progress=shown)
+    runs = [share.recommendation for share in found.shares]
+    written = [] if save is None else found.save(save)
+    if as_json:
+        document = shared_document(found)
+        for share, run in zip(document["shares"], runs, strict=True):
+            share["answer"] = None if run is None else answers_document(run.answers.answers[0])
+            share["deployment"] = None if run is None else deployment_document(run.deployments[0])
+        print_json({**document, "saved": [str(path) for path in written]})
+        return
+    print_shares(found)
+    for run in runs:
+        if run is not None:
+            print_answer(run.answers.answers[0], run.answers.objective, None)
+            if run.deployments[0] is not None:
+                print_how_to_run(run.deployments[0])
+    say(f"{found.questions} questions (a model on a number of GPUs) answered in {duration(found.total_s)}")
     if written:
         print_saved(written)
 
 
 _NEEDED: Final = {"total_gpus": "--gpus", "isl": "--isl", "osl": "--osl"}
 _OPTIONS: Final = {
-    **_NEEDED, "gpu": "--gpu", "ttft_ms": "--ttft", "tpot_ms": "--tpot", "itl_ms": "--itl",
-    "request_latency_ms": "--request-latency", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
+    **_NEEDED, **TRAFFIC, "gpu": "--gpu", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
     "engine": "--engine", "max_num_batched_tokens": "--max-num-batched-tokens",
     "max_num_seqs": "--max-num-seqs", "mode": "--mode", "most_gpus_each": "--most-gpus-each",
-    "prefix_hit": "--prefix-hit",
     "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
 }  # fmt: skip
 
@@ -428,10 +505,11 @@ def _of_example(options: dict[str, Any]) -> Recommendation:
         return recommend_for_spec(example, **options)
 
 
-def _document(value: Any) -> Any:
+def answers_document(value: Any) -> Any:
+    """Return answers, their choices and margins as objects for JSON."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _document(item) for name, item in value._asdict().items()}
-    return [_document(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: answers_document(item) for name, item in value._asdict().items()}
+    return [answers_document(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _print(found: Recommendation, *, is_question: bool) -> None:

@@ -45,10 +45,11 @@ Examples:
       --concurrency '{start = 1, stop = 512, step = 1}' --ttft-ms 500 --tpot-ms 30
 
 A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated
-list, or anything in TOML. One with isl sweeps deployments, one with [workload] and [slo] capacities (see
-`fastroof capacity --help`), otherwise decode steps: `--example` and the
-packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema` is for editors. COLUMNS of
-fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the results with their units.
+list, or anything in TOML; a repeated option is a list of all its values. A specification with isl sweeps
+deployments, one with [workload] and [slo] capacities (see `fastroof capacity --help`), otherwise decode
+steps: `--example` and the packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema` is
+for editors. COLUMNS of fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the
+results with their units.
 
 \b
 JSON of steps: output, engine, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
@@ -67,7 +68,7 @@ DEFAULT_OUTPUT: Final = Path("results.parquet")
 _KEYS: Final = "Keys of the specification"
 _NESTED: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
-Text = str | None
+Text = list[str] | None
 
 
 def register(app: typer.Typer) -> None:
@@ -97,7 +98,8 @@ def sweep(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Number of threads.  [default: all processors]")] = None,
     shard: Annotated[
-        Text, typer.Option(metavar="I/N", help="Run only part I of N; `fastroof merge` joins the parts.")
+        str | None,
+        typer.Option(metavar="I/N", help="Run only part I of N; `fastroof merge` joins the parts."),
     ] = None,
     run: GroupValues,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -155,7 +157,8 @@ def sweep(
     from fastroof import run_sweep
     from fastroof.sweep import Shard, load_spec
 
-    check_engine(engine)
+    for name in engine or ():
+        check_engine(name)
     changes = _changes(context, settings or [])
     # keys alone are a specification; a file's keys can be changed
     loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
@@ -181,17 +184,26 @@ def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
     """Return the specification's keys that were given as options."""
     from fastroof.sweep import DeploymentSpec
 
-    given = {key: value for key, value in context.params.items() if value is not None}
-    changes: dict[str, Any] = {key: _value(given[key]) for key in DeploymentSpec.model_fields if key in given}
+    given = {key: value for key, value in context.params.items() if value}
+    keys = (*DeploymentSpec.model_fields, *_NESTED)
+    texts: dict[str, list[str]] = {key: list(given[key]) for key in keys if key in given}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise typer.BadParameter(f"--set takes KEY=VALUE, got {setting!r}")
-        changes[key.strip()] = _value(value)
-    limits = {key: _value(given[key]) for key in _NESTED if key in given}
+        texts.setdefault(key.strip(), []).append(value)
+    changes = {key: _together([_value(text) for text in values]) for key, values in texts.items()}
+    limits = {key: changes.pop(key) for key in _NESTED if key in changes}
     if limits:
         changes["constraints"] = {**changes.get("constraints", {}), **limits}
     return changes
+
+
+def _together(values: list[Any]) -> Any:
+    """Return the value of an option: a list of all values if it was repeated."""
+    if len(values) == 1:
+        return values[0]
+    return [item for value in values for item in (value if isinstance(value, list) else [value])]
 
 
 def _value(given: str) -> Any:

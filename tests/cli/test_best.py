@@ -245,3 +245,89 @@ def test_the_question_knows_no_default_engine_of_its_own() -> None:
     (how,) = asked().deployments
     assert how is not None
     assert how.row["engine"] == fastroof.sweep.DeploymentSpec.model_fields["engine"].default[0]
+
+
+SHARED = (
+    "best", "--model", "llama-3.1-8b", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--isl",
+    "300", "--osl", "50", "--rate", "20", "--rate", "10", "--tpot", "20", "--max-num-batched-tokens", "2048",
+    "--max-num-seqs", "64",
+)  # fmt: skip
+
+
+def test_models_with_rates_share_the_gpus() -> None:
+    truth = fastroof.recommend_shared(
+        {
+            "total_gpus": 2, "osl": 50, "tpot_ms": 20, "max_num_batched_tokens": 2048, "max_num_seqs": 64,
+            "traffic": [
+                {"model": "llama-3.1-8b", "isl": 500, "requests_per_s": 20},
+                {"model": "Qwen/Qwen3-8B", "isl": 300, "requests_per_s": 10},
+            ],
+        }
+    )  # fmt: skip
+    found = json.loads(good(*SHARED, "--json"))
+    assert (found["scale"], found["gpus_left"], found["needed_gpus"]) == (truth.scale, 0, truth.needed_gpus)
+    for share, meant in zip(found["shares"], truth.shares, strict=True):
+        assert meant.recommendation is not None
+        (how,) = meant.recommendation.deployments
+        assert how is not None
+        assert (share["model"], share["gpus"]) == (meant.traffic.model, meant.gpus)
+        assert share["held_requests_per_s"] == meant.requests_per_s
+        assert share["answer"]["choices"][0]["row"] == how.choice.row
+        assert share["deployment"]["servers"]["server"]["command"] == how.servers["server"].words()
+    explained = good("best", "--help")
+    for key in (*found, *found["shares"][0]):
+        assert key in explained
+
+
+@pytest.mark.slow
+def test_shared_gpus_are_printed_with_commands_and_files(tmp_path: Path) -> None:
+    text = good(*SHARED, "--save", str(tmp_path / "out"))
+    assert "2 x h100 hold" in text
+    assert "all wanted rates need 2 GPUs: llama-3.1-8b 1; Qwen/Qwen3-8B 1" in text
+    assert command_in(text, "vllm serve Qwen")[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {
+        "1-meta-llama-llama-3-1-8b",
+        "2-qwen-qwen3-8b",
+    }
+    spec = tmp_path / "shared.toml"
+    spec.write_text(
+        "total_gpus = 2\nosl = 50\ntpot_ms = 20\nmax_num_batched_tokens = 2048\nmax_num_seqs = 64\n"
+        '[[traffic]]\nmodel = "llama-3.1-8b"\nisl = 500\nrequests_per_s = 20\n'
+        '[[traffic]]\nmodel = "Qwen/Qwen3-8B"\nisl = 300\nrequests_per_s = 10\n'
+    )
+    assert good("best", str(spec)).rpartition("\n\n")[0] == good(*SHARED).rpartition("\n\n")[0]
+
+
+@pytest.mark.slow
+def test_rates_beyond_the_gpus_say_how_many_would_do() -> None:
+    beyond = list(SHARED)
+    beyond[beyond.index("20")] = "90"
+    text = good(*beyond)
+    assert "of 90 requests/s" in text
+    assert "all wanted rates need" in text
+    beyond[beyond.index("2")] = "1"
+    assert "1 x h100 cannot run all models" in good(*beyond)
+    nothing = good(*ASKED, "--rate", "3", "--ttft", "0.01", "--max-num-seqs", "1")
+    assert "2 x h100 cannot run this model\nQwen/Qwen3-8B holds 3 requests/s on no number of GPUs" in nothing
+    assert "nearest: " in nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (*SHARED, "--rate", "3"),
+            "--rate was given 3 times for 2 x --model: give it once for all models, or",
+        ),
+        ((*SHARED, "--objective", "goodput"), "--objective does not go with --rate"),
+        (
+            (*SHARED, "--gpu", "h100", "--gpu", "h200"),
+            "--rate shares GPUs of one kind, got --gpu h100 --gpu h200",
+        ),
+        ((*ASKED, "--isl", "3"), "--isl was given 2 times: once per --model needs --rate too"),
+        (("best", "--rate", "3"), "--rate belongs to --model"),
+    ],
+)
+def test_wrong_traffic_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused(*arguments)

@@ -79,6 +79,28 @@ def test_steps_can_be_swept_by_flags_too(tmp_path: Path) -> None:
     assert pacsv.read_csv(output).num_rows == 1
 
 
+def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
+    output = tmp_path / "r.parquet"
+    flags = ["--tp", "1", "--isl", "1000", "--osl", "100", "-k", "1", "-o", output]
+    models = ("--models", "llama-3.1-8b", "--models", "qwen3-8b,qwen3-32b")
+    run(
+        *models,
+        "--set",
+        "concurrency=1",
+        "--set",
+        "concurrency=[2, 3]",
+        "--dtype",
+        "fp8",
+        "--dtype",
+        "bf16",
+        *flags,
+    )
+    spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
+    assert isinstance(spec, DeploymentSpec)
+    assert spec.models == ("llama-3.1-8b", "qwen3-8b", "qwen3-32b")
+    assert (spec.concurrency, spec.dtype) == ((1, 2, 3), ("bf16", "fp8"))
+
+
 def test_quiet_says_nothing(tmp_path: Path) -> None:
     result = run(*FLAGS, "-k", "5", "--quiet", "-o", tmp_path / "r.jsonl")
     assert (result.stdout, result.stderr) == ("", "")
@@ -119,6 +141,23 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
         ),
         (["--isl", "1", "--models", "nobody,nothing"], "unknown model 'nothing'"),
         (["--set", "isl"], "takes KEY=VALUE"),
+        (
+            [
+                "--isl",
+                "1",
+                "--osl",
+                "1",
+                "--models",
+                "qwen3-8b",
+                "--concurrency",
+                "1",
+                "--keep",
+                "best",
+                "--keep",
+                "all",
+            ],
+            "keep: got ['best', 'all'], need",
+        ),
     ],
 )
 def test_wrong_flags_are_refused(arguments: list[str], message: str) -> None:

@@ -11,15 +11,22 @@ from fastroof.sweep.recommendations.recommend import (
     recommend_for_spec,
     save_recommendation,
 )
+from fastroof.sweep.recommendations.shared_budget import GpuShare, SharedBudget, recommend_shared
+from fastroof.sweep.recommendations.traffic import Traffic, is_shared_spec
 
 __all__ = [
     "Deployment",
+    "GpuShare",
     "Recommendation",
+    "SharedBudget",
     "TokenPrice",
+    "Traffic",
     "deployment_of",
     "deployment_question",
+    "is_shared_spec",
     "layouts_to_try",
     "recommend",
     "recommend_for_spec",
+    "recommend_shared",
     "save_recommendation",
 ]

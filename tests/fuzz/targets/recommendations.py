@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import fastroof
 from fastroof.sweep import best_deployments, recommend_for_spec
+from fastroof.sweep.recommendations.traffic import load_shared_spec
 from tests.fuzz.expressions import NAMES, odd
 from tests.fuzz.mutators import mutated_tree
 from tests.fuzz.target import SkippedError, Target, Wrong
@@ -156,4 +157,54 @@ class BestDeployments(Target):
                 raise Wrong("another deployment is recommended than is best")
 
 
-TARGETS = [Recommendations, BestDeployments]
+SHARED: dict[str, Any] = {
+    "gpu": "h100", "total_gpus": 3, "osl": 100, "max_num_seqs": 16, "max_num_batched_tokens": 2048,
+    "allow_modelled": False, "gpu_hour_price": 2.5,
+    "traffic": [
+        {"model": "llama-3.1-8b", "isl": 1000, "requests_per_s": 4.0, "tpot_ms": 30.0, "dtype": ["bf16"]},
+        {"model": "qwen3-8b", "isl": 100, "requests_per_s": 20, "ttft_ms": 5000.0, "prefix_hit": 0.5},
+    ],
+}  # fmt: skip
+
+
+class SharedBudgets(Target):
+    """Specs of ``recommend_shared``: GPUs and the traffic of each model. A case is JSON."""
+
+    name = "shared"
+    suffix = ".json"
+    limit_s = 60.0
+    ci_cases = 15
+
+    def examples(self) -> list[bytes]:
+        return [json.dumps(SHARED).encode()]
+
+    def case(self, random: Random) -> bytes:
+        return json.dumps(mutated_tree(SHARED, random, (SHARED,))).encode(errors="surrogatepass")
+
+    def check(self, case: bytes) -> None:
+        spec = json.loads(case)
+        if not isinstance(spec, dict):
+            raise SkippedError
+        loaded = load_shared_spec(spec)
+        if loaded.total_gpus > MOST_GPUS or len(loaded.traffic) > 3:
+            raise SkippedError  # fine, and takes long
+        for each in loaded.traffic:
+            seqs = each.options.get("max_num_seqs")
+            if (
+                seqs is None
+                or not isinstance(seqs, int)
+                or seqs > MOST_SEQS
+                or each.requests_per_s > MOST_REQUESTS
+            ):
+                raise SkippedError
+        found = fastroof.recommend_shared(spec)
+        if not 0 <= found.gpus_left <= loaded.total_gpus:
+            raise Wrong(f"{found.gpus_left} of {loaded.total_gpus} GPUs are left")
+        if found.scale != min(share.ratio for share in found.shares):
+            raise Wrong(f"{found.scale} is not the smallest ratio")
+        for share in found.shares:
+            if share.gpus and share.recommendation is not None:
+                checked(share.recommendation, {name: share.traffic.options.get(name) for name in LIMITS})
+
+
+TARGETS = [Recommendations, BestDeployments, SharedBudgets]

@@ -1,0 +1,154 @@
+"""Specifications of GPUs that several models share, and of the traffic of each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastroof.checks import is_number, shown, whole_number
+from fastroof.defaults import FORMER_KEYS
+from fastroof.documents import read_toml
+from fastroof.errors import SweepError
+from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.kinds import renamed_keys
+from fastroof.sweep.recommendations.recommend import MOST_GPUS, QuestionOptions, deployment_question
+from fastroof.sweep.spec import read_values
+
+TRAFFIC: Final = "traffic"
+"""Key of a specification that lists the traffic of each model."""
+
+LEAST_RATE: Final = 1e-6
+MOST_RATE: Final = 1e6
+
+_MUST: Final = ("model", "isl", "osl", "requests_per_s")
+_OPTIONS: Final = tuple(
+    name for name in QuestionOptions.__annotations__ if name != "objective" and name not in FORMER_KEYS
+)
+_EXAMPLE: Final = "{model = 'llama-3.1-8b', isl = 1000, osl = 200, requests_per_s = 4}"
+
+
+class Traffic(NamedTuple):
+    """Requests for one model, and its limits.
+
+    Attributes
+    ----------
+    model : str
+        Preset, Hugging Face id of one, or path of a config.json.
+    isl, osl : int
+        Tokens per prompt and per output.
+    requests_per_s : float
+        Wanted rate, requests/s.
+    options : dict of str to object
+        Limits and choices, as in :func:`fastroof.sweep.deployment_question`.
+    """
+
+    model: str
+    isl: int
+    osl: int
+    requests_per_s: float
+    options: dict[str, Any]
+
+
+class SharedSpec(NamedTuple):
+    """GPUs of one kind, and the traffic of each model that shares them."""
+
+    gpu: str
+    total_gpus: int
+    traffic: tuple[Traffic, ...]
+
+    def question(self, traffic: Traffic, gpus: int) -> DeploymentSpec:
+        """Return the deployments to compare for one of the models on some of the GPUs."""
+        return deployment_question(
+            traffic.model, self.gpu, total_gpus=gpus, isl=traffic.isl, osl=traffic.osl, **traffic.options
+        )
+
+
+def is_shared_spec(path: str | Path) -> bool:
+    """Return whether a TOML file is a specification of :func:`fastroof.recommend_shared`.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path of the file.
+
+    Returns
+    -------
+    bool
+        Whether it has ``traffic``.
+
+    Raises
+    ------
+    SweepError
+        If the file cannot be read as TOML.
+    """
+    return TRAFFIC in read_toml(Path(path), SweepError)
+
+
+def load_shared_spec(
+    spec: Mapping[str, Any] | str | Path, changes: Mapping[str, Any] | None = None
+) -> SharedSpec:
+    """Load and check a specification; keys of a traffic outside of its table are for all models.
+
+    ``changes`` replace options of all models.
+    """
+    values, where = read_values(spec)
+    if isinstance(spec, Mapping):
+        where = "shared GPUs"
+    values = renamed_keys(values, where)
+    _check_keys(values, where, ("gpu", "total_gpus", TRAFFIC, *_MUST[1:], *_OPTIONS))
+    tables, gpu = values.pop(TRAFFIC, None), values.pop("gpu", "h100")
+    if "total_gpus" not in values:
+        raise SweepError(f"{where}: total_gpus missing, need the number of GPUs that the models share")
+    total_gpus = whole_number(
+        f"{where}: total_gpus", values.pop("total_gpus"), most=MOST_GPUS, error=SweepError
+    )
+    if not isinstance(gpu, str | Path):
+        raise SweepError(f"{where}: gpu: got {shown(gpu)}, need one name of a GPU, or the path of a gpu.toml")
+    if not isinstance(tables, list | tuple) or not tables:
+        raise SweepError(f"{where}: {TRAFFIC}: got {shown(tables)}, need a list of tables like {_EXAMPLE}")
+    traffics = []
+    for number, table in enumerate(tables, start=1):
+        place = f"{where}: {TRAFFIC} {number}"
+        if not isinstance(table, Mapping):
+            raise SweepError(f"{place}: got {shown(table)}, need a table like {_EXAMPLE}")
+        own = renamed_keys(table, place)
+        _check_keys(own, place, (*_MUST, *_OPTIONS))
+        traffics.append(_traffic({**values, **own, **(changes or {})}, place))
+    loaded = SharedSpec(str(gpu), total_gpus, tuple(traffics))
+    for number, traffic in enumerate(traffics, start=1):
+        try:
+            loaded.question(traffic, total_gpus)
+        except SweepError as error:
+            text = str(error).removeprefix("sweep spec: ")
+            raise SweepError(f"{where}: {TRAFFIC} {number}: {text}") from None
+    return loaded
+
+
+def _check_keys(values: Mapping[Any, Any], place: str, known: tuple[str, ...]) -> None:
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(known)}"
+            raise SweepError(f"{place}: unknown key {shown(key)}; {hint}")
+
+
+def _traffic(values: dict[str, Any], place: str) -> Traffic:
+    missing = [name for name in _MUST if name not in values]
+    if missing:
+        raise SweepError(f"{place}: {', '.join(missing)} missing, as in {_EXAMPLE}")
+    model, isl, osl, rate = (values.pop(name) for name in _MUST)
+    if not isinstance(model, str | Path):
+        raise SweepError(f"{place}: model: got {shown(model)}, need a name, or the path of a config.json")
+    for name, tokens in (("isl", isl), ("osl", osl)):
+        whole_number(f"{place}: {name}", tokens, error=SweepError)
+    if not is_number(rate) or not LEAST_RATE <= rate <= MOST_RATE:
+        raise SweepError(
+            f"{place}: requests_per_s must be a number from {LEAST_RATE:f} to {MOST_RATE:,.0f}, "
+            f"got {shown(rate)}"
+        )
+    hit = values.get("prefix_hit")
+    if hit is not None and not is_number(hit):
+        raise SweepError(f"{place}: prefix_hit must be a number from 0 to 0.999, got {shown(hit)}")
+    return Traffic(str(model), int(isl), int(osl), float(rate), values)
