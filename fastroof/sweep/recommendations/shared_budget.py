@@ -19,11 +19,12 @@ from fastroof.checks import check_progress
 from fastroof.columns import Column
 from fastroof.config import load_gpu
 from fastroof.errors import SweepError
-from fastroof.sweep.best import Choice, RankingOptions
+from fastroof.sweep.answers import Choice
+from fastroof.sweep.best import RankingOptions
 from fastroof.sweep.deployments import COLUMNS
+from fastroof.sweep.recommendations.candidates import MOST_GPUS
 from fastroof.sweep.recommendations.files import save_deployments
 from fastroof.sweep.recommendations.recommend import (
-    MOST_GPUS,
     MOST_GPUS_TRIED,
     Recommendation,
     recommend_for_spec,

@@ -13,7 +13,8 @@ from fastroof.documents import read_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.kinds import renamed_keys
-from fastroof.sweep.recommendations.recommend import MOST_GPUS, QuestionOptions, deployment_question
+from fastroof.sweep.recommendations.candidates import MOST_GPUS
+from fastroof.sweep.recommendations.recommend import QuestionOptions, deployment_question
 from fastroof.sweep.spec import read_values
 
 TRAFFIC: Final = "traffic"
