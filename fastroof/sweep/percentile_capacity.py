@@ -13,7 +13,7 @@ from fastroof.sweep.deployments import DeploymentSpec
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-    from fastroof.simulation.capacity_search import CapacitySearch, Run
+    from fastroof.simulation.capacity_search import CapacitySearch, Seen, Simulate
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.trace import Trace
     from fastroof.simulation.workload import Workload
@@ -145,7 +145,7 @@ class SimulatedKind:
             exact, kv_len=tokens, max_num_batched_tokens=budget, max_num_seqs=min(seqs, budget)
         )
 
-    def runner(self, setting: Setting) -> Run:
+    def runner(self, setting: Setting) -> Simulate:
         """Return a function that simulates a trace on the whole deployment."""
         from fastroof.simulation.capacity_search import deployment_runner
         from fastroof.simulation.disaggregated import Link, Pool, run_pools
@@ -161,13 +161,14 @@ class SimulatedKind:
 
     def search(self, setting: Setting, requests: int, seed: int, tolerance: float) -> CapacitySearch:
         """Return the search for the largest rate of a draw of requests."""
-        from fastroof.simulation.capacity_search import CapacitySearch, drawn_traces, parsed_limits
+        from fastroof.simulation.capacity_search import CapacitySearch, parsed_limits
         from fastroof.simulation.engine import refuse_too_long
+        from fastroof.simulation.steady import steady_run
 
-        (trace,) = drawn_traces(request_workload(self.row, requests, seed), 1)
-        refuse_too_long(trace, self.engine_settings(setting), "use more GPUs")
+        run = steady_run(request_workload(self.row, requests, seed), requests)
+        refuse_too_long(run.trace, self.engine_settings(setting), "use more GPUs")
         limits = parsed_limits(self.limits, None, max(tolerance, 1.0 / math.sqrt(requests)))
-        return CapacitySearch(trace, limits, self.runner(setting), tolerance)
+        return CapacitySearch(run, limits, self.runner(setting), tolerance)
 
     def rate(self, setting: Setting, requests: int, seed: int, tolerance: float = 2 * TOLERANCE) -> float:
         """Return the largest rate of a setting; 0 if nothing is served within the limits."""
@@ -180,8 +181,7 @@ class SimulatedKind:
         """Return whether a setting serves a rate within the limits."""
         try:
             search = self.search(setting, requests, seed, TOLERANCE)
-            trace = _at_rate(search.trace, per_s)
-            return search.limits.holds(search.limits.seen(trace, self.runner(setting)(trace, 1.0)))
+            return search.limits.holds(self._seen(setting, search, per_s))
         except SimulationError:
             return False
 
@@ -264,9 +264,13 @@ class SimulatedKind:
     def values_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
         """Return the limited percentiles at a rate, ms, by limit."""
         search = self.search(setting, requests, seed, TOLERANCE)
-        trace = _at_rate(search.trace, per_s)
-        seen = search.limits.seen(trace, self.runner(setting)(trace, 1.0))
+        seen = self._seen(setting, search, per_s)
         return dict(zip([each.name for each in search.limits.percentiles], seen.values_ms, strict=True))
+
+    def _seen(self, setting: Setting, search: CapacitySearch, per_s: float) -> Seen:
+        """Return what a search measures at a rate."""
+        trace = _at_rate(search.trace, per_s)
+        return search.limits.seen(trace, self.runner(setting)(trace, 1.0), search.run.counted)
 
 
 def _at_rate(trace: Trace, per_s: float) -> Trace:

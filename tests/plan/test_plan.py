@@ -87,7 +87,7 @@ def test_unknown_models_and_gpus_are_refused(h100):
 
 def test_architectures_without_a_plan_are_refused(h100):
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
-    with pytest.raises(UnsupportedModelError, match="'gpt2' is not supported .`fastroof models"):
+    with pytest.raises(UnsupportedModelError, match=r"'gpt2' is not supported .`fastroof models"):
         compile_plan(config, "h100", h100, engine="kernels")
 
 
