@@ -128,7 +128,7 @@ def test_what_to_run_can_be_copied() -> None:
     assert command_in(text, "vllm serve") == how.servers["server"].words()
     assert command_in(text, "vllm bench serve") == how.benchmark.words()
     assert "for 1M output tokens" in text
-    assert text.count("limit: TPOT") == 1
+    assert text.count("limit: p99 TPOT") == 1
     trt = good(*ASKED, "--engine", "trtllm-1.1")
     (how,) = asked(engine="trtllm-1.1").deployments
     assert how is not None
