@@ -24,7 +24,7 @@ from benchmarks.accuracy.measured import Measured, measured_on
 from benchmarks.accuracy.rows import shipped_rows, write_rows
 from benchmarks.accuracy.validation import run_validation
 from fastroof.cli import app
-from fastroof.engines import EngineProfile, StepCosts, load_engine
+from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.measured_steps import MeasuredStep
@@ -165,8 +165,8 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
         (TRT_QWEN, {"requests_per_client": 10.0, "chunked_prefill": False, "kv_reservation": "full"}),
     ):
         (row,) = some(rows, dataset)
-        plan = plans.get(row, load_engine(row.engine))
-        assert plan is plans.get(replace(row, isl=9.0), load_engine(row.engine))
+        plan = plans.get(row, row.engine_profile)
+        assert plan is plans.get(replace(row, isl=9.0), row.engine_profile)
         lengths = (row.isl * row.length_factor, row.osl * row.length_factor)
         wanted = estimate(plan, *lengths, row.concurrency, **options)
         found = predict_row(row, plan)

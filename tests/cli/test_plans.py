@@ -28,8 +28,8 @@ def test_plans_are_named_after_what_they_are():
     assert list(plans) == ["llama-3.1-8b-tp2-bf16-kv-fp8", "qwen2.5-7b-kernels", "x"]
     assert plans["qwen2.5-7b-kernels"].max_seqs == 64
     assert [plan.engine for plan in plans.values()] == ["vllm", "kernels", "vllm"]
-    (draft,) = named_plans(["llama-3.1-8b"], engine="trtllm").items()
-    assert (draft[0], draft[1].engine) == ("llama-3.1-8b-trtllm", "trtllm")
+    (draft,) = named_plans(["llama-3.1-8b"], engine="sglang").items()
+    assert (draft[0], draft[1].engine) == ("llama-3.1-8b-sglang", "sglang")
     assert plans["llama-3.1-8b-tp2-bf16-kv-fp8"].kv_dtype == "fp8"
 
 

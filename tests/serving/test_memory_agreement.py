@@ -86,9 +86,10 @@ def test_a_search_reserves_what_an_estimate_does(
         max_num_batched_tokens=(8192,), max_num_seqs=seqs,
     )  # fmt: skip
     memory = target.memory(max_seqs=seqs)
-    assert candidate_axes(spec, target, "aggregated").max_kv_tokens.tolist() == [memory.max_kv_tokens]
+    axes = candidate_axes(spec, target, "aggregated")
+    assert axes.max_kv_tokens.tolist() == [[memory.max_kv_tokens]]
+    assert axes.max_seqs.tolist() == [memory.most_running(seqs)]
     chosen = candidate_options(spec, target, "aggregated")
-    assert chosen.max_seqs == memory.most_running(seqs)
     held = memory.held_tokens(LENGTH)
     beyond = max(LENGTH - chosen.window, 0.0)
     assert LENGTH - chosen.window_share * beyond + chosen.state_tokens == pytest.approx(held)

@@ -26,7 +26,6 @@ from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
-from fastroof.sweep.unit_plans import Lost, unit_plan
 from fastroof.sweep.units import NO_ROUTING, PlanKey
 
 ROOM_TRUSTED: Final = 0.9
@@ -235,6 +234,8 @@ def _notes(
 
 def _modelled_kernels(spec: DeploymentSpec, row: dict[str, Any], profile: EngineProfile) -> list[str]:
     """Return the kernels of a deployment's decode and prefill steps that were not measured."""
+    from fastroof.sweep.unit_plans import Lost, unit_plan
+
     given = next(name for name in spec.models if load_model(name).name == row["model"])
     by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
     gpu, tables = next((name, each) for name, each in by_gpu.items() if each.gpu.name == row["gpu"])
