@@ -149,7 +149,8 @@ def percent(share: float | None) -> str:
 def time_words(latency_us: float) -> str:
     """Format a time in a readable unit."""
     if latency_us >= US_PER_S:
-        return f"{latency_us / US_PER_S:.4g} s"
+        seconds = latency_us / US_PER_S
+        return f"{seconds:,.0f} s" if seconds >= 1000.0 else f"{seconds:.4g} s"
     if latency_us >= US_PER_MS:
         return f"{latency_us / US_PER_MS:.4g} ms"
     return f"{latency_us:.4g} us"

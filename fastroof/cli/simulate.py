@@ -21,10 +21,11 @@ from fastroof.cli.option_groups import (
     taking,
 )
 from fastroof.cli.options import Json, Model, parse_limits, warn_beyond_context
-from fastroof.cli.output import console, percent, print_facts, print_json, print_table
+from fastroof.cli.output import console, percent, print_facts, print_json, print_table, time_words
 from fastroof.cli.workload_options import WORKLOAD, asked_trace, print_left_out
 from fastroof.command_group import warn
 from fastroof.errors import SimulationError
+from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import Simulation
@@ -117,7 +118,12 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
     per_gpu = f" ({tokens / gpus:,.0f} a GPU)" if gpus > 1 else ""
     others = [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
     facts = [
-        ("finished", ", ".join([f"{answers['finished']:,} in {answers['duration_s']:,.4g} s", *others])),
+        (
+            "finished",
+            ", ".join(
+                [f"{answers['finished']:,} in {time_words(answers['duration_s'] * US_PER_S)}", *others]
+            ),
+        ),
     ]
     if not answers["steps"]:
         # a run of no duration has no rates, shares or means

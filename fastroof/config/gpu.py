@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from fastroof.checks import MOST_SUGGESTED, is_number, is_whole_number, shown, suggestion
 from fastroof.config.paths import bench_data_root
-from fastroof.documents import parse_toml, read_toml
+from fastroof.documents import read_toml
 from fastroof.errors import GpuError
 from fastroof.file_access import is_file, is_folder, matches, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
@@ -264,11 +264,10 @@ def _file_called(name: str) -> Path | None:
 def _say_unread(name: str, spec: GpuSpec) -> None:
     """Say that a known GPU's name does not mean a file of that name, if another GPU is in it."""
     for path in (Path(name, GPU_FILE), _file_called(name)):
-        # not recorded as read: the answer is the same without it
-        if path is None or not os.path.isfile(path):
+        if path is None or not is_file(path):
             continue
         try:
-            is_other = _parse(parse_toml(path.read_bytes(), str(path), GpuError), "", spec.name) != spec
+            is_other = _parse(read_toml(path, GpuError), "", spec.name) != spec
         except (OSError, ValueError, GpuError):
             continue
         if is_other:

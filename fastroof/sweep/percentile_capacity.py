@@ -240,9 +240,11 @@ class SimulatedKind:
     def means_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
         """Return the mean times of requests at a rate, ms, by the columns of a row."""
         from fastroof.simulation.requests import RequestTimes
+        from fastroof.simulation.steady import steady_run
 
-        trace = _at_rate(request_workload(self.row, requests, seed).trace(), per_s)
-        times = RequestTimes.of(trace, self.runner(setting)(trace, 1.0))
+        run = steady_run(request_workload(self.row, requests, seed), requests)
+        trace = _at_rate(run.trace, per_s)
+        times = RequestTimes.of(trace, self.runner(setting)(trace, 1.0)).of_places(run.counted)
         named = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "request_latency_ms": "e2e_ms"}
         return {
             column: float(values.mean()) if len(values := times.of_finished(name)) else math.nan

@@ -927,7 +927,9 @@ def test_amounts_in_words() -> None:
     assert [scaled(v, "B") for v in (0, 12, 1536, 2.5e9, 3.4e12, 4.5e15)] == [
         "", "12 B", "1.54 kB", "2.5 GB", "3.4 TB", "4,500 TB",
     ]  # fmt: skip
-    assert [time_words(v) for v in (12.345, 18075.8, 2.5e6)] == ["12.35 us", "18.08 ms", "2.5 s"]
+    assert [time_words(v) for v in (12.345, 18075.8, 2.5e6, 1.9433e10)] == [
+        "12.35 us", "18.08 ms", "2.5 s", "19,433 s",
+    ]  # fmt: skip
 
 
 def test_a_step_says_how_much_windowed_layers_keep() -> None:

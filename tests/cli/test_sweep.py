@@ -64,7 +64,7 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
     )
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
-    assert (spec.isl, spec.max_num_seqs, spec.keep, spec.k) == ((10, 20), 7, "all", 3)
+    assert (spec.isl, spec.max_num_seqs, spec.keep, spec.k) == ((10, 20), (7,), "all", 3)
     assert spec.constraints.tpot_ms == 100
     run(tmp_path / "my.toml", "--ttft-ms", "50", "-o", output)
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
@@ -170,7 +170,7 @@ def test_wrong_flags_are_refused(arguments: list[str], message: str) -> None:
 def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
     result = run(
         *("--models", "qwen2.5-7b", "--tp", "4,8", "--isl", "1000,40000", "--osl", "100"),
-        *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--engine", "vllm,trtllm"),
+        *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--engine", "vllm,trtllm-1.0"),
         *("--prefix-hit", "0,0.5", "-o", tmp_path / "r.parquet"),
     )
     said = (

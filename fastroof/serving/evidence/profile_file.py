@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from fastroof.atomic_files import check_file_place, write_output
 from fastroof.engines import EngineProfile, KvMemory, OperatorKernel
@@ -21,10 +22,13 @@ def profile_text(profile: EngineProfile) -> str:
         if not content["kernels"][names]:
             del content["kernels"][names]
     unsaid_memory = asdict(KvMemory())
+    content["memory"]["by_version"] = [
+        {"versions": versions, **dict(values)} for versions, values in content["memory"]["by_version"]
+    ]
     content["memory"] = {
-        key: value
+        key: _named(value)
         for key, value in content["memory"].items()
-        if key == "kv_reservation" or value != unsaid_memory[key]
+        if key == "kv_reservation" or value not in (unsaid_memory[key], [])
     }
     graphs = content["kernels"].pop("prefill_graphs")
     if graphs:
@@ -73,6 +77,13 @@ def profile_text(profile: EngineProfile) -> str:
         content["data_parallel"] = {k: value for k, value in ranks.items() if value != unsaid_ranks[k]}
     order = [field.name for field in fields(profile)]
     return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
+
+
+def _named(value: Any) -> Any:
+    """Return a value without the parts that are None, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: _named(one) for key, one in value.items() if one is not None}
+    return [_named(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def check_profile_path(path: str | Path) -> Path:

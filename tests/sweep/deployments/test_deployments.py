@@ -364,7 +364,7 @@ def test_a_small_share_of_the_cache_can_be_asked_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_engines_that_reserve_whole_outputs_run_fewer_requests(tmp_path: Path) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 8000, "concurrency": 500, "keep": "all"}
-    _, found = swept(tmp_path, {**spec, "engine": ["vllm", "trtllm"]})
+    _, found = swept(tmp_path, {**spec, "engine": ["vllm", "trtllm-1.0"]})
     # each in the room that its engine leaves
     vllm, trtllm = (row["effective_concurrency"] / row["max_kv_tokens"] for row in found)
     # half of a last block is open: of 16 tokens, and of 32

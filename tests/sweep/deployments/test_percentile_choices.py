@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, recommend
 from fastroof.simulation.disaggregated import Link, simulate_disaggregated
+from fastroof.simulation.requests import RequestTimes
+from fastroof.simulation.steady import steady_run
 from fastroof.sweep.answers import Answers
 from fastroof.sweep.best import best_deployments
 from fastroof.sweep.percentile_capacity import PercentileCapacity, percentile_limits, ranked_anew
@@ -152,24 +154,24 @@ def test_workers_apart_serve_what_their_simulation_says() -> None:
         "llama-3.1-8b", "h100", load_tables("h100"), engine="vllm",
         max_tokens=row["max_num_batched_tokens"], max_seqs=row["max_num_seqs"],
     )  # fmt: skip
-    requests = Workload(rate=1.0, requests=400, input_tokens=700, output_tokens=60)
-    drawn = requests.trace()
+    run = steady_run(Workload(rate=1.0, requests=400, input_tokens=700, output_tokens=60), 400)
     engine = {name: row[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
     for per_s, holds in ((most.requests_per_s, True), (1.02 * most.requests_per_s, False)):
         sim = simulate_disaggregated(
             plan,
             plan,
-            drawn.rate_scaled(per_s / drawn.requests_per_s),
+            run.trace.rate_scaled(per_s / run.trace.requests_per_s),
             row["prefill_workers"],
             row["decode_workers"],
             link=Link(50e9),
             prefill=engine,
             decode=engine,
-        ).summary()
-        assert (sim["ttft_ms"]["p99"] <= 300 and sim["tpot_ms"]["p99"] <= 25) == holds
+        )
+        times = RequestTimes.of(sim.trace, sim.outcomes).of_places(run.counted)
+        assert (times.percentile("ttft_ms", 99) <= 300 and times.percentile("tpot_ms", 99) <= 25) == holds
         if holds:
-            assert row["ttft_ms"] == pytest.approx(sim["ttft_ms"]["mean"])
-            assert row["tpot_ms"] == pytest.approx(sim["tpot_ms"]["mean"])
+            assert row["ttft_ms"] == pytest.approx(times.ttft_ms.mean())
+            assert row["tpot_ms"] == pytest.approx(times.tpot_ms.mean())
 
 
 @pytest.mark.slow
