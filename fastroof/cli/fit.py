@@ -39,8 +39,8 @@ max_num_seqs, max_num_batched_tokens, refusals [code (A: other processes hold me
 C: one request of max_model_len does not fit, D: more requests than blocks of states, E: may run out of
 memory later), reason, needed, available, unit, remedy, is_warning], changes [settings, max_model_len,
 concurrency], memory (fraction, and bytes and blocks of one GPU), cache_line_tokens (what the engine prints),
-concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running, source, command [text,
-release, config, unsaid].
+concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running, graphs_variable, source,
+command [text, release, config, unsaid].
 """
 
 

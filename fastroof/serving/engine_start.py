@@ -93,6 +93,8 @@ class Fit:
         Longest length of which ``max_num_seqs`` requests run at once; 0 if they never do.
     running : int
         Requests of ``max_model_len`` that run at once.
+    graphs_variable : str
+        Environment variable, with its value, that leaves out the estimate of CUDA graphs; empty without one.
     source : str
         Where the memory rules were read.
     commands : EngineCommands or None
@@ -124,6 +126,7 @@ class Fit:
     largest_max_num_seqs: int
     length_of_all: int
     running: int
+    graphs_variable: str
     source: str
     commands: EngineCommands | None = field(repr=False)
     command: Command | None = field(repr=False)
@@ -137,7 +140,7 @@ class Fit:
         )  # fmt: skip
         answers = (
             "cache_line_tokens", "concurrency", "largest_max_model_len", "largest_max_num_seqs",
-            "length_of_all", "running", "source",
+            "length_of_all", "running", "graphs_variable", "source",
         )  # fmt: skip
         unread = {"max_kv_tokens", "window", "window_kv_bytes_per_token", "groups", "max_running"}
         command = None
@@ -168,6 +171,8 @@ class Fit:
         )
         low, high = memory.graphs_low_bytes, memory.graphs_high_bytes
         graphs = f"logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
+        if self.graphs_variable:
+            graphs += f"; {self.graphs_variable} leaves them out"
         rows = [
             ("total", memory.total_bytes, "as CUDA reports it"),
             ("engine's share", share, f"{memory.fraction:.3g} of it"),
@@ -396,6 +401,7 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
         largest_max_num_seqs=most,
         length_of_all=min(memory.largest_length(seqs), plan.model.max_position) if fits else 0,
         running=running,
+        graphs_variable="" if rule.graphs is None else rule.graphs.variable,
         source=rule.source,
         commands=commands,
         command=command,

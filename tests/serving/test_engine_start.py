@@ -83,6 +83,13 @@ def test_a_given_cache_is_taken_and_must_fit():
     assert not too_much.starts
 
 
+def test_the_estimate_of_graphs_names_its_variable():
+    found = fastroof.fit("llama-3.1-8b", "h100")
+    (note,) = (note for name, _, note in found.memory_rows() if name == "CUDA graphs")
+    assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0" in note
+    assert fastroof.fit("llama-3.1-8b", "h100", engine="vllm-0.16.0").graphs_variable == ""
+
+
 def test_what_other_processes_hold_keeps_it_from_starting():
     held = fastroof.fit("llama-3.1-8b", "h100", free_gib=40)
     assert [one.code for one in held.refusals] == ["A"]
