@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from fastroof.checks import is_whole_number, shown
 from fastroof.errors import ModelError
 from fastroof.models.hf import Fields
 from fastroof.operators.calls import AllReduce, Elementwise, Gemm, RowOperator
@@ -240,6 +241,15 @@ class VisionEncoder:
             ]
         patches = Gemm("embedding", "patches", 1, hidden, pixels, "bf16")
         return EncoderCalls((patches,), tuple(layer), tuple(projection), self._after(hidden))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Layers and hidden size; 0 if unknown."""
+        for name in ("num_layers", "hidden"):
+            value = getattr(self, name)
+            if value is not None and not is_whole_number(value):
+                raise ModelError(f"vision {name} must be a whole number, got {shown(value)}")
+        return self.num_layers or 0, self.hidden or 0
 
     def _after(self, hidden: int) -> tuple[RowOperator, ...]:
         if self.out_hidden is None:

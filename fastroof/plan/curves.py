@@ -154,8 +154,10 @@ class DatasheetCurves:
     method = "datasheet"
     quantise_inputs = False
 
-    def __init__(self, gpu: GpuSpec) -> None:
+    def __init__(self, gpu: GpuSpec, *, warns: bool = True) -> None:
         self.gpu = gpu
+        if not warns:
+            return
         hint = "" if table_folders(gpu.name) else how_to_get(gpu.name)
         warnings.warn(
             f"no measured tables of {gpu.name}: its steps come from the datasheet model, not from kernels"

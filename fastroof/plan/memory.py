@@ -377,6 +377,7 @@ def _gpu_memory(
     seqs = rule.seqs(gpu.name, gpu.hbm_bytes, use.max_seqs)
     logits = seqs * model.padded_vocab(1) if is_last else 0
     expert_format, tower = execution.dtype if model.has_experts else "", model.vision
+    tower_size = (0, 0) if tower is None else tower.size
     if is_first and tower is not None and rule.room != "datasheet":
         held_bytes += tower.weights(layout.tp) * ACTIVATION_BYTES
     held = Footprint(
@@ -386,7 +387,7 @@ def _gpu_memory(
         expert_format,
         any(isinstance(kind.attention, LatentAttention | SparseLatentAttention) for kind in model.kinds),
         execution.exchange.alltoall != "never",
-        (0, 0) if tower is None else (tower.num_layers or 0, tower.hidden or 0),
+        tower_size,
     )
     left = left_for_kv(rule, gpu, layout, held, use.max_tokens)
     estimate = rule.graphs or GraphEstimate()

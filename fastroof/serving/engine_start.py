@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from fastroof._version import __version__
 from fastroof.acceptance import MTP
 from fastroof.checks import is_number, shown, whole_number
-from fastroof.config import GpuSpec
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch.commands import EngineCommands, engine_commands
@@ -21,6 +20,7 @@ from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
 from fastroof.models.load import published_checkpoint
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.curves import DatasheetCurves
 from fastroof.plan.memory import NO_DRAFTS, Drafts, PlanMemory, most_that_start
 from fastroof.plan.start import Refusal, StartQuestion, cache_line_tokens, refusals
 from fastroof.serving.speculation import draft_of
@@ -171,8 +171,6 @@ class Fit:
         )
         low, high = memory.graphs_low_bytes, memory.graphs_high_bytes
         graphs = f"logged: {low / GIB:.2f} to {high / GIB:.2f}" if high else ""
-        if self.graphs_variable:
-            graphs += f"; {self.graphs_variable} leaves them out"
         rows = [
             ("total", memory.total_bytes, "as CUDA reports it"),
             ("engine's share", share, f"{memory.fraction:.3g} of it"),
@@ -208,6 +206,8 @@ class Fit:
             (f"at {length}", f"{self.concurrency:,.2f} requests fit; {longest} with {seqs}"),
             (f"at {seqs}", f"{together}; {most} with {length}"),
         ]
+        if self.graphs_variable:
+            facts.append(("CUDA graphs", f"{self.graphs_variable} leaves out the engine's estimate"))
         if memory.max_running:
             facts.append(("running requests", f"at most {memory.max_running:,}, by the engine's own limit"))
         return facts
@@ -231,11 +231,11 @@ class _Question:
 
     def plan(self) -> StepPlan:
         """Compile the plan whose memory is asked for, from the datasheet: times play no part."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return compile_plan(
-                self.model, self.gpu, DATASHEET, engine=self.engine, allow_modelled=True, **self.options
-            )
+        gpu = self.gpu if isinstance(self.gpu, GpuSpec) else load_gpu(self.gpu)
+        curves = DatasheetCurves(gpu, warns=False)
+        return compile_plan(
+            self.model, gpu, DATASHEET, engine=self.engine, allow_modelled=True, curves=curves, **self.options
+        )
 
     def start(self, plan: StepPlan) -> StartQuestion:
         """Return the question of a plan's start."""

@@ -85,8 +85,7 @@ def test_a_given_cache_is_taken_and_must_fit():
 
 def test_the_estimate_of_graphs_names_its_variable():
     found = fastroof.fit("llama-3.1-8b", "h100")
-    (note,) = (note for name, _, note in found.memory_rows() if name == "CUDA graphs")
-    assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0" in note
+    assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0" in dict(found.facts())["CUDA graphs"]
     assert fastroof.fit("llama-3.1-8b", "h100", engine="vllm-0.16.0").graphs_variable == ""
 
 
