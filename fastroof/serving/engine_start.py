@@ -21,13 +21,14 @@ from fastroof.models.layout import TP_SIZES
 from fastroof.models.load import published_checkpoint
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
-from fastroof.plan.memory import NO_DRAFTS, Drafts, PlanMemory, most_that_start
+from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
 from fastroof.plan.start import Refusal, StartQuestion, cache_line_tokens, refusals
-from fastroof.serving.speculation import draft_of
+from fastroof.serving.speculation import draft_of, drafts_of
 from fastroof.units import GIB
 
 MOST_SEQS: Final = 65_536
-"""Largest ``max_num_seqs`` that is looked for."""
+MOST_TOKENS: Final = 2**20
+"""Largest ``max_num_seqs`` and ``max_num_batched_tokens``."""
 
 _FRACTIONS: Final = (0.92, 0.95, 0.98)
 _LEAST_TOKENS: Final = 512
@@ -233,25 +234,30 @@ class _Question:
         """Compile the plan whose memory is asked for, from the datasheet: times play no part."""
         gpu = self.gpu if isinstance(self.gpu, GpuSpec) else load_gpu(self.gpu)
         curves = DatasheetCurves(gpu, warns=False)
-        return compile_plan(
-            self.model, gpu, DATASHEET, engine=self.engine, allow_modelled=True, curves=curves, **self.options
+        # a plan's memory stops at its engine's own limits, and larger ones are asked for here
+        scheduling = replace(
+            self.engine.scheduling, max_num_seqs=MOST_SEQS, max_num_batched_tokens=MOST_TOKENS
         )
+        engine = replace(self.engine, scheduling=scheduling)
+        return compile_plan(
+            self.model, gpu, DATASHEET, engine=engine, allow_modelled=True, curves=curves, **self.options
+        )
+
+    def limits(self, plan: StepPlan) -> tuple[int, int, int]:
+        """Return the longest length, the requests and the tokens of a step: as asked, or by default."""
+        own, gpu = self.engine.scheduling, plan.gpu
+        tokens, seqs = plan.profile.memory.default_limits(
+            gpu.name, gpu.hbm_bytes, own.max_num_batched_tokens, own.max_num_seqs
+        )
+        tokens = self.max_num_batched_tokens or tokens
+        return self.max_model_len or plan.model.max_position, self.max_num_seqs or min(seqs, tokens), tokens
 
     def start(self, plan: StepPlan) -> StartQuestion:
         """Return the question of a plan's start."""
         drafts = NO_DRAFTS
         if self.num_draft_tokens:
-            draft, weight_bytes = draft_of(plan, self.draft)
-            models = () if draft is None else ((draft.model, draft.layout, draft.kv_dtype),)
-            drafts = Drafts(models, weight_bytes, self.num_draft_tokens)
-        return StartQuestion(
-            self.max_model_len,
-            self.max_num_seqs,
-            self.max_num_batched_tokens or plan.profile.scheduling.max_num_batched_tokens,
-            self.prefix_caching,
-            drafts,
-            self.free_bytes,
-        )
+            drafts = drafts_of(*draft_of(plan, self.draft), self.num_draft_tokens)
+        return StartQuestion(*self.limits(plan), self.prefix_caching, drafts, self.free_bytes)
 
     def start_or_none(self) -> tuple[StepPlan, StartQuestion] | None:
         """Return a plan and its start if the engine starts, else None."""
@@ -330,7 +336,7 @@ def fit(
     for name, value, most in (
         ("max_model_len", max_model_len, spec.max_position),
         ("max_num_seqs", max_num_seqs, MOST_SEQS),
-        ("max_num_batched_tokens", max_num_batched_tokens, 2**20),
+        ("max_num_batched_tokens", max_num_batched_tokens, MOST_TOKENS),
     ):
         if value is not None:
             whole_number(name, value, most=most, error=BatchError)
@@ -356,9 +362,8 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     found = refusals(plan, question)
     starts = all(one.is_warning for one in found)
     memory = question.memory(plan)
-    own = plan.profile.scheduling
-    context = asked.max_model_len or plan.model.max_position
-    seqs = asked.max_num_seqs or own.max_num_seqs
+    limits = asked.limits(plan)
+    context, seqs, tokens = limits
     longest = 0
     if memory.blocks:
         longest = min(memory.largest_context(), plan.model.max_position)
@@ -372,7 +377,6 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
     fits = memory.blocks > 0
     running = int(min(seqs, memory.max_sequences(context))) if fits else 0
     commands = engine_commands(plan.profile.engine, plan.profile.versions)
-    limits = (context, seqs, asked.max_num_batched_tokens or own.max_num_batched_tokens)
     command = None
     if commands is not None:
         command = commands.server(_settings(plan, given, asked, limits, max(running, 1)))
@@ -390,11 +394,11 @@ def _answer(asked: _Question, given: str | Path) -> Fit:
         kv_dtype=plan.kv_dtype,
         starts=starts,
         refusals=found,
-        changes=() if starts else tuple(_changes(asked, plan, question, context)),
+        changes=() if starts else tuple(_changes(asked, plan, question, limits)),
         memory=memory,
         max_model_len=context,
         max_num_seqs=seqs,
-        max_num_batched_tokens=limits[2],
+        max_num_batched_tokens=tokens,
         cache_line_tokens=cache_line_tokens(plan, memory, context) if fits else 0,
         concurrency=memory.max_concurrency(context) if fits else 0.0,
         largest_max_model_len=longest,
@@ -438,10 +442,11 @@ def _settings(
     )
 
 
-def _changes(asked: _Question, plan: StepPlan, question: StartQuestion, context: int) -> Iterator[Change]:
+def _changes(
+    asked: _Question, plan: StepPlan, question: StartQuestion, limits: tuple[int, int, int]
+) -> Iterator[Change]:
     """Yield changes with which the engine starts, the cheapest first."""
-    memory = question.memory(plan)
-    tokens = asked.max_num_batched_tokens or plan.profile.scheduling.max_num_batched_tokens
+    memory, (context, seqs, tokens) = question.memory(plan), limits
     halves = (tokens >> by for by in range(1, tokens.bit_length()))
     wider: dict[str, Iterable[Any]] = {
         "memory_fraction": (share for share in _FRACTIONS if share > memory.fraction),
@@ -449,9 +454,8 @@ def _changes(asked: _Question, plan: StepPlan, question: StartQuestion, context:
         "dtype": ["fp8"] if plan.dtype == "bf16" else [],
         "tp": (size for size in TP_SIZES if size > plan.layout.tp),
     }
-    limits = list(_limits(plan, question, context))
     tried: list[Iterable[dict[str, Any]]] = [
-        *([one] for one in limits),
+        *([one] for one in _smaller_limits(plan, question, context, seqs)),
         ({"max_num_batched_tokens": size} for size in halves if size >= _LEAST_TOKENS),
         *([{name: value} for value in values] for name, values in wider.items()),
     ]
@@ -459,9 +463,10 @@ def _changes(asked: _Question, plan: StepPlan, question: StartQuestion, context:
         yield from _first_that_starts(asked, settings, context)
 
 
-def _limits(plan: StepPlan, question: StartQuestion, context: int) -> Iterator[dict[str, Any]]:
+def _smaller_limits(
+    plan: StepPlan, question: StartQuestion, context: int, seqs: int
+) -> Iterator[dict[str, Any]]:
     """Yield smaller limits to try: of requests, of their length, and of both if neither alone is enough."""
-    seqs = question.max_seqs or plan.profile.scheduling.max_num_seqs
 
     def memory(number: int) -> PlanMemory:
         return question.memory(plan, number)

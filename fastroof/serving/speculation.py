@@ -113,11 +113,9 @@ class SpeculatedPlan(NamedTuple):
     @property
     def drafts(self) -> Drafts:
         """What the draft takes of the memory."""
-        if self.tokens == 1:
-            return NO_DRAFTS
-        draft = self.draft
-        models = () if draft is None else ((draft.model, draft.layout, draft.kv_dtype),)
-        return Drafts(models, self.draft_weight_bytes, self.tokens - 1)
+        return (
+            drafts_of(self.draft, self.draft_weight_bytes, self.tokens - 1) if self.tokens > 1 else NO_DRAFTS
+        )
 
     def memory(
         self, *, max_tokens: int | None = None, max_seqs: float | None = None, prefix_caching: bool = False
@@ -197,6 +195,12 @@ def draft_of(plan: StepPlan, draft: StepPlan | str | None) -> tuple[StepPlan | N
     two = replace(own, model=replace(own.model, layers=(replace(group, count=2),)))
     # embedding and LM head are shared with the model
     return own, two.memory.weight_bytes - own.memory.weight_bytes
+
+
+def drafts_of(draft: StepPlan | None, weight_bytes: int, tokens: int) -> Drafts:
+    """Return what a draft takes of the memory of its target."""
+    models = () if draft is None else ((draft.model, draft.layout, draft.kv_dtype),)
+    return Drafts(models, weight_bytes, tokens)
 
 
 def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:

@@ -47,8 +47,7 @@ def test_memory_is_that_of_the_plan(model, gpu, options):
     found = fastroof.fit(model, gpu, max_num_seqs=64, **options)
     with pytest.warns(UserWarning, match="datasheet"):
         plan = fastroof.compile_plan(model, gpu, "datasheet", allow_modelled=True, **options)
-    tokens = plan.profile.scheduling.max_num_batched_tokens
-    assert found.memory == plan.memory_of(max_tokens=tokens, max_seqs=64)
+    assert found.memory == plan.memory_of(max_tokens=found.max_num_batched_tokens, max_seqs=64)
 
 
 def test_a_refused_start_names_changes_that_start():
@@ -81,6 +80,23 @@ def test_a_given_cache_is_taken_and_must_fit():
     too_much = fastroof.fit("llama-3.1-8b", "h100", kv_cache_gib=70)
     assert [one.code for one in too_much.refusals] == ["E"]
     assert not too_much.starts
+
+
+def test_limits_above_the_engines_own_take_their_memory():
+    sizes = [fastroof.fit("llama-3.1-8b", "h100", max_num_seqs=n).memory.sampler_bytes for n in (1024, 4096)]
+    assert sizes[1] == pytest.approx(4 * sizes[0])
+    assert fastroof.fit("llama-3.1-8b", "h100").largest_max_num_seqs < 65_536
+    forwards = [
+        fastroof.fit("llama-3.1-8b", "h100", max_num_batched_tokens=n).memory.forward_bytes
+        for n in (8192, 32_768)
+    ]
+    assert forwards[1] == pytest.approx(4 * forwards[0])
+
+
+def test_default_limits_are_those_of_the_card():
+    small, large = fastroof.fit("llama-3.1-8b", "l40s"), fastroof.fit("llama-3.1-8b", "h100")
+    assert (small.max_num_batched_tokens, small.max_num_seqs) == (2048, 256)
+    assert (large.max_num_batched_tokens, large.max_num_seqs) == (8192, 1024)
 
 
 def test_the_estimate_of_graphs_names_its_variable():
