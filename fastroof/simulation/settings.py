@@ -183,7 +183,7 @@ class EngineSettings:
 
 
 TYPICAL_TOKENS: Final = 2176
-"""Tokens of a running request if nobody says: 2,048 of a prompt and half of 256."""
+"""Tokens of a running request by default: 2,048 of a prompt and half of 256."""
 
 
 def _asked_seqs(given: dict[str, Any]) -> int | None:

@@ -34,9 +34,6 @@ MOST_REQUESTS: Final = 40_000
 REQUESTS_A_CLIENT: Final = 20
 """Requests to simulate by default for each in the system, so that the first and last ones weigh little."""
 
-MORE_SEEDS: Final = 3
-"""Further draws of the arrivals from which the sampling error of the best deployment's rate is estimated."""
-
 
 class PercentileCapacity(NamedTuple):
     """What a deployment serves while a percentile of each time keeps its limit.
@@ -217,8 +214,9 @@ class SimulatedKind:
             max_num_batched_tokens=budget, max_num_seqs=seqs, **dict[str, Any](self.limits),
         )  # fmt: skip
         return PercentileCapacity(
-            most.requests_per_s, most.low, most.high, math.nan, most.limit, 0, values_ms=most.at_capacity
-        )
+            most.requests_per_s, most.low, most.high, math.nan, most.limit, 0, values_ms=most.at_capacity,
+            sampling_error=most.sampling_error,
+        )  # fmt: skip
 
     def _disaggregated(self, setting: Setting, requests: int, seed: int) -> PercentileCapacity:
         """Search as a capacity does; one standard error of the steps changes transfers as much."""
@@ -226,7 +224,7 @@ class SimulatedKind:
 
         search = self.search(setting, requests, seed, TOLERANCE)
         found, row = search.found(), self.row
-        seen = search.tried().get(found.requests_per_s) or search.tried()[math.inf]
+        seen = search.seen_at(found)
         error = step_error(self.plan, seen.decodes, row["isl"] + row["osl"] / 2.0)
         low = high = found.requests_per_s
         if error.is_known:
@@ -235,7 +233,10 @@ class SimulatedKind:
             high = max(search.found(faster).requests_per_s, high)
         names = [limit.name for limit in search.limits.percentiles]
         values = dict(zip(names, seen.values_ms, strict=True)) if found.requests_per_s else {}
-        return PercentileCapacity(found.requests_per_s, low, high, math.nan, found.limit, 0, values_ms=values)
+        return PercentileCapacity(
+            found.requests_per_s, low, high, math.nan, found.limit, 0, values_ms=values,
+            sampling_error=search.sampling_error(found),
+        )  # fmt: skip
 
     def means_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
         """Return the mean times of requests at a rate, ms, by the columns of a row."""
@@ -250,18 +251,6 @@ class SimulatedKind:
             column: float(values.mean()) if len(values := times.of_finished(name)) else math.nan
             for column, name in named.items()
         }
-
-    def sampling_error(self, setting: Setting, per_s: float, requests: int, seed: int) -> float | None:
-        """Return the relative standard deviation of the rate over draws of the arrivals; None at rate 0."""
-        rates = [per_s]
-        for draw in range(1, 1 + MORE_SEEDS):
-            search = self.search(setting, requests, seed + draw, TOLERANCE)
-            rates.append(search.found(near=per_s or None).requests_per_s)
-        if not min(rates) > 0.0:
-            return None
-        logs = [math.log(rate) for rate in rates]
-        mean = math.fsum(logs) / len(logs)
-        return math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
 
     def values_ms(self, setting: Setting, per_s: float, requests: int, seed: int) -> dict[str, float]:
         """Return the limited percentiles at a rate, ms, by limit."""

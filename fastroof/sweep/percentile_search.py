@@ -117,13 +117,8 @@ class PercentileSearch:
             [one.kind.row["request_rate_per_s"] for one in top],
         )  # fmt: skip
         ranked = []
-        for rank, at in enumerate(order):
+        for at in order:
             leader, most = top[at], capacities[at]
-            if not most.why_not and rank == 0:
-                error = leader.kind.sampling_error(
-                    leader.setting, most.requests_per_s, self.requests, self.seed
-                )
-                most = most._replace(sampling_error=error)
             requested = leader.kind.row["request_rate_per_s"]
             if most.why_not or (most.requests_per_s > 0.0 and most.requests_per_s >= (requested or 0.0)):
                 ranked.append(self._row(leader, most))
