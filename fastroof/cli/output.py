@@ -148,6 +148,8 @@ def percent(share: float | None) -> str:
 
 def time_words(latency_us: float) -> str:
     """Format a time in a readable unit."""
+    if latency_us == 0.0:
+        return "0 s"
     if latency_us >= US_PER_S:
         seconds = latency_us / US_PER_S
         return f"{seconds:,.0f} s" if seconds >= 1000.0 else f"{seconds:.4g} s"
