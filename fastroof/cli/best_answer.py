@@ -196,7 +196,9 @@ def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
 
     of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
     counted = f"of {candidates:,} candidates (a deployment under a load each)"
-    return f"{counted} {of}. Looser limits, less load or more GPUs may help"
+    is_too_long = {reason for reason, _ in lost} <= {"context", "layout", "tp"}
+    may_help = "Shorter requests or another model" if is_too_long else "Looser limits, less load or more GPUs"
+    return f"{counted} {of}. {may_help} may help"
 
 
 def _why(answer: Answer, objective: str) -> list[str]:

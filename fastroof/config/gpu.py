@@ -196,17 +196,17 @@ def gpu_names() -> list[str]:
     return [path.parent.name for path in matches(bench_data_root(), f"*/{GPU_FILE}")]
 
 
-def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
+def load_gpu(name_or_path: str | Path | Mapping[str, Any] | GpuSpec) -> GpuSpec:
     """Load the specification of one GPU.
 
     Parameters
     ----------
-    name_or_path : str, Path or mapping
+    name_or_path : str, Path, mapping or GpuSpec
         A name from :func:`gpu_names` or an alias (case, spaces, hyphens and underscores
         do not matter); the path of a gpu.toml or of its folder; or the
         contents of a gpu.toml with the key ``name``. A name takes precedence over a path of the same
         spelling. A name that no GPU has may be that of ``NAME.toml`` in the working folder. Warnings say
-        which of them is read.
+        which of them is read. A specification is returned unchanged.
 
     Returns
     -------
@@ -224,6 +224,8 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
     >>> load_gpu("H100-SXM").hbm_bytes_per_s
     3350000000000.0
     """
+    if isinstance(name_or_path, GpuSpec):
+        return name_or_path
     if isinstance(name_or_path, Mapping):
         return _parse(name_or_path, "GPU description", None)
     if not isinstance(name_or_path, str | Path):

@@ -188,6 +188,10 @@ def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
     assert "nearest: " in text
     assert "with one client: TPOT" in text
     assert text.count("times the limit") == 2
+    assert "Looser limits, less load or more GPUs may help" in text
+    too_long = good("best", "--model", "qwen3-8b", "--gpus", "1", "--isl", "90000", "--osl", "50")
+    assert "beyond the model's context" in too_long
+    assert "Shorter requests or another model may help" in too_long
     large = good("best", "--model", "llama-3.1-70b", "--gpus", "1", "--isl", "500", "--osl", "50")
     assert "x h100 would hold it, as " in large
 

@@ -198,6 +198,7 @@ def test_what_is_no_name_is_a_gpu_error(value: Any) -> None:
 def test_a_file_and_its_folder_load_alike(tmp_path: Path) -> None:
     path = write(tmp_path / "mycard", VALID)
     gpu = load_gpu(path)
+    assert load_gpu(gpu) is gpu
     assert gpu == load_gpu(path.parent) == load_gpu(str(path)) == load_gpu(str(path.parent))
     assert gpu == GpuSpec(
         name="mycard",
