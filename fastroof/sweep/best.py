@@ -162,6 +162,28 @@ def best_deployments(
     """
     from fastroof.sweep.kind import load_tables_by_gpu
 
+    loaded = load_spec(spec)
+    if not isinstance(loaded, DeploymentSpec):
+        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
+    options = RankingOptions(
+        runners_up=runners_up, percentile=percentile, requests=requests, seed=seed, threads=threads,
+        progress=progress,
+    )  # fmt: skip
+    return best_of(loaded, load_tables_by_gpu(DeploymentSweep(loaded)), **options)
+
+
+def best_of(
+    loaded: DeploymentSpec,
+    tables_by_gpu: Mapping[str, GpuTables],
+    *,
+    runners_up: int = 3,
+    percentile: float | None = PERCENTILE,
+    requests: int | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Answers:
+    """Find the best deployments with tables that are loaded already."""
     started = time.perf_counter()
     for name, value, least in (
         ("runners_up", runners_up, 0),
@@ -170,15 +192,11 @@ def best_deployments(
     ):
         whole_number(name, value, least, error=SweepError)
     check_progress(progress, "the number of candidates done and the total", SweepError)
-    loaded = load_spec(spec)
-    if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is not a deployment spec, which has isl, osl and concurrency")
     loads = tuple(name for name in loaded.load_axes if name in loaded.per)
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
     narrowed = load_spec(loaded, changes)
     assert isinstance(narrowed, DeploymentSpec)
     why_mean = "" if percentile is None else why_mean_of(loaded, percentile)
-    tables_by_gpu = load_tables_by_gpu(DeploymentSweep(loaded))
     search = None
     if percentile is not None and not why_mean:
         search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads)

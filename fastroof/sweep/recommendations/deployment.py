@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,7 @@ from fastroof.models.load import Published, published_checkpoint
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.kind import DeploymentSweep
-from fastroof.sweep.kind import load_tables_by_gpu
+from fastroof.sweep.kind import GpuTables, load_tables_by_gpu
 from fastroof.sweep.units import NO_ROUTING, PlanKey
 
 ROOM_TRUSTED: Final = 0.9
@@ -101,8 +102,12 @@ class Deployment:
         return self.choice.row
 
 
-def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
+def deployment_of(
+    spec: DeploymentSpec, choice: Choice, tables_by_gpu: Mapping[str, GpuTables] | None = None
+) -> Deployment:
     """Return how to run one of the ranked deployments of a spec.
+
+    The tables by the names of GPUs in the spec are loaded if not given.
 
     Examples
     --------
@@ -138,6 +143,11 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
             )
             benchmark = engine.benchmark(load)
     notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
+    if row["origin"] == "modelled":
+        if tables_by_gpu is None:
+            tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
+        modelled = _modelled_kernels(spec, row, profile, tables_by_gpu)
+        notes += [f"modelled from the datasheet, not measured: {', '.join(modelled)}"] * bool(modelled)
     unsaid = dict.fromkeys(
         text for command in (*servers.values(), benchmark) if command is not None for text in command.unsaid
     )
@@ -226,18 +236,16 @@ def _notes(
             f"workers that prefill: {row['prefill_workers']}, that decode: {row['decode_workers']}; these "
             "commands do not include the router in front of them"
         )
-    modelled = _modelled_kernels(spec, row, profile) if row["origin"] == "modelled" else []
-    if modelled:
-        notes.append(f"modelled from the datasheet, not measured: {', '.join(modelled)}")
     return notes
 
 
-def _modelled_kernels(spec: DeploymentSpec, row: dict[str, Any], profile: EngineProfile) -> list[str]:
+def _modelled_kernels(
+    spec: DeploymentSpec, row: dict[str, Any], profile: EngineProfile, by_gpu: Mapping[str, GpuTables]
+) -> list[str]:
     """Return the kernels of a deployment's decode and prefill steps that were not measured."""
     from fastroof.sweep.unit_plans import Lost, unit_plan
 
     given = next(name for name in spec.models if load_model(name).name == row["model"])
-    by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
     gpu, tables = next((name, each) for name, each in by_gpu.items() if each.gpu.name == row["gpu"])
     engine = next(name for name in spec.engine if load_engine(name).name == profile.name)
     routing = ROUTING if row["routing"] == NO_ROUTING else row["routing"]

@@ -15,8 +15,9 @@ from fastroof.engines import load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, load_model
 from fastroof.sweep.answers import Answer, Answers
-from fastroof.sweep.best import RankingOptions, best_deployments
-from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.best import RankingOptions, best_deployments, best_of
+from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
+from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import load_spec, renamed_keys
 from fastroof.sweep.recommendations.candidates import (
     BUDGETS,
@@ -353,10 +354,12 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
             if progress is not None:
                 progress(before + of_spec, total)
 
-        found = best_deployments(spec, **{**ranking, "progress": report})
+        tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
+        found = best_of(spec, tables_by_gpu, **{**ranking, "progress": report})
         for answer in found.answers:
             answers.append(answer)
-            deployments.append(deployment_of(spec, answer.choices[0]) if answer.choices else None)
+            choices = answer.choices
+            deployments.append(deployment_of(spec, choices[0], tables_by_gpu) if choices else None)
         skipped += found.skipped
         candidates += found.candidates
         objective = found.objective
