@@ -11,6 +11,9 @@ from fastroof.errors import BatchError
 MTP: Final = "mtp"
 """Name of the drafter that is the model's own multi-token prediction layer."""
 
+AUTO: Final = "auto"
+"""Value of ``accepted`` for the measured acceptance length of the model."""
+
 MOST_DRAFT_TOKENS: Final = 1024
 
 
@@ -32,7 +35,15 @@ def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
         return 1.0 + float(sum(accepted))
     if not is_number(accepted) or not 1.0 <= accepted <= num_draft_tokens + 1:
         raise BatchError(
-            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens per step, or a "
-            f"tuple of {num_draft_tokens} rates by position, got {shown(accepted)}"
+            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens per step, a "
+            f"tuple of {num_draft_tokens} rates by position, or {AUTO!r}, got {shown(accepted)}"
         )
     return float(accepted)
+
+
+def check_accepted(num_draft_tokens: int, accepted: Any) -> None:
+    """Reject an invalid acceptance length; ``auto`` depends on a model, which is checked later."""
+    if isinstance(accepted, str) and accepted == AUTO:
+        whole_number("num_draft_tokens", num_draft_tokens, least=0, most=MOST_DRAFT_TOKENS, error=BatchError)
+    else:
+        acceptance_length(num_draft_tokens, accepted)

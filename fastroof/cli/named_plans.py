@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.acceptance import MTP
+from fastroof.acceptance import AUTO, MTP
 from fastroof.checks import unknown_word
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import Group, GroupValues
@@ -143,7 +143,8 @@ SPECULATION: Final[Group] = {
             str | None,
             typer.Option(
                 metavar="TOKENS",
-                help="Mean tokens that a step produces per request, or rates by position: 0.8,0.5.",
+                help="Mean tokens that a step produces per request, rates by position (0.8,0.5), or auto: as "
+                "measured for the model.",
             ),
         ],
         None,
@@ -167,9 +168,9 @@ SPECULATION: Final[Group] = {
 
 
 def asked_speculation(
-    given: GroupValues, measured: GroupValues, engine: str, **options: Any
+    model: str, given: GroupValues, measured: GroupValues, engine: str, **options: Any
 ) -> SpeculativeDecoding | None:
-    """Read the options of speculative decoding."""
+    """Read the options of speculative decoding of a model."""
     num_draft_tokens, accepted, draft = (given[name] for name in ("num_draft_tokens", "accepted", "draft"))
     if num_draft_tokens is None:
         spare = [name for name, value in (("--accepted", accepted), ("--draft", draft)) if value is not None]
@@ -177,7 +178,7 @@ def asked_speculation(
             raise BatchError(f"{' and '.join(spare)} needs --num-draft-tokens")
         return None
     if accepted is None:
-        raise BatchError("--num-draft-tokens needs --accepted, the mean tokens that a step produces")
+        raise BatchError("--num-draft-tokens needs --accepted, the mean tokens that a step produces, or auto")
     from fastroof import SpeculativeDecoding
 
     drafter: StepPlan | str | None = draft
@@ -185,8 +186,33 @@ def asked_speculation(
         said = {part.partition("=")[0] for part in draft.split(",")[1:]}
         others = [f"{name}={value}" for name, value in options.items() if name not in said]
         (drafter,) = named_plans([",".join([draft, *others])], **measured, engine=engine).values()
+    if accepted == AUTO:
+        return SpeculativeDecoding(num_draft_tokens, AUTO, drafter).for_model(model)
     try:
         rates = [float(rate) for rate in accepted.split(",")]
     except ValueError:
-        raise BatchError(f"--accepted needs a number, or several with commas, got {accepted!r}") from None
+        raise BatchError(
+            f"--accepted needs a number, several with commas, or auto, got {accepted!r}"
+        ) from None
     return SpeculativeDecoding(num_draft_tokens, rates[0] if len(rates) == 1 else tuple(rates), drafter)
+
+
+def drafts_said(drafts: SpeculativeDecoding | None) -> dict[str, Any]:
+    """Return the keys of an answer that say which drafts it assumes; none without drafts."""
+    if drafts is None:
+        return {}
+    said = {
+        "num_draft_tokens": drafts.num_draft_tokens,
+        "accepted": drafts.acceptance_length,
+        "draft": drafts.draft_name,
+    }
+    return said | ({"accepted_from": drafts.accepted_from} if drafts.accepted_from else {})
+
+
+def drafts_words(said: Mapping[str, Any]) -> str:
+    """Return the drafts of :func:`drafts_said` in words that follow a plan's."""
+    if "num_draft_tokens" not in said:
+        return ""
+    source = f" ({said['accepted_from']})" if "accepted_from" in said else ""
+    drafts = f"{said['num_draft_tokens']} draft tokens ({said['draft']})"
+    return f", {drafts}, {said['accepted']:g} tokens a step{source}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.named_plans import SPECULATION, asked_speculation
+from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said, drafts_words
 from fastroof.cli.option_groups import (
     LIMITS,
     SCHEDULING,
@@ -26,7 +26,7 @@ from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof import SpeculativeDecoding, StepPlan
+    from fastroof import StepPlan
 
 _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
 
@@ -36,7 +36,8 @@ Examples:
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 64 --disaggregated 2:1
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 1,64 \\
       --num-draft-tokens 3 --accepted 2.2 --draft llama-3.1-8b,tp=4 --prefix-hit 0.5
-
+  fastroof serving --model minimax-m3 --tp 8 --isl 8192 --osl 256 --concurrency 16 \\
+      --num-draft-tokens 3 --accepted auto --draft mtp
   fastroof serving --model qwen3-vl-8b --isl 100 --osl 128 --concurrency 1,16 --images 2 --image-size 1024x768
 
 Sizes are numbers or comma-separated lists; every combination is one scenario. --disaggregated X:Y is X
@@ -44,10 +45,11 @@ workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for thos
 
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, engine, max_num_batched_tokens,
-max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit, images,
-image_size, image_tokens (of a prompt, besides isl; these only if given), rows: one object per scenario [isl,
-osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp,
-prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
+max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, accepted_from (what
+--accepted auto was measured on), prefix_hit, images, image_size, image_tokens (of a prompt, besides isl;
+these only if given), rows: one object per scenario [isl, osl, concurrency and the fields of
+fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers, decode_workers
+and the fields of DisaggregatedEstimate.
 """
 
 
@@ -149,7 +151,7 @@ def serving(
     served = plan_on(plan["tp"])
     prefix_hit = speculative.pop("prefix_hit")
     drafts = asked_speculation(
-        speculative, measured, plan["engine"], tp=served.tp, kv_dtype=served.kv_dtype,
+        served.model.name, speculative, measured, plan["engine"], tp=served.tp, kv_dtype=served.kv_dtype,
         max_tokens=served.max_tokens, max_seqs=served.max_seqs,
     )  # fmt: skip
     if disaggregated is not None and prefix_hit is not None:
@@ -161,7 +163,9 @@ def serving(
             "--order and --length-spread do not apply to --disaggregated: a worker does one of both"
         )
     schedule["speculation"] = drafts
-    asked = _asked(drafts, prefix_hit)
+    asked = drafts_said(drafts)
+    if prefix_hit is not None:
+        asked["prefix_hit"] = prefix_hit
     workers: dict[str, int] = {}
     if disaggregated is None:
         schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit, **ahead}
@@ -223,15 +227,6 @@ def serving(
         _print(served, workers, rows, asked)
 
 
-def _asked(drafts: SpeculativeDecoding | None, prefix_hit: float | None) -> dict[str, Any]:
-    """The requested drafts and prefix cache, if any."""
-    asked: dict[str, Any] = {}
-    if drafts is not None:
-        asked = {"num_draft_tokens": drafts.num_draft_tokens, "accepted": drafts.acceptance_length}
-        asked["draft"] = drafts.draft_name
-    return asked if prefix_hit is None else {**asked, "prefix_hit": prefix_hit}
-
-
 def _print(
     plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]], asked: dict[str, Any]
 ) -> None:
@@ -257,10 +252,7 @@ def _print(
 
 
 def _asked_words(asked: dict[str, Any]) -> str:
-    words = ""
-    if "num_draft_tokens" in asked:
-        words += f", {asked['num_draft_tokens']} draft tokens ({asked['draft']})"
-        words += f", {asked['accepted']:g} tokens a step"
+    words = drafts_words(asked)
     if "prefix_hit" in asked:
         words += f", {percent(asked['prefix_hit'])} of prompts in the prefix cache"
     if "images" in asked:

@@ -9,7 +9,7 @@ import typer
 
 from fastroof._version import __version__
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.named_plans import SPECULATION, asked_speculation
+from fastroof.cli.named_plans import SPECULATION, asked_speculation, drafts_said, drafts_words
 from fastroof.cli.option_groups import (
     LIMITS,
     TABLES,
@@ -55,7 +55,8 @@ Give one of --rate (least GPUs), --kv-len (largest batch) and --batch-size (larg
 number or a comma-separated list. With one rate, every tp is shown, the one with the fewest GPUs first.
 
 \b
-JSON: version, model, gpu, dtype, kv_dtype, engine, tables_hash, refused (tp: why it cannot run), rows.
+JSON: version, model, gpu, dtype, kv_dtype, engine, tables_hash, num_draft_tokens, accepted, draft,
+accepted_from (what --accepted auto was measured on; only with drafts), refused (tp: why it cannot run), rows.
 Rows of --kv-len and --batch-size: one object per tp and size [tp, batch_size, kv_len, step_ms,
 tokens_per_s_per_gpu, kv_share (of the KV cache), limited_by (memory, tpot, model or max_seqs)]; batch_size or
 kv_len is 0 if nothing is within the limits. If memory limits a batch, fitting_max_num_seqs is the larger
@@ -131,13 +132,16 @@ def size(
     dtype, kv_dtype = formats.dtype, formats.kv_dtype
     options: dict[str, Any] = {**plan, "dtype": dtype, "kv_dtype": kv_dtype, "engine": engine}
     limit_ms = math.inf if tpot_ms is None else tpot_ms
+    said: dict[str, Any] = {}
     if rate is not None:
         bounds = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in bounds.items() if ms is not None}
         schedule: dict[str, Any] = {"max_batched_tokens": budget, "max_seqs": seqs}
         schedule["speculation"] = asked_speculation(
-            speculative, measured, plan["engine"], max_tokens=budget + 1, max_seqs=seqs + budget
-        )
+            loaded.name, speculative, measured, plan["engine"], max_tokens=budget + 1,
+            max_seqs=seqs + budget,
+        )  # fmt: skip
+        said = drafts_said(schedule["speculation"])
         schedule["prefix_hit"] = 0.0 if prefix_hit is None else prefix_hit
         rows, refused = _deployments(
             (loaded, spec, tables), parse_rates(rate), splits, {**load, **schedule, **options}
@@ -164,6 +168,7 @@ def size(
                 "kv_dtype": kv_dtype,
                 "engine": engine.name,
                 "tables_hash": "" if tables is None else tables.content_hash,
+                **said,
                 "refused": refused,
                 "rows": rows,
             }
@@ -171,7 +176,8 @@ def size(
         return
     out = console()
     out.print(
-        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, engine {engine.title}\n",
+        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, engine {engine.title}"
+        f"{drafts_words(said)}\n",
         soft_wrap=True,
     )
     (_print_steps if rate is None else _print_deployments)(rows)

@@ -155,13 +155,16 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-    from fastroof.sweep import Shard, load_spec
+    from fastroof.sweep import DeploymentSpec, Shard, load_spec
 
     for name in engine or ():
         check_engine(name)
     changes = _changes(context, settings or [])
     # keys alone are a specification; a file's keys can be changed
     loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
+    if isinstance(loaded, DeploymentSpec):
+        for model, words in loaded.accepted_sources().items():
+            typer.echo(f"accepted, {model}: {words}", err=True)
     rows = DEFAULT_OUTPUT if output is None else output
     if output is None and not quiet:
         what = "the packaged sweep (see --help)" if spec is None and not changes else "this sweep"

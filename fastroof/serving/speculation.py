@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastroof.acceptance import MTP, acceptance_length
+from fastroof.acceptance import AUTO, MTP, acceptance_length, check_accepted
 from fastroof.arrays import Floats
 from fastroof.checks import check_flag, shown
 from fastroof.errors import BatchError, PlanError, PlanRangeError
@@ -15,6 +15,7 @@ from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.arena import verification_arena
 from fastroof.plan.memory import NO_DRAFTS, Drafts, PlanMemory, window_kv_bytes
+from fastroof.serving.acceptance_curves import accepted_auto
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
@@ -28,13 +29,16 @@ class SpeculativeDecoding:
     ----------
     num_draft_tokens : int
         Tokens drafted per request before a step; the request verifies them plus one token of its own.
-    accepted : float or tuple of float
+    accepted : float, tuple of float or "auto"
         Mean tokens that a request produces per step, its own included: what engines log as mean acceptance
         length. Or the acceptance rate of each position, as vLLM logs them: the share of drafts whose token at
         that position was accepted, with all before it. The acceptance length is then 1 plus their sum.
+        ``"auto"`` is the acceptance length measured for the plan's model, if there is one.
     draft : StepPlan, str or None
         The draft: the plan of a second, smaller model, at its own tp; ``"mtp"``, the model's own
         multi-token prediction layer (:func:`mtp_draft`); None if drafts take no time (n-grams).
+    accepted_from : str
+        What an acceptance length of ``"auto"`` was measured on, in the result of :meth:`for_model`.
 
     Raises
     ------
@@ -51,12 +55,13 @@ class SpeculativeDecoding:
     """
 
     num_draft_tokens: int
-    accepted: float | tuple[float, ...]
+    accepted: float | tuple[float, ...] | str
     draft: StepPlan | str | None = None
+    accepted_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        acceptance_length(self.num_draft_tokens, self.accepted)
+        check_accepted(self.num_draft_tokens, self.accepted)
         if isinstance(self.accepted, list):
             object.__setattr__(self, "accepted", tuple(self.accepted))
         draft = self.draft
@@ -73,8 +78,41 @@ class SpeculativeDecoding:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens that a request produces per step."""
+        """Mean tokens that a request produces per step; with ``"auto"`` see :meth:`for_model`."""
+        if self.accepted == AUTO:
+            raise BatchError("accepted='auto' depends on the model; use speculation.for_model(name) first")
         return acceptance_length(self.num_draft_tokens, self.accepted)
+
+    def for_model(self, model: str) -> SpeculativeDecoding:
+        """Replace an acceptance length of ``"auto"`` by the one measured for a model.
+
+        Parameters
+        ----------
+        model : str
+            The target model's name.
+
+        Returns
+        -------
+        SpeculativeDecoding
+            Itself if its acceptance length is given.
+
+        Raises
+        ------
+        BatchError
+            If none was measured for the model, the draft or the number of draft tokens.
+
+        Examples
+        --------
+        >>> from fastroof import SpeculativeDecoding
+        >>> SpeculativeDecoding(3, "auto", draft="mtp").for_model("glm-5.2-fp8").acceptance_length
+        2.99
+        """
+        if self.accepted != AUTO:
+            return self
+        if self.num_draft_tokens == 0:
+            return replace(self, accepted=1.0)
+        length, source = accepted_auto(model, self.num_draft_tokens, self.draft)
+        return replace(self, accepted=length, accepted_from=source)
 
     @property
     def draft_name(self) -> str:
@@ -83,7 +121,10 @@ class SpeculativeDecoding:
 
     def __str__(self) -> str:
         drafted = "" if self.draft is None else f" by {self.draft_name}"
-        accepted = f"{self.acceptance_length:g} tokens accepted a step"
+        if self.accepted == AUTO:
+            return f"{self.num_draft_tokens} draft tokens{drafted}, accepted as measured"
+        source = f" ({self.accepted_from})" if self.accepted_from else ""
+        accepted = f"{self.acceptance_length:g} tokens accepted a step{source}"
         return f"{self.num_draft_tokens} draft tokens{drafted}, {accepted}"
 
 
@@ -95,6 +136,7 @@ class SpeculatedPlan(NamedTuple):
     tokens: int = 1
     draft: StepPlan | None = None
     draft_weight_bytes: int = 0
+    accepted: float = 1.0
 
     @property
     def plans(self) -> tuple[StepPlan, ...]:
@@ -216,17 +258,21 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         raise PlanError(
             f"speculative decoding with pp {plan.layout.pp}: drafting across stages is not modelled; use pp 1"
         )
+    accepted = speculation.for_model(plan.model.name).acceptance_length
     draft, weight_bytes = draft_of(plan, speculation.draft)
     drafted = (0, None) if draft is None else (speculation.num_draft_tokens, draft)
-    arena = verification_arena(plan, speculation.tokens, speculation.acceptance_length, *drafted)
-    return SpeculatedPlan(plan, arena, speculation.tokens, draft, weight_bytes)
+    arena = verification_arena(plan, speculation.tokens, accepted, *drafted)
+    return SpeculatedPlan(plan, arena, speculation.tokens, draft, weight_bytes, accepted)
 
 
 def made_from(plan: StepPlan, speculation: SpeculativeDecoding | None) -> dict[str, str]:
     """Return the metadata of an estimate's answers: the plan's, and the speculation."""
     if speculation is None:
         return plan.made_from
-    return {**plan.made_from, "fastroof.speculative_decoding": str(speculation)}
+    return {
+        **plan.made_from,
+        "fastroof.speculative_decoding": str(speculation.for_model(plan.model.name)),
+    }
 
 
 def _check_draft(plan: StepPlan, draft: StepPlan) -> None:

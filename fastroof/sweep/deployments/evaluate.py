@@ -14,7 +14,7 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import BINS, Axes, BestTable, Fronts
-from fastroof.errors import MissingTableError, PlanError
+from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.calls import rank_rules
 from fastroof.serving.estimate import LENGTH_SPREAD
@@ -50,7 +50,7 @@ def speculated_plan(
                 max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
             )  # fmt: skip
         return speculated(plan, SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft))
-    except (MissingTableError, PlanError) as error:
+    except (BatchError, MissingTableError, PlanError) as error:
         return lost(name, error)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fastroof.acceptance import MTP, acceptance_length
+from fastroof.acceptance import MTP, check_accepted
 from fastroof.sweep.spec import MAX_GPUS, model_name, text
 
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,9 +53,9 @@ class Speculation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     num_draft_tokens: int = Field(ge=1, description="draft tokens per step, a whole number above 0")
-    accepted: float | tuple[float, ...] = Field(
-        description="mean tokens per request and step, including the one without a draft, or a list of the "
-        "acceptance rates of each position"
+    accepted: float | tuple[float, ...] | Literal["auto"] = Field(
+        description="mean tokens per request and step, including the one without a draft, a list of the "
+        "acceptance rates of each position, or 'auto' for those measured for the model"
     )
     draft: str = Field(
         NO_DRAFT,
@@ -84,13 +84,13 @@ class Speculation(BaseModel):
 
     @model_validator(mode="after")
     def _check_accepted(self) -> Speculation:
-        acceptance_length(self.num_draft_tokens, self.accepted)
+        check_accepted(self.num_draft_tokens, self.accepted)
         return self
 
     @property
-    def acceptance_length(self) -> float:
-        """Return the mean number of tokens per request and step."""
-        return acceptance_length(self.num_draft_tokens, self.accepted)
+    def drafter(self) -> str | None:
+        """Return the draft as :class:`fastroof.SpeculativeDecoding` takes it, a model by its name."""
+        return None if self.draft == NO_DRAFT else self.draft
 
     @property
     def draft_model(self) -> str | None:

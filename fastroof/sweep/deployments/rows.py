@@ -193,7 +193,7 @@ def candidate_rows(
         "mode": unit.mode,
         "weight_bytes": target.memory().weight_bytes,
         "num_draft_tokens": target.tokens - 1,
-        "accepted": 1.0 if speculation is None else speculation.acceptance_length,
+        "accepted": target.accepted,
         "draft": None if speculation is None else speculation.draft,
     }
     for name, value in fixed.items():

@@ -16,13 +16,16 @@ from pydantic import (
     model_validator,
 )
 
+from fastroof.acceptance import AUTO
 from fastroof.checks import is_number, shown
 from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
+from fastroof.models import load_model
 from fastroof.models.layout import ALL_TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
+from fastroof.serving.acceptance_curves import accepted_auto
 from fastroof.sweep.deployments.nested_tables import Constraints, Speculation, SplitChoice
 from fastroof.sweep.spec import (
     COUNTS,
@@ -367,6 +370,18 @@ class DeploymentSpec(CandidateSpec):
         """Return all models that the results depend on, including a draft's."""
         draft = None if self.speculation is None else self.speculation.draft_model
         return self.models if draft is None else (*self.models, draft)
+
+    def accepted_sources(self) -> dict[str, str]:
+        """Return what an acceptance length of ``auto`` was measured on, by model; empty if it is given."""
+        asked = self.speculation
+        if asked is None or asked.accepted != AUTO:
+            return {}
+        sources = {}
+        for name in self.models:
+            model = load_model(name).name
+            length, source = accepted_auto(model, asked.num_draft_tokens, asked.drafter)
+            sources[model] = f"{length:g} tokens a step ({source})"
+        return sources
 
     def price(self, gpu: str) -> float | None:
         """Return the price per hour of a GPU, given by its name in results."""
