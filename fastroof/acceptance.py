@@ -41,6 +41,17 @@ def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
     return float(accepted)
 
 
+def parse_accepted(what: str, text: str) -> float | tuple[float, ...] | str:
+    """Read an acceptance length: a number, rates by position with commas, or ``auto``; empty stays empty."""
+    if text in ("", AUTO):
+        return text
+    try:
+        rates = [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise BatchError(f"{what} needs a number, several with commas, or {AUTO}, got {text!r:.60}") from None
+    return rates[0] if len(rates) == 1 else tuple(rates)
+
+
 def check_accepted(num_draft_tokens: int, accepted: Any) -> None:
     """Reject an invalid acceptance length; ``auto`` depends on a model, which is checked later."""
     if isinstance(accepted, str) and accepted == AUTO:

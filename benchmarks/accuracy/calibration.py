@@ -37,7 +37,7 @@ from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.errors import FastroofError, TableError
 from fastroof.models import load_model
 from fastroof.serving.evidence.kernel_times import OWN_LAYERS, KernelTimes
-from fastroof.serving.evidence.own_runs import FittedCost
+from fastroof.serving.evidence.own_fit import FittedCost
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS

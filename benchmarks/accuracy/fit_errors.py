@@ -12,7 +12,7 @@ import numpy.typing as npt
 from benchmarks.accuracy.fit import fit_costs
 from benchmarks.accuracy.fit_choice import FEWEST_ROWS, Choice, FittedRows
 from fastroof.arrays import Bools, Floats
-from fastroof.serving.evidence.own_runs import FittedCost
+from fastroof.serving.evidence.own_fit import FittedCost
 
 Split = Literal["model", "gpu", "version"]
 SPLITS: Final[tuple[Split, ...]] = ("model", "gpu", "version")

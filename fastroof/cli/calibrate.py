@@ -10,13 +10,17 @@ import typer
 
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import tables_of
+from fastroof.cli.named_plans import DRAFTS
+from fastroof.cli.option_groups import GroupValues, taking
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import (
+    WITH_DATA,
     EngineArgs,
     EngineVersion,
     OwnModel,
     Runs,
+    Steps,
     own_document,
     own_runs_of,
     print_own_fit,
@@ -26,6 +30,7 @@ from fastroof.errors import FastroofError
 EPILOG: Final = """\b
 Examples:
   fastroof calibrate --runs results/ --engine-args serve.txt --gpu h100 --output mine.toml
+  fastroof calibrate --steps fpm_forward_perf.parquet --gpu h200 --output mine.toml
   fastroof step --model llama-3.1-8b --engine mine.toml --decode 64x4096
 
 Runs are result files of load generators for one engine; --engine-args is how it was started. Few runs
@@ -33,13 +38,20 @@ determine few costs: leaving out each run chooses how many are fitted, and how c
 packaged profile. The output has errors on unseen runs after 3, 5, 10 and 20 runs, suspect kernels, and
 reasons why runs were left out. Intervals are 95 %, from a bootstrap over runs.
 
-Without --runs it fits the shipped rows, or a CSV of rows, with other options. That needs a checkout of
-fastroof: python -m benchmarks.accuracy fit --help.
+--steps are whole steps. Those of an engine (aisimulate's forward passes of vLLM) count as runs. Forwards of
+`vllm bench forward` have no sampler and no host: they are fitted without runs, and the profile is of the
+forward alone. steps.csv of kernels-bench has only kernels, which no cost is fitted to.
+
+Runs with draft tokens need their number and the mean tokens per step: from the engine's arguments and the
+run's file, or from --num-draft-tokens, --accepted and --draft.
+
+Without --runs and --steps it fits the shipped rows, or a CSV of rows, with other options. That needs a
+checkout of fastroof: python -m benchmarks.accuracy fit --help.
 
 \b
 JSON: profile (its parts), evidence (command, hashes, intervals, errors), costs: a list [name, us, low_us,
-high_us], chosen, chosen_by (error of each candidate), errors, suspects, curve, runs, warnings, output (the
-profile written, or null).
+high_us], chosen, chosen_by (error of each candidate), errors, suspects, curve, runs, steps, warnings, output
+(the profile written, or null).
 """
 
 
@@ -55,8 +67,8 @@ class CalibrateCommand(CheckoutCommand):
     """Fit the shipped rows if no runs are given."""
 
     elsewhere = "fit"
-    data = ("--runs",)
-    with_data = ("--engine-args", "--engine-version", "--model")
+    data = ("--runs", "--steps")
+    with_data = WITH_DATA
 
 
 def register(app: typer.Typer) -> None:
@@ -64,12 +76,16 @@ def register(app: typer.Typer) -> None:
     app.command("calibrate", epilog=EPILOG, cls=CalibrateCommand)(calibrate)
 
 
+@taking(drafts=DRAFTS)
 def calibrate(
+    *,
     runs: Runs = None,
+    steps: Steps = None,
     engine_args: EngineArgs = None,
     engine: Annotated[str | None, typer.Option(help="Engine.  [default: the one in --engine-args]")] = None,
     engine_version: EngineVersion = None,
     model: OwnModel = None,
+    drafts: GroupValues,
     gpu: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, or one of the GPUs of a folder.")] = None,
     tables: FitTables = None,
     source: FitSource = None,
@@ -81,19 +97,20 @@ def calibrate(
 
     Prints the costs that the engine adds to its kernels, their intervals, and errors on unseen runs.
     """
-    from fastroof.serving.evidence.own_runs import RESAMPLES, fit_own_runs
+    from fastroof.serving.evidence.own_fit import RESAMPLES, fit_own_runs
     from fastroof.serving.evidence.profile_file import check_profile_path, write_profile
 
     if output is not None:
         check_profile_path(output)
-    if not runs:
-        raise FastroofError("--engine-args, --engine-version and --model go with --runs")
-    settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu}
-    own = own_runs_of(runs, engine_args, settings, warn=not as_json)
-    of_gpu = own.engines[0].gpu
-    loaded = tables_of(tables, of_gpu, source)
-    words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs)]
+    if not runs and steps is None:
+        raise FastroofError(f"{' '.join(CalibrateCommand.with_data)} go with --runs or --steps")
+    settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu, **drafts}
+    own = own_runs_of(runs or (), engine_args, settings, steps=steps, warn=not as_json)
+    loaded = tables_of(tables, own.gpu or gpu, source)
+    words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs or ())]
+    words += [] if steps is None else [f"--steps={steps}"]
     words += [] if engine_args is None else [f"--engine-args={engine_args}"]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in drafts.items() if value is not None]
     fitted = fit_own_runs(
         own,
         loaded,

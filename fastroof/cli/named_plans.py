@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.acceptance import AUTO, MTP
+from fastroof.acceptance import MTP, parse_accepted
 from fastroof.checks import unknown_word
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import Group, GroupValues
@@ -131,7 +131,7 @@ def _name_of(plan: StepPlan) -> str:
     return "-".join(parts)
 
 
-SPECULATION: Final[Group] = {
+DRAFTS: Final[Group] = {
     "num_draft_tokens": (
         Annotated[
             int | None, typer.Option(min=1, metavar="TOKENS", help="Draft tokens per request and step.")
@@ -159,6 +159,11 @@ SPECULATION: Final[Group] = {
         ],
         None,
     ),
+}
+"""Speculative decoding."""
+
+SPECULATION: Final[Group] = {
+    **DRAFTS,
     "prefix_hit": (
         Annotated[float | None, typer.Option(metavar="SHARE", help="Share of a prompt in the prefix cache.")],
         None,
@@ -186,15 +191,8 @@ def asked_speculation(
         said = {part.partition("=")[0] for part in draft.split(",")[1:]}
         others = [f"{name}={value}" for name, value in options.items() if name not in said]
         (drafter,) = named_plans([",".join([draft, *others])], **measured, engine=engine).values()
-    if accepted == AUTO:
-        return SpeculativeDecoding(num_draft_tokens, AUTO, drafter).for_model(model)
-    try:
-        rates = [float(rate) for rate in accepted.split(",")]
-    except ValueError:
-        raise BatchError(
-            f"--accepted needs a number, several with commas, or auto, got {accepted!r}"
-        ) from None
-    return SpeculativeDecoding(num_draft_tokens, rates[0] if len(rates) == 1 else tuple(rates), drafter)
+    length = parse_accepted("--accepted", accepted)
+    return SpeculativeDecoding(num_draft_tokens, length, drafter).for_model(model)
 
 
 def drafts_said(drafts: SpeculativeDecoding | None) -> dict[str, Any]:

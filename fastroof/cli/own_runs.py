@@ -6,14 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof.cli.output import console, counted, print_facts, print_table
 
 if TYPE_CHECKING:
-    from fastroof.serving.evidence.own_runs import OwnFit, OwnRuns
+    from fastroof.serving.evidence.own_fit import OwnFit
+    from fastroof.serving.evidence.own_runs import OwnRuns
+
+WITH_DATA: Final = (
+    "--engine-args", "--engine-version", "--model", "--num-draft-tokens", "--accepted", "--draft",
+)  # fmt: skip
+"""Options of commands on the user's data that need that data."""
 
 Runs = Annotated[
     list[Path] | None,
@@ -24,21 +30,32 @@ Runs = Annotated[
         "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf, InferenceX.",
     ),
 ]
+Steps = Annotated[
+    Path | None,
+    typer.Option(
+        help="Whole steps, alone or with --runs: steps.csv of `kernels-bench steps`, .json of `vllm bench "
+        "forward`, .parquet of aisimulate's forward passes."
+    ),
+]
 EngineArgs = Annotated[
     Path | None,
     typer.Option(
-        help="With --runs: how the engine was started: its command line or log in a .txt, or its flags "
-        "(vLLM's --config), Compose or Kubernetes file in a .json, .toml or .yaml.  [default: engine_args.* "
-        "in each run's folder]"
+        help="With --runs or --steps: how the engine was started: its command line or log in a .txt, or its "
+        "flags (vLLM's --config), Compose or Kubernetes file in a .json, .toml or .yaml.  [default: "
+        "engine_args.* in each run's folder]"
     ),
 ]
 EngineVersion = Annotated[
     str | None,
-    typer.Option(help="With --runs: version of the engine, such as 0.15.1.  [default: the image's]"),
+    typer.Option(
+        help="With --runs or --steps: version of the engine, such as 0.15.1.  [default: the image's]"
+    ),
 ]
 OwnModel = Annotated[
     str | None,
-    typer.Option(help="With --runs: preset or config.json, if the engine's arguments name another path."),
+    typer.Option(
+        help="With --runs or --steps: preset or config.json, if the engine's arguments name another path."
+    ),
 ]
 
 
@@ -48,12 +65,13 @@ def own_runs_of(
     given: Mapping[str, Any],
     *,
     engine: str = "",
+    steps: Path | None = None,
     warn: bool = True,
 ) -> OwnRuns:
-    """Read runs, and print warnings to stderr."""
+    """Read runs and steps, and print warnings to stderr."""
     from fastroof.serving.evidence.own_runs import read_own_runs
 
-    own = read_own_runs(runs, engine_args, given, engine=engine)
+    own = read_own_runs(runs, engine_args, given, engine=engine, steps=steps)
     if warn:
         print_warnings(own)
     return own
@@ -89,9 +107,14 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
                 "osl": row.osl,
                 "concurrency": row.concurrency,
                 "tpot_ms": row.tpot_ms,
+                "drafts": None if row.speculation is None else str(row.speculation),
                 "left_out": row.left_out,
             }
             for row in own.rows
+        ],
+        "steps": [
+            {"step": step.name, "phase": step.phase, "latency_us": step.latency_us, "left_out": step.left_out}
+            for step in own.steps
         ],
         "warnings": list(own.warnings),
         "output": None if output is None else str(output),
@@ -100,16 +123,21 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
 
 def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
     """Print a fit of a user's own runs."""
-    engine = own.engines[0]
-    version = f" {engine.version}" if engine.version else ", version unknown"
-    models = ", ".join(dict.fromkeys(row.model for row in fitted.rows))
-    runs = counted(len(fitted.rows), "run")
+    first = (*fitted.rows, *fitted.steps)[0]
+    version = f" {first.engine_version}" if first.engine_version else ", version unknown"
+    models = ", ".join(dict.fromkeys(one.model for one in (*fitted.rows, *fitted.steps)))
+    runs, steps = counted(len(fitted.rows), "run"), counted(len(fitted.steps), "step")
+    taken = " and ".join([runs] * bool(fitted.rows) + [steps] * bool(fitted.steps))
+    what = "run" if fitted.rows else "step"
+    errors_of = "TPOT, mean error" if fitted.rows else "step time, mean error"
     print_facts(
         [
             ("profile", fitted.profile.name),
-            ("engine", f"{engine.engine}{version} on {engine.gpu}: {models}"),
-            ("runs", f"{runs} fitted, {len(fitted.left_out)} left out"),
-            ("chosen", f"{fitted.fit.candidate.name}, by leaving each run out"),
+            ("engine", f"{first.engine}{version} on {first.gpu}: {models}"),
+            (f"{what}s", f"{taken} fitted, {len(fitted.left_out)} left out"),
+            *_drafts_facts(fitted),
+            *_timed_facts(fitted),
+            ("chosen", f"{fitted.fit.candidate.name}, by leaving each {what} out"),
         ]
     )
     out = console()
@@ -130,19 +158,19 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
         )
     out.print()
     print_table(
-        ("TPOT, mean error", ""),
+        (errors_of, ""),
         [
             ("kernels alone", _percent(fitted.kernels_mape)),
             ("the packaged profile", _percent(fitted.packaged_mape)),
-            ("fitted, on these runs", _percent(fitted.fitted_mape)),
-            ("fitted, each run left out", _percent(fitted.fit.left_out_mape)),
+            (f"fitted, on these {what}s", _percent(fitted.fitted_mape)),
+            (f"fitted, each {what} left out", _percent(fitted.fit.left_out_mape)),
         ],
-        left=("TPOT, mean error",),
+        left=(errors_of,),
     )
     if fitted.curve:
         out.print()
         print_table(
-            ("runs fitted", "error on runs left out", "of 8 in 10 subsets"),
+            (f"{what}s fitted", f"error on {what}s left out", "of 8 in 10 subsets"),
             [
                 (
                     str(point.runs),
@@ -152,12 +180,26 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
                 for point in fitted.curve
             ],
         )
-        out.print(_more(fitted), soft_wrap=True)
-    out.print(f"\n{_suspects(fitted)}", soft_wrap=True)
+        out.print(_more(fitted, what), soft_wrap=True)
+    if fitted.rows:
+        out.print(f"\n{_suspects(fitted)}", soft_wrap=True)
     if fitted.left_out:
-        out.print(f"\nnot fitted: {counted(len(fitted.left_out), 'run')}", soft_wrap=True)
+        out.print(f"\nnot fitted: {counted(len(fitted.left_out), what)}", soft_wrap=True)
         for run, reason in fitted.left_out.items():
             out.print(f"  {run}: {reason}", soft_wrap=True)
+
+
+def _drafts_facts(fitted: OwnFit) -> list[tuple[str, str]]:
+    """Return the drafts of runs that decoded speculatively."""
+    drafts = dict.fromkeys(str(row.speculation) for row in fitted.rows if row.speculation is not None)
+    return [("drafts", "; ".join(drafts))] if drafts else []
+
+
+def _timed_facts(fitted: OwnFit) -> list[tuple[str, str]]:
+    """Return what was timed of steps, as far as a profile of it is not an engine's."""
+    if not fitted.steps or fitted.steps[0].timed == "engine":
+        return []
+    return [("without", "LM head, sampler and host: serving takes longer than this profile predicts")]
 
 
 def _suspects(fitted: OwnFit) -> str:
@@ -166,19 +208,22 @@ def _suspects(fitted: OwnFit) -> str:
 
     if fitted.suspects:
         return "\n".join(map(str, fitted.suspects))
-    if len(fitted.rows) < LEAST_RUNS:
-        return f"{LEAST_RUNS} runs are needed to tell whether a kernel looks wrong"
+    if sum(1 for row in fitted.rows if row.speculation is None) < LEAST_RUNS:
+        return f"{LEAST_RUNS} runs without drafts are needed to tell whether a kernel looks wrong"
     return "no kernel looks wrong: what its multiplier would explain is within the runs' own scatter"
 
 
-def _more(fitted: OwnFit) -> str:
+def _more(fitted: OwnFit, what: str) -> str:
     """Return what more runs would gain, in words, from the last two points of the curve."""
     if len(fitted.curve) < 2:
-        return "\n5 runs or more also show the error after 3"
+        return f"\n5 {what}s or more also show the error after 3"
     before, last = fitted.curve[-2], fitted.curve[-1]
     gained = before.mape - last.mape
-    words = "more runs help little" if gained < 0.005 else "more runs of other loads should still help"
-    return f"\nfrom {before.runs} to {last.runs} runs the error fell by {gained * 100.0:.1f} points: {words}"
+    little, much = f"more {what}s help little", f"more {what}s of other loads should still help"
+    words = little if gained < 0.005 else much
+    return (
+        f"\nfrom {before.runs} to {last.runs} {what}s the error fell by {gained * 100.0:.1f} points: {words}"
+    )
 
 
 def _percent(share: float) -> str:

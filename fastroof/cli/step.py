@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,10 +26,12 @@ from fastroof.cli.workload_options import Requests, parse_images, parse_requests
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
 from fastroof.defaults import DEFAULT_GPU
+from fastroof.errors import PlanError
 from fastroof.units import GIB, MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
+    from fastroof.config import GpuSpec
     from fastroof.plan.explain import Explanation
     from fastroof.plan.plan_cache import CachedPlan
 
@@ -51,6 +54,10 @@ Examples:
   fastroof step --model llama-3.1-8b --decode 64x4096
   fastroof step --model llama-3.1-70b --tp 4 --dtype fp8 --decode 32x8192 --prefill 2048@1024 --explain
   fastroof step --model qwen3-vl-8b --prefill 4x100@0 --image 1920x1080 --explain
+  fastroof step --model llama-3.1-70b --tp 4 --decode 32x8192 --measure > forward.sh
+
+--measure needs vLLM 0.33 or newer on the GPUs that run forward.sh. It times the model's forward as one CUDA
+graph, without LM head, sampler and host, which `fastroof validate --steps` compares with the plan's kernels.
 
 \b
 JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, engine, method, tables_hash
@@ -99,11 +106,22 @@ def step(
     explain: Annotated[
         bool, typer.Option("--explain", help="Break the step down by operator, and estimate its error.")
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Print the script that measures the step with `vllm bench forward` instead."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Time one step of a batch."""
     requests = parse_requests(decode or (), prefill or ())
     images = parse_images("--image", image or ())
+    if measure:
+        if images or explain or as_json:
+            raise PlanError("--measure prints a script; it does not go with --image, --explain or --json")
+        typer.echo(_measuring(model, gpu_and_tables(**measured)[0], plan, requests))
+        return
     num_seqs = sum(r.count for r in requests)
     if max(num_seqs, sum(r.count * r.new_tokens for r in requests)) <= MOST_PLAIN:
         asks_little()
@@ -187,6 +205,38 @@ def step(
         print_json(_document(timed, requests, facts, components, operators))
     else:
         _print(timed, requests, facts, components, operators)
+
+
+def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[Requests]) -> str:
+    """Return the script that measures a step with vLLM, and how to compare it."""
+    from fastroof import load_model
+    from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, case_text, forward_command
+    from fastroof.models.load import published_checkpoint
+    from fastroof.plan.options import PlanOptions
+
+    loaded = load_model(model)
+    options = PlanOptions(**plan).checked().for_model(loaded)
+    if options.engine.engine not in ("", "vllm"):
+        raise PlanError(f"--measure needs --engine vllm, whose bench it calls; got {options.engine.name}")
+    layout = options.layout
+    if layout.pp > 1 or layout.cp > 1:
+        raise PlanError(f"--measure needs pp 1 and cp 1, whose steps can be compared; got {layout}")
+    checkpoint = published_checkpoint(model, options.dtype)
+    every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
+    served = ForwardModel(
+        checkpoint.name, layout.tp, layout.dp, layout.ep, options.dtype, checkpoint.dtype, options.kv_dtype,
+        checkpoint.kv_dtype,
+    )  # fmt: skip
+    command = forward_command(served, [case_text(every, "step")], "forward.json")
+    where = f"{loaded.name} on {layout.world_size} x {gpu.title}, vLLM {FIRST_RELEASE} or newer"
+    compare = "fastroof validate --steps forward.json --engine-args forward.sh"
+    lines = [
+        f"# one step of {', '.join(r.words for r in requests)}: {where}",
+        f"# then: {compare} --engine-version {FIRST_RELEASE} --gpu {gpu.name}",
+        *(f"# not in the command: {words}" for words in command.unsaid),
+        command.shell(),
+    ]
+    return "\n".join(lines)
 
 
 def _document(

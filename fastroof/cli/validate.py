@@ -16,20 +16,37 @@ import typer
 
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import ENGINE
+from fastroof.cli.named_plans import DRAFTS
+from fastroof.cli.option_groups import ENGINE, GroupValues, taking
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
-from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, own_runs_of
+from fastroof.cli.own_runs import (
+    WITH_DATA,
+    EngineArgs,
+    EngineVersion,
+    OwnModel,
+    Runs,
+    Steps,
+    own_runs_of,
+)
 from fastroof.command_group import warn
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
+    from fastroof.serving.evidence.measured_steps import MeasuredStep
     from fastroof.serving.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
 
 EPILOG: Final = """\b
 Examples:
   fastroof validate --runs results/ --engine-args serve.txt --gpu h100 --engine mine.toml
   fastroof validate --steps steps.csv --gpu h100 --plot validation.png
+  fastroof validate --steps forward.json --engine-args forward.txt --gpu h100
+
+--steps forward.json is what `vllm bench forward` wrote, forward.txt its command line. For a step, `fastroof
+step --measure` prints both commands.
+
+Runs with draft tokens need their number and the mean tokens per step: from the engine's arguments and the
+run's file, or from --num-draft-tokens, --accepted and --draft.
 
 Without --runs and --steps it judges the shipped profiles by the runs that they were fitted to. That needs a
 checkout of fastroof and takes other options: python -m benchmarks.accuracy judge --help.
@@ -41,7 +58,7 @@ to first token; decode, prefill, mixed, unequal: single steps, decode also of on
 JSON: version, gpu, tables_hash, engine,
 groups: one object per data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
-quantity: empty if it is the whole row].
+quantity: empty if it is the whole row], compared (what was timed of the steps of each data set).
 """
 
 
@@ -67,7 +84,7 @@ class ValidateCommand(CheckoutCommand):
 
     elsewhere = "judge"
     data = ("--runs", "--steps")
-    with_data = ("--engine-args", "--engine-version", "--model")
+    with_data = WITH_DATA
 
 
 def register(app: typer.Typer) -> None:
@@ -75,15 +92,16 @@ def register(app: typer.Typer) -> None:
     app.command("validate", epilog=EPILOG, cls=ValidateCommand)(validate)
 
 
+@taking(drafts=DRAFTS)
 def validate(
+    *,
     gpu: Gpu = None,
-    steps: Annotated[
-        Path | None, typer.Option(help="steps.csv of `kernels-bench steps`, alone or with --runs.")
-    ] = None,
+    steps: Steps = None,
     runs: Runs = None,
     engine_args: EngineArgs = None,
     engine_version: EngineVersion = None,
     model: OwnModel = None,
+    drafts: GroupValues,
     engine: Profile = "auto",
     by: By = "",
     csv_path: CsvPath = None,
@@ -98,29 +116,26 @@ def validate(
     """
     from fastroof.engines import load_engine
     from fastroof.load.by_name import missing_tables
-    from fastroof.serving.evidence.measured_steps import read_steps
     from fastroof.serving.evidence.validation import other_versions, validate_own
 
     if plot is not None:
         from fastroof.report import check_picture
 
         check_picture(plot)
-    own = None
-    if runs:
-        settings = {"gpu": gpu, "version": engine_version, "model": model}
-        judged = "" if engine == "auto" else load_engine(engine).engine
-        own = own_runs_of(runs, engine_args, settings, engine=judged, warn=not as_json)
-    elif not (engine_args is None and engine_version is None and model is None):
-        raise FastroofError("--engine-args, --engine-version and --model go with --runs")
-    gpu = own.engines[0].gpu if own is not None else gpu
+    if not runs and steps is None:
+        raise FastroofError(f"{' '.join(ValidateCommand.with_data)} go with --runs or --steps")
+    settings = {"gpu": gpu, "version": engine_version, "model": model, **drafts}
+    judged = "" if engine == "auto" else load_engine(engine).engine
+    own = own_runs_of(runs or (), engine_args, settings, engine=judged, steps=steps, warn=not as_json)
+    gpu = (own.gpu or None) if runs or gpu is None else gpu
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)
     if measured_kernels is None:
         raise MissingTableError(missing_tables(spec.name))
-    for words in () if own is None else other_versions(own.rows, engine):
+    for words in other_versions(own.rows, engine):
         warn(words)
     report = validate_own(
-        () if own is None else own.rows,
-        () if steps is None else read_steps(steps),
+        own.rows,
+        own.steps,
         measured_kernels,
         engine=engine,
         progress=None if as_json else lambda words: typer.echo(words, err=True),
@@ -128,12 +143,21 @@ def validate(
     groups = report.errors(columns_of(by))
     write_extras(report, csv_path, plot)
     if as_json:
-        print_json(document(report, groups))
+        print_json(document(report, groups) | {"compared": compared(own.steps)})
     else:
         count = counted(len(report.rows), "prediction")
         console().print(f"{report.gpu}, {count}, engine {report.engine}\n", soft_wrap=True)
         print_groups(groups)
+        for dataset, words in compared(own.steps).items():
+            console().print(f"\n{dataset}: {words}", soft_wrap=True)
         print_left_out(report)
+
+
+def compared(steps: Sequence[MeasuredStep]) -> dict[str, str]:
+    """Return what is compared of each source of steps."""
+    from fastroof.serving.evidence.measured_steps import TIMED_WORDS
+
+    return {step.dataset: TIMED_WORDS[step.timed] for step in steps}
 
 
 def columns_of(by: str) -> list[str]:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.acceptance import MOST_DRAFT_TOKENS, parse_accepted
 from fastroof.checks import is_whole_number
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import ModelError, TableError
 from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES
 from fastroof.serving.evidence.engine_files import engine_by_flags, settings_of_file
-from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, is_speculative, names_of, spelled
+from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, names_of, spelled
+from fastroof.serving.evidence.speculative_flags import NO_DRAFT, DraftFlags, draft_flags, split_drafts
 
 KV_FORMATS: Final[Mapping[str, str]] = {
     "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "bf16": "bf16", "bfloat16": "bf16",
@@ -49,6 +51,10 @@ class EngineArguments:
         The packaged profile of its version, with the given schedule.
     warnings : tuple of str
         Messages about arguments that are not represented.
+    drafts : DraftFlags, optional
+        Speculative decoding; None without.
+    accepted : float, tuple of float or str
+        Its acceptance length: as :class:`fastroof.SpeculativeDecoding` takes it; empty if not given.
     """
 
     gpu: str
@@ -62,6 +68,8 @@ class EngineArguments:
     layout: Layout
     profile: EngineProfile
     warnings: tuple[str, ...] = ()
+    drafts: DraftFlags | None = None
+    accepted: float | tuple[float, ...] | str = ""
 
 
 def read_engine_arguments(
@@ -91,8 +99,8 @@ def read_engine_arguments(
     Raises
     ------
     TableError
-        If the file cannot be read, two values contradict each other, a value is invalid, the engine decodes
-        speculatively, or the GPU, engine or model is missing.
+        If the file cannot be read, two values contradict each other, a value is invalid, drafts cannot be
+        timed, or the GPU, engine or model is missing.
     FastroofError
         If the model or the layout is invalid.
 
@@ -108,12 +116,17 @@ def read_engine_arguments(
     unknown: list[str] = []
     overlooked: list[str] = []
     warnings = []
+    drafts: DraftFlags | None = None
     if path is not None:
         named, pairs = settings_of_file(Path(path))
         named = named or str((given or {}).get("engine") or engine).lower()
         if not named and (named := engine_by_flags(pairs)):
             warnings.append(f"{where} does not name the engine: it is {named}, the only one with these flags")
-        for flag, value in pairs:
+        others, found = split_drafts(where, pairs)
+        drafts = draft_flags(where, named, found, str((given or {}).get("draft") or ""))
+        if drafts is not None:
+            settings["num_draft_tokens"] = (str(drafts.num_draft_tokens), where)
+        for flag, value in others:
             _settle(settings, *_meaning(where, named, flag, value, unknown, overlooked))
         if named:
             _settle(settings, "engine", named, where)
@@ -133,7 +146,7 @@ def read_engine_arguments(
         warnings.append(f"{where}: unknown flags, ignored: {', '.join(unknown)}")
     if overlooked:
         warnings.append(f"{where}: flags that may change steps but are not modelled: {', '.join(overlooked)}")
-    return _arguments(where, {name: value for name, (value, _) in settings.items()}, warnings)
+    return _arguments(where, {name: value for name, (value, _) in settings.items()}, warnings, drafts)
 
 
 def _meaning(
@@ -142,12 +155,6 @@ def _meaning(
     """Return the setting, value and place of a flag; the setting is empty if it has none."""
     name = spelled(flag)
     known = ENGINE_FLAGS.get(engine)
-    if any(map(is_speculative, names_of(flag))):
-        if value is not None and value.lower() in ("null", "none", "false"):
-            return "", "", ""
-        raise TableError(
-            f"{where}: {flag}: speculative decoding is unsupported; costs are fitted to runs without it"
-        )
     if known is not None:
         if name in known.settings and value is not None:
             return known.settings[name], value, f"{where}, {flag}"
@@ -178,7 +185,9 @@ def _settle(settings: dict[str, tuple[str, str]], name: str, value: str, place: 
         raise TableError(f"{name} is {before[0]} in {before[1]} and {value} in {place}; give one")
 
 
-def _arguments(where: str, found: Mapping[str, str], warnings: Sequence[str]) -> EngineArguments:
+def _arguments(
+    where: str, found: Mapping[str, str], warnings: Sequence[str], drafts: DraftFlags | None
+) -> EngineArguments:
     for need, example in (("engine", "vllm"), ("gpu", "h100"), ("model", "llama-3.1-70b")):
         if not found.get(need):
             raise TableError(
@@ -211,8 +220,28 @@ def _arguments(where: str, found: Mapping[str, str], warnings: Sequence[str]) ->
         known_from,
         _layout(where, engine, found),
         profile,
-        (*warnings, *notes),
+        (*warnings, *notes, *([drafts.note] if drafts is not None and drafts.note else [])),
+        *_drafts(where, found, drafts),
     )
+
+
+def _drafts(
+    where: str, found: Mapping[str, str], flags: DraftFlags | None
+) -> tuple[DraftFlags | None, float | tuple[float, ...] | str]:
+    """Return the drafts of flags or options, and their acceptance length if it is given."""
+    drafts = flags
+    if "num_draft_tokens" in found:
+        tokens = _size(where, found, "num_draft_tokens", MOST_DRAFT_TOKENS)
+        known = DraftFlags(tokens, found.get("draft", NO_DRAFT))
+        drafts = known if flags is None else flags
+    spare = [name for name in ("accepted", "draft") if name in found]
+    if drafts is None and spare:
+        raise TableError(
+            f"{where}: {' and '.join(spare)} needs num_draft_tokens, or flags that turn drafts on"
+        )
+    if drafts is None:
+        return None, ""
+    return drafts, parse_accepted(f"{where}: accepted", found.get("accepted", ""))
 
 
 def _dtype(where: str, found: Mapping[str, str], of_checkpoint: str) -> tuple[str, list[str]]:

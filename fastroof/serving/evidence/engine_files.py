@@ -18,7 +18,7 @@ MOST_BYTES: Final = 2**20
 Pairs = list[tuple[str, str | None]]
 
 _ENTRIES: Final = (
-    ("vllm", re.compile(r"(^|/)vllm$|^vllm\.entrypoints\..*api_server$|(^|/)vllm-openai[:@]")),
+    ("vllm", re.compile(r"(^|/)vllm$|^vllm\.entrypoints\.(.*api_server|cli\.main)$|(^|/)vllm-openai[:@]")),
     ("sglang", re.compile(r"^sglang\.launch_server$|(^|/)sglang$")),
     ("trtllm", re.compile(r"(^|/)trtllm-serve$")),
 )
@@ -26,6 +26,8 @@ _ENTRIES: Final = (
 
 _IMAGE: Final = re.compile(r"(?:vllm-openai|sglang|tensorrt-llm/release)[:@]v?(\d[\w.]*)")
 _WORDS_OF_COMMANDS: Final = ("serve",)
+_MEASURES: Final = ["bench", "forward"]
+"""Words of the command that times forwards of an engine with the same arguments."""
 
 
 _LOGGED_ARGS: Final = re.compile(r"non-default args: (\{.*\})")
@@ -250,6 +252,8 @@ def _pairs(where: str, engine: str, words: list[str]) -> Pairs:
             i += 1
         else:
             pairs.append((flag, None))
+    if leading[:2] == _MEASURES:
+        del leading[:2]
     if leading:
         named = [value for flag, value in pairs if spelled(flag) in ("model", "model_path")]
         if named and named[0] != leading[0]:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 SETTINGS: Final = (
     "gpu", "engine", "version", "model", "checkpoint", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
-    "max_num_batched_tokens", "max_num_seqs", "chunked_prefill",
+    "max_num_batched_tokens", "max_num_seqs", "chunked_prefill", "num_draft_tokens", "accepted", "draft",
 )  # fmt: skip
 """Names that a user's file may use in addition to the engine's flags."""
 
@@ -94,7 +94,8 @@ ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
             "data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank headless "
             "api_server_count enable_sleep_mode block_size generation_config "
             "max_cudagraph_capture_size cuda_graph_sizes nnodes node_rank master_addr master_port config "
-            "kv_cache_memory_bytes disable_hybrid_kv_cache_manager no_disable_hybrid_kv_cache_manager"
+            "kv_cache_memory_bytes disable_hybrid_kv_cache_manager no_disable_hybrid_kv_cache_manager "
+            "case shapes kv_len_jitter kv_init routing exclude_drafter iters samples output_json profile_dir"
         ),
         not_modelled=_flags(
             "enforce_eager cpu_offload_gb enable_lora enable_dbo all2all_backend enable_eplb "

@@ -14,6 +14,8 @@ from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import num_allreduces
 from fastroof.serving.estimate import estimate
+from fastroof.serving.evidence.measured_steps import MeasuredStep
+from fastroof.serving.evidence.predictions import Plans, predict_step_ms
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
@@ -160,7 +162,7 @@ def alike_rows(rows: Sequence[ServingRow]) -> list[list[int]]:
         schedule = (*row.schedule.values(), rounds)
         key = (
             row.gpu, row.model, row.layout, row.plan_dtype, row.kv_dtype, row.exchange, row.engine_version,
-            schedule,
+            schedule, str(row.speculation), row.draft_model, row.draft_tp,
         )  # fmt: skip
         alike.setdefault(key, []).append(i)
     return list(alike.values())
@@ -180,6 +182,7 @@ def times_of_plan(
         **rows[0].schedule,
         requests_per_client=None if math.isnan(rounds) else rounds,
         arrivals=arrivals,
+        speculation=Plans(tables).speculation(rows[0], plan),
     )
     share = predicted.mixed_share
     is_apart = rows[0].schedule.get("order") == "prefill_first"
@@ -187,6 +190,11 @@ def times_of_plan(
     decode_steps, mixed_steps = (
         (np.ones(len(rows)), share / (1.0 - share)) if is_apart else (1.0 - share, share)
     )
+    if rows[0].speculation is not None:
+        # a step produces several tokens of a request
+        steps_us = decode_steps * predicted.decode_step_us + mixed_steps * predicted.mixed_step_us
+        each = predicted.tpot_ms * US_PER_MS / steps_us
+        decode_steps, mixed_steps = decode_steps * each, mixed_steps * each
     allreduces = num_allreduces(plan.row_curves)
     return KernelTimes(
         measured_us=np.array([row.tpot_ms for row in rows]) * US_PER_MS,
@@ -199,3 +207,29 @@ def times_of_plan(
         num_layers=np.full(len(rows), float(plan.model.num_blocks)),
         num_allreduces=np.full(len(rows), float(allreduces)),
     )
+
+
+def step_times(steps: Sequence[MeasuredStep], tables: Tables, profile: EngineProfile) -> KernelTimes:
+    """Return the kernel times of whole steps, each as one step of a decode or a mixed kind."""
+    plans = Plans(tables)
+    kernels = [plans.get(step, (step.profile or profile).kernels_alone()) for step in steps]
+    kernels_us = [predict_step_ms(step, plan) * US_PER_MS for step, plan in zip(steps, kernels, strict=True)]
+    sequences = np.array([len(step.new_tokens) for step in steps], np.float64)
+    decodes = np.array([step.is_decode for step in steps])
+    return KernelTimes(
+        measured_us=np.array([step.latency_us for step in steps]),
+        decode_us=np.where(decodes, kernels_us, 0.0),
+        mixed_us=np.where(decodes, 0.0, kernels_us),
+        decode_sequences=np.where(decodes, sequences, 0.0),
+        mixed_sequences=np.where(decodes, 0.0, sequences),
+        decode_steps=decodes.astype(np.float64),
+        mixed_steps=(~decodes).astype(np.float64),
+        num_layers=np.array([float(plan.model.num_blocks) for plan in kernels]),
+        num_allreduces=np.array([float(num_allreduces(plan.row_curves)) for plan in kernels]),
+    )
+
+
+def joined(parts: Sequence[KernelTimes]) -> KernelTimes:
+    """Return the kernel times of several sources one after another."""
+    columns = zip(*(part[:NUM_COLUMNS] for part in parts), strict=True)
+    return KernelTimes(*(np.concatenate(column) for column in columns))

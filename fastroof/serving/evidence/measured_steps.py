@@ -1,4 +1,4 @@
-"""Reading whole steps measured by kernels-bench (steps.csv), as far as a prediction needs them."""
+"""Whole steps measured on a GPU, and the reader of those of kernels-bench (steps.csv)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastroof.columns import MEASURED_STEP_COLUMNS
+from fastroof.engines import EngineProfile
 from fastroof.errors import TableError
 from fastroof.load.steps_file import PHASES, parse_runs, read_step_rows
+from fastroof.models.layout import Layout
 
 STEPS_DATASET: Final = "steps"
+
+Timed = Literal["kernels", "forward", "engine"]
+"""What was timed of a step: all kernels; those of the model without its LM head; the engine's whole step."""
+
+TIMED_WORDS: Final[dict[Timed, str]] = {
+    "kernels": "all kernels of a step; compared with the plan's kernels",
+    "forward": "the model's forward as a CUDA graph, without LM head, sampler and host; compared with the "
+    "plan's kernels without its LM head",
+    "engine": "an engine's step from schedule to output; compared with the plan and its engine's costs",
+}
+VERIFY: Final = "verify"
+"""Phase of decodes that verify draft tokens."""
+
 NEEDED: Final = (
     "model", "gpu", "tp", "dtype", "kv_dtype", "phase", "new_tokens", "context_len", "latency_us",
 )  # fmt: skip
@@ -22,7 +37,7 @@ MOST_RUNS: Final = 4
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One whole step, measured as one CUDA graph: its kernels, without an engine around them."""
+    """One whole step; on each of ``dp`` ranks, if there are several."""
 
     model: str
     gpu: str
@@ -33,6 +48,30 @@ class MeasuredStep:
     new_tokens: tuple[int, ...]
     context_len: tuple[int, ...]
     latency_us: float
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    num_draft_tokens: int = 0
+    timed: Timed = "kernels"
+    dataset: str = STEPS_DATASET
+    engine: str = ""
+    engine_version: str = ""
+    profile: EngineProfile | None = None
+    plan_dtype: str = ""
+    left_out: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of its GPUs."""
+        return Layout(self.tp, self.pp, self.dp, self.ep)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether no request prefills."""
+        return all(
+            new == 1 + self.num_draft_tokens and context > 0
+            for new, context in zip(self.new_tokens, self.context_len, strict=True)
+        )
 
     @property
     def requests(self) -> list[tuple[int, int]]:
@@ -52,6 +91,21 @@ def read_steps(path: str | Path) -> tuple[MeasuredStep, ...]:
     path = Path(path)
     rows = read_step_rows(path, [column for column in MEASURED_STEP_COLUMNS if column.name in NEEDED])
     return tuple(_step(f"{path}, line {line}", row) for line, row in enumerate(rows, start=2))
+
+
+def phase_of(new_tokens: tuple[int, ...], context_len: tuple[int, ...], num_draft_tokens: int = 0) -> str:
+    """Return the phase of a step by its requests."""
+    decodes = [
+        new == 1 + num_draft_tokens and context > 0
+        for new, context in zip(new_tokens, context_len, strict=True)
+    ]
+    if all(decodes):
+        if num_draft_tokens:
+            return VERIFY
+        return "decode" if len(set(context_len)) == 1 else "unequal"
+    if any(decodes):
+        return "mixed"
+    return "prefill" if len(set(zip(new_tokens, context_len, strict=True))) == 1 else "unequal"
 
 
 def _step(where: str, row: Mapping[str, Any]) -> MeasuredStep:

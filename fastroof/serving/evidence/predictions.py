@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, FastroofError
@@ -18,6 +19,9 @@ from fastroof.serving.speculation import SpeculativeDecoding
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
+LM_HEAD: Final = "lm_head"
+"""Role of the operator that is not in a forward."""
+
 
 class Plans:
     """Plans from one set of tables, each distinct plan compiled once."""
@@ -29,7 +33,8 @@ class Plans:
     def get(self, row: ServingRow | MeasuredStep, profile: EngineProfile) -> StepPlan:
         """Return the plan of a row."""
         if isinstance(row, MeasuredStep):
-            return self._get(row, Layout(row.tp), row.dtype, profile, LARGEST_STEP)
+            most = max(LARGEST_STEP, sum(row.new_tokens))
+            return self._get(row, row.layout, row.plan_dtype or row.dtype, profile, most)
         exchange = row.exchange or None
         return self._get(row, row.layout, row.plan_dtype, profile, row.plan_tokens, exchange)
 
@@ -39,6 +44,35 @@ class Plans:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
         return self._get(row, layout, row.plan_dtype, profile, row.plan_tokens)
+
+    def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
+        """Return the speculative decoding of a row, with its draft model's plan if it has one."""
+        if row.speculation is None or not row.draft_model:
+            return row.speculation
+        return replace(row.speculation, draft=self._draft(row, plan))
+
+    def _draft(self, row: ServingRow, plan: StepPlan) -> StepPlan:
+        """Return the plan of a row's draft model: its kernels, for steps of the target's sizes."""
+        key = (row.draft_model, row.draft_tp, row.kv_dtype, plan.max_tokens, plan.max_seqs)
+        if key not in self._plans:
+            try:
+                self._plans[key] = compile_plan(
+                    row.draft_model,
+                    self.tables.gpu,
+                    self.tables,
+                    tp=row.draft_tp,
+                    kv_dtype=row.kv_dtype,
+                    engine=plan.profile.kernels_alone(),
+                    max_tokens=plan.max_tokens,
+                    max_seqs=plan.max_seqs,
+                    allow_modelled=True,
+                )
+            except FastroofError as error:
+                self._plans[key] = error
+        draft = self._plans[key]
+        if isinstance(draft, FastroofError):
+            raise draft
+        return draft
 
     def _get(
         self,
@@ -137,5 +171,15 @@ def _disaggregated(
 
 
 def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:
-    """Predict one whole step, ms."""
-    return float(plan.step_us(StepBatch.from_requests([step.requests]))[0]) / US_PER_MS
+    """Predict one whole step, ms: what was timed of it."""
+    if step.num_draft_tokens:
+        tokens = 1 + step.num_draft_tokens
+        mean_kv = round(sum(step.context_len) / len(step.context_len)) + tokens
+        verified = plan.explain_verification(len(step.new_tokens), mean_kv, tokens)
+        head_us = sum(part.total_us for part in verified.operators if part.role == LM_HEAD)
+        return (verified.total_us - (head_us if step.timed == "forward" else 0.0)) / US_PER_MS
+    batch = StepBatch.from_requests([step.requests])
+    if step.timed == "forward":
+        times = plan.run(batch)
+        return float(times.latency_us[0] - times.components.logits_us[0]) / US_PER_MS
+    return float(plan.step_us(batch)[0]) / US_PER_MS

@@ -10,6 +10,7 @@ from fastroof.engines.values import UNKNOWN_VERSION
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO
 from fastroof.models.layout import Layout
+from fastroof.serving.speculation import SpeculativeDecoding
 
 LARGEST_STEP: Final = 16384
 """Tokens of the largest step of a row's plan, unless the row has a larger one."""
@@ -80,6 +81,9 @@ class ServingRow(ServedModel):
     exchange: str = ""
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
+    speculation: SpeculativeDecoding | None = None
+    draft_model: str = ""
+    draft_tp: int = 1
 
     @property
     def is_disaggregated(self) -> bool:

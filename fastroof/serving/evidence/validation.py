@@ -53,7 +53,7 @@ def validate_own(
     rows : sequence of ServingRow
         Runs, as ``read_own_runs`` returns them.
     steps : sequence of MeasuredStep
-        Whole steps, as ``read_steps`` returns them; they are predicted with kernels only.
+        Whole steps, as ``read_own_runs`` returns them; what was timed decides what is compared.
     tables : Tables
         Measured kernels of one GPU.
     engine : str, Path or EngineProfile
@@ -79,7 +79,7 @@ def validate_own(
     skipped = Skipped()
     here = [row for row in rows if is_taken(row, tables.gpu.name, skipped)]
     plans = Plans(tables)
-    of_steps = tuple(predicted_steps(steps, plans, skipped))
+    of_steps = tuple(predicted_steps(steps, plans, skipped, one))
     fast = faster_than_kernels(here, [kernels_ms(row, plans) for row in here])
     tpot: list[PredictedTime] = []
     ttft: list[PredictedTime] = []
@@ -87,7 +87,9 @@ def validate_own(
         profile = one or row.engine_profile
         kind = SPECULATIVE if reason else INDEPENDENT
         try:
-            predicted = predict_row(row, plans.get(row, profile), plans.get_prefill(row, profile))
+            plan = plans.get(row, profile)
+            drafts = plans.speculation(row, plan)
+            predicted = predict_row(row, plan, plans.get_prefill(row, profile), drafts)
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
             continue
@@ -146,7 +148,9 @@ def kernels_ms(row: ServingRow, plans: Plans) -> float:
     """Return the TPOT of kernels only, ms; nan without a plan."""
     kernels = row.engine_profile.kernels_alone()
     try:
-        return predict_row(row, plans.get(row, kernels), plans.get_prefill(row, kernels)).tpot_ms
+        plan = plans.get(row, kernels)
+        drafts = plans.speculation(row, plan)
+        return predict_row(row, plan, plans.get_prefill(row, kernels), drafts).tpot_ms
     except FastroofError:
         return math.nan
 
@@ -229,27 +233,38 @@ def _time(
     )
 
 
-def predicted_steps(steps: Sequence[MeasuredStep], plans: Plans, skipped: Skipped) -> Iterator[PredictedTime]:
-    """Predict whole steps with kernels only, and count those without a prediction."""
-    kernels = load_engine("kernels")
+def predicted_steps(
+    steps: Sequence[MeasuredStep],
+    plans: Plans,
+    skipped: Skipped,
+    one: EngineProfile | None = None,
+) -> Iterator[PredictedTime]:
+    """Predict whole steps, and count those without a prediction.
+
+    Kernels and forwards are predicted without an engine's costs; steps of an engine with ``one`` profile, or
+    that of its version.
+    """
     for step in steps:
+        profile = step_profile(step, one)
         try:
             if step.gpu != plans.tables.gpu.name:
                 raise TableError(f"measured on {step.gpu}, the tables are of {plans.tables.gpu.name}")
-            predicted_ms = predict_step_ms(step, plans.get(step, kernels))
+            if step.left_out:
+                raise TableError(step.left_out)
+            predicted_ms = predict_step_ms(step, plans.get(step, profile))
         except FastroofError as error:
-            skipped[STEPS_DATASET, str(error)] += 1
+            skipped[step.dataset, str(error)] += 1
             continue
         yield PredictedTime(
-            STEPS_DATASET,
+            step.dataset,
             step.name,
             step.phase,
-            "",
-            "",
+            step.engine,
+            step.engine_version,
             step.model,
             step.dtype,
             step.kv_dtype,
-            kernels.name,
+            profile.name,
             step.tp,
             float(sum(step.new_tokens)),
             0.0,
@@ -261,4 +276,14 @@ def predicted_steps(steps: Sequence[MeasuredStep], plans: Plans, skipped: Skippe
             step.gpu,
             step.model,
             INDEPENDENT,
+            "" if step.dataset == STEPS_DATASET else str(step.layout),
         )
+
+
+def step_profile(step: MeasuredStep, one: EngineProfile | None = None) -> EngineProfile:
+    """Return the profile that predicts a step."""
+    if step.timed == "engine":
+        profile = one or step.profile
+        assert profile is not None
+        return profile
+    return load_engine("kernels") if step.profile is None else step.profile.kernels_alone()

@@ -13,6 +13,7 @@ import pytest
 from fastroof.errors import FastroofError, TableError
 from fastroof.models import Layout
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
+from fastroof.serving.evidence.speculative_flags import DraftFlags
 
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
 NEWEST = "the newest is assumed"
@@ -165,41 +166,108 @@ def test_a_file_that_a_flag_names_is_read_too(tmp_path: Path) -> None:
     assert (engine.kv_dtype, engine.profile.scheduling.chunked_prefill) == ("fp8", True)
     assert [NEWEST in warning for warning in engine.warnings] == [True]
     (tmp_path / "more.yaml").write_text("speculative_config: {decoding_type: MTP}\n")
-    with pytest.raises(TableError, match=r"speculative_config\.decoding_type: speculative decoding"):
+    with pytest.raises(TableError, match="speculative decoding: the number of draft tokens is missing"):
         started(tmp_path, command)
+    (tmp_path / "more.yaml").write_text(
+        "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}\n"
+    )
+    assert started(tmp_path, command).drafts == DraftFlags(2, "mtp")
+
+
+STARTS = {
+    "vllm": "vllm serve",
+    "sglang": "python -m sglang.launch_server --model",
+    "trtllm": "trtllm-serve",
+}
+SMALL = "meta-llama/Llama-3.2-1B"
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "drafts"),
+    [
+        ("vllm", "--speculative-config.method mtp --speculative-config.num_speculative_tokens 3", (3, "mtp")),
+        ("vllm", '-sc \'{"method": "ngram", "num_speculative_tokens": 4}\'', (4, "none")),
+        ("vllm", "--spec-method eagle3 --spec-model x/y --spec-tokens 2", (2, "mtp")),
+        (
+            "vllm",
+            f'--speculative-config \'{{"model": "{SMALL}", "num_speculative_tokens": 5, '
+            '"draft_tensor_parallel_size": 2}\'',
+            (5, SMALL, 2),
+        ),
+        (
+            "sglang",
+            "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 "
+            "--speculative-num-draft-tokens 4",
+            (3, "mtp"),
+        ),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-num-draft-tokens 9", (8, "none")),
+        (
+            "sglang",
+            f"--speculative-algorithm STANDALONE --speculative-draft-model-path {SMALL} "
+            "--speculative-num-steps 2",
+            (2, SMALL),
+        ),
+    ],
+)
+def test_drafts_are_read_from_flags(
+    tmp_path: Path, engine: str, flags: str, drafts: tuple[int, str, int]
+) -> None:
+    found = started(tmp_path, f"{STARTS[engine]} {LLAMA} {flags}").drafts
+    assert found is not None
+    assert (found.num_draft_tokens, found.draft, found.tp) == (*drafts, 1)[:3]
+    assert ("timed as one layer" in found.note) == ("eagle3" in flags)
+
+
+def test_options_name_drafts_that_no_flag_names(tmp_path: Path) -> None:
+    given = {"num_draft_tokens": 3, "accepted": "auto", "draft": "mtp"}
+    found = started(tmp_path, f"vllm serve {LLAMA}", **given)
+    assert (found.drafts, found.accepted) == (DraftFlags(3, "mtp"), "auto")
+    assert started(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3, accepted="0.8,0.5,0.2").accepted == (
+        0.8, 0.5, 0.2,
+    )  # fmt: skip
+    # what flags cannot say, an option does
+    unknown = f"vllm serve {LLAMA} --spec-method medusa --spec-tokens 3"
+    with pytest.raises(TableError, match="drafts by medusa are not modelled; give --draft"):
+        started(tmp_path, unknown)
+    assert started(tmp_path, unknown, draft="mtp").drafts == DraftFlags(3, "mtp")
+    with pytest.raises(TableError, match=r"num_draft_tokens is 3 in .* and 4 in the options"):
+        started(tmp_path, f"vllm serve {LLAMA} --spec-method mtp --spec-tokens 3", num_draft_tokens=4)
+    with pytest.raises(TableError, match="accepted needs num_draft_tokens"):
+        started(tmp_path, f"vllm serve {LLAMA}", accepted="2.5")
+    with pytest.raises(FastroofError, match="accepted needs a number, several with commas, or auto"):
+        started(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3, accepted="much")
 
 
 @pytest.mark.parametrize(
     ("engine", "flags"),
     [
-        ("vllm", "--speculative-config.method mtp --speculative-config.num_speculative_tokens 3"),
+        ("vllm", "--speculative-config.method mtp"),
         ("vllm", "--speculative_config.method=mtp"),
         ("vllm", '-sc \'{"method": "mtp"}\''),
-        ("vllm", "--spec-method mtp --spec-tokens 3"),
+        ("vllm", "-sc '{}'"),
+        ("vllm", "-sc '[3]'"),
+        ("vllm", "--spec-tokens 3"),
         ("vllm", "--speculative-config"),
         ("vllm", "--num-speculative-tokens 3"),
+        ("vllm", "--spec-method mtp --spec-tokens 0"),
+        ("vllm", "--spec-method dflash --spec-tokens 3"),
         ("sglang", "--speculative-algorithm EAGLE"),
         ("sglang", "--speculative-num-steps 3"),
+        ("sglang", "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4"),
+        ("sglang", "--speculative-algorithm EAGLE --speculative-num-draft-tokens 1"),
         ("trtllm", "--speculative_config.decoding_type MTP"),
     ],
 )
 def test_a_speculative_run_is_never_taken_for_a_plain_one(tmp_path: Path, engine: str, flags: str) -> None:
-    start = {
-        "vllm": "vllm serve",
-        "sglang": "python -m sglang.launch_server --model",
-        "trtllm": "trtllm-serve",
-    }
-    with pytest.raises(
-        TableError, match=r"serve.txt: --?(spec|num_spec|num-spec|sc).*: speculative decoding is"
-    ):
-        started(tmp_path, f"{start[engine]} {LLAMA} {flags}")
+    with pytest.raises(TableError, match=r"serve.txt: speculative decoding"):
+        started(tmp_path, f"{STARTS[engine]} {LLAMA} {flags}")
     # whatever the engine is, also where nothing names it
     flag = flags.replace("=", " ").split()[0].lstrip("-")
     for document in ({flag: "mtp"}, {"more": 1, flag.partition(".")[0]: {"method": "mtp"}}):
         with pytest.raises(TableError, match="speculative decoding"):
             started(tmp_path, json.dumps({"model": LLAMA, **document}), "a.json")
     none = "--speculative-config null" if engine == "vllm" else ""
-    (warning,) = started(tmp_path, f"{start[engine]} {LLAMA} {none}").warnings
+    (warning,) = started(tmp_path, f"{STARTS[engine]} {LLAMA} {none}").warnings
     assert NEWEST in warning
 
 

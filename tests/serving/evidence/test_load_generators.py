@@ -229,7 +229,6 @@ def test_inferencex_has_the_same_run_in_seconds(tmp_path: Path) -> None:
     for name in ("isl", "osl", "concurrency", "requests_per_client", "ttft_ms", "tpot_ms"):
         assert getattr(run, name) == pytest.approx(getattr(plain, name), rel=1e-12), name
     for changed, reason in (
-        ({"spec_decoding": "mtp"}, "spec_decoding is mtp: speculative decoding"),
         ({"disagg": True}, "separate engines"),
         ({"is_multinode": True}, "separate engines"),
         ({"mean_e2el": None}, "no mean_e2el"),
@@ -239,6 +238,20 @@ def test_inferencex_has_the_same_run_in_seconds(tmp_path: Path) -> None:
     ):
         (run,) = read_runs([written(tmp_path, inferencex(result, **changed))]).runs
         assert reason in run.refused, changed
+
+
+def test_a_file_says_that_its_run_had_drafts(tmp_path: Path) -> None:
+    result = vllm(mean_e2el_ms=1100.0)
+    for document, accepted, words in (
+        (result, math.nan, ""),
+        (inferencex(result), math.nan, ""),
+        (inferencex(result, spec_decoding="mtp"), math.nan, "spec_decoding is mtp"),
+        (vllm(spec_decode_acceptance_length=2.5), 2.5, "2.5 tokens a step"),
+        (vllm(spec_decode_acceptance_length=1.0), 1.0, "1 tokens a step"),
+    ):
+        (run,) = read_runs([written(tmp_path, document)]).runs
+        assert (run.refused, run.drafts) == ("", words)
+        assert run.accepted == pytest.approx(accepted, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +265,6 @@ def test_inferencex_has_the_same_run_in_seconds(tmp_path: Path) -> None:
         ({"mean_tpot_ms": None, "median_tpot_ms": 5.0}, "needs the mean"),
         ({"mean_tpot_ms": math.nan}, "needs the mean"),
         ({"mean_tpot_ms": math.inf}, "above 0 ms"),
-        ({"spec_decode_acceptance_length": 2.5}, "speculative decoding"),
-        ({"spec_decode_acceptance_length": 1.0}, "1 tokens a step: speculative decoding"),
         ({"ramp_up_strategy": "linear"}, "ramped up"),
         ({"mean_e2el_ms": 2200.0}, "are inconsistent"),
         ({"duration": 30.0}, "were busy"),

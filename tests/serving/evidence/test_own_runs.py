@@ -20,7 +20,8 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs, learning_curve
 from fastroof.serving.evidence.kernel_times import KernelTimes, predicted_us
-from fastroof.serving.evidence.own_runs import fit_own_runs, read_own_runs
+from fastroof.serving.evidence.own_fit import fit_own_runs
+from fastroof.serving.evidence.own_runs import read_own_runs
 from fastroof.serving.evidence.profile_file import profile_text
 from fastroof.serving.evidence.validation import validate_own
 

@@ -59,6 +59,7 @@ class Figures:
     arrivals: str = ""
     duration_s: float = math.nan
     accepted: float = math.nan
+    drafts: str = ""
     length_spread: float = math.nan
     refused: str = ""
 
@@ -87,6 +88,10 @@ class GeneratorRun:
         Why no fit should use it and what to change; empty if it is usable.
     path : str
         The file.
+    accepted : float
+        Mean tokens per request and step of speculative decoding; nan if the file has none.
+    drafts : str
+        Words of the file that say that it decoded speculatively; empty if it does not say so.
     """
 
     file: str
@@ -103,6 +108,8 @@ class GeneratorRun:
     length_spread: float = math.nan
     refused: str = ""
     path: str = ""
+    accepted: float = math.nan
+    drafts: str = ""
 
 
 def run_of(figures: Figures) -> GeneratorRun:
@@ -125,7 +132,13 @@ def run_of(figures: Figures) -> GeneratorRun:
         figures.tpot_ms,
         figures.length_spread,
         refused,
+        accepted=figures.accepted,
+        drafts=figures.drafts or _drafts_words(figures.accepted),
     )
+
+
+def _drafts_words(accepted: float) -> str:
+    return "" if math.isnan(accepted) else f"{accepted:.3g} tokens a step"
 
 
 def _refusal(figures: Figures) -> str:
@@ -146,10 +159,6 @@ def _refusal(figures: Figures) -> str:
         )
     if not 0.0 < figures.tpot_ms < math.inf:
         return f"the time per output token must be above 0 ms, got {figures.tpot_ms:g}"
-    if not math.isnan(figures.accepted):
-        return (
-            f"{figures.accepted:.3g} tokens a step: speculative decoding; costs are fitted to runs without it"
-        )
     latency_ms, by_tokens_ms = figures.latency_ms, _by_tokens_ms(figures)
     if latency_ms <= 0.0:
         return f"the latency of a request must be above 0 ms, got {latency_ms:g}"

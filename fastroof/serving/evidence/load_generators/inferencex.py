@@ -47,12 +47,8 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
     rate_per_s = output_tput * gpus / osl if osl > 0.0 else math.nan
     requests = REQUESTS_PER_CLIENT * (clients if math.isfinite(clients) else 1.0)
     refused = ""
-    drafts = document.get("spec_decoding", "")
-    if str(drafts).lower() not in PLAIN_DECODING:
-        refused = (
-            f"spec_decoding is {str(drafts)[:20]}: speculative decoding; costs are fitted to runs without it"
-        )
-    elif document.get("disagg") or document.get("is_multinode"):
+    drafts = str(document.get("spec_decoding", ""))
+    if document.get("disagg") or document.get("is_multinode"):
         refused = "prompts and outputs are computed by separate engines"
     elif math.isnan(latency_s):
         refused = "it has no mean_e2el, which determines the tokens of outputs"
@@ -73,6 +69,7 @@ def figures_of(where: str, document: Document, name: str) -> list[Figures]:
             has_medians="median_tpot" in document,
             clients=clients if math.isfinite(clients) else math.nan,
             duration_s=requests / rate_per_s if rate_per_s > 0.0 else math.nan,
+            drafts="" if drafts.lower() in PLAIN_DECODING else f"spec_decoding is {drafts[:20]}",
             refused=refused,
         )
     ]

@@ -1,0 +1,61 @@
+"""Files of whole steps: kernels-bench (.csv), ``vllm bench forward`` (.json), forward passes (.parquet)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastroof.errors import TableError
+from fastroof.models import load_model
+from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
+from fastroof.serving.evidence.forward_bench import notes_of, ranks_of, read_cases, steps_of
+from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps
+from fastroof.serving.evidence.pass_tables import read_pass_table
+
+STEP_FILES: Final = "steps.csv of kernels-bench, .json of `vllm bench forward` or .parquet of forward passes"
+
+
+class OwnSteps(NamedTuple):
+    """Steps of a file, the arguments of their engine if the file does not name it, and notes."""
+
+    steps: tuple[MeasuredStep, ...]
+    engine: EngineArguments | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_own_steps(
+    path: str | Path, engine_args: str | Path | None = None, given: Mapping[str, Any] | None = None
+) -> OwnSteps:
+    """Read the steps of a file, each kind with its reader."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _forward_steps(path, engine_args, dict(given or {}))
+    if suffix == ".parquet":
+        return OwnSteps(tuple(read_pass_table(path)))
+    if suffix != ".csv" and path.is_file():
+        raise TableError(f"{path} is not a file of steps; valid: {STEP_FILES}")
+    return OwnSteps(read_steps(path))
+
+
+def _forward_steps(path: Path, engine_args: str | Path | None, given: dict[str, Any]) -> OwnSteps:
+    cases = read_cases(path)
+    notes = []
+    if given.get("engine") not in (None, "vllm"):
+        raise TableError(f"{path}: vLLM ran these steps, and --engine is {given['engine']}")
+    if engine_args is None:
+        if given.get("gpu") is None or given.get("model") is None:
+            raise TableError(
+                f"{path} names neither model nor GPU: give --gpu, and --engine-args with the bench's "
+                "command line or --model"
+            )
+        gpus = ranks_of(path, cases)
+        given |= {"tp": gpus}
+        if gpus > 1:
+            notes.append(
+                f"{path}: its {gpus} GPUs are taken for tp {gpus}; --engine-args names another layout"
+            )
+    engine = read_engine_arguments(engine_args, {**given, "engine": "vllm"})
+    has_experts = load_model(engine.model).has_experts
+    return OwnSteps(tuple(steps_of(path, cases, engine)), engine, (*notes, *notes_of(cases, has_experts)))
