@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 import warnings
 from collections import defaultdict
@@ -11,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.atomic_files import write_whole
 from fastroof.config import load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, KvMemory, engine_of_version
+from fastroof.engines.room_errors import MOST, RoomErrors, errors_path, errors_text
 from fastroof.engines.values import holds_for
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
@@ -213,6 +216,20 @@ def room_errors(rows: Iterable[LoggedRoom] | None = None) -> list[RoomError]:
     return found
 
 
+def judged_errors(errors: Iterable[RoomError]) -> list[RoomErrors]:
+    """Return the errors of starts that chose nothing, by engine and range of versions."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for error in errors:
+        if error.row.half == "judge":
+            groups[error.row.group].append(abs(error.off_gib))
+    found = []
+    for group, sizes in sorted(groups.items()):
+        engine, _, versions = group.partition(" ")
+        most = sorted(sizes)[math.ceil(MOST * len(sizes)) - 1]
+        found.append(RoomErrors(engine, versions, len(sizes), statistics.median(sizes), most))
+    return found
+
+
 def table_lines(errors: list[RoomError]) -> list[str]:
     """Return the median and the worst error by engine and version, by kind and by half."""
     groups = defaultdict(list)
@@ -233,7 +250,7 @@ def table_lines(errors: list[RoomError]) -> list[str]:
 
 
 def main() -> None:
-    """Compare logged KV cache room with the profile's rule."""
+    """Compare logged KV cache room with the profile's rule, and record the errors for fastroof fit."""
     columns = ("log GiB", "rule", "off")
     print(f"{'run':10} {'half':5} {'model on gpu':44} " + " ".join(f"{name:>9}" for name in columns))
     errors = room_errors()
@@ -244,3 +261,6 @@ def main() -> None:
         print(f"{row.id:10} {row.half:5} {where:44} " + " ".join(f"{cell:>9}" for cell in cells))
     print()
     print("\n".join(table_lines(errors)))
+    path = errors_path()
+    write_whole(path, errors_text(judged_errors(errors)))
+    print(f"\nwritten to {path.name}, which fastroof fit names: {len(judged_errors(errors))} groups")

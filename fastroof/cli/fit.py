@@ -40,6 +40,7 @@ C: one request of max_model_len does not fit, D: more requests than blocks of st
 memory later), reason, needed, available, unit, remedy, is_warning], changes [settings, max_model_len,
 concurrency], memory (fraction, and bytes and blocks of one GPU), cache_line_tokens (what the engine prints),
 concurrency, largest_max_model_len, largest_max_num_seqs, length_of_all, running, graphs_variable, source,
+room_errors [engine, versions, starts, median_gib, most_gib (in nine of ten); null if not judged],
 command [text, release, config, unsaid].
 """
 

@@ -13,8 +13,9 @@ import typer
 from fastroof.cli.output import console, counted, print_facts, print_table
 
 if TYPE_CHECKING:
+    from fastroof.serving.evidence.measured_steps import MeasuredStep
     from fastroof.serving.evidence.own_fit import OwnFit
-    from fastroof.serving.evidence.own_runs import OwnRuns
+    from fastroof.serving.evidence.own_runs import OwnRow, OwnRuns
 
 WITH_DATA: Final = (
     "--engine-args", "--engine-version", "--model", "--num-draft-tokens", "--accepted", "--draft",
@@ -123,9 +124,10 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
 
 def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
     """Print a fit of a user's own runs."""
-    first = (*fitted.rows, *fitted.steps)[0]
+    every: list[OwnRow | MeasuredStep] = [*fitted.rows, *fitted.steps]
+    first = every[0]
     version = f" {first.engine_version}" if first.engine_version else ", version unknown"
-    models = ", ".join(dict.fromkeys(one.model for one in (*fitted.rows, *fitted.steps)))
+    models = ", ".join(dict.fromkeys(one.model for one in every))
     runs, steps = counted(len(fitted.rows), "run"), counted(len(fitted.steps), "step")
     taken = " and ".join([runs] * bool(fitted.rows) + [steps] * bool(fitted.steps))
     what = "run" if fitted.rows else "step"

@@ -15,6 +15,7 @@ from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch.commands import EngineCommands, engine_commands
 from fastroof.engines.launch.settings import Command, LaunchSettings, served_name
+from fastroof.engines.room_errors import RoomErrors, room_errors_of
 from fastroof.errors import BatchError, ModelError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
@@ -102,6 +103,8 @@ class Fit:
         The engine's commands, None if it is not a server.
     command : Command or None
         The command that starts one copy.
+    room_errors : RoomErrors or None
+        How far the room of KV cache was off in logged starts of the engine's version; None if not judged.
     """
 
     model: str
@@ -131,6 +134,7 @@ class Fit:
     source: str
     commands: EngineCommands | None = field(repr=False)
     command: Command | None = field(repr=False)
+    room_errors: RoomErrors | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the answer as JSON values; sizes in bytes."""
@@ -159,6 +163,7 @@ class Fit:
                 "max_running": memory.max_running,
             },
             **{name: getattr(self, name) for name in answers},
+            "room_errors": None if self.room_errors is None else self.room_errors._asdict(),
             "command": command,
         }
 
@@ -202,8 +207,10 @@ class Fit:
             f"up to {largest:,} starts" if largest else "none starts"
             for largest in (self.largest_max_model_len, self.largest_max_num_seqs)
         )
+        judged = "not judged" if self.room_errors is None else self.room_errors.words
         facts = [
             ("KV cache", cache),
+            ("error of it", judged),
             (f"at {length}", f"{self.concurrency:,.2f} requests fit; {longest} with {seqs}"),
             (f"at {seqs}", f"{together}; {most} with {length}"),
         ]
@@ -353,7 +360,7 @@ def fit(
         prefix_caching, num_draft_tokens, draft, free_bytes,
     )  # fmt: skip
     given = model if isinstance(model, str | Path) else spec.name
-    return _answer(asked, given)
+    return replace(_answer(asked, given), room_errors=room_errors_of(engine))
 
 
 def _answer(asked: _Question, given: str | Path) -> Fit:

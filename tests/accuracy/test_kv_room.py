@@ -8,8 +8,10 @@ from collections import defaultdict
 
 import pytest
 
+from benchmarks.accuracy import kv_room
 from benchmarks.accuracy.kv_room import (
     RoomError,
+    judged_errors,
     kv_room_rows,
     main,
     memory_of_row,
@@ -17,8 +19,10 @@ from benchmarks.accuracy.kv_room import (
     rule_of_row,
     table_lines,
 )
+from fastroof import fit
 from fastroof.config.paths import bench_data_root
-from fastroof.engines import KvMemory
+from fastroof.engines import KvMemory, load_engine
+from fastroof.engines.room_errors import MOST, errors_path, errors_text, recorded_errors, room_errors_of
 from fastroof.errors import FastroofError
 from fastroof.units import GIB
 
@@ -97,11 +101,13 @@ def test_a_row_has_the_rule_of_its_version():
     assert rules["sglang-08"].other_share == rules["s1"].other_share == 1.0
 
 
-def test_a_table_is_printed(capsys, errors):
+def test_a_table_is_printed(capsys, errors, monkeypatch, tmp_path):
+    monkeypatch.setattr(kv_room, "errors_path", lambda: tmp_path / "errors.csv")
     main()
     lines = capsys.readouterr().out.splitlines()
     judged = [row for row in kv_room_rows() if row.half != "none"]
-    assert len(lines) == 2 + len(judged) + len(table_lines(errors))
+    assert len(lines) == 4 + len(judged) + len(table_lines(errors))
+    assert (tmp_path / "errors.csv").read_text("utf-8") == errors_text(judged_errors(errors))
     groups = ("vllm <0.17 ", "vllm >=0.17,<0.21", "vllm >=0.21", "sglang", "trtllm")
     assert all(any(line.startswith(group) for line in lines) for group in groups)
 
@@ -117,3 +123,40 @@ def test_a_file_that_is_none_is_refused(tmp_path, text):
         assert kv_room_rows(path) == ()
     with pytest.raises(FastroofError, match="cannot read the rooms"):
         kv_room_rows(tmp_path / "none.csv")
+
+
+def test_the_recorded_errors_are_those_of_the_rules(errors):
+    """After a change of a rule or a row: python -m benchmarks.accuracy kv-room."""
+    assert errors_path().read_text("utf-8") == errors_text(judged_errors(errors))
+    for recorded in recorded_errors():
+        title = f"{recorded.engine} {recorded.versions}".rstrip()
+        sizes = [abs(one.off_gib) for one in errors if one.row.group == title and one.row.half == "judge"]
+        assert recorded.starts == len(sizes)
+        within = sum(size <= recorded.most_gib + 0.005 for size in sizes)
+        assert within >= MOST * len(sizes) > within - 1
+        assert recorded.median_gib <= recorded.most_gib
+
+
+@pytest.mark.parametrize(
+    ("engine", "group"),
+    [
+        ("vllm", "vllm >=0.21"), ("vllm-0.33.0", "vllm >=0.21"), ("vllm-0.18.1", "vllm >=0.17,<0.21"),
+        ("vllm-0.12", "vllm <0.17"), ("sglang", "sglang"), ("sglang-0.5.9", "sglang"),
+        ("trtllm-1.0", "trtllm"), ("kernels", None), ("vllm-nightly", None), ("mine.toml", None),
+        (KvMemory(), None),
+    ],
+)  # fmt: skip
+def test_errors_are_of_the_engine_and_its_version(engine, group):
+    found = room_errors_of(engine)
+    assert (found and f"{found.engine} {found.versions}".rstrip()) == group
+
+
+def test_fit_names_the_error_of_its_room():
+    known = fit("llama-3.1-8b", "h100", engine="vllm-0.18.0")
+    assert known.room_errors == room_errors_of("vllm-0.18.0")
+    assert dict(known.facts())["error of it"].endswith("of 6 logged starts of vllm >=0.17,<0.21")
+    assert known.document()["room_errors"]["starts"] == 6
+    for other in ("kernels", load_engine("vllm")):
+        unknown = fit("llama-3.1-8b", "h100", engine=other)
+        assert dict(unknown.facts())["error of it"] == "not judged"
+        assert unknown.document()["room_errors"] is None

@@ -136,7 +136,7 @@ def fit_own_runs(
         reasons = "; ".join(f"{run}: {reason}" for run, reason in list(left_out.items())[:3])
         what = f"{len(own.rows)} runs" if own.rows else f"{len(own.steps)} steps"
         raise TableError(f"none of {what} can be fitted: {reasons}")
-    gpus = {one.gpu for one in (*rows, *steps)}
+    gpus = {row.gpu for row in rows} | {step.gpu for step in steps}
     if gpus != {tables.gpu.name}:
         raise TableError(f"the runs are of {', '.join(sorted(gpus))}, but the tables of {tables.gpu.name}")
     profiles = dict.fromkeys([*(row.engine_profile for row in rows), *map(_profile_of, steps)])
@@ -232,14 +232,15 @@ def _timed(
     except FastroofError as error:
         first = error
     refused: dict[str, str] = {}
-    for one in (*rows, *steps):
+    alone: list[tuple[str, tuple[OwnRow, ...], tuple[MeasuredStep, ...]]] = [
+        *((row.row, (row,), ()) for row in rows),
+        *((step.name, (), (step,)) for step in steps),
+    ]
+    for name, row, step in alone:
         try:
-            if isinstance(one, OwnRow):
-                _times((one,), (), tables, base)
-            else:
-                _times((), (one,), tables, base)
+            _times(row, step, tables, base)
         except FastroofError as error:
-            refused[one.row if isinstance(one, OwnRow) else one.name] = str(error)
+            refused[name] = str(error)
     rows = tuple(row for row in rows if row.row not in refused)
     steps = tuple(step for step in steps if step.name not in refused)
     if not rows and not steps:

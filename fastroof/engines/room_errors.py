@@ -1,0 +1,88 @@
+"""How far the rules of KV cache room are off, by engine and version: what logged starts of engines say.
+
+``bench_data/kv_room_errors.csv`` has one row per engine and range of versions, of the logged starts that
+chose no constant of a rule. ``python -m benchmarks.accuracy kv-room`` writes it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fastroof.config.paths import bench_data_root
+from fastroof.engines.load import serving_engines
+from fastroof.engines.values import holds_for, includes_newest, is_version
+
+ROOM_ERRORS_FILE: Final = "kv_room_errors.csv"
+MOST: Final = 0.9
+"""Share of the starts that :attr:`RoomErrors.most_gib` covers."""
+
+
+class RoomErrors(NamedTuple):
+    """Errors of the KV cache room of one GPU in logged starts, GiB: the median size, and that of 9 in 10."""
+
+    engine: str
+    versions: str
+    starts: int
+    median_gib: float
+    most_gib: float
+
+    @property
+    def words(self) -> str:
+        """Return the errors as a sentence."""
+        title = f"{self.engine} {self.versions}".rstrip()
+        return (
+            f"{self.median_gib:.2g} GiB in the median, {self.most_gib:.2g} in nine of ten, of {self.starts} "
+            f"logged starts of {title}"
+        )
+
+
+def room_errors_of(engine: object) -> RoomErrors | None:
+    """Return the errors of an engine, given as plans take it; None if no logged start judges its rules.
+
+    Profiles and files that a user wrote are not judged, nor are versions without a number.
+    """
+    if not isinstance(engine, str):
+        return None
+    name, _, version = engine.partition("-")
+    if name not in serving_engines() or (version and not is_version(version)):
+        return None
+    for one in recorded_errors():
+        if one.engine == name and (
+            holds_for(one.versions, version) if version else includes_newest(one.versions)
+        ):
+            return one
+    return None
+
+
+def errors_path() -> Path:
+    """Return the path of the recorded file."""
+    return bench_data_root() / ROOM_ERRORS_FILE
+
+
+@cache
+def recorded_errors() -> tuple[RoomErrors, ...]:
+    """Return the recorded errors of all engines and ranges of versions."""
+    with errors_path().open(encoding="utf-8", newline="") as lines:
+        return tuple(
+            RoomErrors(
+                row["engine"],
+                row["versions"],
+                int(row["starts"]),
+                float(row["median_gib"]),
+                float(row["most_gib"]),
+            )
+            for row in csv.DictReader(lines)
+        )
+
+
+def errors_text(errors: Iterable[RoomErrors]) -> str:
+    """Return errors as the text of the recorded file."""
+    rows = [",".join(RoomErrors._fields)]
+    for one in errors:
+        versions = f'"{one.versions}"' if "," in one.versions else one.versions
+        rows.append(f"{one.engine},{versions},{one.starts},{one.median_gib:.2f},{one.most_gib:.2f}")
+    return "\n".join(rows) + "\n"
