@@ -15,7 +15,13 @@ from fastroof.models import Layout, load_model
 from fastroof.models.execution import DTYPES
 from fastroof.serving.evidence.engine_files import engine_by_flags, settings_of_file
 from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, names_of, spelled
-from fastroof.serving.evidence.speculative_flags import NO_DRAFT, DraftFlags, draft_flags, split_drafts
+from fastroof.serving.evidence.speculative_flags import (
+    NO_DRAFT,
+    DraftFlags,
+    draft_flags,
+    parse_draft,
+    split_drafts,
+)
 
 KV_FORMATS: Final[Mapping[str, str]] = {
     "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "bf16": "bf16", "bfloat16": "bf16",
@@ -220,7 +226,7 @@ def _arguments(
         known_from,
         _layout(where, engine, found),
         profile,
-        (*warnings, *notes, *([drafts.note] if drafts is not None and drafts.note else [])),
+        (*warnings, *notes, *(() if drafts is None else drafts.notes)),
         *_drafts(where, found, drafts),
     )
 
@@ -232,8 +238,7 @@ def _drafts(
     drafts = flags
     if "num_draft_tokens" in found:
         tokens = _size(where, found, "num_draft_tokens", MOST_DRAFT_TOKENS)
-        known = DraftFlags(tokens, found.get("draft", NO_DRAFT))
-        drafts = known if flags is None else flags
+        drafts = DraftFlags(tokens, *parse_draft(found.get("draft", NO_DRAFT))) if flags is None else flags
     spare = [name for name in ("accepted", "draft") if name in found]
     if drafts is None and spare:
         raise TableError(

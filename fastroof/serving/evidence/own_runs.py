@@ -213,5 +213,5 @@ def _row(run: GeneratorRun, engine: EngineArguments) -> OwnRow:
         own_profile=engine.profile,
         speculation=speculation,
         draft_model=drafts.draft if drafts is not None and is_model else "",
-        draft_tp=1 if drafts is None else drafts.tp,
+        draft_tp=layout.tp if drafts is None else drafts.tp or layout.tp,
     )

@@ -26,16 +26,24 @@ _WHOLE: Final = ("config", "sc")
 _PREFIXES: Final = ("speculative_config_", "speculative_", "spec_", "sc_")
 _ONE_LAYER: Final = ("mtp", "nextn", "eagle")
 _FREE: Final = ("ngram", "suffix")
+_KNOWN: Final = (
+    "method", "algorithm", "decoding_type", "model", "draft_model_path", "model_dir", "num_steps",
+    "eagle_topk", "num_draft_tokens", "num_speculative_tokens", "tokens", "num_nextn_predict_layers",
+    "max_draft_len", "draft_tensor_parallel_size", "adaptive",
+)  # fmt: skip
 _MODELS: Final = ("draft_model", "drafttarget", "draft_target", "standalone")
 
 
 class DraftFlags(NamedTuple):
-    """Draft tokens per request and step, and their drafter: ``mtp``, ``none`` or a model on ``tp`` GPUs."""
+    """Draft tokens per request and step, and their drafter: ``mtp``, ``none`` or a model on ``tp`` GPUs.
+
+    A ``tp`` of 0 is the target's, as engines have it by default.
+    """
 
     num_draft_tokens: int
     draft: str
-    tp: int = 1
-    note: str = ""
+    tp: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def split_drafts(where: str, pairs: Pairs) -> tuple[list[tuple[str, str | None]], dict[str, str]]:
@@ -74,10 +82,34 @@ def draft_flags(where: str, engine: str, found: Mapping[str, str], draft: str = 
         return None
     method = found.get("method", found.get("algorithm", found.get("decoding_type", ""))).lower()
     model = found.get("model", found.get("draft_model_path", found.get("model_dir", "")))
+    if found.get("adaptive", "false").lower() != "false":
+        raise TableError(
+            f"{where}: speculative decoding: a number of draft tokens that adapts is not modelled"
+        )
     tokens = _tokens(where, engine, found)
     drafter, note = (draft, "") if draft else _drafter(where, method, model)
-    tp = _whole(where, "draft_tensor_parallel_size", found.get("draft_tensor_parallel_size", "1"))
-    return DraftFlags(tokens, drafter, tp, note)
+    tp = 0
+    if draft:
+        drafter, tp = parse_draft(draft)
+    elif "draft_tensor_parallel_size" in found:
+        tp = _whole(where, "draft_tensor_parallel_size", found["draft_tensor_parallel_size"])
+    others = [name for name in found if name not in (*_KNOWN, *_WHOLE)]
+    unread = f"{where}: flags of drafts that are not modelled: {', '.join(others)}" if others else ""
+    return DraftFlags(tokens, drafter, tp, tuple(one for one in (note, unread) if one))
+
+
+def parse_draft(text: str) -> tuple[str, int]:
+    """Read a draft as options name it: ``mtp``, ``none``, or a model, which ``MODEL,tp=2`` runs on 2 GPUs."""
+    name, *pairs = text.split(",")
+    tp = 0
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key.strip() != "tp":
+            raise TableError(
+                f"draft {text[:60]!r}: the draft of a run takes tp=, as MODEL,tp=2; got {pair[:40]!r}"
+            )
+        tp = _whole("the options", "tp of the draft", value.strip())
+    return name, tp
 
 
 def _tokens(where: str, engine: str, found: Mapping[str, str]) -> int:

@@ -23,12 +23,14 @@ from fastroof.load.trees import load_tree
 from fastroof.load.vidur import convert_vidur
 from fastroof.serving.evidence.engine_arguments import read_engine_arguments
 from fastroof.serving.evidence.load_generators import read_runs
+from fastroof.serving.evidence.step_files import read_own_steps
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
 from tests.load import test_llmservingsim as of_llmservingsim
 from tests.load import test_vidur as of_vidur
 from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, QUANTISE, package
+from tests.serving.evidence import test_step_files as of_steps
 from tests.serving.evidence.test_engine_arguments import COMPOSE, KUBERNETES, LOG
 from tests.serving.evidence.test_load_generators import RECORDED, vllm
 
@@ -272,6 +274,42 @@ class OwnRuns(Target):
                     raise Wrong(f"a run of {kept}")
 
 
+class OwnSteps(FolderFiles):
+    """Whole steps that vLLM's bench and aisimulate wrote."""
+
+    name = "steps.files"
+
+    def write(self, root: Path) -> None:
+        cases = [of_steps.case(name, requests, 5e3) for name, requests in of_steps.STEPS.items()]
+        of_steps.written(root, cases)
+        table = of_steps.table_of(root, lambda *_: 1.0)
+        # its digest would refuse every change
+        table.with_suffix(".metadata.json").unlink()
+
+    def is_mutated(self, name: str) -> bool:
+        return not name.endswith(".sh")
+
+    def mutated(self, content: bytes, random: Random) -> bytes:
+        if not content.startswith(b"PAR1"):
+            document = json.loads(content)
+            return json.dumps(mutated_tree(document, random, [document])).encode(errors="surrogatepass")
+        if random.random() < 0.5:
+            return mutated_bytes(content, random, self.others)
+        table = pa.parquet.read_table(io.BytesIO(content))
+        try:
+            return parquet_bytes(mutated_table(table, random), random)
+        except (pa.ArrowException, ValueError):
+            return content[:-1]
+
+    def read(self) -> None:
+        given = {"gpu": "h100", "version": of_steps.VLLM}
+        for name in self.wanted:
+            for step in read_own_steps(self.root / name, self.root / "forward.sh", given).steps:
+                all_finite([step.latency_us])
+                if step.latency_us <= 0.0 or min(step.new_tokens) < 1 or min(step.context_len) < 0:
+                    raise Wrong(f"a step of {step.latency_us} us and {step.name}")
+
+
 ARGUMENTS = {
     "args.txt": b"vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 256 --max-num-batched-tokens=8192 "
     b"--kv-cache-dtype fp8 --enable-chunked-prefill --quantization fp8 --gpu-memory-utilization 0.9\n",
@@ -281,6 +319,10 @@ ARGUMENTS = {
     "compose.yaml": COMPOSE.format(model="meta-llama/Llama-3.1-8B").encode(),
     "k8s.yaml": KUBERNETES.format(model="meta-llama/Llama-3.1-8B").encode(),
     "log.txt": LOG.encode(),
+    "drafts.txt": b"vllm serve meta-llama/Llama-3.1-8B --speculative-config "
+    b'\'{"method": "mtp", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}\'\n',
+    "drafts.json": b'{"model": "x", "speculative_config": {"decoding_type": "MTP", '
+    b'"num_nextn_predict_layers": 2}, "accepted": "0.8,0.5", "draft": "mtp"}',
     "args.yaml": b"model: meta-llama/Llama-3.1-8B\ntensor-parallel-size: 2\nenable-chunked-prefill: true\n",
 }
 
@@ -306,5 +348,6 @@ class EngineArguments(Target):
 
 
 TARGETS = [
-    ConfiguratorPackages, VidurProfiles, LlmServingSimProfiles, Trees, ServingRows, OwnRuns, EngineArguments,
+    ConfiguratorPackages, VidurProfiles, LlmServingSimProfiles, Trees, ServingRows, OwnRuns, OwnSteps,
+    EngineArguments,
 ]  # fmt: skip

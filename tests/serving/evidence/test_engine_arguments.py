@@ -180,6 +180,9 @@ STARTS = {
     "trtllm": "trtllm-serve",
 }
 SMALL = "meta-llama/Llama-3.2-1B"
+MTP_OF_VLLM = (
+    f"vllm serve {LLAMA} --speculative-config.method mtp --speculative-config.num_speculative_tokens 3"
+)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +217,10 @@ def test_drafts_are_read_from_flags(
 ) -> None:
     found = started(tmp_path, f"{STARTS[engine]} {LLAMA} {flags}").drafts
     assert found is not None
-    assert (found.num_draft_tokens, found.draft, found.tp) == (*drafts, 1)[:3]
-    assert ("timed as one layer" in found.note) == ("eagle3" in flags)
+    assert (found.num_draft_tokens, found.draft, found.tp) == (*drafts, 0)[:3]
+    assert [words.partition(": ")[2][:27] for words in found.notes] == (
+        ["its EAGLE drafter is timed a"[:27]] if "eagle3" in flags else []
+    )
 
 
 def test_options_name_drafts_that_no_flag_names(tmp_path: Path) -> None:
@@ -232,6 +237,12 @@ def test_options_name_drafts_that_no_flag_names(tmp_path: Path) -> None:
     assert started(tmp_path, unknown, draft="mtp").drafts == DraftFlags(3, "mtp")
     with pytest.raises(TableError, match=r"num_draft_tokens is 3 in .* and 4 in the options"):
         started(tmp_path, f"vllm serve {LLAMA} --spec-method mtp --spec-tokens 3", num_draft_tokens=4)
+    (note,) = started(tmp_path, f"{MTP_OF_VLLM} --speculative-config.quantization fp8").drafts.notes
+    assert "flags of drafts that are not modelled: quantization" in note
+    of_model = {"num_draft_tokens": 3, "draft": f"{SMALL},tp=2"}
+    assert started(tmp_path, f"vllm serve {LLAMA}", **of_model).drafts == DraftFlags(3, SMALL, 2)
+    with pytest.raises(TableError, match="takes tp=, as MODEL,tp=2; got 'dtype=fp8'"):
+        started(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3, draft=f"{SMALL},dtype=fp8")
     with pytest.raises(TableError, match="accepted needs num_draft_tokens"):
         started(tmp_path, f"vllm serve {LLAMA}", accepted="2.5")
     with pytest.raises(FastroofError, match="accepted needs a number, several with commas, or auto"):
@@ -253,6 +264,7 @@ def test_options_name_drafts_that_no_flag_names(tmp_path: Path) -> None:
         ("vllm", "--spec-method dflash --spec-tokens 3"),
         ("sglang", "--speculative-algorithm EAGLE"),
         ("sglang", "--speculative-num-steps 3"),
+        ("sglang", "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-adaptive"),
         ("sglang", "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4"),
         ("sglang", "--speculative-algorithm EAGLE --speculative-num-draft-tokens 1"),
         ("trtllm", "--speculative_config.decoding_type MTP"),
