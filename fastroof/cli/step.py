@@ -58,6 +58,7 @@ Examples:
 
 --measure needs vLLM 0.33 or newer on the GPUs that run forward.sh. It times the model's forward as one CUDA
 graph, without LM head, sampler and host, which `fastroof validate --steps` compares with the plan's kernels.
+Without --decode and --prefill it is a grid of steps of all kinds that fit the plan's KV cache.
 
 \b
 JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, engine, method, tables_hash
@@ -109,13 +110,14 @@ def step(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Print the script that measures the step with `vllm bench forward` instead."
+            "--measure",
+            help="Print the script that measures the step, or a grid of steps, with `vllm bench forward`.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Time one step of a batch."""
-    requests = parse_requests(decode or (), prefill or ())
+    requests = [] if measure and not (decode or prefill) else parse_requests(decode or (), prefill or ())
     images = parse_images("--image", image or ())
     if measure:
         if images or explain or as_json:
@@ -208,9 +210,14 @@ def step(
 
 
 def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[Requests]) -> str:
-    """Return the script that measures a step with vLLM, and how to compare it."""
+    """Return the script that measures a step, or a grid of steps, with vLLM, and how to compare it."""
     from fastroof import load_model
-    from fastroof.engines.launch.vllm_forward import FIRST_RELEASE, ForwardModel, case_text, forward_command
+    from fastroof.engines.launch.vllm_forward import (
+        FIRST_RELEASE,
+        ForwardModel,
+        forward_command,
+        step_grid,
+    )
     from fastroof.models.load import published_checkpoint
     from fastroof.plan.options import PlanOptions
 
@@ -221,22 +228,43 @@ def _measuring(model: str, gpu: GpuSpec, plan: GroupValues, requests: Sequence[R
     layout = options.layout
     if layout.pp > 1 or layout.cp > 1:
         raise PlanError(f"--measure needs pp 1 and cp 1, whose steps can be compared; got {layout}")
+    steps = {"step": [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]}
+    words = f"one step of {', '.join(r.words for r in requests)}"
+    if not requests:
+        room = _kv_tokens(model, gpu, plan)
+        steps = step_grid(room, loaded.max_position)
+        words = f"{len(steps)} steps that fit {room:,} tokens of KV cache"
+        if not steps:
+            raise PlanError(
+                f"{loaded.name} has no room for a step on {gpu.title}: {room:,} tokens of KV cache"
+            )
     checkpoint = published_checkpoint(model, options.dtype)
-    every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
     served = ForwardModel(
         checkpoint.name, layout.tp, layout.dp, layout.ep, options.dtype, checkpoint.dtype, options.kv_dtype,
         checkpoint.kv_dtype,
     )  # fmt: skip
-    command = forward_command(served, [case_text(every, "step")], "forward.json")
+    command = forward_command(served, steps, "forward.json")
     where = f"{loaded.name} on {layout.world_size} x {gpu.title}, vLLM {FIRST_RELEASE} or newer"
     compare = "fastroof validate --steps forward.json --engine-args forward.sh"
     lines = [
-        f"# one step of {', '.join(r.words for r in requests)}: {where}",
+        f"# {words}: {where}",
         f"# then: {compare} --engine-version {FIRST_RELEASE} --gpu {gpu.name}",
-        *(f"# not in the command: {words}" for words in command.unsaid),
+        *(f"# not in the command: {said}" for said in command.unsaid),
         command.shell(),
     ]
     return "\n".join(lines)
+
+
+def _kv_tokens(model: str, gpu: GpuSpec, plan: GroupValues) -> int:
+    """Return the tokens of KV cache that a plan has room for, without its kernels."""
+    import warnings
+
+    from fastroof import compile_plan
+
+    with warnings.catch_warnings():
+        # nothing is timed
+        warnings.simplefilter("ignore")
+        return compile_plan(model, gpu, "datasheet", **{**plan, "method": "roofline"}).memory.max_kv_tokens
 
 
 def _document(

@@ -23,6 +23,7 @@ from fastroof.engines import StepCosts, engine_of_version
 from fastroof.engines.launch.vllm_forward import case_text
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.forward_bench import read_cases
+from fastroof.serving.evidence.measured_steps import phase_of
 from fastroof.serving.evidence.own_fit import fit_own_runs
 from fastroof.serving.evidence.own_runs import OwnRuns, read_own_runs
 from fastroof.serving.evidence.validation import validate_own
@@ -203,15 +204,34 @@ def test_the_command_measures_the_step() -> None:
     script = shown.stdout
     assert "--case 'step=32*1@4096,512@768c'" in script
     assert "fastroof validate --steps forward.json --engine-args forward.sh" in script
+    assert "--max-model-len 4096" in script
     for more, reason in (
         (["--decode", "1x9", "--engine", "sglang"], "needs --engine vllm"),
         (["--decode", "1x9", "--pp", "2"], "needs pp 1"),
         (["--decode", "1x9", "--explain"], "does not go with"),
-        ([], "nothing to time"),
     ):
         refused = runner.invoke(app, [*words, *more])
         assert refused.exit_code == 2
         assert reason in refused.output
+
+
+@pytest.mark.filterwarnings("ignore:no measured tables")
+@pytest.mark.parametrize(("gpu", "least"), [("h100", 18), ("l4", 10)])
+def test_without_a_step_it_measures_a_grid_that_fits(gpu: str, least: int) -> None:
+    words = ["step", "--model", "llama-3.1-8b", "--gpu", gpu, "--measure"]
+    script = CliRunner().invoke(app, words).stdout
+    texts = re.findall(r"--case '?([^' ]+)'?", script)
+    cases = {text.partition("=")[0]: parsed(text) for text in texts}
+    assert len(cases) >= least
+    assert f"# {len(cases)} steps that fit" in script
+    memory = compile_plan("llama-3.1-8b", gpu, "datasheet", engine="vllm").memory
+    kinds = set()
+    for requests in cases.values():
+        assert sum(map(sum, requests)) < memory.max_kv_tokens
+        kinds.add(phase_of(*(tuple(sizes) for sizes in zip(*requests, strict=True))))
+    assert kinds == {"decode", "prefill", "mixed"}
+    longest = max(sum(one) for requests in cases.values() for one in requests)
+    assert f"--max-model-len {longest}" in script
 
 
 def test_what_the_command_writes_is_read_with_it(tmp_path: Path, kernels: StepPlan) -> None:
