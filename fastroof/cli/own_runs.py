@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from fastroof.serving.evidence.measured_steps import MeasuredStep
     from fastroof.serving.evidence.own_fit import OwnFit
     from fastroof.serving.evidence.own_runs import OwnRow, OwnRuns
+
+MOST_NAMED: Final = 20
+"""Runs or steps that are left out for one reason are named up to this number, and counted above it."""
 
 WITH_DATA: Final = (
     "--engine-args", "--engine-version", "--model", "--num-draft-tokens", "--accepted", "--draft",
@@ -187,8 +191,14 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
         out.print(f"\n{_suspects(fitted)}", soft_wrap=True)
     if fitted.left_out:
         out.print(f"\nnot fitted: {counted(len(fitted.left_out), what)}", soft_wrap=True)
+        by_reason = Counter(fitted.left_out.values())
         for run, reason in fitted.left_out.items():
-            out.print(f"  {run}: {reason}", soft_wrap=True)
+            alike = by_reason.pop(reason, 0)
+            if alike > MOST_NAMED:
+                out.print(f"  {alike} {what}s: {reason}", soft_wrap=True)
+            elif alike:
+                by_reason[reason] = alike
+                out.print(f"  {run}: {reason}", soft_wrap=True)
 
 
 def _drafts_facts(fitted: OwnFit) -> list[tuple[str, str]]:
