@@ -165,8 +165,8 @@ def _speculation(run: GeneratorRun, engine: EngineArguments) -> tuple[Speculativ
             f"{run.drafts}: speculative decoding; name its drafts in the engine's arguments, or give "
             "--num-draft-tokens (and --draft)"
         )
-    accepted = engine.accepted if math.isnan(run.accepted) else run.accepted
-    if accepted == "":
+    accepted = run.accepted if engine.accepted == "" else engine.accepted
+    if isinstance(accepted, float) and math.isnan(accepted):
         return None, (
             f"{drafts.num_draft_tokens} draft tokens a step, and neither its file nor --accepted has the "
             "mean tokens per step; give it, or auto"

@@ -134,6 +134,8 @@ def test_what_is_unknown_of_drafts_is_said(tmp_path: Path, tables: Tables, engin
     assert all("accepted must be a number from 1 to 2" in row.left_out for row in one.rows)
     named = read(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3)
     assert {row.speculation for row in named.rows} == {SpeculativeDecoding(3, 2.4)}
+    other = read(tmp_path, f"vllm serve {LLAMA}", num_draft_tokens=3, accepted="1.5")
+    assert {row.speculation for row in other.rows} == {SpeculativeDecoding(3, 1.5)}
 
     cluster(tmp_path, engine, SpeculativeDecoding(3, 2.4), says_accepted=False)
     unknown = read(tmp_path, NGRAM)
