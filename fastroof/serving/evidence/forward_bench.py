@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.acceptance import MTP
 from fastroof.checks import is_number, is_whole_number
 from fastroof.documents import read_json
 from fastroof.errors import TableError
@@ -89,8 +90,14 @@ def _step(path: Path, case: Mapping[str, Any], engine: EngineArguments, plan_dty
         engine.model, engine.gpu, layout.tp, engine.dtype, engine.kv_dtype, phase_of(new, context, drafts),
         new, context, float(us), layout.pp, layout.dp, layout.ep, drafts, "forward", FORWARD_DATASET,
         engine.engine, engine.version, engine.profile, plan_dtype,
-        _why_not(case["ranks"], sizes, layout.pp),
+        _why_not(case["ranks"], sizes, engine), _drafted(case["ranks"], engine),
     )  # fmt: skip
+
+
+def _drafted(ranks: Sequence[Any], engine: EngineArguments) -> int:
+    """Return the draft tokens of a drafter that was timed with its target; 0 without."""
+    scope = ranks[0].get("timing_scope", TARGET_ONLY) if isinstance(ranks[0], Mapping) else TARGET_ONLY
+    return 0 if scope == TARGET_ONLY or engine.drafts is None else engine.drafts.num_draft_tokens
 
 
 def _sizes(where: str, request: Any) -> tuple[int, int, int]:
@@ -105,13 +112,19 @@ def _sizes(where: str, request: Any) -> tuple[int, int, int]:
     return query, kv, drafts
 
 
-def _why_not(ranks: Sequence[Any], sizes: Sequence[tuple[int, int, int]], pp: int) -> str:
+def _why_not(ranks: Sequence[Any], sizes: Sequence[tuple[int, int, int]], engine: EngineArguments) -> str:
     """Return why a case cannot be compared; empty if it can."""
     first = ranks[0] if isinstance(ranks[0], Mapping) else {}
-    if pp > 1:
+    if engine.layout.pp > 1:
         return "pipelines of stages are timed as a stream of micro-batches, which is not compared"
     if first.get("timing_scope", TARGET_ONLY) != TARGET_ONLY:
-        return "its drafter is timed too; measure with --exclude-drafter"
+        if engine.drafts is None:
+            return "its drafter is timed too, and the arguments name none; measure with --exclude-drafter"
+        if engine.drafts.draft != MTP:
+            return (
+                "its drafter is timed too, and only one like a layer of the model is compared; measure with "
+                "--exclude-drafter"
+            )
     if first.get("finite") is False:
         return "the model's output was not finite"
     tokens = sum(query for query, _, _ in sizes)

@@ -213,7 +213,10 @@ def step_times(steps: Sequence[MeasuredStep], tables: Tables, profile: EnginePro
     """Return the kernel times of whole steps, each as one step of a decode or a mixed kind."""
     plans = Plans(tables)
     kernels = [plans.get(step, (step.profile or profile).kernels_alone()) for step in steps]
-    kernels_us = [predict_step_ms(step, plan) * US_PER_MS for step, plan in zip(steps, kernels, strict=True)]
+    kernels_us = [
+        predict_step_ms(step, plan, plans.drafter(step, plan)) * US_PER_MS
+        for step, plan in zip(steps, kernels, strict=True)
+    ]
     sequences = np.array([len(step.new_tokens) for step in steps], np.float64)
     decodes = np.array([step.is_decode for step in steps])
     return KernelTimes(

@@ -22,8 +22,8 @@ Timed = Literal["kernels", "forward", "engine"]
 
 TIMED_WORDS: Final[dict[Timed, str]] = {
     "kernels": "all kernels of a step; compared with the plan's kernels",
-    "forward": "the model's forward as a CUDA graph, without LM head, sampler and host; compared with the "
-    "plan's kernels without its LM head",
+    "forward": "the model's forward as a CUDA graph, without LM head, sampler and host, with its drafter's "
+    "if it has one; compared with the plan's kernels without its LM head",
     "engine": "an engine's step from schedule to output; compared with the plan and its engine's costs",
 }
 VERIFY: Final = "verify"
@@ -59,11 +59,18 @@ class MeasuredStep:
     profile: EngineProfile | None = None
     plan_dtype: str = ""
     left_out: str = ""
+    drafted: int = 0
+    """Draft tokens whose drafting by a layer like the model's was timed too."""
 
     @property
     def layout(self) -> Layout:
         """Layout of its GPUs."""
         return Layout(self.tp, self.pp, self.dp, self.ep)
+
+    @property
+    def mean_kv(self) -> int:
+        """Mean tokens that the last query of a request attends to."""
+        return round((sum(self.context_len) + sum(self.new_tokens)) / len(self.new_tokens))
 
     @property
     def is_decode(self) -> bool:

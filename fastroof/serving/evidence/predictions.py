@@ -15,7 +15,7 @@ from fastroof.serving.disaggregated import estimate_disaggregated
 from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.rows import LARGEST_STEP, ServingRow
-from fastroof.serving.speculation import SpeculativeDecoding
+from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -29,6 +29,7 @@ class Plans:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self._plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
+        self._own_drafts: dict[StepPlan, StepPlan] = {}
 
     def get(self, row: ServingRow | MeasuredStep, profile: EngineProfile) -> StepPlan:
         """Return the plan of a row."""
@@ -50,6 +51,14 @@ class Plans:
         if row.speculation is None or not row.draft_model:
             return row.speculation
         return replace(row.speculation, draft=self._draft(row, plan))
+
+    def drafter(self, step: MeasuredStep, plan: StepPlan) -> StepPlan | None:
+        """Return the layer that drafts for a plan, if a step's drafting was timed."""
+        if not step.drafted:
+            return None
+        if plan not in self._own_drafts:
+            self._own_drafts[plan] = mtp_draft(plan)
+        return self._own_drafts[plan]
 
     def _draft(self, row: ServingRow, plan: StepPlan) -> StepPlan:
         """Return the plan of a row's draft model: its kernels, for steps of the target's sizes."""
@@ -170,16 +179,38 @@ def _disaggregated(
     return RowPrediction(predicted.ttft_ms, predicted.tpot_ms, predicted.kv_load)
 
 
-def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:
-    """Predict one whole step, ms: what was timed of it."""
-    if step.num_draft_tokens:
-        tokens = 1 + step.num_draft_tokens
-        mean_kv = round(sum(step.context_len) / len(step.context_len)) + tokens
-        verified = plan.explain_verification(len(step.new_tokens), mean_kv, tokens)
-        head_us = sum(part.total_us for part in verified.operators if part.role == LM_HEAD)
-        return (verified.total_us - (head_us if step.timed == "forward" else 0.0)) / US_PER_MS
+def predict_step_ms(step: MeasuredStep, plan: StepPlan, draft: StepPlan | None = None) -> float:
+    """Predict one whole step, ms: what was timed of it, with the passes of its drafter."""
     batch = StepBatch.from_requests([step.requests])
-    if step.timed == "forward":
+    drafting_us = 0.0 if draft is None else _drafting_us(step, batch, draft)
+    if step.num_draft_tokens:
+        total_us, head_us = _verified_us(step, plan)
+    elif step.timed == "forward":
         times = plan.run(batch)
-        return float(times.latency_us[0] - times.components.logits_us[0]) / US_PER_MS
-    return float(plan.step_us(batch)[0]) / US_PER_MS
+        total_us, head_us = float(times.latency_us[0]), float(times.components.logits_us[0])
+    else:
+        return float(plan.step_us(batch)[0]) / US_PER_MS
+    return (total_us - (head_us if step.timed == "forward" else 0.0) + drafting_us) / US_PER_MS
+
+
+def _verified_us(step: MeasuredStep, plan: StepPlan) -> tuple[float, float]:
+    """Time a step that verifies drafts, at its mean context, and its LM head."""
+    tokens = 1 + step.num_draft_tokens
+    verified = plan.explain_verification(len(step.new_tokens), step.mean_kv, tokens)
+    head_us = sum(part.total_us for part in verified.operators if part.role == LM_HEAD)
+    return verified.total_us, head_us
+
+
+def _drafting_us(step: MeasuredStep, batch: StepBatch, draft: StepPlan) -> float:
+    """Time a drafter: a pass over the step's tokens, then one token per request and further draft token.
+
+    Each pass ends in the LM head of one row per request, from which the drafts are taken.
+    """
+    requests = len(step.new_tokens)
+    if step.num_draft_tokens:
+        first_us, head_us = _verified_us(step, draft)
+        one = StepBatch.from_requests([[(1, step.mean_kv)] * requests])
+        first_us += float(draft.run(one).components.logits_us[0]) - head_us
+    else:
+        first_us = float(draft.step_us(batch)[0])
+    return first_us + (step.drafted - 1) * draft.decode_us(requests, step.mean_kv + 1)

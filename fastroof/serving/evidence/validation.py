@@ -251,7 +251,8 @@ def predicted_steps(
                 raise TableError(f"measured on {step.gpu}, the tables are of {plans.tables.gpu.name}")
             if step.left_out:
                 raise TableError(step.left_out)
-            predicted_ms = predict_step_ms(step, plans.get(step, profile))
+            plan = plans.get(step, profile)
+            predicted_ms = predict_step_ms(step, plan, plans.drafter(step, plan))
         except FastroofError as error:
             skipped[step.dataset, str(error)] += 1
             continue

@@ -27,6 +27,7 @@ from fastroof.serving.evidence.measured_steps import phase_of
 from fastroof.serving.evidence.own_fit import fit_own_runs
 from fastroof.serving.evidence.own_runs import OwnRuns, read_own_runs
 from fastroof.serving.evidence.validation import validate_own
+from fastroof.serving.speculation import mtp_draft
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 VLLM = "0.33.0"
@@ -119,6 +120,33 @@ def test_a_step_that_verifies_is_that_of_its_drafts(
     assert own.steps[0].phase == "verify"
     (row,) = validate_own((), own.steps, tables).rows
     assert row.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_timed_drafter_is_its_passes(tmp_path: Path, tables: Tables, kernels: StepPlan) -> None:
+    """One pass over the step's tokens, and one token per request and further draft; each with its LM head."""
+    draft = mtp_draft(kernels)
+    head_us = draft.run(StepBatch.from_requests([[(1, 99)] * 8])).components.logits_us[0]
+    decodes_us = draft.decode_us(32, 4096) + 2 * draft.decode_us(32, 4097)
+    verified = kernels.explain_verification(8, 2051, 4).operators
+    of_draft = draft.explain_verification(8, 2051, 4).operators
+    verify_us = sum(part.total_us for part in (*verified, *of_draft) if part.role != "lm_head") + head_us
+    cases = [
+        case("plain", DECODES, forward_us(kernels, DECODES)),
+        case("decode", DECODES, forward_us(kernels, DECODES) + decodes_us),
+        case("verify", [(4, 2047)] * 8, verify_us + 2 * draft.decode_us(8, 2052), drafts=3),
+        case("prefill", [(2048, 0)], forward_us(kernels, [(2048, 0)]) + draft.prefill_us(2048)
+             + 2 * draft.decode_us(1, 2049)),
+    ]  # fmt: skip
+    for one in cases[1:]:
+        for rank in one["ranks"]:
+            rank["timing_scope"] = "target_and_drafter"
+    drafts = " --spec-method mtp --spec-tokens 3"
+    report = validate_own((), read(written(tmp_path, cases, COMMAND + drafts)).steps, tables)
+    assert [row.error for row in report.rows] == pytest.approx([0.0] * 4, abs=1e-9)
+    unknown = read(written(tmp_path, cases, COMMAND))
+    assert [bool(step.left_out) for step in unknown.steps] == [False, True, True, True]
+    ngrams = read(written(tmp_path, cases, COMMAND + drafts.replace("mtp", "ngram")))
+    assert "only one like a layer of the model is compared" in ngrams.steps[1].left_out
 
 
 @pytest.mark.parametrize(
