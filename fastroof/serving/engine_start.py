@@ -15,7 +15,6 @@ from fastroof.defaults import DATASHEET, DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.engines.launch.commands import EngineCommands, engine_commands
 from fastroof.engines.launch.settings import Command, LaunchSettings, served_name
-from fastroof.engines.room_errors import RoomErrors, room_errors_of
 from fastroof.errors import BatchError, ModelError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.layout import TP_SIZES
@@ -23,6 +22,7 @@ from fastroof.models.load import published_checkpoint
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
 from fastroof.plan.memory import NO_DRAFTS, PlanMemory, most_that_start
+from fastroof.plan.room_errors import RoomErrors, room_errors_of
 from fastroof.plan.start import Refusal, StartQuestion, cache_line_tokens, refusals
 from fastroof.serving.speculation import draft_of, drafts_of
 from fastroof.units import GIB

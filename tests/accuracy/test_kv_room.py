@@ -22,8 +22,8 @@ from benchmarks.accuracy.kv_room import (
 from fastroof import fit
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import KvMemory, load_engine
-from fastroof.engines.room_errors import MOST, errors_path, errors_text, recorded_errors, room_errors_of
 from fastroof.errors import FastroofError
+from fastroof.plan.room_errors import MOST, errors_path, errors_text, recorded_errors, room_errors_of
 from fastroof.units import GIB
 
 

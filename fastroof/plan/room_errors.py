@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fastroof.config.paths import bench_data_root
-from fastroof.engines.load import serving_engines
+from fastroof.engines import serving_engines
 from fastroof.engines.values import holds_for, includes_newest, is_version
 
 ROOM_ERRORS_FILE: Final = "kv_room_errors.csv"
